@@ -18,6 +18,8 @@ from adapters.contract import CapacityError, DeviceLost, MemoryCorrupt, ModelRef
 
 FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "ecc", "thermal", "capacity", "nan")
 
+_FIRST_SPINS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Script:
@@ -30,7 +32,8 @@ class Script:
     `kernel_rows`: a forward of so many rows or more has another kernel, with other last bits (0: none has).
     `unsteady`: with 1, every forward has last bits of its own.
     `memory_rows`: a forward of more rows runs out of memory, and a smaller one does not (0: none does).
-    `spin`: with 1, a forward computes for its time instead of waiting, so that other programs make it longer.
+    `spin`: with 1, a forward computes for its time instead of waiting, so that other programs make it longer; with 2
+    on the first device only.
     `garbage`: the logits behind that token, and of all that follows it in its sequence, are NaN (-1: of none)."""
 
     base_ms: float = 0.0
@@ -72,7 +75,8 @@ class Script:
         """Return what holds on that device."""
         if device == "SIM":
             return self
-        return dataclasses.replace(self, base_ms=self.base_ms + self.other_ms, drift_ms=0.0)
+        spin = 0 if self.spin == _FIRST_SPINS else self.spin
+        return dataclasses.replace(self, base_ms=self.base_ms + self.other_ms, drift_ms=0.0, spin=spin)
 
     def wait(self, rows: int, forward: int) -> None:
         """Take as long as the forward of that number, of `rows` rows, takes."""

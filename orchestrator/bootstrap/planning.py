@@ -29,6 +29,7 @@ from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.beside import sum_reserved_bytes
 from orchestrator.planning.core_split import CoresByHost
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
+from orchestrator.planning.demand import start_replicas
 from orchestrator.planning.neighbours import TakenPlace, leave_taken, share_time
 from orchestrator.planning.proposal import (
     PlanError,
@@ -192,6 +193,7 @@ def build_start_plan(
 ) -> StartPlan:
     """Return how each replica's workers are started. `cores_by_host`: those of this host where none are given."""
     targets, drafts = [], []
+    config = start_replicas(config, len(found.plan.replicas))
     cores = cores_by_host or {THIS_NODE: list_core_groups()}
     for number in range(len(found.plan.replicas)):
         depth = found.plan.replicas[number].depth

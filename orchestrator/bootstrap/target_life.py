@@ -18,12 +18,14 @@ from orchestrator.bootstrap.failover import build_standbys, failover_rules
 from orchestrator.bootstrap.fleet import FleetPlanning
 from orchestrator.bootstrap.plan_board import PlanBoard
 from orchestrator.bootstrap.planning import PlanMaking, StartPlan, build_start_specs, make_plan, profile_missing
+from orchestrator.bootstrap.scaling import build_scaler, waits_for_hosts
 from orchestrator.clock import Clock
 from orchestrator.config.model import ClusterConfig
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.controller import TargetControl
 from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.control.scaler import end_scaling
 from orchestrator.control.surroundings import RoutingRules
 from orchestrator.errors import DaemonError
 from orchestrator.loading.models import load_tokenizer
@@ -65,6 +67,7 @@ class TargetLife:
         self._base = ground.path.resolve().parent
         self._keeper: PlanKeeper | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._scaling: asyncio.Task[None] | None = None
         # Only the first may go without a name, and its workers are called as ever.
         self._cluster = ground.cluster.share(f"{config.model.name}/" if config.number else "")
         self.control = self._build_control()
@@ -98,7 +101,7 @@ class TargetLife:
     async def prepare(self) -> None:
         """Say what is to be started, where no plan does, and open the canary's trial. Raises ConfigError, and what
         resolving the models raises."""
-        if not self.config.planned:
+        if not self.config.planned and not waits_for_hosts(self.config):
             specs, drafts = await asyncio.to_thread(build_start_specs, self.config, self._base)
             self.control.set_specs(specs, [drafts] * len(specs), build_standbys(self.config, self._base))
         self.trial = build_trial(self.config, self._ground.path, self.control, self._ground.clock)
@@ -142,10 +145,14 @@ class TargetLife:
         self.control.on_loads.append(keeper.observe_loads)
 
     async def start(self) -> None:
-        """Start the workers; from here on the plan follows hosts that come and go."""
+        """Start the workers; from here on the plan follows hosts that come and go, and replicas follow load."""
+        known = (self.config, self._base, self.control, self._cluster, self._keeper, self._ground.clock)
+        scaler = await build_scaler(*known)
         if self._fleet is not None and self._keeper is not None:
             self._keeping = asyncio.create_task(self._fleet.keep_plan(self._keeper), name="keep the plan for hosts")
         await self.control.start()
+        if scaler is not None:
+            self._scaling = asyncio.create_task(scaler.run(), name="follow load")
 
     async def _make_plan(self) -> StartPlan:
         if self._fleet is not None:
@@ -176,6 +183,8 @@ class TargetLife:
 
     async def end_planning(self) -> None:
         """Plan no more."""
+        if self._scaling is not None:
+            await end_scaling(self._scaling)
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait([self._keeping])

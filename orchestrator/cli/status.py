@@ -82,6 +82,8 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [(f"host {one['name'] or one['host']}", _host_line(one)) for one in answer["hosts"]]
     rows += [(f"device {one['name']}", device_line(one)) for one in answer["devices"]]
     rows += [(f"last route {one['engine']}", one["last_route"]) for one in answer["replicas"] if one["last_route"]]
+    if answer["scaling"]:
+        rows.append(("scaling", scaling_line(answer["scaling"])))
     if answer["plan"]:
         rows.append(("plan", plan_line(answer["plan"])))
     if answer["costs"]:
@@ -147,6 +149,14 @@ def device_line(device: dict[str, Any]) -> str:
     told += [f"{device['queue_depth']:.1f} requests wait"] * (device["queue_depth"] >= _SHOWN_QUEUE)
     told += [f"SLOWS ITSELF DOWN: {device['hot']}"] * bool(device["hot"])
     return "; ".join(told) or "it tells nothing yet"
+
+
+def scaling_line(scaling: dict[str, Any]) -> str:
+    """Return how many replicas there are and are to be, and why."""
+    ready = "" if scaling["ready"] == scaling["there"] else f", {scaling['ready']} of them ready"
+    line = f"{scaling['there']} replicas{ready}; {scaling['wanted']} wanted, of {scaling['least']} to {scaling['most']}"
+    last = f"; last change: {scaling['last']}" if scaling["last"] else ""
+    return f"{line}: {scaling['why']}{last}"
 
 
 def plan_line(plan: dict[str, Any]) -> str:

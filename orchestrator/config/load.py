@@ -23,6 +23,7 @@ from orchestrator.config.further_checks import check_names, check_own_placement
 from orchestrator.config.hosts import check_hosts, check_running_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.replica_checks import check_bounds, list_placements
 from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
 from orchestrator.config.target import AUTO
 from orchestrator.config.wording import problems
@@ -241,16 +242,17 @@ def _check_canary_places(config: ClusterConfig, path: Path, lines: Lines) -> Non
 
 def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse what one replica can have and several cannot, and hosts that are none. Raises ConfigError."""
-    placements = config.model.placements
-    if config.devices.cores and (len(placements) > 1 or any(one.cores for one in placements)):
+    check_bounds(config, path, lines)
+    placements = list_placements(config)
+    if config.devices.cores and (config.model.most_replicas > 1 or any(one.cores for _, one in placements)):
         mine, replicas = config.find_place("devices", "cores"), config.find_place("model", "replicas")
         raise ConfigError(
             f"{path}:{lines.get(mine, 1)}: {format_place(mine)}: are one worker's; "
             f"give each replica its own in {format_place(replicas)}, as in [{{cores: [0, 1]}}, {{cores: [2, 3]}}]"
         )
-    for index, placement in enumerate(placements):
+    for at, placement in placements:
         if placement.host and not config.cluster.on_ray:
-            place = config.find_place("model", "replicas", index, "host")
+            place: Place = (*at, "host")
             raise ConfigError(f"{path}:{lines.get(place, 1)}: {format_place(place)}: {_ONLY_ON_RAY}")
 
 
@@ -290,10 +292,7 @@ def _check_hosts(config: ClusterConfig, path: Path, lines: Lines) -> None:
 def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse cores that are named twice, or that this host lacks where workers run on it. Raises ConfigError."""
     named: list[tuple[Place, list[int]]] = [(config.find_place("devices", "cores"), config.devices.cores)]
-    named += [
-        (config.find_place("model", "replicas", index, "cores"), one.cores)
-        for index, one in enumerate(config.model.placements)
-    ]
+    named += [((*at, "cores"), one.cores) for at, one in list_placements(config)]
     named += [((*at, "cores"), draft.cores) for at, draft in config.all_drafts if isinstance(draft, ModelDraft)]
     here = not config.cluster.on_ray or not config.cluster.address
     usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None

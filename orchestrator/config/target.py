@@ -34,16 +34,33 @@ class Placement(Section):
     """Threads of its runtime; 0 is one for each of its `cores`, and `devices.threads` where it has none."""
 
 
+class ReplicaBounds(Section):
+    """How many replicas there are, where that follows load."""
+
+    min: int = Field(default=1, ge=1, le=MAX_REPLICAS)
+    """Replicas that are always there, and that the daemon starts with."""
+    max: int = Field(ge=1, le=MAX_REPLICAS)
+    """The most; there is one more where requests wait, or nearly do, and there is a place for it."""
+    idle_s: float = Field(default=120.0, gt=0, le=86_400)
+    """How long a replica beyond `min` must not have been needed before it is ended."""
+    places: list[Placement] = Field(default=[], max_length=MAX_REPLICAS)
+    """Where they run, the first ones first: one for each of `max`. Empty: a plan chooses where there is one, else as
+    many run as `devices.threads` leave cores for, and on a Ray cluster one on each host."""
+
+
 def _kind_of_replicas(value: object) -> str:
-    return PLACED if isinstance(value, (list, tuple)) else COUNTED
+    if isinstance(value, (list, tuple)):
+        return PLACED
+    return BOUNDED if isinstance(value, (dict, ReplicaBounds)) else COUNTED
 
 
-COUNTED, PLACED = "a number of replicas", "a list of replicas"
+COUNTED, PLACED, BOUNDED = "a number of replicas", "a list of replicas", "bounds of replicas"
 """What `model.replicas` is, as pydantic's places name it."""
 
 Replicas = Annotated[
     Annotated[int, Field(ge=1, le=MAX_REPLICAS), Tag(COUNTED)]
-    | Annotated[list[Placement], Field(min_length=1, max_length=MAX_REPLICAS), Tag(PLACED)],
+    | Annotated[list[Placement], Field(min_length=1, max_length=MAX_REPLICAS), Tag(PLACED)]
+    | Annotated[ReplicaBounds, Tag(BOUNDED)],
     Discriminator(_kind_of_replicas),
 ]
 
@@ -91,10 +108,28 @@ class Target(StaticShapesSection):
     """The number format of the KV cache. `8bit` holds twice the tokens; rows are not invariant then, so it needs
     `exactness: kernel`."""
     replicas: Replicas = 1
-    """How many workers serve it: a number, or a list that says where each runs. Each has a KV cache of
-    `limits.kv_cache` and decodes `limits.max_running` sequences."""
+    """How many workers serve it: a number, a list that says where each runs, or bounds between which it follows load.
+    Each has a KV cache of `limits.kv_cache` and decodes `limits.max_running` sequences."""
+
+    @property
+    def bounds(self) -> ReplicaBounds | None:
+        """Return between which numbers of replicas load decides, None where it does not."""
+        return self.replicas if isinstance(self.replicas, ReplicaBounds) else None
 
     @property
     def placements(self) -> list[Placement]:
-        """Return where each replica runs."""
+        """Return where each replica runs, at the start where load decides."""
+        if isinstance(self.replicas, ReplicaBounds):
+            return (self.replicas.places or [Placement()] * self.replicas.min)[: self.replicas.min]
         return [Placement()] * self.replicas if isinstance(self.replicas, int) else self.replicas
+
+    @property
+    def most_replicas(self) -> int:
+        """Return how many replicas there may be at a time."""
+        return self.replicas.max if isinstance(self.replicas, ReplicaBounds) else len(self.placements)
+
+    def place(self, placements: list[Placement]) -> Replicas:
+        """Return `replicas` as they are where as many run as these, in these places."""
+        if isinstance(self.replicas, ReplicaBounds):
+            return self.replicas.model_copy(update={"min": len(placements), "places": placements})
+        return placements

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from orchestrator.config.drafts import DRAFTS
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place, format_value
-from orchestrator.config.target import COUNTED, PLACED, Placement
+from orchestrator.config.target import BOUNDED, COUNTED, PLACED, Placement, ReplicaBounds
 
 _KINDS = {
     "int_type": "must be an integer",
@@ -133,8 +133,8 @@ def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
     """Return the model whose keys stand at `place`."""
     if at := _draft_at(place):
         return DRAFTS[str(place[at])]
-    if _replicas_at(place):
-        return Placement
+    if at := _replicas_at(place):
+        return ReplicaBounds if place[at] == BOUNDED and "places" not in place else Placement
     model = root
     for part in place:
         if isinstance(part, str):
@@ -156,7 +156,9 @@ def _draft_at(place: Place) -> int:
 def _replicas_at(place: Place) -> int:
     """Return where pydantic's place says how replicas are written; 0 for what is not in them."""
     at = {"model": 2, "models": 3}.get(str(place[0]), 0) if place else 0
-    return at if at and len(place) > at and place[at - 1] == "replicas" and place[at] in (COUNTED, PLACED) else 0
+    return (
+        at if at and len(place) > at and place[at - 1] == "replicas" and place[at] in (COUNTED, PLACED, BOUNDED) else 0
+    )
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:

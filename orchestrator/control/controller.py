@@ -59,8 +59,9 @@ from orchestrator.control.events import (
 )
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.overrides import NO_OVERRIDES, OverrideScope, bounds_of, change_overrides, format_override
-from orchestrator.control.port import PlanView, QuarantinedView, ReplicaView, RouteView, StateView
+from orchestrator.control.port import PlanView, QuarantinedView, ReplicaView, RouteView, ScaleView, StateView
 from orchestrator.control.replicas import Rank, Replica, unlike_any
+from orchestrator.control.scale_load import SeenReplicas, measure_load
 from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
 from orchestrator.control.step import State, step
 from orchestrator.control.supervisor import Supervisor
@@ -89,7 +90,8 @@ class TargetControl:
 
     `drafts` are started beside them once one is ready; nothing waits for them. Of each there are as many workers as
     `draft_pools` says of its name, else as there are replicas.
-    `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one.
+    `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one, and
+    `scale_view` how many replicas are wanted, where load decides.
     `on_round` and `on_progress` are called with each event, `on_health` with the parts that are not healthy, when these
     change, `on_loads` with each sample of devices; in the event loop, and what they raise is logged. `kv_moves`:
     streams that are moved by plan take their KV cache along, where workers share this host's memory.
@@ -109,6 +111,7 @@ class TargetControl:
         draft_pools: Mapping[str, PoolSize] = NO_POOLS,
     ) -> None:
         self.plan_view: Callable[[], PlanView] | None = None
+        self.scale_view: Callable[[], ScaleView] | None = None
         self.on_round: list[Callable[[RoundReport], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
         self.on_health: list[Callable[[dict[Part, PartHealth]], None]] = []
@@ -215,6 +218,7 @@ class TargetControl:
             standbys=tuple(idle),
             taken_over=dict(state.standbys.taken),
             devices=state.loads.view(now_s),
+            scaling=self.scale_view() if self.scale_view is not None else None,
         )
 
     def _view_replica(self, replica: Replica, now_s: float) -> ReplicaView:
@@ -248,6 +252,10 @@ class TargetControl:
     def list_loads(self) -> dict[str, DeviceLoad]:
         """Return what devices do, by "HOST/DEVICE", as whoever plans takes it (control.loads)."""
         return self._state.loads.list_loads()
+
+    def measure_replicas(self) -> SeenReplicas:
+        """Return how much the replicas have to do now, for whoever decides on their number."""
+        return measure_load(self._state, self._clock.monotonic_s())
 
     def list_workers(self) -> list[int]:
         """Return the numbers of the processes that say they are our workers, on whichever host."""

@@ -68,6 +68,10 @@ class LoadWatch:
         planned = min(self._planned.get(device, 0.0), MOST_BUSY)
         return (1.0 - min(self._find_others(device), MOST_BUSY)) / (1.0 - planned)
 
+    def list_loads(self) -> dict[str, DeviceLoad]:
+        """Return the loads as they are now."""
+        return dict(self._loads)
+
     def settle(self) -> dict[str, DeviceLoad]:
         """Return the loads to plan with: they are the planned ones from here on."""
         self._planned = {device: self._find_others(device) for device in self._planned}

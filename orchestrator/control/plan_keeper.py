@@ -21,10 +21,12 @@ from orchestrator.control.loads import explain_rounds, name_device
 from orchestrator.control.port import PlanView
 from orchestrator.errors import OutriderError
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
+from orchestrator.planning.demand import ReplicaDemand, ask_for_replicas
 from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import RoundReport
 from policies.planning.merit import describe_merit, slow_down, sum_merits
+from policies.planning.placement.running import predict_running
 from policies.planning.plan import Option, Prediction, ReplicaPlacement, Role, diff
 from policies.planning.shard_cost import ModelPart, context_tokens
 from policies.serving import drift
@@ -118,13 +120,14 @@ class PlanKeeper:
         self._tokens_per_s = [0.0 for _ in self._options]
         self._plans = 0
         self._moves = 0
+        self._demand: ReplicaDemand | None = None
         self._planned_s = clock.monotonic_s()
         self._last = ""
         self._health: dict[str, PartHealth] = {}
         self._loads = LoadWatch(running.proposal.cluster.devices, patience.load_lasts_s)
         self._unjudged: list[_Round] = []  # it is not known yet how much of the device they had
         self._later: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | asyncio.Task[str] | None = None
         self._marking: asyncio.Task[None] | None = None
 
     @property
@@ -205,11 +208,62 @@ class PlanKeeper:
             self._task = asyncio.get_running_loop().create_task(self._plan_by_loads(changed), name="plan by loads")
             self._task.add_done_callback(self._finish_planning)
 
+    @property
+    def devices(self) -> frozenset[str]:
+        """The devices that plans choose from: another set of them may have room for what had none."""
+        return frozenset(one.id for one in self._first.cluster.devices)
+
+    async def scale(self, demand: ReplicaDemand) -> str:
+        """Run a plan for this demand from now on. Returns "" where it runs, else why it does not; then everything goes
+        on as before. One replica more is worth it only where that is predicted to serve more."""
+        while self._task is not None:
+            await asyncio.wait([self._task])
+        scaling = asyncio.get_running_loop().create_task(self._scale(demand), name="plan for another load")
+        self._task = scaling
+        scaling.add_done_callback(self._finish_planning)
+        return await scaling
+
+    async def _scale(self, demand: ReplicaDemand) -> str:
+        try:
+            await self._run_scaled(demand)
+        except OutriderError as error:
+            return str(error)
+        return ""
+
+    async def _run_scaled(self, demand: ReplicaDemand) -> None:
+        """Make the plan, and run it where it has no replica more than the running one, or where that pays. Raises
+        OutriderError."""
+        count = len(self.proposal.plan.replicas)
+        found = await self._make(demand)
+        plan = found.proposal.plan
+        if len(plan.replicas) <= count < demand.most:
+            raise PlanError("; ".join(plan.reasons) or f"the plan for {demand.most} replicas has no more of them")
+        if len(plan.replicas) > max(count, demand.least):
+            fewer = (await self._make(replace(demand, most=count))).proposal.plan
+            objective, requests = plan.objective, found.proposal.wanted.workload.concurrency
+            alone, more = (
+                sum_merits(objective, [one.prediction for one in made.replicas], requests)[0] for made in (fewer, plan)
+            )
+            if not drift.worth_moving(alone, more):
+                told = [describe_merit(objective, merit, plan.currency) for merit in (alone, more)]
+                raise PlanError(f"{told[1]} predicted with {len(plan.replicas)} replicas, {told[0]} with {count}")
+        self._loads.settle()
+        await self._move(found, f"for {demand.requests} requests at once: {count} -> {len(plan.replicas)} replicas")
+        self._demand = replace(demand, least=len(plan.replicas), most=len(plan.replicas))
+
+    def _ask_again(self, demand: ReplicaDemand) -> PlanProposal:
+        return replace(self._first, asked=ask_for_replicas(self._first.asked, demand))
+
+    async def _make(self, demand: ReplicaDemand) -> Planned:
+        """Return the plan for a demand, by all that is known now. Raises OutriderError."""
+        known = (self._ask_again(demand), dict(self._corrections), self._running.targets, dict(self._health))
+        return await asyncio.to_thread(self._making.again, *known, self._loads.list_loads())
+
     async def _plan_by_loads(self, changed: str) -> None:
         """Make the plan for what other programs leave of the devices now."""
         _log.info("%s: planning again", changed)
         try:
-            await self._plan_again([self._reach(one) for one in self.proposal.plan.replicas])
+            await self._plan_again()
         except OutriderError as error:
             self._last = f"kept, though {changed}: {error}"
             _log.info("the plan is %s", self._last)
@@ -294,7 +348,7 @@ class PlanKeeper:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    def _finish_planning(self, task: asyncio.Task[None]) -> None:
+    def _finish_planning(self, task: asyncio.Task[None] | asyncio.Task[str]) -> None:
         self._task = None
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("planning again failed: %s", error, exc_info=error)
@@ -316,16 +370,17 @@ class PlanKeeper:
             self._options = [scale_option(one, ratio) if key_of(one) == key else one for one in self._options]
             self._reset_drifts(f"kept: {error}")
 
-    async def _plan_again(self, reached: Sequence[Prediction]) -> None:
-        """Make another plan by what is known now, and run it where that is worth a move. Raises OutriderError as
-        `_take` does."""
+    async def _plan_again(self, reached: Sequence[Prediction] | None = None) -> None:
+        """Make another plan by what is known now, and run it where that is worth a move. `reached`: what the running
+        one reaches; None: as is predicted for it on devices as they are now. Raises OutriderError as `_take` does."""
         self._plans += 1
         self._planned_s = self._clock.monotonic_s()
-        known = (
-            *(self._first, dict(self._corrections), self._running.targets, dict(self._health)),
-            self._loads.settle(),
-        )
-        await self._take(await asyncio.to_thread(self._making.again, *known), reached)
+        first = self._first if self._demand is None else self._ask_again(self._demand)
+        known = (first, dict(self._corrections), self._running.targets, dict(self._health), self._loads.settle())
+        found = await asyncio.to_thread(self._making.again, *known)
+        if reached is None:  # a draft's device counts as well as its target's
+            reached = predict_running(self.proposal.plan.replicas, found.proposal.cluster, found.proposal.wanted)
+        await self._take(found, reached)
 
     async def _take(self, found: Planned, reached: Sequence[Prediction]) -> None:
         """Run another plan where that is worth a move by the objective, compared with what the running one reaches.
@@ -344,13 +399,18 @@ class PlanKeeper:
         if not changes:
             self._adopt(found, f"kept: {now}, and still the best")
             return
-        if not drift.worth_moving(*merits):
+        few = len(before.replicas) < len(after.replicas) <= found.proposal.wanted.constraints.min_replicas
+        if not few and not drift.worth_moving(*merits):
             raise PlanError(f"{now}, and the best other is predicted to reach {told[1]} only")
+        await self._move(found, f"changed, {told[0]} -> {told[1]} predicted: {changes}")
+
+    async def _move(self, found: Planned, told: str) -> None:
+        """Replace workers for another plan. Raises WorkerError where one does not start."""
         engines = await self._control.change(found.targets, found.drafts, found.standbys)
         self._moves += 1
         self._places = {engine: number for number, engine in enumerate(engines)}
         self._tokens_per_s = [0.0 for _ in engines]
-        self._adopt(found, f"changed, {told[0]} -> {told[1]} predicted: {changes}")
+        self._adopt(found, told)
 
     def _adopt(self, found: Planned, told: str) -> None:
         self._running, self._options = found, _options(found.proposal)

@@ -134,6 +134,21 @@ class PlanView:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleView:
+    """How many replicas there are where load decides: `wanted`, there at all, and `ready`. They are never fewer than
+    `least`, as far as there are places, nor more than `most`. `why`: what was seen last; `last`: what came of the last
+    change ("": there was none)."""
+
+    wanted: int
+    there: int
+    ready: int
+    least: int
+    most: int
+    why: str
+    last: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceView:
     """What a device does: `load`, the moving mean, and what it told `age_s` ago. `name` is "HOST/DEVICE"; `hot` says
     why it makes itself slower ("": it does not)."""
@@ -211,7 +226,8 @@ class StateView:
     kind (policies.serving.failover.blame). `health`: of parts that are not healthy.
     `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
     took the target's place, by "same" and "other" bits. `kv_moves`: of streams, by the number
-    of the replica that they left. `devices`: those that somebody samples.
+    of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
+    does not follow load.
     """
 
     phase: str
@@ -235,6 +251,7 @@ class StateView:
     standbys: tuple[ReplicaView, ...] = ()
     taken_over: dict[str, int] = field(default_factory=dict)
     devices: tuple[DeviceView, ...] = ()
+    scaling: ScaleView | None = None
 
 
 @dataclass(frozen=True, slots=True)

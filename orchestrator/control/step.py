@@ -65,6 +65,7 @@ from policies.serving.failover.health import Health
 
 _MOST_UNTOLD = 4096
 _WATCHED = (Rank.STANDBY, Rank.JOINING, Rank.SERVING, Rank.RETIRING)
+_HOST_TRIES = 2  # of a replica that is joining: nobody waits for a host that is not there
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
 
@@ -360,6 +361,8 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     if loss.restart:
         replica.state.mark_restarting(loss.restart, now_s + loss.after_s, spent=loss.spent)
     actions += loss.actions
+    if replica.rank is Rank.JOINING and replica.life.budget.count("host") >= _HOST_TRIES:
+        replica.state.mark_failed(cause)
     if loss.spent and replica.rank is Rank.SERVING:
         actions += state.drafts.detach_target(replica.name)
     if loss.failure:

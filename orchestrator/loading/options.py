@@ -214,7 +214,7 @@ def _canary(config: ClusterConfig, base: Path) -> CanaryOptions:
 def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
     """Return how the target's workers are started: one for each replica."""
     placements = config.model.placements
-    if len(placements) == 1:
+    if config.model.most_replicas == 1:
         return [_worker_spec("target", options, config, placements[0])]
     return [_worker_spec(f"target-{index}", options, config, placement) for index, placement in enumerate(placements)]
 
@@ -254,7 +254,7 @@ def _count_reserved_cpus(config: ClusterConfig, threads: int) -> float:
 def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
     """Return how the draft workers are started: one for each draft that has a process of its own. One with a pool has
     slots for the sequences of all replicas: any number of them may be its own."""
-    shares = dict.fromkeys(list_draft_pools(config), len(config.model.placements))
+    shares = dict.fromkeys(list_draft_pools(config), config.model.most_replicas)
     across_hosts = config.cluster.on_ray and bool(config.cluster.address)
     return [
         WorkerSpec(

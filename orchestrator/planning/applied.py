@@ -56,7 +56,7 @@ def apply_plan(
     if on_ray:  # it was planned for that host
         placements = changes["model"].placements
         placed_there = [one.model_copy(update={"host": one.host or target.host}) for one in placements]
-        changes["model"] = changes["model"].model_copy(update={"replicas": placed_there})
+        changes["model"] = changes["model"].model_copy(update={"replicas": config.model.place(placed_there)})
         changes["drafts"] = tuple(_place_draft(draft, target.host) for draft in changes["drafts"])
     if target.threads and not config.devices.threads and not config.devices.cores:
         changes["devices"] = config.devices.model_copy(update={"threads": target.threads})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import Placement
+from orchestrator.config.target import Replicas
 from orchestrator.planning.proposal import PlanProposal
 from policies.planning.core_split import CoreNeed, split_cores
 
@@ -55,14 +55,14 @@ def _list_needs(config: ClusterConfig, proposal: PlanProposal, host: str) -> dic
     return needs
 
 
-def pin_target(config: ClusterConfig, number: int, cores: tuple[int, ...], threads: int) -> list[Placement]:
+def pin_target(config: ClusterConfig, number: int, cores: tuple[int, ...], threads: int) -> Replicas:
     """Return where replicas run, that of this number on these cores, with so many threads where none are written."""
     placements = list(config.model.placements)
     if cores and number < len(placements) and not _find_target_cores(config, number):
         mine = placements[number]
         own_threads = mine.threads or config.devices.threads or threads
         placements[number] = mine.model_copy(update={"cores": list(cores), "threads": own_threads})
-    return placements
+    return config.model.place(placements)
 
 
 def _find_target_cores(config: ClusterConfig, number: int) -> list[int]:

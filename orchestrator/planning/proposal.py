@@ -51,7 +51,8 @@ class PlanError(OutriderError):
 class PlanRequest:
     """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
     served in another way, which is not planned; `beside`: what is loaded for that. `price_per_hour`: of this machine
-    with its devices, 0 where not known. `taken`: what the daemon's other targets take."""
+    with its devices, 0 where not known. `taken`: what the daemon's other targets take. There are to be
+    `least_replicas`, and at most `replicas`."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -63,6 +64,7 @@ class PlanRequest:
     canary: bool = False
     beside: tuple[ReservedDraft, ...] = ()
     price_per_hour: float = 0.0
+    least_replicas: int = 1
     taken: tuple[TakenPlace, ...] = ()
 
 
@@ -262,6 +264,7 @@ def build_request_from_config(
         bool(config.canary.share),
         beside_the_plan(config, base),
         config.devices.price_per_hour,
+        model.bounds.min if model.bounds is not None else 1,
     )
 
 
@@ -294,6 +297,7 @@ def _settle_plan(cluster: Inventory, asked: PlanRequest, pairs: Sequence[PairAcc
             exactness=asked.exactness,
             depth_bound=asked.depth_bound,
             replicas=asked.replicas,
+            least_replicas=asked.least_replicas,
         )
         found = plan_placement(cluster, goal)
         chosen = found.replicas[0].depth

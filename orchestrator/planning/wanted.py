@@ -40,6 +40,7 @@ def build_plan_goal(
     exactness: Exactness,
     depth_bound: int,
     replicas: int,
+    least_replicas: int = 1,
 ) -> PlanGoal:
     """Return it as the planner takes it."""
     weights = placement.score_weights.model_dump()
@@ -62,6 +63,7 @@ def build_plan_goal(
             zones=placement.zones,
             sharding=placement.sharding,
             max_replicas=replicas,
+            min_replicas=least_replicas,
             standby=placement.standby,
             keep_free=placement.keep_free,
         ),

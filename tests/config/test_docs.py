@@ -36,6 +36,9 @@ def example_of(key: str, value: str) -> str:
         return f"model: {{source: x.gguf, name: a}}\nmodels:\n{one}"
     if section == "model.replicas[]":
         return f"model: {{source: x.gguf, replicas: [{{{name}: {value}}}]}}\n"
+    if section.startswith("model.replicas"):
+        mine = f"places: [{{{name}: {value}}}]" if section.endswith("[]") else f"{name}: {value}"
+        return f"model: {{source: x.gguf, replicas: {{{mine}{'' if name == 'max' else ', max: 2'}}}}}\n"
     if section == "failover.standby[]":
         return f"model: {{source: x.gguf}}\nfailover: {{standby: [{{{name}: {value}}}]}}\n"
     if section == "drafts[model].workers":
@@ -111,6 +114,8 @@ def read_described() -> dict[str, str]:
                 continue
             for place in (one["items"]["$ref"] for one in value.get("oneOf", []) if "items" in one):
                 walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[].")
+            for place in (one["$ref"] for one in value.get("oneOf", []) if "$ref" in one):
+                walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}.")
             if place := value.get("items", {}).get("$ref", ""):
                 walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{prefix}{key}[].")
             target = value.get("$ref", "")

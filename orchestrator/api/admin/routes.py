@@ -73,6 +73,7 @@ def describe_target(target: AdminTarget) -> dict[str, Any]:
         "slo": target.slo(),
         "costs": target.costs(),
         "hosts": target.hosts(),
+        "scaling": dataclasses.asdict(view.scaling) if view.scaling is not None else None,
         "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
         "speculation": speculation.describe_overrides(view, trial),
         "canary": canary.trial_of(trial.view()) if trial is not None else None,

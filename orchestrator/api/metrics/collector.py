@@ -18,6 +18,7 @@ from orchestrator.api.metrics.intake_series import IntakeSeries
 from orchestrator.api.metrics.memory_series import MemoryMetrics
 from orchestrator.api.metrics.plan_series import PlanSeries
 from orchestrator.api.metrics.request_timing import RequestTotals, SequenceTiming
+from orchestrator.api.metrics.scale_series import ScaleSeries
 from orchestrator.api.metrics.series import Engine, Registered
 from orchestrator.api.metrics.slo_series import ServedRequest, SloSeries
 from orchestrator.api.metrics.vllm_names import VllmNames
@@ -100,6 +101,7 @@ class Metrics:
         self._drafters = DrafterSeries(make)
         self._memory = MemoryMetrics(make.gauge)
         self._plan = PlanSeries(make)
+        self._scaling = ScaleSeries(make)
         self._health = HealthSeries(make)
         self.slo = SloSeries(make, objectives, clock)
         self._trial = TrialSeries(make)
@@ -173,6 +175,8 @@ class Metrics:
             self._costs.refresh((model, "0"), view.plan)
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)
+            if view.scaling is not None:
+                self._scaling.refresh((model, "0"), view.scaling)
             if self._trial_view is not None:
                 self._trial.refresh((model, "0"), self._trial_view())
 

@@ -61,8 +61,10 @@ def share_expenses(
 def _replicas(
     left: Usable, links: Links, wanted: PlanGoal, looked: SearchResult
 ) -> tuple[list[ScoredCandidate], list[str]]:
-    """Return the replicas with most merit together, and why so many; fewer where these are as good."""
-    most = min(wanted.constraints.max_replicas, wanted.workload.concurrency)
+    """Return the replicas with most merit together, and why so many; fewer where these are as good, and where there is
+    no room for as many as there are to be at least."""
+    least = wanted.constraints.min_replicas
+    most = min(wanted.constraints.max_replicas, max(least, wanted.workload.concurrency))
     one, reasons = _one(SearchSpace(left, links, wanted, wanted.workload.concurrency), looked)
     if one is None or wanted.constraints.max_replicas <= 1:
         return ([one] if one else []), reasons
@@ -82,8 +84,9 @@ def _replicas(
         reasons.append(
             f"{count} replicas: {told[0]} predicted, {len(found)}: {told[1]}"
             + ("" if better else f"; more do not help `{wanted.objective}`")
+            + (f", and there are to be {least}" if len(found) < least and not better else "")
         )
-        if better:
+        if better or len(found) < least:
             found, merit = several, other
     if most < wanted.constraints.max_replicas and len(found) == most:
         reasons.append(f"{most} replicas: as many as requests are planned for at once")

@@ -1,0 +1,19 @@
+"""How many replicas load asks for, and how many there are, as metrics."""
+
+from __future__ import annotations
+
+from orchestrator.api.metrics.series import Engine, Registered
+from orchestrator.control.port import ScaleView
+
+
+class ScaleSeries:
+    """No series where the number of replicas does not follow load."""
+
+    def __init__(self, make: Registered) -> None:
+        self._wanted = make.gauge("replicas_wanted", "Replicas that load asks for.")
+        self._ready = make.gauge("replicas_ready", "Replicas that serve.")
+
+    def refresh(self, of: Engine, scaling: ScaleView) -> None:
+        """Tell what is so now."""
+        self._wanted.labels(*of).set(scaling.wanted)
+        self._ready.labels(*of).set(scaling.ready)

@@ -1,0 +1,34 @@
+"""What load asks of a plan: how many replicas, for how many requests at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import Placement
+from orchestrator.planning.proposal import PlanRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDemand:
+    """There are to be `least` replicas, and at most `most`, for so many `requests` at once."""
+
+    least: int
+    most: int
+    requests: int
+
+
+def ask_for_replicas(asked: PlanRequest, demand: ReplicaDemand) -> PlanRequest:
+    """Return what is asked of a plan where load wants this. It is never planned for fewer requests than configured."""
+    concurrency = max(asked.placement.concurrency, demand.requests)
+    placement = asked.placement.model_copy(update={"concurrency": concurrency})
+    return replace(asked, replicas=demand.most, least_replicas=demand.least, placement=placement)
+
+
+def start_replicas(config: ClusterConfig, count: int) -> ClusterConfig:
+    """Return the configuration that starts so many replicas, where load decides how many there are."""
+    bounds = config.model.bounds
+    if bounds is None:
+        return config
+    placed = config.model.place((bounds.places or [Placement()] * count)[:count])
+    return config.model_copy(update={"model": config.model.model_copy(update={"replicas": placed})})

@@ -1,0 +1,77 @@
+"""What replicas that run already are predicted to reach, on devices as they are now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from policies.planning.placement.candidate import Candidate, PlacedShard, Where, rate_candidate
+from policies.planning.placement.links import Links, links_of
+from policies.planning.plan import (
+    Device,
+    DrafterFacts,
+    DraftPlacement,
+    Inventory,
+    PlanGoal,
+    Prediction,
+    ReplicaPlacement,
+    Role,
+    Shard,
+)
+
+
+def predict_running(replicas: Sequence[ReplicaPlacement], cluster: Inventory, wanted: PlanGoal) -> list[Prediction]:
+    """Return what is predicted of these replicas where they are, at the depth that is best for each now. A replica is
+    left out where a device or an option of it is not there any more."""
+    devices, links = {one.id: one for one in cluster.devices}, links_of(cluster)
+    found = [_find_candidate(one, devices, cluster, links, wanted) for one in replicas]
+    return [rate_candidate(one, links, wanted).prediction for one in found if one is not None]
+
+
+def _find_candidate(
+    replica: ReplicaPlacement, devices: Mapping[str, Device], cluster: Inventory, links: Links, wanted: PlanGoal
+) -> Candidate | None:
+    load, runs = wanted.workload, replica.prediction.sequences
+    target = [_find_shard(one, Role.TARGET, load.target.name, devices, cluster) for one in replica.shards]
+    placed = tuple(one for one in target if one is not None)
+    if len(placed) < len(target):
+        return None
+    if replica.draft is None:
+        return Candidate(placed, runs)
+    drafter = _find_drafter(replica.draft, replica.shards[0].runtime, load.drafters)
+    if drafter is None or replica.draft.shard is None or drafter.model is None:
+        return Candidate(placed, runs, drafter)
+    draft = _find_shard(replica.draft.shard, Role.DRAFT, drafter.model.name, devices, cluster)
+    if draft is None:
+        return Candidate(placed, runs)
+    return Candidate(placed, runs, drafter, draft, _find_where(placed[-1].device, draft.device, replica.draft, links))
+
+
+def _find_shard(
+    shard: Shard, role: Role, model: str, devices: Mapping[str, Device], cluster: Inventory
+) -> PlacedShard | None:
+    wanted = (shard.profile, shard.runtime, shard.weights, shard.threads, role, model)
+    option = next(
+        (
+            one
+            for one in cluster.options
+            if (one.profile, one.runtime, one.weights, one.threads, one.role, one.model) == wanted
+        ),
+        None,
+    )
+    if option is None or shard.device not in devices:
+        return None
+    return PlacedShard(devices[shard.device], option, shard.first_layer, shard.end_layer)
+
+
+def _find_drafter(draft: DraftPlacement, runtime: str, drafters: Sequence[DrafterFacts]) -> DrafterFacts | None:
+    return next((one for one in drafters if one.name == draft.drafter and one.serves(runtime)), None)
+
+
+def _find_where(target: Device, device: Device, draft: DraftPlacement, links: Links) -> Where:
+    if draft.process == "target":
+        return Where.IN_TARGET
+    if device.id == target.id:
+        return Where.BESIDE
+    if device.host == target.host:
+        return Where.HOST
+    return Where.ZONE if links.hosts[device.host].zone == links.hosts[target.host].zone else Where.FAR
