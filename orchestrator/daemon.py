@@ -22,6 +22,7 @@ from orchestrator.api.keys import Keys
 from orchestrator.api.listening import listen_tcp, listen_unix, serving
 from orchestrator.api.metrics.cost_series import HourlyPrice
 from orchestrator.api.resume import KeptAnswers
+from orchestrator.bootstrap.banner import describe_ray_start, show_banner
 from orchestrator.bootstrap.canary import build_trial
 from orchestrator.bootstrap.clusters import build_cluster
 from orchestrator.bootstrap.failover import build_standbys, failover_rules
@@ -29,6 +30,7 @@ from orchestrator.bootstrap.fleet import FleetPlanning
 from orchestrator.bootstrap.journal import build_book
 from orchestrator.bootstrap.lease import hold_lease
 from orchestrator.bootstrap.planning import PlanMaking, StartPlan, build_start_specs, make_plan, profile_missing
+from orchestrator.bootstrap.stopping import Stopping
 from orchestrator.clock import SystemClock
 from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path, state_directory
@@ -70,7 +72,8 @@ class Daemon:
         self._notifier = Notifier()
         self._clock = SystemClock()
         self._tokenizer: Tokenizer | None = None
-        self._stop = asyncio.Event()
+        self._stopping = Stopping(self._clock)
+        self._stop = self._stopping.asked
         self._stage = ""
         keys_file = config.api.keys_file
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
@@ -132,7 +135,7 @@ class Daemon:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._stopping.observe_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reread_keys)
         self._trial = build_trial(self._config, self._path, self._control, self._clock)
         with listen_tcp(self._config.api.host, self._config.api.port) as tcp:
@@ -162,6 +165,7 @@ class Daemon:
                     self._trial,
                     api.state.costs,
                     self._describe_hosts,
+                    api.state.speed,
                 )
                 admin = create_admin_app(self._control, *known)
                 self._control.on_round.extend(api.state.on_round)
@@ -312,6 +316,7 @@ class Daemon:
                     drafters=ready.drafters,
                     max_depth=ready.max_depth,
                 )
+                show_banner(self._config, ready, f"{url}/v1")
                 self._notifier.ready()
                 if self._kept is not None:
                     self._kept.go_on(interrupted)
@@ -324,7 +329,7 @@ class Daemon:
                 await self._batches.close()
             if self._kept is not None:
                 self._kept.let_go()
-            await self._control.drain(self._config.limits.drain_timeout_s)
+            await self._stopping.run_or_hurry(self._control.drain(self._config.limits.drain_timeout_s))
         finally:
             tending.cancel()
             telling.cancel()
@@ -375,6 +380,8 @@ class Daemon:
 
     async def _start_workers(self) -> bool:
         """Plan where that is asked for, and start the workers; False when told to stop before one serves."""
+        if ray := describe_ray_start(self._config):
+            self._say(Progress(ray, -1.0))
         if self._config.planned and not await self._plan():
             return False
         await self._control.start()
