@@ -393,6 +393,7 @@ def create_app(
     app.state.kept = kept
     app.state.slo = api.metrics.slo.view
     app.state.costs = api.metrics.view_costs
+    app.state.speed = api.metrics.speed.view
     app.state.on_round = [api.metrics.observe_round, api.liveness.observe_round]
     errors.install_error_handlers(app)
     if settings.keys is not None:

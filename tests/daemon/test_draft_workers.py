@@ -217,3 +217,31 @@ def test_it_drafts_ahead_where_its_cores_are_not_the_targets(tmp_path: Path):
         until(all_known)
         states = daemon.status()["gauges"]["drafters"]
         assert [one["remote"]["runs_ahead"] for one in states] == [True, False, False]
+
+
+def test_a_connected_draft_is_said_to_work_before_the_first_request(tmp_path: Path, outrider):
+    with running(configuration(tmp_path, extra=own(overlap="always"))) as daemon:
+        until(lambda: draft_of(daemon)["phase"] == "ready")
+        until(lambda: [one["state"] for one in daemon.status()["gauges"]["drafters"]] == ["ok"])
+        assert daemon.status()["totals"]["rounds"] == 0
+        shown = outrider("status", "--socket", str(daemon.admin))[1]
+        assert "STARTING" not in shown
+
+
+def test_counts_of_drafters_outlive_their_worker_and_add_up(tmp_path: Path, outrider):
+    with running(configuration(tmp_path, script="base_ms=2", extra="drafts: [{method: suffix}]")) as daemon:
+        ask = ASK | {"temperature": 0, "max_tokens": 200}
+        daemon.client.completions.create(**ask)
+        before = daemon.status()["totals"]
+        assert before["by_drafter"]["suffix"]["drafted"] == before["drafted"] > 0
+        os.kill(daemon.status()["ready"]["pid"], signal.SIGKILL)
+        daemon.wait_for("totals", seconds=30, restarts=1)
+        daemon.wait_for("", seconds=30, phase="ready")
+        daemon.client.completions.create(**ask)
+        daemon.wait_for("gauges", running=0)
+        after = daemon.status()
+        counts = after["totals"]["by_drafter"]["suffix"]
+        assert counts["drafted"] == after["totals"]["drafted"] > before["drafted"]
+        assert counts["accepted"] == after["totals"]["accepted"]
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].split())
+        assert f"{counts['accepted']} of {counts['drafted']} draft tokens accepted" in shown

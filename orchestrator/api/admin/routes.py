@@ -26,12 +26,13 @@ def create_admin_app(
     trial: CanaryTrial | None = None,
     costs: Callable[[], dict[str, Any] | None] = lambda: None,
     hosts: Callable[[], list[dict[str, Any]]] = list,
+    speed: Callable[[], dict[str, Any] | None] = lambda: None,
 ) -> FastAPI:
     """Return the app.
 
     `api_url` is where the public API listens, and `bounds` are the rules that its requests may ask for. `running_plan`
     is the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's. `costs`: what
-    the devices in use cost; `hosts`: those that plans are made for.
+    the devices in use cost; `hosts`: those that plans are made for; `speed`: what came out of late.
     """
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install_error_handlers(app)
@@ -64,6 +65,7 @@ def create_admin_app(
             "health": [dataclasses.asdict(part) for part in view.health],
             "slo": slo(),
             "costs": costs(),
+            "speed": speed(),
             "hosts": hosts(),
             "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
             "speculation": speculation.describe_overrides(view, trial),
@@ -111,8 +113,10 @@ def draft_of(draft: DraftView) -> dict[str, Any]:
 def totals_of(totals: Totals) -> dict[str, Any]:
     """Return the totals with acceptance rate (accepted / drafted) and mean acceptance length
     (1 + accepted / drafts); both are None before the first draft."""
+    by_drafter = {name: {"drafted": pair[0], "accepted": pair[1]} for name, pair in totals.by_drafter.items()}
     return {
         **dataclasses.asdict(totals),
+        "by_drafter": by_drafter,
         "acceptance_rate": totals.accepted / totals.drafted if totals.drafted else None,
         "mean_acceptance_length": 1.0 + totals.accepted / totals.drafts if totals.drafts else None,
     }
