@@ -159,7 +159,7 @@ async def test_one_replica_that_cannot_start_leaves_the_other_to_serve() -> None
     try:
         assert (await control.wait_settled()).phase == "ready"
         await until(lambda: [one.phase for one in replicas(control)] == ["failed", "ready"])
-        assert "scripted is failed: no such device" in control.view().detail
+        assert "replica 0 is failed: no such device" in control.view().detail
         assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
     finally:
         await control.close()

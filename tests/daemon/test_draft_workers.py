@@ -188,7 +188,7 @@ def test_replicas_that_share_a_draft_worker_say_what_plain_ones_say_and_who_shar
         up = [line for line in httpx.get(f"{daemon.url}/metrics").text.splitlines() if "drafter_up{" in line]
         assert len([line for line in up if line.endswith(" 1.0")]) == 2, "one for each replica"
         shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].replace("│", " ").split())
-        assert "for target-0, target-1" in shown
+        assert "for replica 0, replica 1" in shown
         pid = draft["ready"]["pid"]
         os.kill(pid, signal.SIGKILL)
         until(lambda: draft_of(daemon)["restarts"] == 1 and sorted(draft_of(daemon)["connected"]) == names)
