@@ -70,6 +70,8 @@ def cluster(
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
     _print(result)
+    if failed := [name for name in ("shift", "join") if "failed" in result[name]]:
+        raise BenchError(f"not measured: {', '.join(failed)}")
 
 
 def _default_cores() -> list[str]:

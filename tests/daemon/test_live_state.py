@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.bench.cluster.shift import FEW, Traffic, compete
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.support.daemon import Daemon, outrider_process
-from tools.measure_shift import FEW, Traffic, compete, read_others, serve
+from tools.measure_shift import read_others, serve
 
 _QUIET = 0.2
 _NOISY = 0.35
@@ -45,9 +46,9 @@ def test_a_competing_process_moves_requests_and_they_come_back(tmp_path: Path) -
         def noisy() -> bool:
             return read_others(admin, first) > _NOISY
 
-        with Traffic(url, admin) as traffic:
+        with Traffic(url, admin, "toy") as traffic:
             wait_or_skip(lambda: traffic.share_of("target-1") >= FEW, noisy, "both replicas get requests")
-            with compete(second, 2):
+            with compete([second, second]):
                 wait_or_skip(lambda: 0.0 <= traffic.share_of("target-1") <= FEW, noisy, "requests leave the core")
                 assert read_others(admin, second) > _QUIET
             wait_or_skip(lambda: traffic.share_of("target-1") >= FEW, noisy, "requests come back")

