@@ -70,7 +70,7 @@ def _list_devices(config: ClusterConfig) -> Iterator[tuple[Place, str, str, bool
     model = config.model
     hosts = {one.host for one in model.placements}
     if AUTO not in (model.adapter, model.device):
-        yield ("model", "device"), model.adapter, model.device, not elsewhere or hosts == {THIS_NODE}
+        yield ("model", "device"), model.adapter, model.device, not elsewhere or THIS_NODE in hosts
     for at, draft in config.all_drafts:
         if isinstance(draft, ModelDraft) and AUTO not in (draft.adapter, draft.device):
             here = not elsewhere or draft.host == THIS_NODE
