@@ -111,19 +111,26 @@ def sum_up(
     return ProcessorTime(min(1.0, ours / group_cores + taken), taken, cores)
 
 
-def list_own_processes(also: Iterable[int] = ()) -> list[psutil.Process]:
-    """Return this process, all that it has started, and workers that somebody else has: these by their numbers."""
+def list_own_processes(also: Iterable[int] = (), but: Iterable[int] = ()) -> list[psutil.Process]:
+    """Return this process, all that it has started, and workers that somebody else has: these by their numbers. `but`
+    for these workers, and what they have started."""
     found: dict[int, psutil.Process] = {}
     for number in (os.getpid(), *also):
-        if number in found:
-            continue
-        with suppress(*_GONE):
-            process = psutil.Process(number)
-            if number != os.getpid() and not _is_worker(process):
-                continue
-            found[number] = process
-            found |= {one.pid: one for one in process.children(recursive=True)}
+        if number not in found:
+            found |= _list_family(number)
+    for number in but:
+        for stranger in _list_family(number):
+            found.pop(stranger, None)
     return list(found.values())
+
+
+def _list_family(number: int) -> dict[int, psutil.Process]:
+    """Return this process, or a worker, and all that it has started; nothing of another program."""
+    with suppress(*_GONE):
+        process = psutil.Process(number)
+        if number == os.getpid() or _is_worker(process):
+            return {number: process, **{one.pid: one for one in process.children(recursive=True)}}
+    return {}
 
 
 def sum_held_bytes(own: Iterable[psutil.Process]) -> int:

@@ -17,9 +17,9 @@ class Notifier:
     def __init__(self) -> None:
         self._notifier = SystemdNotifier()
 
-    def ready(self) -> None:
-        """The daemon serves."""
-        self._notifier.notify("READY=1\nSTATUS=serving")
+    def ready(self, text: str = "serving") -> None:
+        """The daemon serves; `text` says what."""
+        self._notifier.notify(f"READY=1\nSTATUS={' '.join(text.split())}")
 
     def status(self, text: str) -> None:
         """Show one line in `systemctl status`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from policies.sampling import Rule
 from policies.serving.overrides import Scope
@@ -23,6 +23,8 @@ class DecodeHealth(Answered):
     phase: str
     last_token_age_s: float | None
     streams: int
+    models: dict[str, str] = Field(default={})
+    """Where there are several models: how the decoding of each goes."""
 
 
 class Health(Answered):
@@ -32,6 +34,8 @@ class Health(Answered):
     phase: Literal["starting", "ready", "restarting", "draining"]
     detail: str
     decode: DecodeHealth
+    models: dict[str, str] = Field(default={})
+    """Where there are several models: the phase of each."""
 
 
 class Readiness(Answered):
@@ -39,6 +43,8 @@ class Readiness(Answered):
 
     status: Literal["ready"]
     model: str
+    models: dict[str, str] = Field(default={})
+    """Where there are several models: the phase of each."""
 
 
 class Started(Answered):
@@ -46,6 +52,8 @@ class Started(Answered):
 
     status: Literal["started"]
     model: str
+    models: dict[str, str] = Field(default={})
+    """Where there are several models: the phase of each."""
 
 
 class Live(Answered):

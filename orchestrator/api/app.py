@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
@@ -17,7 +17,6 @@ from starlette.responses import Response
 
 from device_profiles.units import MS_PER_S
 from orchestrator.api import errors, probes, tokenize, translate
-from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
 from orchestrator.api.batches.inside import ask_inside
 from orchestrator.api.batches.routes import install_batch_routes
@@ -33,13 +32,14 @@ from orchestrator.api.keys import OWNER, KeyGate, Keys
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.logprobs import chat_logprobs, completion_logprobs
 from orchestrator.api.metrics.collector import Metrics
-from orchestrator.api.metrics.cost_series import NO_PRICE, HourlyPrice
+from orchestrator.api.metrics.page import MetricsPage
 from orchestrator.api.metrics.request_timing import RequestTotals
 from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.request_scope import RequestScope, mark_followed
 from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event, json_response, unless_gone
 from orchestrator.api.resume import EventCursor, KeptAnswers, Resumption, wants_names
+from orchestrator.api.served import ServedModel, ServedModels, ServedTarget
 from orchestrator.api.shares import BodyBudget, BodyShare, KeyShares, ShareGate
 from orchestrator.api.streaming import Choice, Piece
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
@@ -47,12 +47,10 @@ from orchestrator.api.work_lanes import WorkLanes
 from orchestrator.batches.lines import BatchLine
 from orchestrator.batches.run import Answer
 from orchestrator.clock import Clock
-from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import Control
 from orchestrator.errors import RequestError
 from orchestrator.journal.book import AnswerBook
 from orchestrator.workers.messages import Delta, Submit
-from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 _Body = TypeVar("_Body", CompletionRequest, ChatRequest)
 _T = TypeVar("_T")
@@ -63,8 +61,7 @@ class ApiSettings:
     """Bounds of the API: of one body, of its part beside the prompt, of its grammar, and of all bodies that are read or
     translated at a time; how long that may take; and what one key may have (0: no limit). `log_words`: the log has
     requests' and answers' text, and what bugs say. `keys`: None asks for none. `stalled_after_s`: see liveness.
-    `vllm_metric_names`: see metrics. `acceptance`: the rules that requests may ask for. `objectives`: what they are to
-    have. `connections`: those of the server, for the metrics. `places`: of one replica. `price`: of this machine."""
+    `vllm_metric_names`: see metrics. `connections`: those of the server, for the metrics."""
 
     max_body_bytes: int
     max_parameter_bytes: int = 256 * 1024
@@ -77,11 +74,7 @@ class ApiSettings:
     keys: Keys | None = None
     stalled_after_s: float = 30.0
     vllm_metric_names: bool = False
-    acceptance: AcceptanceBounds = field(default_factory=AcceptanceBounds)
-    objectives: Objectives = NO_OBJECTIVES
     connections: Connections | None = None
-    places: int = 1
-    price: HourlyPrice = NO_PRICE
 
 
 class ApiRoutes:
@@ -89,31 +82,19 @@ class ApiRoutes:
 
     def __init__(
         self,
-        control: Control,
-        tokenizer: Callable[[], TokenizerPort | None],
-        model_name: Callable[[], str],
+        targets: Sequence[ServedTarget],
         settings: ApiSettings,
         clock: Clock,
-        trial: CanaryTrial | None = None,
-        kept: KeptAnswers | None = None,
+        book: AnswerBook | None = None,
     ) -> None:
-        self.control = control
-        self._trial = trial
-        self._kept = kept
-        self.model_name = model_name
         self.bodies = BodyBudget(settings.max_bodies_bytes)
-        self.metrics = Metrics(
-            control,
-            clock,
-            vllm_names=settings.vllm_metric_names,
-            objectives=settings.objectives,
-            trial_view=trial.view if trial is not None else None,
-            connections=settings.connections,
-            bodies=self.bodies,
-            price=settings.price,
+        self._settings = settings
+        self._clock = clock
+        self.models = ServedModels(
+            [self._build_model(target, first=number == 0) for number, target in enumerate(targets)], clock
         )
-        self.liveness = Liveness(control, clock, settings.stalled_after_s)
-        self.tokenizer = tokenizer
+        self.page = MetricsPage([one.metrics for one in self.models])
+        self.kept = None if book is None else KeptAnswers(self.models.find_control, book, clock)
         self.shares = KeyShares(
             clock,
             most_requests=settings.max_requests_per_key,
@@ -121,9 +102,21 @@ class ApiRoutes:
         )
         self._lanes = WorkLanes(settings.translation_timeout_s)
         self._grammars = GrammarChecks(settings.max_grammar_bytes, settings.translation_timeout_s)
-        self._coming = 0
-        self._settings = settings
-        self._clock = clock
+
+    def _build_model(self, target: ServedTarget, *, first: bool) -> ServedModel:
+        """Return a model; connections and bodies are everybody's, and told with the first."""
+        metrics = Metrics(
+            target.control,
+            self._clock,
+            vllm_names=self._settings.vllm_metric_names,
+            objectives=target.terms.objectives,
+            trial_view=target.trial.view if target.trial is not None else None,
+            connections=self._settings.connections if first else None,
+            bodies=self.bodies if first else None,
+            price=target.terms.price,
+        )
+        liveness = Liveness(target.control, self._clock, self._settings.stalled_after_s)
+        return ServedModel(target, metrics, liveness)
 
     async def completions(self, request: Request) -> Response:
         """Serve `/v1/completions`."""
@@ -147,87 +140,59 @@ class ApiRoutes:
         self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body]
     ) -> Response:
         arrived_s = self._clock.monotonic_s()
-        new = self._kept is None or not self._kept.knows(request.headers)  # what is kept has its room
+        new = self.kept is None or not self.kept.knows(request.headers)  # what is kept has its room
         if new:
-            self.control.check_room(self._coming)
-        body, submit, tokenizer = await self._translate(kind, request, wire, translated, new=new)
-        found = None if self._kept is None else self._kept.find(request.headers, body)
+            self.models.check_room()
+        model, body, submit, tokenizer = await self._translate(kind, request, wire, translated, new=new)
+        found = None if self.kept is None else self.kept.find(request.headers, body)
         if found is not None:
-            return await self._answer(kind, request, body, found.submits, tokenizer, arrived_s, found)
-        submit, arm = self._enter_trial(submit)
+            return await self._answer(model, kind, request, body, found.submits, tokenizer, arrived_s, found)
+        submit, arm = _enter_trial(model, submit)
         asked = translate.choices(submit, body.n)
-        found = None if self._kept is None else self._kept.open(request.headers, body, asked, submit.request_id)
+        if self.kept is not None:
+            found = self.kept.open(request.headers, body, asked, submit.request_id, model.name)
         asked = asked if found is None else found.submits
-        return await self._answer(kind, request, body, asked, tokenizer, arrived_s, found, arm)
+        return await self._answer(model, kind, request, body, asked, tokenizer, arrived_s, found, arm)
 
     async def _translate(
         self, kind: Kind, request: Request, wire: type[_Body], translated: translate.Translate[_Body], *, new: bool
-    ) -> tuple[_Body, Submit, TokenizerPort]:
-        """Read a body and translate it, off the event loop. Raises RequestError."""
-        bounds, owner = self._settings.acceptance, request.scope.get(OWNER, "")
+    ) -> tuple[ServedModel, _Body, Submit, TokenizerPort]:
+        """Read a body and translate it for the model that it names, off the event loop. Raises RequestError."""
+        owner = request.scope.get(OWNER, "")
 
-        def work(raw: bytes) -> tuple[_Body, Submit, TokenizerPort]:
-            served = self._find_served()
-            if served is not None:
-                refuse_oversized(raw, *served, self._settings.max_parameter_bytes)
+        def work(model: ServedModel, raw: bytes) -> tuple[_Body, Submit, TokenizerPort]:
+            known = model.find_ready()
+            if known is not None:
+                refuse_oversized(raw, *known, self._settings.max_parameter_bytes)
             body: _Body = errors.parse_body(wire, raw)
-            tokenizer, context = self.resolve_model(body.model)
-            submit = translated(body, _request_id(kind), tokenizer, context, _seed, bounds)
+            self.models.confirm(model, body.model)
+            tokenizer, context = model.require_ready()
+            submit = translated(body, _request_id(kind), tokenizer, context, _seed, model.terms.acceptance)
             return body, msgspec.structs.replace(submit, owner=owner), tokenizer
 
         with self.bodies.hold() as share:
             raw = await self._read(request, share)
+            model = await self._choose(raw)
             if new:
-                self.control.check_room(self._coming)
-            self._coming += 1  # from here on: whoever sends a body slowly takes no place
+                model.check_room()
+            model.coming += 1  # from here on: whoever sends a body slowly takes no place
             try:
-                found = await self._lanes.do(len(raw), work, raw)
-                grammar = found[1].grammar
-                if grammar is not None:
-                    await self._grammars.check(grammar, "tools" if _offers_tools(found[0]) else "response_format")
+                body, submit, tokenizer = await self._lanes.do(len(raw), work, model, raw)
+                if submit.grammar is not None:
+                    await self._grammars.check(submit.grammar, "tools" if _offers_tools(body) else "response_format")
             finally:
-                self._coming -= 1
-        return found
+                model.coming -= 1
+        return model, body, submit, tokenizer
+
+    async def _choose(self, raw: bytes) -> ServedModel:
+        """Return the model that a body names. Raises RequestError 404."""
+        return await self._lanes.do(len(raw), self.models.choose, raw) if self.models.several else self.models.first
 
     async def do_with_body(self, request: Request, work: Callable[[bytes], _T]) -> _T:
         """Read a body, and return what this work makes of it, off the event loop. Raises RequestError."""
         with self.bodies.hold() as share:
             raw = await self._read(request, share)
             return await self._lanes.do(len(raw), work, raw)
-
-    def _find_served(self) -> tuple[TokenizerPort, int] | None:
-        """Return the tokenizer and the context's length, once a model is there."""
-        tokenizer, ready = self.tokenizer(), self.control.view().ready
-        return None if tokenizer is None or ready is None else (tokenizer, ready.context_tokens)
-
-    def models(self) -> list[dict[str, Any]]:
-        """Return the served models."""
-        view = self.control.view()
-        created = int(self._clock.wall_s() - view.uptime_s)
-        entry: dict[str, Any] = {
-            "id": self.model_name(),
-            "object": "model",
-            "created": created,
-            "owned_by": "outrider",
-        }
-        if view.ready is not None:
-            entry["max_model_len"] = view.ready.context_tokens
-        return [entry]
-
-    def resolve_model(self, model: str | None) -> tuple[TokenizerPort, int]:
-        """Return the tokenizer and the context length; `model` None is the served one. Raises RequestError 404, 503."""
-        view = self.control.view()
-        if self.model_name() and model is not None and model != self.model_name():
-            raise RequestError(
-                f"there is no model '{model}' here; there is '{self.model_name()}'",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
-        tokenizer = self.tokenizer()
-        if tokenizer is None or view.ready is None:
-            raise probes.not_ready(self.control)
-        return tokenizer, view.ready.context_tokens
 
     async def _read(self, request: Request, share: BodyShare) -> bytes:
         """Read the body, stopping at the limit. Raises RequestError 413, or 415 for a body that is no JSON."""
@@ -253,6 +218,7 @@ class ApiRoutes:
 
     async def _answer(
         self,
+        model: ServedModel,
         kind: Kind,
         request: Request,
         body: CompletionRequest | ChatRequest,
@@ -265,12 +231,15 @@ class ApiRoutes:
         again = kept is not None and kept.again
         spend = (lambda _: None) if again else partial(self.shares.spend, asked[0].owner)
         words = self._settings.log_words
-        follow = RequestRecord(self.metrics, self._clock, arrived_s, keep_words=words, arm=arm, spend=spend)
+        name = model.name if self.models.several else ""
+        follow = RequestRecord(
+            model.metrics, self._clock, arrived_s, model=name, keep_words=words, arm=arm, spend=spend
+        )
         mark_followed(request.scope)
         follow.log_accepted(request.url.path, asked[0], body, resumed=again)
-        self.liveness.observe_request()
+        model.liveness.observe_request()
         choices = choices_of(body, asked, tokenizer, arrived_s)
-        told = [self._deltas(*pair, kept, follow) for pair in zip(asked, choices, strict=True)]
+        told = [self._deltas(model.control, *pair, kept, follow) for pair in zip(asked, choices, strict=True)]
         texts = [
             pieces_of(body, submit.request_id, deltas, choice, self._clock)
             for submit, deltas, choice in zip(asked, told, choices, strict=True)
@@ -278,7 +247,7 @@ class ApiRoutes:
         pieces = merge_pieces(texts)
         submit = asked[0]
         cursor = None if kept is None else kept.cursor(names=wants_names(request.headers))
-        envelope = self._envelope(kind, body, submit, tokenizer, kept, cursor)
+        envelope = self._envelope(model, kind, body, submit, tokenizer, kept, cursor)
         with follow.to_the_headers():
             if body.stream:
                 # The first piece is awaited before the headers go, so that a refusal still has its own status.
@@ -300,29 +269,17 @@ class ApiRoutes:
         return json_response(envelope.whole(found, cost), envelope.headers(cost))
 
     def _deltas(
-        self, submit: Submit, choice: Choice, kept: Resumption | None, follow: RequestRecord
+        self, control: Control, submit: Submit, choice: Choice, kept: Resumption | None, follow: RequestRecord
     ) -> AsyncGenerator[Delta, None]:
         """Return a choice's tokens; those of an answer that is told again are measured already."""
-        if kept is None or self._kept is None:
-            return follow.deltas(submit, self.control.generate(submit))
-        source = self._kept.deltas(kept, choice.index, lambda: bool(choice.answer.finish))
+        if kept is None or self.kept is None:
+            return follow.deltas(submit, control.generate(submit))
+        source = self.kept.deltas(kept, choice.index, lambda: bool(choice.answer.finish))
         return source if kept.again else follow.deltas(submit, source)
-
-    def _enter_trial(self, submit: Submit) -> tuple[Submit, VariantReport | None]:
-        """Give a request its variant, where a canary is tried; all its choices share it."""
-        if self._trial is None:
-            return submit, None
-        trial = self._trial
-        submit, entry = trial.assign_variant(submit)
-
-        def end_trial_entry(done: RequestTotals) -> None:
-            ttft_ms, tpot_ms = (None if each is None else each * MS_PER_S for each in (done.ttft_s, done.tpot_s))
-            trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance)
-
-        return submit, VariantReport(entry.arm.value, end_trial_entry) if entry.counted else None
 
     def _envelope(
         self,
+        model: ServedModel,
         kind: Kind,
         body: CompletionRequest | ChatRequest,
         submit: Submit,
@@ -336,9 +293,9 @@ class ApiRoutes:
             kind,
             submit.request_id if kept is None else kept.answer.request_id,
             int(self._clock.wall_s()) if kept is None else kept.answer.created_s,
-            self.model_name(),
+            model.name,
             len(submit.prompt),
-            lambda engine: describe_source(self.control.view(), engine, rule),
+            lambda engine: describe_source(model.control.view(), engine, rule),
             rule,
             None if body.wanted_logprobs is None else lambda tokens: rendered(tokens, tokenizer),
             cursor,
@@ -375,26 +332,20 @@ class ApiRoutes:
 
 
 def create_app(
-    control: Control,
-    tokenizer: Callable[[], TokenizerPort | None],
-    model_name: Callable[[], str],
+    targets: Sequence[ServedTarget],
     settings: ApiSettings,
     clock: Clock,
-    trial: CanaryTrial | None = None,
+    *,
     book: AnswerBook | None = None,
     batches: BatchStore | None = None,
 ) -> FastAPI:
-    """Return the app. `tokenizer` gives None, and `model_name` may give "", until the worker is ready. `trial`: of a
-    canary, where there is one. `book` keeps answers that may be resumed; without one none are. `batches` keeps files
-    and batches; without it their routes answer 404."""
+    """Return the app over these models, of which the first is that of requests that name none. `book` keeps answers
+    that may be resumed; without one none are. `batches` keeps files and batches; without it their routes answer 404.
+    `app.state` has what the daemon needs of it: `models`, `kept` and `batches`."""
     app = FastAPI(title="Outrider", version=version("outrider"), docs_url="/docs", redoc_url=None)
-    kept = None if book is None else KeptAnswers(control, book, clock)
-    api = ApiRoutes(control, tokenizer, model_name, settings, clock, trial, kept)
-    app.state.kept = kept
-    app.state.slo = api.metrics.slo.view
-    app.state.costs = api.metrics.view_costs
-    app.state.speed = api.metrics.speed.view
-    app.state.on_round = [api.metrics.observe_round, api.liveness.observe_round]
+    api = ApiRoutes(targets, settings, clock, book)
+    app.state.models = api.models
+    app.state.kept = api.kept
     errors.install_error_handlers(app)
     if settings.keys is not None:
         app.add_middleware(ShareGate, shares=api.shares)
@@ -408,19 +359,20 @@ def create_app(
 
     @app.get("/v1/models", **operation(None, ModelList, statuses=(401,)))
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": api.models()}
+        return {"object": "list", "data": api.models.list_entries()}
 
     @app.get("/v1/models/{name:path}", **operation(None, Model, statuses=(401, 404)))
     async def model(name: str) -> dict[str, Any]:
-        if name != model_name():
-            raise RequestError(f"there is no model '{name}' here", status=404, code="model_not_found", param="model")
-        return api.models()[0]
+        found = next((one for one in api.models if one.name == name), None)
+        if found is None:
+            raise api.models.build_unknown_error(name)
+        return found.describe(clock.wall_s())
 
     tokenize.install_tokenize_routes(app, api, settings.max_parameter_bytes)
     service = None
     if batches is not None:
-        service = BatchService(batches, control, api.answer_line, clock, settings.places)
-        api.metrics.observe_batches(service)
+        service = BatchService(batches, api.models, api.answer_line, clock)
+        api.models.first.metrics.observe_batches(service)
     app.state.batches = service
     install_batch_routes(app, service, api)
     probes.install_probe_routes(app, api)
@@ -431,6 +383,20 @@ def create_app(
 async def _collect(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
     async with aclosing(pieces):
         return [piece async for piece in pieces]
+
+
+def _enter_trial(model: ServedModel, submit: Submit) -> tuple[Submit, VariantReport | None]:
+    """Give a request its variant, where a canary is tried; all its choices share it."""
+    if model.trial is None:
+        return submit, None
+    trial = model.trial
+    submit, entry = trial.assign_variant(submit)
+
+    def end_trial_entry(done: RequestTotals) -> None:
+        ttft_ms, tpot_ms = (None if each is None else each * MS_PER_S for each in (done.ttft_s, done.tpot_s))
+        trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance)
+
+    return submit, VariantReport(entry.arm.value, end_trial_entry) if entry.counted else None
 
 
 def _offers_tools(body: CompletionRequest | ChatRequest) -> bool:

@@ -34,9 +34,10 @@ class VariantReport(NamedTuple):
 
 
 class RequestRecord:
-    """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `keep_words`: its
-    lines have the text of request and answer, and a bug's the exception's message. `arm`: the canary's variant, where
-    there is one and the request takes part. `spend` is told of the tokens of prompt and answer as they come."""
+    """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `model`: whose it is,
+    where there are several. `keep_words`: its lines have the text of request and answer, and a bug's the exception's
+    message. `arm`: the canary's variant, where there is one and the request takes part. `spend` is told of the tokens
+    of prompt and answer as they come."""
 
     def __init__(
         self,
@@ -44,12 +45,14 @@ class RequestRecord:
         clock: Clock,
         arrived_s: float,
         *,
+        model: str = "",
         keep_words: bool = False,
         arm: VariantReport | None = None,
         spend: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._metrics = metrics
         self._clock = clock
+        self._model = {"model": model} if model else {}
         self._keep_words = keep_words
         self._started_s = arrived_s
         self._arm = arm
@@ -61,7 +64,8 @@ class RequestRecord:
 
     def log_accepted(self, route: str, submit: Submit, body: Generation, *, resumed: bool = False) -> None:
         """Write the line of a request that goes to the decode loop. `resumed`: it did before."""
-        self._head = {"id": submit.request_id, "route": route} | ({"arm": submit.lane} if submit.lane else {})
+        arm = {"arm": submit.lane} if submit.lane else {}
+        self._head = {"id": submit.request_id, "route": route, **self._model, **arm}
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
         self._spend(len(submit.prompt))
         counts = {"n": body.n, "prompt_tokens": len(submit.prompt), "max_tokens": submit.max_tokens}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -12,81 +12,126 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.api import errors
 from orchestrator.api.answers import DecodeHealth, Health, Live, Readiness, Started, Version
-from orchestrator.api.liveness import Liveness
-from orchestrator.api.metrics.collector import Metrics
+from orchestrator.api.metrics.page import MetricsPage
 from orchestrator.api.openapi import operation
-from orchestrator.api.port import TokenizerPort
-from orchestrator.control.port import Control
+from orchestrator.api.served import NOT_READY_RETRY_S, ServedModel, ServedModels, not_ready
+from orchestrator.control.state import DRAINING, FAILED, READY, RESTARTING, STARTING
 from orchestrator.errors import RequestError
 
-_NOT_READY_RETRY_S = 5
+_BEST_FIRST = (READY, RESTARTING, STARTING, DRAINING, FAILED)
 
 
 class Probed(Protocol):
     """What these routes need of the API."""
 
-    control: Control
-    metrics: Metrics
-    liveness: Liveness
-    tokenizer: Callable[[], TokenizerPort | None]
-    model_name: Callable[[], str]
+    models: ServedModels
+    page: MetricsPage
 
 
 def install_probe_routes(app: FastAPI, api: Probed) -> None:
-    """Add the routes. None of them asks for a key."""
+    """Add the routes. None of them asks for a key. `?model=NAME` asks for one model alone."""
 
-    @app.get("/started", **operation(None, Started, statuses=(503,)))
-    async def tell_started() -> Response:
-        if api.control.view().ready is None:
-            return errors.response_of(not_ready(api.control))
-        return JSONResponse({"status": "started", "model": api.model_name()})
+    def choose(model: str | None) -> list[ServedModel]:
+        return list(api.models) if model is None else [api.models.require(model)]
+
+    @app.get("/started", **operation(None, Started, statuses=(404, 503)))
+    async def tell_started(model: str | None = None) -> Response:
+        return _tell_started(choose(model))
 
     @app.get("/live", **operation(None, Live, statuses=()))
     async def live() -> Response:
-        return JSONResponse({"status": "live", "phase": api.control.view().phase})
+        return JSONResponse({"status": "live", "phase": sum_up_phase(list(api.models))})
 
-    @app.get("/health", **operation(None, Health, statuses=(503,)))
-    async def health() -> Response:
-        view = api.control.view()
-        if view.phase == "failed":
-            return errors.response_of(not_ready(api.control))
-        decode = api.liveness.describe_liveness()
-        return JSONResponse({"status": "ok", "phase": view.phase, "detail": view.detail, "decode": decode})
+    @app.get("/health", **operation(None, Health, statuses=(404, 503)))
+    async def health(model: str | None = None) -> Response:
+        return _tell_health(choose(model))
 
-    @app.get("/health/decode", **operation(None, DecodeHealth, statuses=(503,)))
-    async def decode_health() -> Response:
-        decode = api.liveness.describe_liveness()
+    @app.get("/health/decode", **operation(None, DecodeHealth, statuses=(404, 503)))
+    async def decode_health(model: str | None = None) -> Response:
+        decode = describe_decoding(choose(model))
         if decode["status"] == "stalled":
             return errors.response_of(_build_stalled_error(decode))
         return JSONResponse(decode)
 
-    @app.get("/ready", **operation(None, Readiness, statuses=(503,)))
-    async def ready() -> Response:
-        view = api.control.view()
-        if view.phase != "ready" or api.tokenizer() is None:
-            return errors.response_of(not_ready(api.control))
-        return JSONResponse({"status": "ready", "model": api.model_name()})
+    @app.get("/ready", **operation(None, Readiness, statuses=(404, 503)))
+    async def ready(model: str | None = None) -> Response:
+        return _tell_ready(choose(model))
 
     @app.get("/metrics", responses={200: {"description": "Prometheus text.", "content": {CONTENT_TYPE_LATEST: {}}}})
     async def metrics() -> Response:
-        return Response(api.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(api.page.render(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/version", name="served_version", **operation(None, Version, statuses=()))
     async def get_version() -> dict[str, str]:
         return {"version": version("outrider")}
 
 
-def not_ready(control: Control) -> RequestError:
-    """Return the 503 that says what the daemon is doing."""
-    view = control.view()
-    detail = f": {view.detail}" if view.detail else ""
-    return RequestError(
-        f"the model is {view.phase}{detail}",
-        status=503,
-        kind="server_error",
-        code="model_not_ready",
-        retry_after_s=_NOT_READY_RETRY_S,
-    )
+def _tell_started(asked: Sequence[ServedModel]) -> Response:
+    """Answer whether each of these models was ready once, but for those that never will be."""
+    waited = [one for one in asked if one.control.view().ready is None]
+    missing = [one for one in waited if one.phase != FAILED]
+    if missing or len(waited) == len(asked):
+        return _refuse((missing or waited)[0], asked)
+    return JSONResponse({"status": "started", "model": asked[0].name, **_list_phases(asked)})
+
+
+def _tell_ready(asked: Sequence[ServedModel]) -> Response:
+    """Answer whether one of these models serves, and none is still to serve for the first time."""
+    coming = [one for one in asked if one.is_coming_up]
+    if coming or not any(one.serves for one in asked):
+        return _refuse((coming or asked)[0], asked)
+    return JSONResponse({"status": "ready", "model": asked[0].name, **_list_phases(asked)})
+
+
+def _tell_health(asked: Sequence[ServedModel]) -> Response:
+    """Answer whether one of these models can work."""
+    phase = sum_up_phase(asked)
+    if phase == FAILED:
+        return _refuse(asked[0], asked)
+    told = {"status": "ok", "phase": phase, "detail": _sum_up_detail(asked), "decode": describe_decoding(asked)}
+    return JSONResponse({**told, **_list_phases(asked)})
+
+
+def _refuse(model: ServedModel, asked: Sequence[ServedModel]) -> Response:
+    return errors.response_of(not_ready(model.control, model.name if len(asked) > 1 else ""))
+
+
+def sum_up_phase(models: Sequence[ServedModel]) -> str:
+    """Return the phase of the one of these models that does best."""
+    phases = [one.phase for one in models]
+    return next((phase for phase in _BEST_FIRST if phase in phases), phases[0])
+
+
+def describe_decoding(models: Sequence[ServedModel]) -> dict[str, Any]:
+    """Return how decoding goes: "stalled" where that of any of these models is. The last token is anybody's."""
+    told = [one.liveness.describe_liveness() for one in models]
+    if len(told) == 1:
+        return told[0]
+    ages_s = [one["last_token_age_s"] for one in told if one["last_token_age_s"] is not None]
+    statuses = [one["status"] for one in told]
+    return {
+        "status": next(status for status in ("stalled", "ok", "idle") if status in statuses),
+        "phase": sum_up_phase(models),
+        "last_token_age_s": min(ages_s, default=None),
+        "streams": sum(one["streams"] for one in told),
+        "models": {one.name: status for one, status in zip(models, statuses, strict=True)},
+    }
+
+
+def _sum_up_detail(models: Sequence[ServedModel]) -> str:
+    """Return what is to be said of models that do not serve, each with its name where there are several."""
+    views = [(one.name, one.control.view()) for one in models]
+    if len(views) == 1:
+        return views[0][1].detail
+    away = [
+        (name, view.phase, f": {view.detail}" if view.detail else "") for name, view in views if view.phase != READY
+    ]
+    return "; ".join(f"{name} is {phase}{detail}" for name, phase, detail in away)
+
+
+def _list_phases(models: Sequence[ServedModel]) -> dict[str, Any]:
+    """Return the phase of each model, where there are several."""
+    return {"models": {one.name: one.phase for one in models}} if len(models) > 1 else {}
 
 
 def _build_stalled_error(decode: dict[str, Any]) -> RequestError:
@@ -97,5 +142,5 @@ def _build_stalled_error(decode: dict[str, Any]) -> RequestError:
         status=503,
         kind="server_error",
         code="decode_stalled",
-        retry_after_s=_NOT_READY_RETRY_S,
+        retry_after_s=NOT_READY_RETRY_S,
     )

@@ -107,10 +107,11 @@ class Resumption(NamedTuple):
 
 
 class KeptAnswers:
-    """The answers of an API that are kept in a book."""
+    """The answers of an API that are kept in a book. `find_control` returns what decodes for a model; None where that
+    model is not here any more."""
 
-    def __init__(self, control: Control, book: AnswerBook, clock: Clock) -> None:
-        self._control = control
+    def __init__(self, find_control: Callable[[str], Control | None], book: AnswerBook, clock: Clock) -> None:
+        self._find_control = find_control
         self._book = book
         self._clock = clock
         self._running: dict[int, _Decoding] = {}
@@ -155,7 +156,12 @@ class KeptAnswers:
         return Resumption(found, since)
 
     def open(
-        self, headers: Headers, body: CompletionRequest | ChatRequest, submits: Sequence[Submit], request_id: str
+        self,
+        headers: Headers,
+        body: CompletionRequest | ChatRequest,
+        submits: Sequence[Submit],
+        request_id: str,
+        model: str,
     ) -> Resumption | None:
         """Keep a new request's answer, if it may be asked for again; None where it may not, or there is no room."""
         key = read_key(headers)
@@ -166,7 +172,8 @@ class KeptAnswers:
         if known is not None and known.body == digest:  # its twin came while this one was being looked at
             return Resumption(known)
         created_s = int(self._clock.wall_s())
-        found = self._book.open(request_id, submits, key=key, owner=owner, body=digest, created_s=created_s)
+        told = {"key": key, "owner": owner, "body": digest, "model": model}
+        found = self._book.open(request_id, submits, created_s=created_s, **told)
         return None if found is None else Resumption(found, again=False)
 
     def deltas(self, kept: Resumption, index: int, is_over: Callable[[], bool]) -> AsyncGenerator[Delta, None]:
@@ -176,10 +183,11 @@ class KeptAnswers:
         had = kept.since.places[index] if kept.since is not None else None
         return self._read(kept.answer, index, had.tokens if had is not None else 0, is_over)
 
-    def go_on(self, answers: Sequence[KeptAnswer]) -> None:
-        """Decode, for a while, what the last daemon's clients with a key waited for: they may come back."""
+    def go_on(self, answers: Sequence[KeptAnswer], control: Control) -> None:
+        """Decode with this control, for a while, what the last daemon's clients with a key waited for: they may come
+        back."""
         for answer in answers:
-            if answer.key:
+            if answer.key and self._find_control(answer.model) is control:
                 self._decode(answer).leave()
 
     def let_go(self) -> None:
@@ -219,7 +227,8 @@ class KeptAnswers:
         """Let an answer be decoded, with one more reader."""
         found = self._running.get(answer.number)
         if found is None or (found.failed and not found.readers):
-            found = self._running[answer.number] = _Decoding(self._control, self._book, answer, self._forget)
+            control = self._find_control(answer.model)
+            found = self._running[answer.number] = _Decoding(control, self._book, answer, self._forget)
         found.enter()
         return found
 
@@ -232,7 +241,7 @@ class _Decoding:
     """Decodes what is missing of an answer, a task for each choice."""
 
     def __init__(
-        self, control: Control, book: AnswerBook, answer: KeptAnswer, forget: Callable[[_Decoding], None]
+        self, control: Control | None, book: AnswerBook, answer: KeptAnswer, forget: Callable[[_Decoding], None]
     ) -> None:
         self.answer = answer
         self.readers = 0
@@ -306,6 +315,8 @@ class _Decoding:
         stream = f"{choice.submit.request_id}{again}"
         submit = msgspec.structs.replace(choice.submit, request_id=stream, committed=list(choice.tokens))
         try:
+            if self._control is None:
+                raise RequestError(f"the model '{self.answer.model}' is not here any more", status=404)
             async with aclosing(self._control.generate(submit)) as source:  # type: ignore[type-var]  # it is a generator
                 async for delta in source:
                     self._book.record(self.answer, index, delta)

@@ -15,6 +15,7 @@ from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.openapi import operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.responses import json_response
+from orchestrator.api.served import ServedModels
 from orchestrator.api.tools.wire import MAX_TOOLS, Tool
 from orchestrator.api.translate import chat_prompt
 from orchestrator.api.wire import Body, Message
@@ -78,7 +79,8 @@ class ModelApi(Protocol):
 
     def do_with_body(self, request: Request, work: Callable[[bytes], Response]) -> Awaitable[Response]: ...
 
-    def resolve_model(self, model: str | None) -> tuple[TokenizerPort, int]: ...
+    @property
+    def models(self) -> ServedModels: ...
 
 
 def install_tokenize_routes(app: FastAPI, served: ModelApi, max_parameter_bytes: int) -> None:
@@ -86,11 +88,12 @@ def install_tokenize_routes(app: FastAPI, served: ModelApi, max_parameter_bytes:
 
     def parse(model: type[_Asked], raw: bytes) -> tuple[_Asked, TokenizerPort, int]:
         """Parse a body, unless its text is far larger than any that could be served."""
-        tokenizer, context = served.resolve_model(None)
+        named = served.models.choose(raw)
+        tokenizer, context = named.require_ready()
         most = max(_LEAST_BOUND, _CONTEXTS * context)
         refuse_oversized(raw, tokenizer, most, max_parameter_bytes)
         body: _Asked = errors.parse_body(model, raw)
-        served.resolve_model(body.model)
+        served.models.confirm(named, body.model)
         return body, tokenizer, context
 
     def tokenize_body(raw: bytes) -> Response:

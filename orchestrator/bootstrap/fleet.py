@@ -27,6 +27,7 @@ from orchestrator.control.plan_keeper import PlanKeeper
 from orchestrator.errors import OutriderError
 from orchestrator.planning.applied import build_option_filter, whole_targets
 from orchestrator.planning.here import PresentHost, PresentLinks
+from orchestrator.planning.neighbours import TakenPlace
 from orchestrator.planning.proposal import PlanError, PlanProposal, build_request_from_config, propose_hosts
 from orchestrator.planning.sketched import build_default_links, build_stated_links
 from orchestrator.profiling.work import MEASURING_LOCK, profile_store
@@ -40,18 +41,25 @@ _log = logging.getLogger(__name__)
 
 
 class FleetPlanning:
-    """The hosts of one daemon, and what is planned for them. `path`: of its cluster.yaml. `loads` hears what the
-    devices of other hosts do."""
+    """The hosts of one target, and what is planned for them. `path`: of its cluster.yaml. `loads` hears what the
+    devices of other hosts do. `list_taken`: what the daemon's other targets have of them."""
 
     def __init__(
-        self, config: ClusterConfig, path: Path, cluster: Cluster, progress: OnProgress, loads: LoadObserver
+        self,
+        config: ClusterConfig,
+        path: Path,
+        cluster: Cluster,
+        progress: OnProgress,
+        loads: LoadObserver,
+        list_taken: Callable[[], tuple[TakenPlace, ...]] = tuple,
     ) -> None:
         self._config = config
         self._base = path.resolve().parent
         self._cluster = cluster
         self._progress = progress
         self._store = profile_store(config)
-        options = AgentOptions(read_text(path), str(path.resolve()), str(store_directory(config)))
+        self._list_taken = list_taken
+        options = AgentOptions(read_text(path), str(path.resolve()), str(store_directory(config)), config.number)
         self.fleet = Fleet(cluster, FleetRules(config.hosts, config.cluster.discover), options, loads)
 
     async def make_plan(self) -> StartPlan:
@@ -108,6 +116,7 @@ class FleetPlanning:
 
     def _propose(self) -> PlanProposal:
         asked = whole_targets(build_request_from_config(self._config, self._base))
+        asked = replace(asked, taken=self._list_taken())
         allowed = build_option_filter(self._config, asked)
         found = propose_hosts(asked, self._store, self._list_hosts(), self._list_links(), allowed)
         left_out = [f"{address} is left out: {why}" for address, why in sorted(self.fleet.left_out.items())]
@@ -171,11 +180,12 @@ class _Nobody:
         return ()
 
 
-async def propose_for_hosts(config: ClusterConfig, path: Path) -> PlanProposal:
+async def propose_for_hosts(config: ClusterConfig, path: Path, taken: tuple[TakenPlace, ...] = ()) -> PlanProposal:
     """Join the cluster of a configuration, look at its hosts, and return what would be planned for them by the profiles
-    that there are. Raises OutriderError, and what resolving the models raises."""
+    that there are, beside other targets that have what is `taken`. Raises OutriderError, and what resolving the models
+    raises."""
     cluster = build_cluster(config)
-    planning = FleetPlanning(config, path, cluster, lambda stage, fraction: None, _Nobody())
+    planning = FleetPlanning(config, path, cluster, lambda stage, fraction: None, _Nobody(), lambda: taken)
     try:
         return await planning.propose()
     finally:

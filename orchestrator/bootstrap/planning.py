@@ -29,6 +29,7 @@ from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.beside import sum_reserved_bytes
 from orchestrator.planning.core_split import CoresByHost
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
+from orchestrator.planning.neighbours import TakenPlace, leave_taken, share_time
 from orchestrator.planning.proposal import (
     PlanError,
     PlanProposal,
@@ -113,14 +114,19 @@ def _within(progress: OnProgress, title: str, stage: str, fraction: float) -> No
 
 
 def make_plan(
-    config: ClusterConfig, base: Path, state: Path, loads: Mapping[str, DeviceLoad] | None = None
+    config: ClusterConfig,
+    base: Path,
+    state: Path,
+    loads: Mapping[str, DeviceLoad] | None = None,
+    taken: tuple[TakenPlace, ...] = (),
 ) -> StartPlan:
     """Return the plan for this machine by the stored profiles. `state`: the daemon's own directory; what workers there
-    hold, which wait for this daemon, counts as free. `loads`: what other programs take of the devices now.
+    hold, which wait for this daemon, counts as free. `loads`: what other programs take of the devices now. `taken`:
+    what other targets of the daemon are to have.
 
     Raises PlanError, and what resolving the models raises.
     """
-    asked = whole_targets(build_request_from_config(config, base))
+    asked = replace(whole_targets(build_request_from_config(config, base)), taken=taken)
     here = list_devices_here()
     free = {**here.free_bytes}
     if "CPU" in free:
@@ -128,8 +134,8 @@ def make_plan(
     allowed = build_option_filter(config, asked)
     found = propose_here(asked, profile_store(config), free, allowed, here.hardware)
     if loads:
-        taken = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
-        cluster = apply_loads(found.cluster, found.behind, taken)
+        busy = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
+        cluster = share_time(apply_loads(found.cluster, found.behind, busy), found.behind, taken)
         found = replace(build_proposal(cluster, asked, found.behind, found.pairs), assumed=found.assumed)
     for line in found.assumed:
         _log.info("planned, %s", line)
@@ -138,10 +144,12 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class PlanMaking:
-    """Implements control.plan_keeper.Planner for one configuration."""
+    """Implements control.plan_keeper.Planner for one configuration. `list_taken`: what the daemon's other targets have
+    now."""
 
     config: ClusterConfig
     base: Path
+    list_taken: Callable[[], tuple[TakenPlace, ...]] = tuple
 
     def again(
         self,
@@ -152,9 +160,12 @@ class PlanMaking:
         loads: Mapping[str, DeviceLoad],
     ) -> StartPlan:
         """Return the plan with costs as they turned out to be, without devices that refuse work, and with what other
-        programs leave of the rest. Raises PlanError."""
-        well = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
+        programs and other targets leave of the rest. Raises PlanError."""
+        taken = self.list_taken()
+        left = leave_taken(first.cluster, first.behind, taken, first.asked.taken)
+        well = apply_health(correct_costs(left, corrections), first.behind, health)
         cluster = apply_loads(well, first.behind, loads, partial(_count_reserved, first))
+        cluster = share_time(cluster, first.behind, taken)
         proposal = build_proposal(cluster, first.asked, first.behind, first.pairs)
         found = build_start_plan(self.config, self.base, proposal)
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))

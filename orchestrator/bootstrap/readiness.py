@@ -9,7 +9,7 @@ from pathlib import Path
 
 from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.devices_there import check_device
-from orchestrator.config.drafts import ModelDraft
+from orchestrator.config.drafts import ModelDraft, SuffixDraft
 from orchestrator.config.load import admin_socket_path, state_directory, store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place
@@ -71,7 +71,16 @@ def _list_devices(config: ClusterConfig) -> Iterator[tuple[Place, str, str, bool
     hosts = {one.host for one in model.placements}
     if AUTO not in (model.adapter, model.device):
         yield ("model", "device"), model.adapter, model.device, not elsewhere or THIS_NODE in hosts
-    for at, draft in config.all_drafts:
+    for index, further in enumerate(config.models):
+        if AUTO not in (further.adapter, further.device):
+            mine = {one.host for one in further.placements}
+            yield ("models", index, "device"), further.adapter, further.device, not elsewhere or THIS_NODE in mine
+    further_drafts: list[tuple[Place, SuffixDraft | ModelDraft]] = [
+        (("models", index, "drafts", at), draft)
+        for index, further in enumerate(config.models)
+        for at, draft in enumerate(further.drafts or ())
+    ]
+    for at, draft in [*config.all_drafts, *further_drafts]:
         if isinstance(draft, ModelDraft) and AUTO not in (draft.adapter, draft.device):
             here = not elsewhere or draft.host == THIS_NODE
             yield (*at, "device"), draft.adapter, draft.device, here

@@ -83,9 +83,26 @@ def _print(config: ClusterConfig) -> None:
 
     table = Table("key", "value")
     for section, content in config:
-        for name, row in _flat(section, content):
+        further = [row for target in config.targets[1:] for row in _list_further(target)]
+        for name, row in further if section == "models" else _flat(section, content):
             add_row(table, name, row)
     Console().print(table)
+
+
+def _list_further(target: ClusterConfig) -> list[tuple[str, str]]:
+    """Return what holds for a further target, whether it is its own or everybody's."""
+    from orchestrator.config.further_target import OWN_KEYS
+    from orchestrator.config.source_text import format_place
+
+    root = format_place(("models", target.number - 1))
+    rows = _flat(root, target.model)
+    for section, keys in OWN_KEYS.items():
+        content = getattr(target, section)
+        if keys:
+            rows += [row for key in keys for row in _flat(f"{root}.{key}", getattr(content, key))]
+        else:
+            rows += _flat(f"{root}.{section}", content)
+    return rows
 
 
 def _flat(name: str, content: Any) -> list[tuple[str, str]]:

@@ -52,3 +52,10 @@ def socket_of(config: Path | None, port: int | None) -> Path:
 
     loaded = load_or_default(config)
     return admin_socket_path(loaded, loaded.api.port if port is None else port)
+
+
+def name_model(model: str | None, route: str) -> str:
+    """Return a route that is about this model; about all where none is named."""
+    from urllib.parse import quote
+
+    return route if model is None else f"{route}?model={quote(model, safe='')}"

@@ -27,16 +27,16 @@ def explain(
         print(json.dumps(answer, indent=1))
         return
     for route in answer["routes"]:
-        _print_route(route)
+        _print_route(route, answer.get("model", ""))
 
 
-def _print_route(route: dict[str, Any]) -> None:
+def _print_route(route: dict[str, Any], model: str) -> None:
     from rich.table import Table
 
     from orchestrator.plain_table import add_row, wide_console
 
     console = wide_console()
-    for line in describe_route(route):
+    for line in ([f"model: {model}"] if model else []) + describe_route(route):
         console.print(line, markup=False, highlight=False)
     names = [term["name"] for term in next((one["terms"] for one in route["rated"] if one["terms"]), [])]
     table = Table("replica", "draft", "ms", *names, "why not")

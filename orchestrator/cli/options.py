@@ -13,3 +13,4 @@ DaemonConfig = Annotated[Path | None, typer.Option("--config", help="The daemon'
 DaemonPort = Annotated[int | None, typer.Option("--port", help="The daemon's API port, where it is not api.port.")]
 AdminSocket = Annotated[Path | None, typer.Option("--socket", help="The admin socket itself.")]
 DaemonJson = Annotated[bool, typer.Option("--json", help="Print what the daemon said.")]
+ModelName = Annotated[str | None, typer.Option("--model", help="Of several models, the one of this name.")]

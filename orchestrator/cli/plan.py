@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.options import ModelName
+
 if TYPE_CHECKING:  # loaded where a plan is made
     from orchestrator.config.model import ClusterConfig
+    from orchestrator.planning.neighbours import TakenPlace
     from orchestrator.planning.proposal import PlanProposal
     from policies.planning.plan import Plan
 
@@ -34,6 +38,7 @@ def plan(
     ] = (False),
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan for programs; `plan diff` reads it.")] = False,
     library: Annotated[bool, typer.Option("--library", help="List the devices that a sketch may name.")] = False,
+    model: ModelName = None,
     config: Config = None,
     cluster: Cluster = None,
     profiles: Profiles = None,
@@ -46,13 +51,15 @@ def plan(
     if library:
         print_library()
         return
-    proposal = propose_plan(config, cluster, profiles)
+    found = propose_plans(config, cluster, profiles, model)
     if as_json:
         from orchestrator.planning.basis import plain
 
-        print(json.dumps(plain(proposal), indent=1))
-    else:
-        print_proposal(proposal, explain=explain)
+        first, *further = ({**plain(proposal)} for proposal in found.values())
+        print(json.dumps({**first, "models": further} if further else first, indent=1))
+        return
+    for name, proposal in found.items():
+        print_proposal(proposal, explain=explain, model=name if len(found) > 1 else "")
 
 
 @app.command()
@@ -60,6 +67,7 @@ def diff(
     before: Annotated[str, typer.Argument(help="A file of `plan --json`, `running` or `proposed`.")] = RUNNING,
     after: Annotated[str, typer.Argument(help="As the first.")] = PROPOSED,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences for programs.")] = False,
+    model: ModelName = None,
     config: Config = None,
     cluster: Cluster = None,
     profiles: Profiles = None,
@@ -70,7 +78,7 @@ def diff(
     from orchestrator.cli.plan_table import print_diff
     from policies.planning.plan import diff as differences
 
-    plans = [_load_plan(name, config, cluster, profiles) for name in (before, after)]
+    plans = [_load_plan(name, config, cluster, profiles, model) for name in (before, after)]
     found = differences(*plans)
     if as_json:
         gain = found.gain if found.before_tokens_per_s else None
@@ -79,40 +87,111 @@ def diff(
         print_diff(found, before, after, plans[-1].currency)
 
 
-def propose_plan(config: Path | None, cluster: Path | None, profiles: Path | None) -> PlanProposal:
-    """Return what is planned for a sketch, or for this machine. Raises OutriderError or AdapterError."""
-    from device_profiles.store import ProfileStore
-    from orchestrator.config.sketch import is_cluster_file, load_sketch
-    from orchestrator.planning.proposal import (
-        build_request_from_config,
-        build_request_from_sketch,
-        propose_here,
-        propose_sketch,
-    )
+def propose_plan(
+    config: Path | None, cluster: Path | None, profiles: Path | None, model: str | None = None
+) -> PlanProposal:
+    """Return what is planned for the first model, or for the one that is named. Raises as `propose_plans`."""
+    return next(iter(propose_plans(config, cluster, profiles, model, first=model is None).values()))
 
-    if cluster is not None:
-        sketch = load_sketch(cluster)
-        if config is None and is_cluster_file(cluster):
-            config = cluster
-        loaded, base = (None, Path()) if sketch.target is not None and config is None else _config(config, there=False)
-        known = ProfileStore(profiles) if profiles is not None else None
+
+def propose_plans(
+    config: Path | None,
+    cluster: Path | None,
+    profiles: Path | None,
+    model: str | None = None,
+    *,
+    first: bool = False,
+) -> dict[str, PlanProposal]:
+    """Return what is planned for each model by its name, or for the one that is named, or the `first`. Each is planned
+    beside those before it. Raises OutriderError or AdapterError."""
+    from orchestrator.bootstrap.plan_board import PlanBoard
+    from orchestrator.config.sketch import load_sketch
+    from orchestrator.planning.proposal import PlanError
+
+    if cluster is not None and (load_sketch(cluster).target is not None):
+        return {"": _propose_sketch(config, cluster, profiles, None)}
+    path = _find_config(config, cluster)
+    loaded, base = _config(path, there=cluster is None)
+    targets = loaded.targets[:1] if first else loaded.targets
+    names = [target.model.name for target in loaded.targets]
+    if model is not None and model not in names:
+        there = " and ".join(map(repr, names))
+        raise PlanError(f"there is no model '{model}' in this configuration; there is {there}")
+    board = PlanBoard(loaded.targets, base)
+    found: dict[str, PlanProposal] = {}
+    for number, target in enumerate(targets):
+        mine = target.model.name
+        taken = board.list_taken(number)
+        if cluster is not None:
+            proposal = _propose_sketch(path, cluster, profiles, (target, base, taken))
+        else:
+            proposal = _propose_target(target, path, base, profiles, taken)
+        if target.planned:
+            board.note(number, _tell(proposal.plan))
+        found[mine] = proposal
+        if model == mine:
+            return {mine: proposal}
+    return found
+
+
+def _tell(plan: Plan) -> Callable[[], Plan]:
+    return lambda: plan
+
+
+def _find_config(config: Path | None, cluster: Path | None) -> Path | None:
+    """Return the cluster.yaml that says what is to be placed: the sketch itself may be one."""
+    from orchestrator.config.sketch import is_cluster_file
+
+    return cluster if config is None and cluster is not None and is_cluster_file(cluster) else config
+
+
+def _propose_sketch(
+    config: Path | None,
+    cluster: Path,
+    profiles: Path | None,
+    placed: tuple[ClusterConfig, Path, tuple[TakenPlace, ...]] | None,
+) -> PlanProposal:
+    """Return what is planned for a cluster that is not there. `placed`: a target of cluster.yaml, and what others have;
+    None: the sketch's own target."""
+    from dataclasses import replace
+
+    from device_profiles.store import ProfileStore
+    from orchestrator.config.sketch import load_sketch
+    from orchestrator.planning.proposal import build_request_from_sketch, propose_sketch
+
+    known = ProfileStore(profiles) if profiles is not None else None
+    sketch = load_sketch(cluster)
+    if placed is None:
+        loaded, base = (None, Path()) if config is None else _config(config, there=False)
         return propose_sketch(sketch, build_request_from_sketch(sketch, loaded, base), known)
-    loaded, base = _config(config)
-    if loaded.plans_hosts and profiles is None:
+    target, base, taken = placed
+    return propose_sketch(sketch, replace(build_request_from_sketch(sketch, target, base), taken=taken), known)
+
+
+def _propose_target(
+    target: ClusterConfig, config: Path | None, base: Path, profiles: Path | None, taken: tuple[TakenPlace, ...]
+) -> PlanProposal:
+    """Return what is planned for a target of cluster.yaml on the machines that are there."""
+    from dataclasses import replace
+
+    from device_profiles.store import ProfileStore
+    from orchestrator.planning.proposal import build_request_from_config, propose_here
+
+    if target.plans_hosts and profiles is None:
         from orchestrator.bootstrap.fleet import propose_for_hosts
         from orchestrator.config.load import default_config_path
         from orchestrator.telemetry import setup_logging
 
-        setup_logging("warning", loaded.logging.format)
-        return asyncio.run(propose_for_hosts(loaded, config or default_config_path()))
-    asked = build_request_from_config(loaded, base)
+        setup_logging("warning", target.logging.format)
+        return asyncio.run(propose_for_hosts(target, config or default_config_path(), taken))
+    asked = replace(build_request_from_config(target, base), taken=taken)
     if profiles is not None:
         return propose_here(asked, ProfileStore(profiles), {})
     from orchestrator.loading.devices import list_devices_here
     from orchestrator.profiling.work import profile_store
 
     here = list_devices_here()
-    return propose_here(asked, profile_store(loaded), here.free_bytes, present=here.hardware)
+    return propose_here(asked, profile_store(target), here.free_bytes, present=here.hardware)
 
 
 def _config(path: Path | None, *, there: bool = True) -> tuple[ClusterConfig, Path]:
@@ -122,17 +201,17 @@ def _config(path: Path | None, *, there: bool = True) -> tuple[ClusterConfig, Pa
     return load_config(found, there=there), found.resolve().parent
 
 
-def _load_plan(name: str, config: Path | None, cluster: Path | None, profiles: Path | None) -> Plan:
+def _load_plan(name: str, config: Path | None, cluster: Path | None, profiles: Path | None, model: str | None) -> Plan:
     import msgspec
 
     from orchestrator.planning.proposal import PlanError
     from policies.planning.plan import Plan
 
     if name == PROPOSED:
-        return propose_plan(config, cluster, profiles).plan
+        return propose_plan(config, cluster, profiles, model).plan
     try:
         if name == RUNNING:
-            return msgspec.convert(_running(config)["plan"], Plan)
+            return msgspec.convert(_running(config, model)["plan"], Plan)
         return msgspec.convert(json.loads(Path(name).read_text(encoding="utf-8"))["plan"], Plan)
     except OSError as error:
         raise PlanError(f"{name}: cannot be read: {error.strerror}; write it with `outrider plan --json`") from error
@@ -140,12 +219,12 @@ def _load_plan(name: str, config: Path | None, cluster: Path | None, profiles: P
         raise PlanError(f"{name}: is no plan ({error}); write it with `outrider plan --json`") from error
 
 
-def _running(config: Path | None) -> dict[str, Any]:
+def _running(config: Path | None, model: str | None) -> dict[str, Any]:
     """Return the plan that the daemon of a configuration runs. Raises StatusError or PlanError."""
-    from orchestrator.cli.daemon_socket import query_daemon, socket_of
+    from orchestrator.cli.daemon_socket import name_model, query_daemon, socket_of
     from orchestrator.planning.proposal import PlanError
 
-    found = query_daemon(socket_of(config, None), "/admin/plan")
+    found = query_daemon(socket_of(config, None), name_model(model, "/admin/plan"))
     if found.get("plan") is None:
         raise PlanError("the daemon runs what cluster.yaml says, without a plan; let it plan with model.adapter: auto")
     return found

@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 _MOST_REJECTED = 40
 
 
-def print_proposal(proposal: PlanProposal, *, explain: bool) -> None:
-    """Print a plan; with everything behind it where `explain`."""
+def print_proposal(proposal: PlanProposal, *, explain: bool, model: str = "") -> None:
+    """Print a plan; with everything behind it where `explain`. `model`: whose it is, where there are several."""
     console = wide_console()
+    if model:
+        console.print(f"model {model}", markup=False)
     plan = proposal.plan
     _print_placements(console, proposal)
     _print_predictions(console, plan)

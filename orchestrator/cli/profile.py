@@ -63,10 +63,12 @@ def profile(
     loaded = leave_out_canary(load_config(path))
     store = profile_store(loaded)
     base = path.resolve().parent
-    if node:
-        work = remote_work(loaded, base, device or (), threads or (), node)
-    else:
-        work = list_work(loaded, base, device or (), threads or ())
+    work = []
+    for target in loaded.targets:
+        if node:
+            work += remote_work(target, base, device or (), threads or (), node)
+        else:
+            work += list_work(target, base, device or (), threads or ())
     todo = [one for one in work if refresh or not one.is_done(store)]
     across = bool(loaded.cluster.address)  # which nodes there are is known only there
     started, done = time.perf_counter(), _Done()

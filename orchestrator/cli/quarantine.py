@@ -8,18 +8,22 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.daemon_socket import query_daemon, socket_of
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
+from orchestrator.cli.daemon_socket import name_model, query_daemon, socket_of
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, ModelName
 
 app = typer.Typer(help="List the requests that are refused for having ended workers, and let them run again.")
 
 
 @app.command("list")
 def list_refused(
-    config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
+    model: ModelName = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    as_json: DaemonJson = False,
 ) -> None:
     """Show each refused request: its digest, how many workers it ended, and until when it is refused."""
-    answer = query_daemon(socket or socket_of(config, port), "/admin/quarantine")
+    answer = query_daemon(socket or socket_of(config, port), name_model(model, "/admin/quarantine"))
     if as_json:
         print(json.dumps(answer, indent=1))
         return
@@ -31,11 +35,14 @@ def list_refused(
     if not answer["quarantined"]:
         console.print("no request is refused")
         return
-    table = Table(Column("digest", no_wrap=True), "request", "prompt tokens", "workers ended", "until", "last end")
+    several = any("model" in one for one in answer["quarantined"])
+    columns = (*(["model"] * several), "request", "prompt tokens", "workers ended", "until", "last end")
+    table = Table(Column("digest", no_wrap=True), *columns)
     for one in answer["quarantined"]:
         until = datetime.fromtimestamp(one["until_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         counts = (str(one["prompt_tokens"]), str(one["deaths"]))
-        add_row(table, one["digest"], one["request_id"], *counts, until, one["cause"])
+        whose = [one["model"]] if several else []
+        add_row(table, one["digest"], *whose, one["request_id"], *counts, until, one["cause"])
     console.print(table)
     console.print("`outrider quarantine release DIGEST` lets one run again", markup=False, highlight=False)
 
@@ -44,6 +51,7 @@ def list_refused(
 def release(
     digests: Annotated[list[str] | None, typer.Argument(help="Digests as `list` shows them.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Release every request.")] = False,
+    model: ModelName = None,
     config: DaemonConfig = None,
     port: DaemonPort = None,
     socket: AdminSocket = None,
@@ -52,7 +60,8 @@ def release(
     """Let refused requests run again."""
     if bool(digests) == every:
         raise typer.BadParameter("name the digests to release, or --all")
-    answer = query_daemon(socket or socket_of(config, port), "/admin/quarantine/release", {"digests": digests or []})
+    body = {"digests": digests or [], "model": model}
+    answer = query_daemon(socket or socket_of(config, port), "/admin/quarantine/release", body)
     if as_json:
         print(json.dumps(answer, indent=1))
     else:

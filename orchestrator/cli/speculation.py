@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import query_daemon, socket_of
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
+from orchestrator.cli.daemon_socket import StatusError, query_daemon, socket_of
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, ModelName
 from orchestrator.cli.speculation_rows import speculation_rows
 
 app = typer.Typer(
@@ -35,16 +35,28 @@ Tokens = Annotated[int, typer.Argument(min=0, max=64, help="Tokens drafted in on
 @app.command("status")
 def status(
     as_json: DaemonJson = False,
+    model: ModelName = None,
     config: DaemonConfig = None,
     port: DaemonPort = None,
     socket: AdminSocket = None,
 ) -> None:
     """Show the operator's bounds, and which overrides stand, who asked for them and when."""
-    found = query_daemon(socket or socket_of(config, port))["speculation"]
+    first, *further = _choose(query_daemon(socket or socket_of(config, port)), model)
+    found = {**first, "models": further} if further else first
     if as_json:
         print(json.dumps(found, indent=1))
     else:
         _print(found)
+
+
+def _choose(answer: dict[str, Any], model: str | None) -> list[dict[str, Any]]:
+    """Return what holds for each model, or for the one that is named. Raises StatusError."""
+    every = [answer, *answer["models"]]
+    found = [one for one in every if model in (None, one["model"])]
+    if not found:
+        there = " and ".join(repr(one["model"]) for one in every)
+        raise StatusError(f"there is no model '{model}' here; there is {there}")
+    return [one["speculation"] | ({"model": one["model"]} if len(every) > 1 else {}) for one in found]
 
 
 def _command(name: str, wish: dict[str, Any] | None, what: str) -> None:
@@ -52,11 +64,12 @@ def _command(name: str, wish: dict[str, Any] | None, what: str) -> None:
     def command(
         user: User = "",
         engine: EngineNumber = None,
+        model: ModelName = None,
         config: DaemonConfig = None,
         port: DaemonPort = None,
         socket: AdminSocket = None,
     ) -> None:
-        _wish(wish, user, engine, socket or socket_of(config, port))
+        _wish(wish, _scope(user, engine, model), socket or socket_of(config, port))
 
 
 def _command_of_tokens(name: str, field: str, what: str) -> None:
@@ -65,11 +78,12 @@ def _command_of_tokens(name: str, field: str, what: str) -> None:
         tokens: Tokens,
         user: User = "",
         engine: EngineNumber = None,
+        model: ModelName = None,
         config: DaemonConfig = None,
         port: DaemonPort = None,
         socket: AdminSocket = None,
     ) -> None:
-        _wish({field: tokens}, user, engine, socket or socket_of(config, port))
+        _wish({field: tokens}, _scope(user, engine, model), socket or socket_of(config, port))
 
 
 _command("off", {"method": "off"}, "Decode plainly: every drafter is left alone.")
@@ -81,13 +95,21 @@ _command_of_tokens("at-most", "max_speculative_tokens", "Bound the depth: the po
 _command("reset", None, "Take back the override of a session or a replica; without either, all there are.")
 
 
-def _wish(config: dict[str, Any] | None, user: str, engine: int | None, socket: Path) -> None:
+def _scope(user: str, engine: int | None, model: str | None) -> dict[str, Any]:
+    """Return whom an override is for, as the daemon takes it."""
     scope: dict[str, Any] = {"user": user} if user else {}
     scope |= {} if engine is None else {"engine": engine}
+    return scope if model is None else scope | {"model": model}
+
+
+def _wish(config: dict[str, Any] | None, scope: dict[str, Any], socket: Path) -> None:
     asked_by = os.environ.get("SUDO_USER") or getpass.getuser()
     _print(query_daemon(socket, ROUTE, {**scope, "speculative_config": config, "asked_by": asked_by}))
 
 
 def _print(speculation: dict[str, Any]) -> None:
-    for name, value in speculation_rows(speculation):
-        print(f"{name}: {value}")
+    for one in (speculation, *speculation.get("models", [])):
+        if "model" in one:
+            print(f"model {one['model']}:")
+        for name, value in speculation_rows(one):
+            print(f"{name}: {value}")

@@ -34,10 +34,13 @@ def _print(answer: dict[str, Any]) -> None:
 
     from orchestrator.plain_table import add_row
 
-    table = Table(show_header=False, title=f"outrider {answer['version']}")
-    for name, value in _rows(answer):
-        add_row(table, name, value)
-    Console().print(table)
+    console = Console()
+    for one in (answer, *({**answer, **further} for further in answer["models"])):
+        whose = f": {one['model']}" if answer["models"] else ""
+        table = Table(show_header=False, title=f"outrider {answer['version']}{whose}")
+        for name, value in _rows(one):
+            add_row(table, name, value)
+        console.print(table)
 
 
 def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:

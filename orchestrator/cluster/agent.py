@@ -33,11 +33,13 @@ SAMPLE_EVERY_S = 1.0
 
 
 class AgentOptions(msgspec.Struct, frozen=True):
-    """cluster.yaml's `text`, which stands in the file `path`; `store`: where prepared models and profiles are kept."""
+    """cluster.yaml's `text`, which stands in the file `path`; `store`: where prepared models and profiles are kept.
+    `target`: the number of the target whose models are to be measured, in the order of the file."""
 
     text: str
     path: str
     store: str
+    target: int = 0
 
 
 def agent_spec(node: str, options: AgentOptions) -> WorkerSpec:
@@ -119,7 +121,7 @@ def describe_host(options: AgentOptions) -> HostInventory:
 
 def _read_configuration(options: AgentOptions) -> tuple[ClusterConfig, Path]:
     path = Path(options.path)
-    config, _ = parse_config(options.text, path)
+    config = parse_config(options.text, path)[0].targets[options.target]
     return config.model_copy(update={"store": Store(directory=options.store)}), path
 
 

@@ -18,6 +18,7 @@ from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.adapter_names import INSTALLED
 from orchestrator.config.drafts import DraftWorkersSection, ModelDraft
+from orchestrator.config.further_checks import check_names, check_own_placement
 from orchestrator.config.hosts import check_hosts, check_running_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.language_changes import accept_old_keys
@@ -48,18 +49,23 @@ def load_text(text: str, path: Path, *, sources: bool = True, there: bool = True
     """Return the configuration that a text is, checked as `load_config` does. Raises ConfigError."""
     config, lines = parse_config(text, path)
     check_hosts(config.hosts, config.links, path, lines)
+    check_names(config, path, lines)
     if sources:
-        _check_sources(config, path, lines)
-        _check_depths(config, path, lines)
+        for target in config.targets:
+            _check_sources(target, path, lines)
+            _check_depths(target, path, lines)
         _check_canary(config, path, lines)
-        _check_processes(config, path, lines)
+        for target in config.targets:
+            _check_processes(target, path, lines)
         _check_cluster(config, path, lines)
         if there:
             _check_hosts(config, path, lines)
-        _check_replicas(config, path, lines)
-        _check_cores(config, path, lines)
-        _check_objectives(config, path, lines)
-        _check_vocabularies(config, path, lines)
+        for target in config.targets:
+            _check_replicas(target, path, lines)
+            _check_cores(target, path, lines)
+            _check_objectives(target, path, lines)
+            _check_vocabularies(target, path, lines)
+            check_own_placement(target, path, lines)
         _check_keys(config, path, lines)
     return config
 
@@ -153,7 +159,8 @@ def list_outdated(path: Path) -> list[str]:
 
 def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Find the models' files now, so that a wrong source is told with its line. Raises ConfigError."""
-    sources: list[tuple[Place, str, str]] = [(("model", "source"), config.model.source, config.model.adapter)]
+    own = (config.find_place("model", "source"), config.model.source, config.model.adapter)
+    sources: list[tuple[Place, str, str]] = [own]
     for at, draft in config.all_drafts:
         if isinstance(draft, ModelDraft):
             sources.append(((*at, "source"), draft.source, draft.adapter))
@@ -179,14 +186,15 @@ def _check_depths(config: ClusterConfig, path: Path, lines: Lines) -> None:
     most = ("num_speculative_tokens", speculation.num_speculative_tokens)
     deepest = ("pid.max_depth", pid.max_depth) if pid.max_depth else most
     bounds: list[tuple[Place, int, tuple[str, int]]] = [
-        (("speculation", "min_speculative_tokens"), speculation.min_speculative_tokens, most),
-        (("speculation", "pid", "max_depth"), pid.max_depth, most),
-        (("speculation", "pid", "min_depth"), pid.min_depth if "min_depth" in pid.model_fields_set else 0, deepest),
+        (("min_speculative_tokens",), speculation.min_speculative_tokens, most),
+        (("pid", "max_depth"), pid.max_depth, most),
+        (("pid", "min_depth"), pid.min_depth if "min_depth" in pid.model_fields_set else 0, deepest),
     ]
-    for place, depth, (bound, limit) in bounds:
+    for key, depth, (bound, limit) in bounds:
         if depth > limit:
+            place = config.find_place("speculation", *key)
             at = f"{path}:{lines.get(place, 1)}: {format_place(place)}"
-            raise ConfigError(f"{at}: {depth} is above speculation.{bound}, which is {limit}")
+            raise ConfigError(f"{at}: {depth} is above {format_place(place[: -len(key)])}.{bound}, which is {limit}")
 
 
 def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -260,13 +268,14 @@ def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse what one replica can have and several cannot, and hosts that are none. Raises ConfigError."""
     placements = config.model.placements
     if config.devices.cores and (len(placements) > 1 or any(one.cores for one in placements)):
+        mine, replicas = config.find_place("devices", "cores"), config.find_place("model", "replicas")
         raise ConfigError(
-            f"{path}:{lines.get(('devices', 'cores'), 1)}: devices.cores: are one worker's; "
-            "give each replica its own in model.replicas, as in [{cores: [0, 1]}, {cores: [2, 3]}]"
+            f"{path}:{lines.get(mine, 1)}: {format_place(mine)}: are one worker's; "
+            f"give each replica its own in {format_place(replicas)}, as in [{{cores: [0, 1]}}, {{cores: [2, 3]}}]"
         )
     for index, placement in enumerate(placements):
         if placement.host and not config.cluster.on_ray:
-            place: Place = ("model", "replicas", index, "host")
+            place = config.find_place("model", "replicas", index, "host")
             raise ConfigError(f"{path}:{lines.get(place, 1)}: {format_place(place)}: {_ONLY_ON_RAY}")
 
 
@@ -294,7 +303,9 @@ def _check_hosts(config: ClusterConfig, path: Path, lines: Lines) -> None:
                 raise ConfigError(f"{where} go with cluster.address, the Ray of these hosts; add it, or leave them out")
         return
     check_running_hosts(config.hosts, path, lines)
-    if (config.hosts or "discover" in config.cluster.model_fields_set) and not config.planned:
+    if (config.hosts or "discover" in config.cluster.model_fields_set) and not any(
+        one.planned for one in config.targets
+    ):
         key = "hosts" if config.hosts else "discover"
         place: Place = ("hosts",) if config.hosts else ("cluster", "discover")
         where = f"{path}:{lines.get(place, 1)}: {key}:"
@@ -303,8 +314,11 @@ def _check_hosts(config: ClusterConfig, path: Path, lines: Lines) -> None:
 
 def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse cores that are named twice, or that this host lacks where workers run on it. Raises ConfigError."""
-    named: list[tuple[Place, list[int]]] = [(("devices", "cores"), config.devices.cores)]
-    named += [(("model", "replicas", index, "cores"), one.cores) for index, one in enumerate(config.model.placements)]
+    named: list[tuple[Place, list[int]]] = [(config.find_place("devices", "cores"), config.devices.cores)]
+    named += [
+        (config.find_place("model", "replicas", index, "cores"), one.cores)
+        for index, one in enumerate(config.model.placements)
+    ]
     named += [((*at, "cores"), draft.cores) for at, draft in config.all_drafts if isinstance(draft, ModelDraft)]
     here = not config.cluster.on_ray or not config.cluster.address
     usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None
@@ -324,7 +338,8 @@ def _check_objectives(config: ClusterConfig, path: Path, lines: Lines) -> None:
     needs = {"ttft_percentile": "ttft_ms", "late": "ttft_ms", "tpot_percentile": "tpot_ms"}
     for key, needed in needs.items():
         if key in config.slo.model_fields_set and not getattr(config.slo, needed):
-            where = f"{path}:{lines.get(('slo', key), 1)}: slo.{key}:"
+            place = config.find_place("slo", key)
+            where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
             raise ConfigError(f"{where} goes with slo.{needed}; set that, or leave the key out")
 
 

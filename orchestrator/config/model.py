@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ByteSize, Field
+from pydantic import ByteSize, Field, PrivateAttr
 
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.failover import FailoverSection
+from orchestrator.config.further_target import FurtherTarget
 from orchestrator.config.hosts import ClusterHost, ClusterLinks
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.routing import RoutingSection
 from orchestrator.config.section import Price, Section, Size
 from orchestrator.config.slo import SloSection
+from orchestrator.config.source_text import Place
 from orchestrator.config.speculation import Canary, Speculation
 from orchestrator.config.target import AUTO, Cores, Target
 
@@ -214,8 +216,10 @@ class ClusterConfig(Section):
     is plain decoding."""
     speculation: Speculation = Speculation()
     """How speculation runs when a request does not say otherwise."""
+    models: tuple[FurtherTarget, ...] = Field(default=(), max_length=15, strict=False)
+    """Further target models behind the same endpoint. A request's `model` chooses one by its name."""
     canary: Canary = Canary()
-    """A share of the requests that another variant drafts for."""
+    """A share of the requests that another variant drafts for. Those of `models` have none."""
     devices: Devices = Devices()
     """What the worker may use of this machine."""
     placement: PlacementSection = PlacementSection()
@@ -248,9 +252,51 @@ class ClusterConfig(Section):
     logging: Logging = Logging()
     """The daemon's log."""
 
+    _further: tuple[int, FurtherTarget] | None = PrivateAttr(default=None)
+    """Whose configuration this is, of `models`, and its index; None: of the first target."""
+
+    @property
+    def targets(self) -> tuple[ClusterConfig, ...]:
+        """Return the configuration of each target as if it were alone: that of `model`, then those of `models`."""
+        if not self.models:
+            return (self,)
+        first = self.model_copy(update={"models": ()})
+        return (first, *(first._view_further(*one) for one in enumerate(self.models)))
+
+    def _view_further(self, index: int, one: FurtherTarget) -> ClusterConfig:
+        view = self.model_copy(
+            update={
+                "model": one.target,
+                "drafts": one.drafters,
+                "canary": Canary(),
+                "speculation": one.speculation or self.speculation,
+                "slo": one.slo or self.slo,
+                "placement": one.placement or self.placement,
+                "failover": one.failover or self.failover.model_copy(update={"standby": ()}),
+                "devices": self.devices.model_copy(
+                    update={"cores": one.cores, "threads": one.threads or self.devices.threads}
+                ),
+                "limits": self.limits.model_copy(update=one.own_limits),
+            }
+        )
+        view._further = (index, one)
+        return view
+
+    @property
+    def number(self) -> int:
+        """Return which target of the file this configuration is of, from 0."""
+        return 0 if self._further is None else self._further[0] + 1
+
+    def find_place(self, *place: str | int) -> Place:
+        """Return where in the file a value stands, or would, that is at `place` in this configuration."""
+        if self._further is None:
+            return place
+        index, one = self._further
+        return ("models", index, *mine) if (mine := one.find_own(*place)) else place
+
     @property
     def planned(self) -> bool:
-        """True where a plan chooses anything."""
+        """True where a plan chooses anything for this target; those of `models` have a configuration each."""
         models: list[Target | ModelDraft] = [self.model]
         models += [draft for draft in self.drafts if isinstance(draft, ModelDraft)]
         return any(AUTO in (model.adapter, model.device) for model in models)
@@ -266,7 +312,7 @@ class ClusterConfig(Section):
     def all_drafts(self) -> list[tuple[tuple[str | int, ...], SuffixDraft | ModelDraft]]:
         """Return every draft, the canary's too, with its place in the file."""
         found: list[tuple[tuple[str | int, ...], SuffixDraft | ModelDraft]] = []
-        found += [(("drafts", index), draft) for index, draft in enumerate(self.drafts)]
+        found += [(self.find_place("drafts", index), draft) for index, draft in enumerate(self.drafts)]
         found += [(("canary", "drafts", index), draft) for index, draft in enumerate(self.canary_drafts)]
         return found
 

@@ -133,7 +133,7 @@ def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
     """Return the model whose keys stand at `place`."""
     if at := _draft_at(place):
         return DRAFTS[str(place[at])]
-    if _in_replicas(place):
+    if _replicas_at(place):
         return Placement
     model = root
     for part in place:
@@ -144,17 +144,19 @@ def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
 
 def _tag_at(place: Place) -> int:
     """Return where in pydantic's place the word stands that is not in the file; 0 where there is none."""
-    return _draft_at(place) or (2 if _in_replicas(place) else 0)
+    return _draft_at(place) or _replicas_at(place)
 
 
 def _draft_at(place: Place) -> int:
     """Return where a draft's method stands in pydantic's place; 0 for what is not in a draft."""
-    at = 3 if place[:2] == ("canary", "drafts") else 2
+    at = {"canary": 3, "models": 4}.get(str(place[0]), 2) if place else 2
     return at if len(place) > at and place[at - 2] == "drafts" and place[at] in DRAFTS else 0
 
 
-def _in_replicas(place: Place) -> bool:
-    return len(place) > 2 and place[:2] == ("model", "replicas") and place[2] in (COUNTED, PLACED)
+def _replicas_at(place: Place) -> int:
+    """Return where pydantic's place says how replicas are written; 0 for what is not in them."""
+    at = {"model": 2, "models": 3}.get(str(place[0]), 0) if place else 0
+    return at if at and len(place) > at and place[at - 1] == "replicas" and place[at] in (COUNTED, PLACED) else 0
 
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:

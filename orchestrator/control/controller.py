@@ -129,6 +129,7 @@ class TargetControl:
         self._changing = asyncio.Lock()
         self._changed: asyncio.Future[list[int]] | None = None
         self._preparing = "the workers are being planned"
+        self._given_up = False
         self._opening: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._failed = asyncio.Event()
@@ -148,6 +149,13 @@ class TargetControl:
     def prepares(self, progress: Progress) -> None:
         """Something goes on before there is anything to start."""
         self._preparing = format_progress(progress)
+
+    def give_up(self, reason: str) -> None:
+        """Say that nothing of this serves, nor ever will. To be called instead of `start`, or where what a worker says
+        cannot be served."""
+        self._preparing, self._given_up = reason, True
+        self._settled.set()
+        self._failed.set()
 
     async def start(self) -> None:
         """Begin to open the cluster and start the workers; returns at once (see `wait_settled`)."""
@@ -172,8 +180,8 @@ class TargetControl:
         """See control.port.Control."""
         state, now_s = self._state, self._clock.monotonic_s()
         serving, uptime_s = state.replicas.serving, now_s - self._started_s
-        if not serving:
-            phase = DRAINING if state.draining else STARTING
+        if not serving or self._given_up:
+            phase = DRAINING if state.draining else FAILED if self._given_up else STARTING
             devices = state.loads.view(now_s)
             told = (phase, self._preparing, "", self._cluster.runtime, None, None)
             return StateView(*told, uptime_s=uptime_s, devices=devices)

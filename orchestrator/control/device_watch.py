@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from device_profiles.device_load import DeviceLoad
@@ -24,12 +24,15 @@ class LoadObserver(Protocol):
     def list_workers(self) -> Iterable[int]: ...
 
 
-async def watch_devices(control: LoadObserver) -> None:
-    """Sample, for ever. What goes wrong is said once, until it works again: then the last samples become stale."""
+async def watch_devices(control: LoadObserver, others: Sequence[LoadObserver] = ()) -> None:
+    """Sample, for ever. What goes wrong is said once, until it works again: then the last samples become stale. What
+    workers of the `others` take is taken by other programs."""
     workers: list[int] = []
-    sampler, failed = DeviceSampler(lambda: workers), False
+    strangers: list[int] = []
+    sampler, failed = DeviceSampler(lambda: workers, lambda: strangers), False
     while True:
         workers = list(control.list_workers())
+        strangers = [pid for other in others for pid in other.list_workers()]
         try:
             found = await asyncio.to_thread(sampler.sample)
         except Exception as error:

@@ -113,7 +113,7 @@ class KeptChoice:
 @dataclass(slots=True, eq=False)
 class KeptAnswer:
     """One request and its choices. `number` names it in the journal. `idle_s`: since when nobody reads or decodes it,
-    by the clock; None while somebody does. `begun`: somebody did."""
+    by the clock; None while somebody does. `begun`: somebody did. `model`: whose answer it is, "" where nobody said."""
 
     number: int
     request_id: str
@@ -124,6 +124,7 @@ class KeptAnswer:
     choices: list[KeptChoice]
     idle_s: float | None = None
     begun: bool = False
+    model: str = ""
 
     @property
     def complete(self) -> bool:
@@ -146,7 +147,8 @@ class KeptAnswer:
         """Return all that is known of it."""
         submits = [choice.submit for choice in self.choices]
         parts = [choice.describe(self.number, index) for index, choice in enumerate(self.choices) if choice.bounds]
-        return Opened(self.number, self.request_id, self.key, self.owner, self.body, self.created_s, submits, parts)
+        told = (self.number, self.request_id, self.key, self.owner, self.body, self.created_s, submits, parts)
+        return Opened(*told, model=self.model)
 
 
 class AnswerBook:
@@ -204,13 +206,21 @@ class AnswerBook:
         return found if found is not None and found.owner == owner else None
 
     def open(
-        self, request_id: str, submits: Sequence[Submit], *, key: str, owner: str, body: str, created_s: int
+        self,
+        request_id: str,
+        submits: Sequence[Submit],
+        *,
+        key: str,
+        owner: str,
+        body: str,
+        created_s: int,
+        model: str = "",
     ) -> KeptAnswer | None:
         """Keep a new answer from now on; None where there is no room for it."""
         self.expire()
         choices = [KeptChoice(one) for one in submits]
         now_s = self._clock.monotonic_s()
-        answer = KeptAnswer(self._next, request_id, key, owner, body, created_s, choices, idle_s=now_s)
+        answer = KeptAnswer(self._next, request_id, key, owner, body, created_s, choices, idle_s=now_s, model=model)
         if not self._make_room(answer.measure_bytes()):
             return None
         self._next += 1
@@ -342,4 +352,4 @@ class AnswerBook:
 def _answer_of(record: Opened, idle_s: float) -> KeptAnswer:
     choices = [KeptChoice(submit) for submit in record.submits]
     told = (record.number, record.request_id, record.key, record.owner, record.body, record.created_s, choices)
-    return KeptAnswer(*told, idle_s=idle_s, begun=True)
+    return KeptAnswer(*told, idle_s=idle_s, begun=True, model=record.model)

@@ -46,6 +46,7 @@ class Opened(msgspec.Struct, frozen=True, tag="open"):
 
     `key` is the client's Idempotency-Key ("": none). `owner` and `body` are digests: of who asked, and of the request.
     `submits` has one for each choice, `parts` what was committed to them so far. `created_s`: seconds since 1970.
+    `model`: whose tokens they are ("": of the only one, as earlier versions wrote it).
     """
 
     number: int
@@ -56,6 +57,7 @@ class Opened(msgspec.Struct, frozen=True, tag="open"):
     created_s: int
     submits: list[Submit]
     parts: list[CommittedTokens] = []
+    model: str = ""
 
 
 class Committed(msgspec.Struct, frozen=True, tag="commit"):

@@ -285,7 +285,7 @@ def list_draft_pools(config: ClusterConfig) -> dict[str, PoolSize]:
 
 
 def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
-    return _drafters_of(config.drafts, ("drafts",), "", config, base)
+    return _drafters_of(config.drafts, config.find_place("drafts"), "", config, base)
 
 
 def _drafters_of(

@@ -23,6 +23,7 @@ from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_res
 from orchestrator.planning.estimates import Stated
 from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
+from orchestrator.planning.neighbours import TakenPlace, describe_taken, leave_taken, share_time
 from orchestrator.planning.sketched import build_sketched_cluster
 from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware, choose_present, load_measured_hardware
@@ -50,7 +51,7 @@ class PlanError(OutriderError):
 class PlanRequest:
     """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
     served in another way, which is not planned; `beside`: what is loaded for that. `price_per_hour`: of this machine
-    with its devices, 0 where not known."""
+    with its devices, 0 where not known. `taken`: what the daemon's other targets take."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -62,6 +63,7 @@ class PlanRequest:
     canary: bool = False
     beside: tuple[ReservedDraft, ...] = ()
     price_per_hour: float = 0.0
+    taken: tuple[TakenPlace, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,9 @@ def propose_sketch(sketch: Sketch, asked: PlanRequest, store: ProfileStore | Non
     drafts = [draft.model for draft in asked.drafts]
     cluster, behind = build_sketched_cluster(sketch, sources, asked.target, drafts, asked.exactness)
     roles = {name: host.roles for host in sketch.hosts for name in host_names(host)}
-    return build_proposal(cluster, _name_nodes(asked, roles, {}), behind)
+    cluster = share_time(leave_taken(cluster, behind, asked.taken), behind, asked.taken)
+    made = build_proposal(cluster, _name_nodes(asked, roles, {}), behind)
+    return replace(made, assumed=(*made.assumed, *describe_taken(cluster, behind, asked.taken)))
 
 
 def propose_here(
@@ -149,8 +153,10 @@ def _propose_hosts(
         raise PlanError(_no_profile(asked, store, found))
     stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
     cluster, untold = _leave_out_untold(cluster, Objective(asked.placement.objective), stated)
+    cluster = share_time(leave_taken(cluster, behind, asked.taken), behind, asked.taken)
     made = build_proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
-    return replace(made, assumed=(*made.assumed, *left_out, *untold))
+    others = describe_taken(cluster, behind, asked.taken)
+    return replace(made, assumed=(*made.assumed, *others, *left_out, *untold))
 
 
 def _leave_out_untold(cluster: Inventory, objective: Objective, stated: Collection[str]) -> tuple[Inventory, list[str]]:

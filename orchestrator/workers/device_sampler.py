@@ -18,16 +18,19 @@ from device_profiles.device_load import PROCESSOR, DeviceLoad
 
 class DeviceSampler:
     """Samples the devices of the host that it runs on. `list_workers` names workers by their processes' numbers that
-    this process did not start itself."""
+    this process did not start itself, `list_others` those that do not count as ours, whoever started them."""
 
-    def __init__(self, list_workers: Callable[[], Iterable[int]] = tuple) -> None:
+    def __init__(
+        self, list_workers: Callable[[], Iterable[int]] = tuple, list_others: Callable[[], Iterable[int]] = tuple
+    ) -> None:
         self._list_workers = list_workers
+        self._list_others = list_others
         self._meter = ProcessorMeter()
 
     def sample(self) -> dict[str, DeviceLoad]:
         """Return what each device did since the last call, by its name ("CPU", "CUDA:0"). Blocks for some
         milliseconds. Of the first call the processor's time is not known yet."""
-        own = list_own_processes(self._list_workers())
+        own = list_own_processes(self._list_workers(), self._list_others())
         used = self._meter.measure(own)
         memory = read_host_memory()
         found = {

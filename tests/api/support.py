@@ -16,6 +16,7 @@ from openai import AsyncOpenAI
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.api.app import ApiSettings, create_app
+from orchestrator.api.served import ServedTarget, TargetTerms
 from orchestrator.clock import SystemClock
 from orchestrator.control.port import DeviceView, DraftView, QuarantinedView, ReplicaView, RouteView, StateView, Totals
 from orchestrator.errors import RequestError
@@ -25,6 +26,7 @@ from policies.serving.failover.health import Held, PartKind
 from policies.serving.overrides import EffectiveBound, Override
 from tests.support.drafters import FINGERPRINT
 
+TERMS = {field.name for field in dataclasses.fields(TargetTerms)}
 CONTEXT_TOKENS = 64
 EOS = 256
 TOKENIZER = Tokenizer.bytes_only()
@@ -145,9 +147,10 @@ def app_over(
     book: AnswerBook | None = None,
     **settings: Any,
 ) -> FastAPI:
-    """Return the public app over a scripted control."""
-    told = ApiSettings(max_body_bytes, **settings)
-    return create_app(control, lambda: tokenizer, lambda: "toy", told, SystemClock(), book=book)
+    """Return the public app over a scripted control. `settings`: of the API, or of the model."""
+    terms = TargetTerms(**{name: settings.pop(name) for name in TERMS & settings.keys()})
+    target = ServedTarget(control, lambda: tokenizer, lambda: "toy", terms)
+    return create_app([target], ApiSettings(max_body_bytes, **settings), SystemClock(), book=book)
 
 
 @contextmanager

@@ -8,13 +8,15 @@ import httpx
 
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin.routes import create_admin_app
+from orchestrator.api.admin.targets import AdminTarget
 from orchestrator.control.port import Totals
 from orchestrator.workers.messages import Gauges
 from tests.api.support import READY, ScriptedControl
 
 
 async def status(control: ScriptedControl) -> dict[str, Any]:
-    app = create_admin_app(control, "http://127.0.0.1:8000/v1", "1.2.3", AcceptanceBounds("rejection"))
+    target = AdminTarget(control, bounds=AcceptanceBounds("rejection"))
+    app = create_admin_app([target], "http://127.0.0.1:8000/v1", "1.2.3")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
         answer = await client.get("/admin/status")
         assert (await client.get("/v1/models")).status_code == 404

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import APIStatusError
 
-from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin.routes import create_admin_app
+from orchestrator.api.admin.targets import AdminTarget
 from orchestrator.api.metrics.collector import Metrics
 from orchestrator.api.metrics.slo_series import WINDOW_S, ServedRequest, check_objectives
 from orchestrator.cli.status import goodput_line, objectives_line
@@ -124,7 +124,8 @@ async def test_a_failed_request_misses_and_a_refused_one_is_not_judged():
 async def test_the_status_has_it():
     metrics = Metrics(ScriptedControl(), HandClock(), objectives=BOTH)
     metrics.observe_request(GOOD, 0)
-    app = create_admin_app(ScriptedControl(), "http://127.0.0.1:8000/v1", "1", AcceptanceBounds(), slo=metrics.slo.view)
+    target = AdminTarget(ScriptedControl(), slo=metrics.slo.view)
+    app = create_admin_app([target], "http://127.0.0.1:8000/v1", "1")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
         found = (await client.get("/admin/status")).json()["slo"]
     assert found["objectives"]["tpot"] == {"ms": 50.0, "percentile": 90.0, "seen_ms": 40.0}

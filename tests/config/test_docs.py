@@ -31,6 +31,9 @@ def read_documented() -> dict[str, str]:
 def example_of(key: str, value: str) -> str:
     """A whole cluster.yaml in which `key` has this value, written as it stands in the documentation."""
     section, _, name = key.rpartition(".")
+    if section == "models[]":
+        one = f"  - {{{_complete({name: value}, source='y.gguf', name='b')}}}\n"
+        return f"model: {{source: x.gguf, name: a}}\nmodels:\n{one}"
     if section == "model.replicas[]":
         return f"model: {{source: x.gguf, replicas: [{{{name}: {value}}}]}}\n"
     if section == "failover.standby[]":
@@ -46,8 +49,8 @@ def example_of(key: str, value: str) -> str:
     if section == "links.between[]":
         link = _complete({name: value}, hosts="[a, b]", rtt_ms="1", gbit_per_s="1")
         return f"model: {{source: x.gguf}}\nlinks: {{between: [{{{link}}}]}}\n"
-    if key == "hosts":
-        return f"model: {{source: x.gguf}}\nhosts: {value}\n"
+    if key in ("hosts", "models"):
+        return f"model: {{source: x.gguf}}\n{key}: {value}\n"
     if "." in section:
         outer, inner = section.split(".")
         return f"model: {{source: x.gguf}}\n{outer}:\n  {inner}:\n    {name}: {value}\n"
@@ -100,6 +103,8 @@ def read_described() -> dict[str, str]:
     def walk(section: dict[str, Any], prefix: str) -> None:
         required = section.get("required", [])
         for key, value in section["properties"].items():
+            if prefix == "models[]." and value == schema["$defs"]["Target"]["properties"].get(key):
+                continue  # as in `model`
             if "discriminator" in value.get("items", {}) and not prefix:  # elsewhere: as there
                 for tag, place in value["items"]["discriminator"]["mapping"].items():
                     walk(schema["$defs"][place.rsplit("/", 1)[-1]], f"{key}[{tag}].")

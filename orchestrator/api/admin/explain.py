@@ -8,15 +8,25 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from orchestrator.control.port import AdminControl, RouteView
+from orchestrator.api.admin.targets import AdminTargets
+from orchestrator.control.port import RouteView
+from orchestrator.errors import RequestError
 
 
-def install_explain_route(app: FastAPI, control: AdminControl) -> None:
-    """Add the route."""
+def install_explain_route(app: FastAPI, targets: AdminTargets) -> None:
+    """Add the route. No two targets' requests have one id, so it need not say whose it is."""
 
     @app.get("/admin/explain/{request_id}")
     async def explain(request_id: str) -> dict[str, Any]:
-        return {"request": request_id, "routes": [describe_route(one) for one in control.explain(request_id)]}
+        unknown: RequestError | None = None
+        for target in targets:
+            try:
+                routes = [describe_route(one) for one in target.control.explain(request_id)]
+            except RequestError as error:
+                unknown = error
+            else:
+                return {"request": request_id, **targets.label(target), "routes": routes}
+        raise unknown or RequestError("there is no model", status=404)
 
 
 def describe_route(route: RouteView) -> dict[str, Any]:

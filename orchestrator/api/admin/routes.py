@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,78 +11,69 @@ from fastapi import FastAPI
 from starlette.responses import Response
 
 from orchestrator.api import errors
-from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.admin import canary, explain, health, quarantine, speculation
-from orchestrator.control.canary import CanaryTrial
-from orchestrator.control.port import AdminControl, DeviceView, DraftView, ReplicaView, Totals
+from orchestrator.api.admin.targets import AdminTarget, AdminTargets
+from orchestrator.control.port import DeviceView, DraftView, ReplicaView, Totals
 
 
-def create_admin_app(
-    control: AdminControl,
-    api_url: str,
-    version: str,
-    bounds: AcceptanceBounds,
-    running_plan: Callable[[], dict[str, Any] | None] = lambda: None,
-    slo: Callable[[], dict[str, Any] | None] = lambda: None,
-    trial: CanaryTrial | None = None,
-    costs: Callable[[], dict[str, Any] | None] = lambda: None,
-    hosts: Callable[[], list[dict[str, Any]]] = list,
-    speed: Callable[[], dict[str, Any] | None] = lambda: None,
-) -> FastAPI:
-    """Return the app.
-
-    `api_url` is where the public API listens, and `bounds` are the rules that its requests may ask for. `running_plan`
-    is the plan that runs, as plain data, `slo` how requests meet their objectives, `trial` the canary's. `costs`: what
-    the devices in use cost; `hosts`: those that plans are made for; `speed`: what came out of late.
-    """
+def create_admin_app(targets: Sequence[AdminTarget], api_url: str, version: str) -> FastAPI:
+    """Return the app. `api_url` is where the public API listens."""
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install_error_handlers(app)
-    speculation.install_speculation_route(app, control, trial)
+    served = AdminTargets(targets)
+    speculation.install_speculation_route(app, served)
 
     @app.get("/admin/status")
     async def status() -> Response:
-        view = control.view()
-        found = {
-            "version": version,
-            "phase": view.phase,
-            "detail": view.detail,
-            "runtime": view.runtime,
-            "worker": view.worker,
-            "uptime_s": view.uptime_s,
-            "streams": view.streams,
-            "api": api_url,
-            "acceptance": {"default": bounds.default, "tolerance_allowed": bounds.tolerance_allowed},
-            "ready": msgspec.to_builtins(view.ready),
-            "gauges": msgspec.to_builtins(view.gauges),
-            "totals": totals_of(view.totals),
-            "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
-            "kv_moves": [{"engine": of, **dataclasses.asdict(one)} for of, one in view.kv_moves.items()],
-            "quarantined": len(control.list_quarantined()),
-            "drafts": [draft_of(draft) for draft in view.drafts],
-            "replicas": [replica_of(replica) for replica in view.replicas],
-            "standbys": [replica_of(replica) for replica in view.standbys],
-            "taken_over": view.taken_over,
-            "devices": [describe_device(one) for one in view.devices],
-            "health": [dataclasses.asdict(part) for part in view.health],
-            "slo": slo(),
-            "costs": costs(),
-            "speed": speed(),
-            "hosts": hosts(),
-            "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
-            "speculation": speculation.describe_overrides(view, trial),
-            "canary": canary.trial_of(trial.view()) if trial is not None else None,
-        }
+        first, *further = (describe_target(one) for one in targets)
+        found = {"version": version, **first, "api": api_url, "models": further}
         return Response(msgspec.json.encode(found), media_type="application/json")  # of 10,000 devices, too
 
     @app.get("/admin/plan")
-    async def plan() -> dict[str, Any]:
-        return running_plan() or {"plan": None}
+    async def plan(model: str | None = None) -> dict[str, Any]:
+        target = served.choose(model)[0]
+        return target.running_plan() or {"plan": None}
 
-    canary.install_canary_routes(app, trial)
-    quarantine.install_quarantine_routes(app, control)
-    health.install_health_routes(app, control)
-    explain.install_explain_route(app, control)
+    canary.install_canary_routes(app, next((one.trial for one in targets if one.trial is not None), None))
+    quarantine.install_quarantine_routes(app, served)
+    health.install_health_routes(app, served)
+    explain.install_explain_route(app, served)
     return app
+
+
+def describe_target(target: AdminTarget) -> dict[str, Any]:
+    """Return a target's state."""
+    control, view = target.control, target.control.view()
+    bounds, trial = target.bounds, target.trial
+    return {
+        "model": target.name(),
+        "phase": view.phase,
+        "detail": view.detail,
+        "runtime": view.runtime,
+        "worker": view.worker,
+        "uptime_s": view.uptime_s,
+        "streams": view.streams,
+        "acceptance": {"default": bounds.default, "tolerance_allowed": bounds.tolerance_allowed},
+        "ready": msgspec.to_builtins(view.ready),
+        "gauges": msgspec.to_builtins(view.gauges),
+        "totals": totals_of(view.totals),
+        "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
+        "kv_moves": [{"engine": of, **dataclasses.asdict(one)} for of, one in view.kv_moves.items()],
+        "quarantined": len(control.list_quarantined()),
+        "drafts": [draft_of(draft) for draft in view.drafts],
+        "replicas": [replica_of(replica) for replica in view.replicas],
+        "standbys": [replica_of(replica) for replica in view.standbys],
+        "taken_over": view.taken_over,
+        "devices": [describe_device(one) for one in view.devices],
+        "health": [dataclasses.asdict(part) for part in view.health],
+        "slo": target.slo(),
+        "costs": target.costs(),
+        "speed": target.speed(),
+        "hosts": target.hosts(),
+        "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
+        "speculation": speculation.describe_overrides(view, trial),
+        "canary": canary.trial_of(trial.view()) if trial is not None else None,
+    }
 
 
 def describe_device(device: DeviceView) -> dict[str, Any]:

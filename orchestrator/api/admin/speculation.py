@@ -9,11 +9,12 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.api import errors
+from orchestrator.api.admin.targets import AdminTargets
 from orchestrator.api.speculation import wish_of
 from orchestrator.api.wire import MAX_USER_TAG, Body, SpeculativeConfig
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.overrides import RecordedOverride, format_override
-from orchestrator.control.port import AdminControl, StateView
+from orchestrator.control.port import StateView
 from policies.serving.overrides import Scope
 
 
@@ -26,8 +27,10 @@ class OverrideConfig(SpeculativeConfig):
 
 class OverrideBody(Body):
     """`POST /admin/speculation`: an override for all requests with a user tag, or those of an engine. Where neither is
-    named it is for all engines. `speculative_config` null takes it back; where neither is named, all of them."""
+    named it is for all engines. `speculative_config` null takes it back; where neither is named, all of them. `model`:
+    whose requests; left out: those of every model, and an engine has to be one's."""
 
+    model: str | None = None
     user: str = Field(default="", max_length=MAX_USER_TAG)
     engine: int | None = Field(default=None, ge=0)
     speculative_config: OverrideConfig | None
@@ -41,8 +44,8 @@ class OverrideBody(Body):
         return self
 
 
-def install_speculation_route(app: FastAPI, control: AdminControl, trial: CanaryTrial | None) -> None:
-    """Add the route. `trial`: of a canary, where there is one."""
+def install_speculation_route(app: FastAPI, targets: AdminTargets) -> None:
+    """Add the route."""
 
     @app.post("/admin/speculation")
     async def wish(request: Request) -> dict[str, Any]:
@@ -51,8 +54,15 @@ def install_speculation_route(app: FastAPI, control: AdminControl, trial: Canary
         if config is not None:  # it leaves nothing open: without a depth the policy chooses
             scope = Scope.SESSION if body.user else Scope.ENGINE
             wish = wish_of(config, scope)._replace(enabled=config.method != "off")
-        control.wish(wish, body.asked_by, user=body.user, engine=body.engine)
-        return describe_overrides(control.view(), trial)
+        if body.engine is not None:
+            targets.choose_one(body.model, f"engine {body.engine}")
+        chosen = targets.choose(body.model)
+        for one in chosen:
+            one.control.wish(wish, body.asked_by, user=body.user, engine=body.engine)
+        first, *further = (
+            {**targets.label(one), **describe_overrides(one.control.view(), one.trial)} for one in chosen
+        )
+        return {**first, "models": further} if further else first
 
 
 def describe_overrides(view: StateView, trial: CanaryTrial | None) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from orchestrator.api.batches.records import BatchRecord, CreateBatch, FileRecord, LineError
 from orchestrator.api.batches.store import BatchStore, Receiving, build_batch
@@ -14,7 +15,6 @@ from orchestrator.batches.lines import BatchError, BatchInput, BatchLine, LinePl
 from orchestrator.batches.results import ResultFile, encode_line, open_results, read_results
 from orchestrator.batches.run import Answer, BatchProgress, BatchRun, Outage
 from orchestrator.clock import Clock
-from orchestrator.control.port import Control
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger, where_it_broke
 
@@ -28,24 +28,32 @@ Ask = Callable[[BatchLine, str, str, Callable[[], None]], Awaitable[Answer]]
 _log = get_logger(__name__)
 
 
-class BatchService:
-    """`ask` gets a line, the request's id, whose it is and what is called when it is decoded. `places`: of one
-    replica."""
+class BatchPlaces(Protocol):
+    """Which model a line waits for ("": for none), and whether it has a place to spare now."""
 
-    def __init__(self, store: BatchStore, control: Control, ask: Ask, clock: Clock, places: int) -> None:
+    def name_line(self, line: BatchLine) -> str: ...
+
+    def has_place_for_batches(self, name: str) -> bool: ...
+
+
+class BatchService:
+    """`ask` gets a line, the request's id, whose it is and what is called when it is decoded."""
+
+    def __init__(self, store: BatchStore, places: BatchPlaces, ask: Ask, clock: Clock) -> None:
         self.store = store
         self.line_counts = {"completed": 0, "failed": 0}
-        self._control = control
         self._ask = ask
         self._clock = clock
         self._places = places
         self._running = asyncio.Semaphore(store.limits.concurrency)
-        self._turn = asyncio.Lock()
+        self._turns: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by model
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._started = False
 
     def start(self) -> None:
-        """Go on with what the last daemon left."""
+        """Go on with what the last daemon left. Idempotent."""
+        if self._started:
+            return
         self._started = True
         left = [batch for batch in self.store.batches.values() if batch.live]
         if left:
@@ -159,8 +167,7 @@ class BatchService:
                 raise BatchError("the output takes more than there is room for (batches.max_storage); delete files")
 
         async def ask(line: BatchLine, request_id: str) -> Answer:
-            async with self._running:
-                return await self._ask_in_turn(line, request_id, batch.owner)
+            return await self._ask_in_turn(line, request_id, batch.owner)
 
         _count(batch, results)
         width = self.store.limits.concurrency
@@ -169,35 +176,41 @@ class BatchService:
         await run.run()
 
     async def _ask_in_turn(self, line: BatchLine, request_id: str, owner: str) -> Answer:
-        """Ask where no other request waits, and a place beside one that stays free is there. The next line looks for
-        one when this one's stream can be seen, so that no two take the same."""
-        await self._turn.acquire()
+        """Ask where no other request waits for the line's model, and a place beside one that stays free is there. The
+        next line of that model looks for one when this one's stream can be seen, so that no two take the same. A line
+        whose model is away keeps no line of another from its turn."""
+        name = self._places.name_line(line)
+        turn = self._turns[name]
+        await turn.acquire()
         held = True
 
         def give_back() -> None:
             nonlocal held
             if held:
                 held = False
-                self._turn.release()
+                turn.release()
 
         def begin() -> None:
             asyncio.get_running_loop().call_later(_GAP_S, give_back)
 
         try:
-            while True:
-                if self._has_room():
-                    break
-                await asyncio.sleep(_LOOK_EVERY_S)
-            return await self._ask(line, request_id, owner, begin)
+            await self._wait_for_place(name)
+            try:
+                return await self._ask(line, request_id, owner, begin)
+            finally:
+                self._running.release()
         finally:
             give_back()
 
-    def _has_room(self) -> bool:
-        view = self._control.view()
-        if view.phase != "ready" or (view.gauges is not None and view.gauges.waiting):
-            return False
-        serving = sum(replica.phase == "ready" for replica in view.replicas) or 1
-        return view.streams < max(1, self._places * serving - 1)
+    async def _wait_for_place(self, name: str) -> None:
+        """Wait until a line of this model may be asked, and take one of the lines that there may be at a time."""
+        while True:
+            if self._places.has_place_for_batches(name):
+                await self._running.acquire()
+                if self._places.has_place_for_batches(name):
+                    return
+                self._running.release()
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     def _move(self, batch: BatchRecord, status: str) -> None:
         batch.status = status

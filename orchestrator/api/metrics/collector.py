@@ -69,7 +69,8 @@ class _Requests:
 
 
 class Metrics:
-    """One registry a daemon. Until the first worker is ready nothing is counted: no series could be named.
+    """One registry for each model (metrics.page makes one text of all). Until its first worker is ready nothing is
+    counted: no series could be named.
 
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
     `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's. `price`: of this
@@ -90,9 +91,9 @@ class Metrics:
     ) -> None:
         make = Registered()
         self.registry = make.registry
-        self._aliases = CollectorRegistry()
+        self.aliases = CollectorRegistry()
         if vllm_names:
-            self._aliases.register(VllmNames(self.registry))
+            self.aliases.register(VllmNames(self.registry))
         self._control = control
         self._rounds = RoundSeries(make, clock)
         self._requests = _Requests(make)
@@ -154,6 +155,11 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return the exposition text, with control's own figures as they are now."""
+        self.refresh()
+        return generate_latest(self.registry) + generate_latest(self.aliases)
+
+    def refresh(self) -> None:
+        """Take control's own figures as they are now."""
         view = self._control.view()
         if view.ready is not None:
             model = view.ready.model
@@ -175,7 +181,6 @@ class Metrics:
                 self._plan.refresh((model, "0"), view.plan)
             if self._trial_view is not None:
                 self._trial.refresh((model, "0"), self._trial_view())
-        return generate_latest(self.registry) + generate_latest(self._aliases)
 
     def view_costs(self) -> dict[str, Any] | None:
         """Return what the devices in use cost, for people; None where that is not known."""

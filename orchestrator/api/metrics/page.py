@@ -1,0 +1,50 @@
+"""The metrics of all models as one exposition: series of one name are one family, whichever model they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.registry import Collector
+
+from orchestrator.api.metrics.collector import Metrics
+
+
+class MetricsPage:
+    """What `/metrics` answers."""
+
+    def __init__(self, models: Sequence[Metrics]) -> None:
+        self._models = models
+        self._registries = [
+            _merge_registries([one.registry for one in models]),
+            _merge_registries([one.aliases for one in models]),
+        ]
+
+    def render(self) -> bytes:
+        """Return the exposition text, as everything is now."""
+        for one in self._models:
+            one.refresh()
+        return b"".join(map(generate_latest, self._registries))
+
+
+def _merge_registries(registries: Sequence[CollectorRegistry]) -> CollectorRegistry:
+    merged = CollectorRegistry()
+    merged.register(_Families(registries))
+    return merged
+
+
+class _Families(Collector):
+    """Collects what other registries hold, each family once."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the families."""
+        found: dict[str, Metric] = {}
+        for registry in self._registries:
+            for family in registry.collect():
+                known = found.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        return found.values()

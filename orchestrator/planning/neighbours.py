@@ -1,0 +1,83 @@
+"""What the other targets of a daemon take of devices, for the plan of one: their memory, and a share of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from device_profiles.units import human_bytes
+from orchestrator.planning.beside import ReservedDraft
+from orchestrator.planning.source import DeviceSource
+from policies.planning.plan import Device, Inventory, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class TakenPlace:
+    """What a model of another target takes. `device`: as plans name it, with the memory that its plan gave it. Where no
+    plan placed it that is "", and `fixed` says what it is; `host`: where, "" for any. `first`: its target goes before
+    the one that is planned, in the order of the file, and so has its share of the time."""
+
+    target: str
+    device: str = ""
+    memory_bytes: int = 0
+    host: str = ""
+    fixed: ReservedDraft | None = None
+    first: bool = True
+
+    def count_bytes(self, device: Device, source: DeviceSource) -> int | None:
+        """Return what it takes of a device's memory; None where it is elsewhere."""
+        if self.fixed is None:
+            return self.memory_bytes if device.id == self.device else None
+        there = self.host in ("", device.host) and source.device_for(self.fixed.adapter) == self.fixed.device
+        return self.fixed.memory_bytes(device.kind) if there else None
+
+
+def list_plan_places(target: str, plan: Plan, *, first: bool) -> list[TakenPlace]:
+    """Return what a plan of another target takes."""
+    shards = [shard for replica in plan.replicas for shard in replica.shards]
+    shards += [one.draft.shard for one in plan.replicas if one.draft is not None and one.draft.shard is not None]
+    return [TakenPlace(target, shard.device, shard.memory.total, first=first) for shard in shards]
+
+
+def leave_taken(
+    cluster: Inventory,
+    behind: Mapping[str, DeviceSource],
+    taken: Sequence[TakenPlace],
+    before: Sequence[TakenPlace] = (),
+) -> Inventory:
+    """Return the cluster without the memory that others take. `before`: what was taken off already."""
+
+    def leave(device: Device) -> Device:
+        source = behind[device.profile]
+        known = [sum(one.count_bytes(device, source) or 0 for one in places) for places in (before, taken)]
+        return replace(device, memory_bytes=max(0, device.memory_bytes + known[0] - known[1]))
+
+    return replace(cluster, devices=tuple(map(leave, cluster.devices))) if taken or before else cluster
+
+
+def share_time(cluster: Inventory, behind: Mapping[str, DeviceSource], taken: Sequence[TakenPlace]) -> Inventory:
+    """Return the cluster with the time that targets take which go before: on a device with one of them half is left,
+    with two a third. Where more is in use now, that counts."""
+
+    def share(device: Device) -> Device:
+        sharers = len(_list_sharers(device, behind[device.profile], taken))
+        return replace(device, utilisation=max(device.utilisation, 1.0 - 1.0 / (1 + sharers)))
+
+    return replace(cluster, devices=tuple(map(share, cluster.devices))) if taken else cluster
+
+
+def describe_taken(
+    cluster: Inventory, behind: Mapping[str, DeviceSource], taken: Sequence[TakenPlace]
+) -> Iterable[str]:
+    """Yield in a line what others take of each device."""
+    for device in cluster.devices:
+        source = behind[device.profile]
+        size = sum(one.count_bytes(device, source) or 0 for one in taken)
+        sharers = _list_sharers(device, source, taken)
+        if sharers:
+            left = f"1/{1 + len(sharers)} of its time is planned with"
+            yield f"{', '.join(sharers)} on {device.id}: {human_bytes(size)} of its memory, and {left}"
+
+
+def _list_sharers(device: Device, source: DeviceSource, taken: Iterable[TakenPlace]) -> list[str]:
+    return list(dict.fromkeys(one.target for one in taken if one.first and one.count_bytes(device, source) is not None))
