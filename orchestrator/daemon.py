@@ -15,16 +15,19 @@ from fastapi import FastAPI
 from structlog.contextvars import bound_contextvars
 
 from adapters.contract import AdapterError
+from orchestrator.api.access import Access
 from orchestrator.api.admin.routes import create_admin_app
 from orchestrator.api.admin.targets import AdminTarget
 from orchestrator.api.app import ApiSettings, create_app
+from orchestrator.api.audit import AuditLog
 from orchestrator.api.batches.service import BatchService
 from orchestrator.api.batches.store import BatchStore, StoreLimits
 from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
 from orchestrator.api.keys import Keys
-from orchestrator.api.listening import listen_tcp, listen_unix, serving
+from orchestrator.api.listening import Server, listen_tcp, listen_unix, serving
 from orchestrator.api.resume import KeptAnswers
 from orchestrator.api.served import ServedModel
+from orchestrator.api.tls import Certificate
 from orchestrator.bootstrap.banner import describe_ray_start, show_banner
 from orchestrator.bootstrap.clusters import build_cluster
 from orchestrator.bootstrap.journal import build_book
@@ -33,20 +36,25 @@ from orchestrator.bootstrap.plan_board import PlanBoard
 from orchestrator.bootstrap.stopping import Stopping
 from orchestrator.bootstrap.target_life import DaemonGround, TargetLife
 from orchestrator.clock import SystemClock
+from orchestrator.config.access_checks import find_keyless
 from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path, state_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.tls_files import tls_paths
 from orchestrator.control.device_watch import watch_devices
 from orchestrator.control.state import STARTING
 from orchestrator.errors import ConfigError, DaemonError, OutriderError
 from orchestrator.journal.book import KeptAnswer
-from orchestrator.systemd import Notifier
+from orchestrator.systemd.activation import GivenSockets, take_sockets
+from orchestrator.systemd.notify import Notifier
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.messages import Progress
 from orchestrator.workers.shared_cluster import SharedCluster
 
 _TEND_S = 1.0
 _START_EXTENSION_S = 60.0
+_STOP_EXTENSION_S = 30.0
+"""What a stop may take behind the drain: batches, workers, the journal."""
 _T = TypeVar("_T")
 
 _log = get_logger(__name__)
@@ -66,6 +74,12 @@ class Daemon:
         self._stages: dict[str, str] = {}
         keys_file = config.api.keys_file
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
+        tls = config.api.tls
+        self._certificate = Certificate(*tls_paths(tls, base)) if tls.wanted else None
+        audit_file = config.logging.audit_file
+        self._audit = AuditLog(base / Path(audit_file).expanduser() if audit_file else None)
+        self._given = GivenSockets()
+        self._server: Server | None = None
         self._state = state_directory(config, path)
         self._book = build_book(config, self._state, self._clock)
         self._kept: KeptAnswers | None = None
@@ -86,13 +100,17 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.observe_signal, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reread_keys)
+        loop.add_signal_handler(signal.SIGHUP, self._reread_files)
         await self._do_for_each(TargetLife.prepare)
-        with listen_tcp(self._config.api.host, self._config.api.port) as tcp:
+        self._given = take_sockets()
+        with listen_tcp(self._config.api.host, self._config.api.port, self._given.api) as tcp:
             host, port = tcp.getsockname()[:2]
-            url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            admin_path = admin_socket_path(self._config, port)
-            with listen_unix(admin_path) as unix:
+            self._check_given(host, port)
+            scheme = "http" if self._certificate is None else "https"
+            url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+            given = self._given.admin
+            admin_path = admin_socket_path(self._config, port) if given is None else Path(given.getsockname())
+            with listen_unix(admin_path, given) as unix:
                 offers = [target.offer() for target in self._targets]
                 api = create_app(
                     offers, self._api_settings(), self._clock, book=self._book, batches=self._open_batches()
@@ -100,8 +118,20 @@ class Daemon:
                 self._kept = api.state.kept
                 self._batches = api.state.batches
                 admin = self._build_admin(url, list(api.state.models))
-                async with serving(api, tcp, self._connections), serving(admin, unix):
+                tls = None if self._certificate is None else self._certificate.context
+                async with serving(api, tcp, self._connections, tls) as self._server, serving(admin, unix):
                     await self._serve(url, admin_path)
+
+    def _check_given(self, host: str, port: int) -> None:
+        """See that a socket of systemd's is as configured. Raises DaemonError where everybody could use it."""
+        api = self._config.api
+        if self._given.api is None:
+            return
+        if problem := find_keyless(api, host):
+            raise DaemonError(f"systemd listens on {host}:{port}: {problem}")
+        if port != api.port:
+            text = "systemd listens elsewhere than api in cluster.yaml says: run `outrider service install` again"
+            _log.warning(text, systemd=f"{host}:{port}", api=f"{api.host}:{api.port}")
 
     def _build_admin(self, url: str, models: Sequence[ServedModel]) -> FastAPI:
         """Return the admin app, and let each target's rounds be counted."""
@@ -121,7 +151,7 @@ class Daemon:
                     model.metrics.speed.view,
                 )
             )
-        return create_admin_app(told, f"{url}/v1", version("outrider"))
+        return create_admin_app(told, f"{url}/v1", version("outrider"), self._audit)
 
     async def _serve(self, url: str, admin_path: Path) -> None:
         interrupted = self._book.recover()
@@ -134,13 +164,17 @@ class Daemon:
             if await self._unless_stopped(self._start_targets(url, admin_path, interrupted)):
                 self._notifier.ready(self._describe_serving())
                 await self._unless_stopped(self._wait_failed())
-            self._notifier.stopping()
+            drain_s = self._config.limits.drain_timeout_s
+            self._notifier.stopping(drain_s + _STOP_EXTENSION_S)
+            if self._given.api is not None and self._server is not None:
+                self._server.stop_listening()  # systemd holds the socket: new connections wait for the next daemon
             self._connections.hurry()
             if self._batches is not None:
                 await self._batches.close()
             if self._kept is not None:
                 self._kept.let_go()
             await self._stopping.run_or_hurry(self._drain())
+            await asyncio.gather(*(target.control.drain(drain_s) for target in self._targets))
         finally:
             tending.cancel()
             telling.cancel()
@@ -278,6 +312,12 @@ class Daemon:
             max_tokens_per_minute_per_key=limits.max_tokens_per_minute_per_key,
             log_words=self._config.logging.prompts,
             keys=self._keys,
+            access=Access(
+                tuple(self._config.api.allowed_hosts),
+                tuple(self._config.api.allowed_origins),
+                self._config.api.metrics_without_key,
+                self._audit,
+            ),
             stalled_after_s=self._config.api.stalled_after_s,
             vllm_metric_names=self._config.api.vllm_metric_names,
             connections=self._connections,
@@ -298,16 +338,27 @@ class Daemon:
             raise DaemonError(f"{self._state / 'batches'}: {error.strerror}; {text}") from error
         return store
 
-    def _reread_keys(self) -> None:
-        """SIGHUP: take the keys as they are now; a file that cannot be used leaves them as they were."""
-        if self._keys is None:
-            _log.info("nothing to read again: api.keys_file is not set")
-            return
-        try:
-            self._keys.reread()
-            _log.info("keys read", keys=len(self._keys))
-        except ConfigError as error:
-            _log.error("the keys stay as they were", reason=str(error))
+    def _reread_files(self) -> None:
+        """SIGHUP: take keys and certificate as they are now; a file that cannot be used leaves them as they were."""
+        self._notifier.begin_reload()
+        problems = []
+        if self._keys is None and self._certificate is None:
+            _log.info("nothing to read again: neither api.keys_file nor api.tls is set")
+        if self._keys is not None:
+            try:
+                self._keys.reread()
+                _log.info("keys read", keys=len(self._keys))
+            except ConfigError as error:
+                _log.error("the keys stay as they were", reason=str(error))
+                problems.append(str(error))
+        if self._certificate is not None:
+            try:
+                self._certificate.reread()
+                _log.info("certificate read")
+            except ConfigError as error:
+                _log.error("the certificate stays as it was", reason=str(error))
+                problems.append(str(error))
+        self._notifier.end_reload("; ".join(problems))
 
     async def _tend_book(self) -> None:
         while True:
@@ -338,7 +389,7 @@ class Daemon:
             for target in self._targets:
                 target.control.look()
             if any(target.control.view().phase == STARTING for target in self._targets):
-                self._notifier.extend_start(_START_EXTENSION_S)
+                self._notifier.extend(_START_EXTENSION_S)
             self._notifier.alive()
             await asyncio.sleep(self._notifier.alive_every_s)
 

@@ -245,7 +245,7 @@ def drip_feeders(url: str, _: bytes, stop: Event, answers: Answers) -> None:
     """200 clients that send a request byte by byte, half of them stuck in the head, half in the body."""
     os.nice(19)
     host, port = url.removeprefix("http://").split(":")
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
     length = b"Content-Type: application/json\r\nContent-Length: 5000\r\n\r\n"
 
     def connect(number: int) -> socket.socket:
@@ -358,7 +358,8 @@ def crowd(url: str, content: bytes, stop: Event, answers: Answers) -> None:
     """The clients that are too many: each asks again a second after it was refused, whatever it was told."""
     os.nice(19)
     host, port = url.removeprefix("http://").split(":")
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    head += b"Content-Type: application/json\r\nConnection: close\r\n"
     whole = head + b"Content-Length: %d\r\n\r\n" % len(content) + content
 
     async def one() -> None:

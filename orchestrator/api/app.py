@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from importlib.metadata import version
@@ -17,6 +17,7 @@ from starlette.responses import Response
 
 from device_profiles.units import MS_PER_S
 from orchestrator.api import errors, probes, tokenize, translate
+from orchestrator.api.access import Access, install_gates
 from orchestrator.api.answers import ChatCompletion, ChatCompletionChunk, Completion, CompletionChunk, Model, ModelList
 from orchestrator.api.batches.inside import ask_inside
 from orchestrator.api.batches.routes import install_batch_routes
@@ -25,10 +26,11 @@ from orchestrator.api.batches.store import BatchStore
 from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
 from orchestrator.api.connections import Connections
+from orchestrator.api.docs_page import install_docs_page
 from orchestrator.api.fingerprint import describe_source
 from orchestrator.api.follow import RequestRecord, VariantReport
 from orchestrator.api.grammar_checks import GrammarChecks
-from orchestrator.api.keys import OWNER, KeyGate, Keys
+from orchestrator.api.keys import OWNER, Keys, check_owner, limits_of
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.logprobs import chat_logprobs, completion_logprobs
 from orchestrator.api.metrics.collector import Metrics
@@ -40,7 +42,7 @@ from orchestrator.api.request_scope import RequestScope, mark_followed
 from orchestrator.api.responses import DONE, Envelope, EventStream, Kind, event, json_response, unless_gone
 from orchestrator.api.resume import EventCursor, KeptAnswers, Resumption, wants_names
 from orchestrator.api.served import ServedModel, ServedModels, ServedTarget
-from orchestrator.api.shares import BodyBudget, BodyShare, KeyShares, ShareGate
+from orchestrator.api.shares import BodyBudget, BodyShare, KeyShares
 from orchestrator.api.streaming import Choice, Piece
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.api.work_lanes import WorkLanes
@@ -60,8 +62,9 @@ _T = TypeVar("_T")
 class ApiSettings:
     """Bounds of the API: of one body, of its part beside the prompt, of its grammar, and of all bodies that are read or
     translated at a time; how long that may take; and what one key may have (0: no limit). `log_words`: the log has
-    requests' and answers' text, and what bugs say. `keys`: None asks for none. `stalled_after_s`: see liveness.
-    `vllm_metric_names`: see metrics. `connections`: those of the server, for the metrics."""
+    requests' and answers' text, and what bugs say. `keys`: None asks for none. `access`: what else is asked of those
+    who use the API. `stalled_after_s`: see liveness. `vllm_metric_names`: see metrics. `connections`: those of the
+    server, for the metrics."""
 
     max_body_bytes: int
     max_parameter_bytes: int = 256 * 1024
@@ -72,6 +75,7 @@ class ApiSettings:
     max_tokens_per_minute_per_key: int = 0
     log_words: bool = False
     keys: Keys | None = None
+    access: Access = field(default_factory=Access)
     stalled_after_s: float = 30.0
     vllm_metric_names: bool = False
     connections: Connections | None = None
@@ -99,6 +103,7 @@ class ApiRoutes:
             clock,
             most_requests=settings.max_requests_per_key,
             tokens_per_minute=settings.max_tokens_per_minute_per_key,
+            own=limits_of(settings.keys),
         )
         self._lanes = WorkLanes(settings.translation_timeout_s)
         self._grammars = GrammarChecks(settings.max_grammar_bytes, settings.translation_timeout_s)
@@ -130,6 +135,7 @@ class ApiRoutes:
         """Answer a line of a batch of this owner's, as its route would."""
         if owner:
             try:
+                check_owner(self._settings.keys, owner)
                 self.shares.check_tokens(owner)
             except RequestError as error:
                 return Answer(error.status, errors.body_of(error), request_id, error.retry_after_s)
@@ -342,14 +348,12 @@ def create_app(
     """Return the app over these models, of which the first is that of requests that name none. `book` keeps answers
     that may be resumed; without one none are. `batches` keeps files and batches; without it their routes answer 404.
     `app.state` has what the daemon needs of it: `models`, `kept` and `batches`."""
-    app = FastAPI(title="Outrider", version=version("outrider"), docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None)
     api = ApiRoutes(targets, settings, clock, book)
     app.state.models = api.models
     app.state.kept = api.kept
     errors.install_error_handlers(app)
-    if settings.keys is not None:
-        app.add_middleware(ShareGate, shares=api.shares)
-        app.add_middleware(KeyGate, keys=settings.keys)
+    install_gates(app, settings.keys, settings.access, api.shares)
     app.add_middleware(RequestScope, log_words=settings.log_words)
     generate = (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
     text = operation(CompletionRequest, Completion, events=CompletionChunk, statuses=generate)
@@ -376,6 +380,7 @@ def create_app(
     app.state.batches = service
     install_batch_routes(app, service, api)
     probes.install_probe_routes(app, api)
+    install_docs_page(app)
     describe(app, keys=settings.keys is not None)
     return app
 

@@ -150,6 +150,20 @@ class WatchedProtocol(H11Protocol):
         self._watch.discard(self)
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP. A request whose body turns out so is over: the application's answer to it is dropped,
+        as the connection has room for one."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self._close()
+                return
+        self._refuse(400, msg, "invalid_http")
+        self._watch.discard(self)
+        self._stop_timers()
+        self._linger()
+
     def on_response_complete(self) -> None:
         """An answer is out: the connection is idle, or the next request is there already."""
         self._begun = False
@@ -226,7 +240,7 @@ class WatchedProtocol(H11Protocol):
         kind = "rate_limit_error" if status == 429 else "invalid_request_error"
         body = json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
         retry = f"Retry-After: {retry_after_s}\r\n" if retry_after_s is not None else ""
-        phrase = {408: "Request Timeout", 429: "Too Many Requests"}[status]
+        phrase = {400: "Bad Request", 408: "Request Timeout", 429: "Too Many Requests"}[status]
         head = (
             f"HTTP/1.1 {status} {phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
             f"{retry}Connection: close\r\n\r\n"

@@ -50,7 +50,10 @@ def new_request_id() -> str:
 
 def body_of(error: RequestError) -> dict[str, Any]:
     """Return the error's JSON."""
-    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+    # A text of JSON may hold half of a character ("\\ud800"), which UTF-8 cannot say.
+    message = error.message.encode("utf-8", "backslashreplace").decode()
+    param = error.param.encode("utf-8", "backslashreplace").decode() if error.param is not None else None
+    return {"error": {"message": message, "type": error.kind, "param": param, "code": error.code}}
 
 
 def response_of(error: RequestError) -> JSONResponse:

@@ -33,6 +33,7 @@ class ErrorBody(BaseModel):
 _STATUSES = {
     400: "A parameter, the prompt's length or the JSON is wrong.",
     401: "No API key, or one that is not known here.",
+    403: "The API key is not for this, or a web page asked that was not allowed.",
     404: "There is no such model, file or batch, or nothing is kept of the Last-Event-ID.",
     408: "The body did not come in time.",
     409: "A batch reads this file, or has ended.",
@@ -62,7 +63,8 @@ def operation(
     if events is not None:
         content["text/event-stream"] = {"schema": _event(events)}
     responses: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
-    responses |= {status: _failure(status) for status in statuses}
+    asks_for_key = (403,) if 401 in statuses else ()
+    responses |= {status: _failure(status) for status in (*statuses, *asks_for_key)}
     described: dict[str, Any] = {"responses": responses, "response_model": None}
     if request is not None:
         body = {"required": True, "content": {"application/json": {"schema": _reference(request)}}}

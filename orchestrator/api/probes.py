@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.api import errors
 from orchestrator.api.answers import DecodeHealth, Health, Live, Readiness, Started, Version
+from orchestrator.api.keys import STRANGER
 from orchestrator.api.metrics.page import MetricsPage
 from orchestrator.api.openapi import operation
 from orchestrator.api.served import NOT_READY_RETRY_S, ServedModel, ServedModels, not_ready
@@ -29,22 +30,23 @@ class Probed(Protocol):
 
 
 def install_probe_routes(app: FastAPI, api: Probed) -> None:
-    """Add the routes. None of them asks for a key. `?model=NAME` asks for one model alone."""
+    """Add the routes. `?model=NAME` asks for one model alone. Probes ask for no key; where there are keys, those
+    without one see no hosts and no paths."""
 
     def choose(model: str | None) -> list[ServedModel]:
         return list(api.models) if model is None else [api.models.require(model)]
 
     @app.get("/started", **operation(None, Started, statuses=(404, 503)))
-    async def tell_started(model: str | None = None) -> Response:
-        return _tell_started(choose(model))
+    async def tell_started(request: Request, model: str | None = None) -> Response:
+        return _tell_started(choose(model), whole=_knows(request))
 
     @app.get("/live", **operation(None, Live, statuses=()))
     async def live() -> Response:
         return JSONResponse({"status": "live", "phase": sum_up_phase(list(api.models))})
 
     @app.get("/health", **operation(None, Health, statuses=(404, 503)))
-    async def health(model: str | None = None) -> Response:
-        return _tell_health(choose(model))
+    async def health(request: Request, model: str | None = None) -> Response:
+        return _tell_health(choose(model), whole=_knows(request))
 
     @app.get("/health/decode", **operation(None, DecodeHealth, statuses=(404, 503)))
     async def decode_health(model: str | None = None) -> Response:
@@ -54,46 +56,56 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
         return JSONResponse(decode)
 
     @app.get("/ready", **operation(None, Readiness, statuses=(404, 503)))
-    async def ready(model: str | None = None) -> Response:
-        return _tell_ready(choose(model))
+    async def ready(request: Request, model: str | None = None) -> Response:
+        return _tell_ready(choose(model), whole=_knows(request))
 
     @app.get("/metrics", responses={200: {"description": "Prometheus text.", "content": {CONTENT_TYPE_LATEST: {}}}})
     async def metrics() -> Response:
         return Response(api.page.render(), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/version", name="served_version", **operation(None, Version, statuses=()))
+    @app.get("/version", name="served_version", **operation(None, Version, statuses=(401,)))
     async def get_version() -> dict[str, str]:
         return {"version": version("outrider")}
 
 
-def _tell_started(asked: Sequence[ServedModel]) -> Response:
+def _knows(request: Request) -> bool:
+    """Return whether the sender may know where things run: it has a key, or none is asked for."""
+    return not request.scope.get(STRANGER, False)
+
+
+def _tell_started(asked: Sequence[ServedModel], *, whole: bool) -> Response:
     """Answer whether each of these models was ready once, but for those that never will be."""
     waited = [one for one in asked if one.control.view().ready is None]
     missing = [one for one in waited if one.phase != FAILED]
     if missing or len(waited) == len(asked):
-        return _refuse((missing or waited)[0], asked)
+        return _refuse((missing or waited)[0], asked, whole=whole)
     return JSONResponse({"status": "started", "model": asked[0].name, **_list_phases(asked)})
 
 
-def _tell_ready(asked: Sequence[ServedModel]) -> Response:
+def _tell_ready(asked: Sequence[ServedModel], *, whole: bool) -> Response:
     """Answer whether one of these models serves, and none is still to serve for the first time."""
     coming = [one for one in asked if one.is_coming_up]
     if coming or not any(one.serves for one in asked):
-        return _refuse((coming or asked)[0], asked)
+        return _refuse((coming or asked)[0], asked, whole=whole)
     return JSONResponse({"status": "ready", "model": asked[0].name, **_list_phases(asked)})
 
 
-def _tell_health(asked: Sequence[ServedModel]) -> Response:
+def _tell_health(asked: Sequence[ServedModel], *, whole: bool) -> Response:
     """Answer whether one of these models can work."""
     phase = sum_up_phase(asked)
     if phase == FAILED:
-        return _refuse(asked[0], asked)
-    told = {"status": "ok", "phase": phase, "detail": _sum_up_detail(asked), "decode": describe_decoding(asked)}
+        return _refuse(asked[0], asked, whole=whole)
+    told = {
+        "status": "ok",
+        "phase": phase,
+        "detail": _sum_up_detail(asked) if whole else "",
+        "decode": describe_decoding(asked),
+    }
     return JSONResponse({**told, **_list_phases(asked)})
 
 
-def _refuse(model: ServedModel, asked: Sequence[ServedModel]) -> Response:
-    return errors.response_of(not_ready(model.control, model.name if len(asked) > 1 else ""))
+def _refuse(model: ServedModel, asked: Sequence[ServedModel], *, whole: bool) -> Response:
+    return errors.response_of(not_ready(model.control, model.name if len(asked) > 1 else "", whole=whole))
 
 
 def sum_up_phase(models: Sequence[ServedModel]) -> str:

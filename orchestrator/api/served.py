@@ -209,11 +209,12 @@ class ServedModels:
         return [one.describe(now_s) for one in self._models]
 
 
-def not_ready(control: Control, name: str = "") -> RequestError:
-    """Return the 503 that says what the daemon is doing. `name`: whose, where there are several models."""
+def not_ready(control: Control, name: str = "", *, whole: bool = True) -> RequestError:
+    """Return the 503 that says what the daemon is doing. `name`: whose, where there are several models; not `whole`:
+    the phase alone."""
     view = control.view()
     whose = f"the model '{name}'" if name else "the model"
-    detail = f": {view.detail}" if view.detail else ""
+    detail = f": {view.detail}" if view.detail and whole else ""
     return RequestError(
         f"{whose} is {view.phase}{detail}",
         status=503,

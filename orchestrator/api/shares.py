@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -31,19 +31,29 @@ class _Use:
 
 
 class KeyShares:
-    """`most_requests` of one key at a time and `tokens_per_minute`, of prompts and answers; 0 is no limit."""
+    """`most_requests` of one key at a time and `tokens_per_minute`, of prompts and answers; 0 is no limit. `own`: what
+    a key has of its own instead, in that order; 0 where it has nothing."""
 
-    def __init__(self, clock: Clock, *, most_requests: int = 0, tokens_per_minute: int = 0) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        most_requests: int = 0,
+        tokens_per_minute: int = 0,
+        own: Callable[[str], tuple[int, int]] = lambda _: (0, 0),
+    ) -> None:
         self._clock = clock
         self._most = most_requests
         self._per_minute = tokens_per_minute
+        self._own = own
         self._uses: dict[str, _Use] = {}
 
     @contextmanager
     def hold_place(self, owner: str) -> Iterator[None]:
         """Count a request of this key while it lasts. Raises RequestError where the key has too many."""
         use = self._find(owner)
-        if self._most and use.live >= self._most:
+        most = self._own(owner)[0] or self._most
+        if most and use.live >= most:
             text = f"this key has {use.live} requests live, as many as it may (limits.max_requests_per_key)"
             raise _refusal(text, "key_requests", use.mean_s / use.live)
         self.check_tokens(owner)
@@ -57,23 +67,26 @@ class KeyShares:
 
     def check_tokens(self, owner: str) -> None:
         """Raise RequestError where a key has had its tokens of this minute."""
-        use = self._find(owner)
-        if self._per_minute and use.tokens_left <= 0.0:
-            text = f"this key has used its {self._per_minute} tokens a minute (limits.max_tokens_per_minute_per_key)"
-            raise _refusal(text, "key_tokens", (1.0 - use.tokens_left) * _S_PER_MINUTE / self._per_minute)
+        use, per_minute = self._find(owner), self._minute_of(owner)
+        if per_minute and use.tokens_left <= 0.0:
+            text = f"this key has used its {per_minute} tokens a minute (limits.max_tokens_per_minute_per_key)"
+            raise _refusal(text, "key_tokens", (1.0 - use.tokens_left) * _S_PER_MINUTE / per_minute)
 
     def spend(self, owner: str, tokens: int) -> None:
         """Charge tokens to a key. They may be more than it has: then it waits for longer."""
-        if self._per_minute and owner:
+        if owner and self._minute_of(owner):
             self._find(owner).tokens_left -= tokens
 
+    def _minute_of(self, owner: str) -> int:
+        return self._own(owner)[1] or self._per_minute
+
     def _find(self, owner: str) -> _Use:
-        now_s = self._clock.monotonic_s()
+        now_s, per_minute = self._clock.monotonic_s(), self._minute_of(owner)
         use = self._uses.get(owner)
         if use is None:
-            use = self._uses[owner] = _Use(tokens_left=float(self._per_minute), refilled_s=now_s)
-        gained = (now_s - use.refilled_s) * self._per_minute / _S_PER_MINUTE
-        use.tokens_left, use.refilled_s = min(float(self._per_minute), use.tokens_left + gained), now_s
+            use = self._uses[owner] = _Use(tokens_left=float(per_minute), refilled_s=now_s)
+        gained = (now_s - use.refilled_s) * per_minute / _S_PER_MINUTE
+        use.tokens_left, use.refilled_s = min(float(per_minute), use.tokens_left + gained), now_s
         return use
 
 

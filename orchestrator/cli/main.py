@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from adapters.contract import AdapterError
-from orchestrator.cli import bench, canary, config, models, plan, quarantine, speculation, submit
+from orchestrator.cli import bench, canary, config, keys, models, plan, quarantine, service, speculation, submit
 from orchestrator.cli.batch import batch
 from orchestrator.cli.devices import devices
 from orchestrator.cli.doctor import doctor
@@ -45,6 +45,8 @@ app.add_typer(models.app, name="models")
 app.add_typer(speculation.app, name="speculation")
 app.add_typer(canary.app, name="canary")
 app.add_typer(quarantine.app, name="quarantine")
+app.add_typer(keys.app, name="keys")
+app.add_typer(service.app, name="service")
 
 
 def _show_version(asked: bool) -> None:

@@ -31,8 +31,10 @@ def serve(
     """
     import asyncio
 
+    from orchestrator.config.access_checks import find_keyless
     from orchestrator.config.load import default_config_path, list_outdated, load_config
     from orchestrator.daemon import Daemon
+    from orchestrator.errors import ConfigError
     from orchestrator.telemetry import get_logger, setup_logging
 
     if model is not None and config is not None:
@@ -46,6 +48,8 @@ def serve(
         loaded, outdated = load_config(path), list_outdated(path)
         if changes:
             loaded = loaded.model_copy(update={"api": loaded.api.model_copy(update=changes)})
+    if host is not None and (problem := find_keyless(loaded.api, host)):
+        raise ConfigError(f"--host: {problem}")
     setup_logging(loaded.logging.level, loaded.logging.format)
     for line in outdated:
         get_logger(__name__).warning("cluster.yaml has a key of an older release", where=line)

@@ -16,6 +16,7 @@ from adapters.distributions import list_foreign
 from adapters.model_source import check_source
 from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
+from orchestrator.config.access_checks import check_access
 from orchestrator.config.adapter_names import INSTALLED
 from orchestrator.config.drafts import DraftWorkersSection, ModelDraft
 from orchestrator.config.further_checks import check_names, check_own_placement
@@ -66,6 +67,7 @@ def load_text(text: str, path: Path, *, sources: bool = True, there: bool = True
             _check_objectives(target, path, lines)
             _check_vocabularies(target, path, lines)
             check_own_placement(target, path, lines)
+        check_access(config.api, path, lines)
         _check_keys(config, path, lines)
     return config
 

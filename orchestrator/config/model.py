@@ -17,6 +17,7 @@ from orchestrator.config.slo import SloSection
 from orchestrator.config.source_text import Place
 from orchestrator.config.speculation import Canary, Speculation
 from orchestrator.config.target import AUTO, Cores, Target
+from orchestrator.config.tls import TlsSection
 
 
 class Devices(Section):
@@ -88,8 +89,23 @@ class Api(Section):
     admin_socket: str = ""
     """The Unix socket of the admin commands. Empty: `outrider-PORT.sock` in the user's runtime directory."""
     keys_file: str = ""
-    """A file of API keys, one a line (relative to this configuration file); other users must not be able to read
-    it. Empty: no key is asked for."""
+    """A file of API keys, which `outrider keys create` writes (relative to this configuration file); other users must
+    not be able to read it. Empty: no key is asked for."""
+    allow_keyless: bool = False
+    """`true`: everybody who reaches `host` may use the daemon without a key. `false`: without `keys_file`, a `host`
+    that other machines reach is refused."""
+    metrics_without_key: bool = False
+    """`true`: `/metrics` and `/version` are open where there are keys. `false`: `/metrics` asks for a key with the
+    scope `metrics`, and `/version` for any."""
+    allowed_hosts: list[str] = Field(default=[], max_length=64)
+    """Names that requests may be sent to, beside addresses, `localhost` and this machine's own: `llm.example.org`,
+    `*.example.org`, or `*` for any. Without keys, a request to another name is refused: a web page may have made it.
+    With keys, names are looked at only where there are some here."""
+    allowed_origins: list[str] = Field(default=[], max_length=64)
+    """Origins of web pages that may use the daemon, as in `https://chat.example.org`; they get CORS headers. `*`: any,
+    where there are keys. A page of another origin is refused."""
+    tls: TlsSection = TlsSection()
+    """Encryption of the endpoint."""
     stalled_after_s: float = Field(default=30.0, gt=0, le=3600)
     """`/health/decode` says "stalled" when requests are live and no round was finished for so long."""
     max_connections: int = Field(default=4096, ge=16, le=1_000_000)
@@ -204,6 +220,9 @@ class Logging(Section):
     """`auto`: for people on a terminal, JSON lines elsewhere."""
     prompts: bool = False
     """`true`: the log also has each request's and answer's text, and what a bug's exception says."""
+    audit_file: str = ""
+    """A file that gets each admin call that changes something and each refused use of a key, as JSON lines (relative
+    to this configuration file). Empty: only the log has them, at level info."""
 
 
 class ClusterConfig(Section):

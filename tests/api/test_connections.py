@@ -24,7 +24,7 @@ from tests.api.support import ScriptedControl, app_over
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "x"}
 PATIENT = ConnectionLimits(64, 30.0, 30.0, 30.0, 30.0)
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = json.dumps(ASK).encode()
 WITHIN_S = 15.0
 

@@ -38,6 +38,8 @@ def key_file(directory: Path, text: str = "# ours\n\nalpha-1\n  beta-2  \n", mod
         ("GET", "/v1/nothing"),
         ("GET", "/openapi.json"),
         ("GET", "/docs"),
+        ("GET", "/metrics"),
+        ("GET", "/version"),
         ("GET", "/v1/completions"),
     ],
 )
@@ -84,6 +86,10 @@ async def test_each_key_of_the_file_opens(tmp_path):
         ("# nothing\n\n", 0o600, "holds no key"),
         ("ok\ntwo words\n", 0o600, ":2: a key is printable"),
         ("caf\u00e9\n", 0o600, ":1: a key is printable"),
+        ('{"name": "a"}\n', 0o600, ":1: is no record of a key"),
+        ('{"name": "a", "hash": "v2:00"}\n', 0o600, ":1: is no record of a key"),
+        ('{"name": "a", "hash": "v1:' + "0" * 64 + '", "scopes": ["all"]}\n', 0o600, ":1: is no record of a key"),
+        (('{"name": "a", "hash": "v1:' + "0" * 64 + '"}\n') * 2, 0o600, ":2: line 1 has the name 'a' too"),
     ],
 )
 def test_a_file_that_cannot_be_used_is_refused_by_name(tmp_path, text, mode, says):

@@ -199,7 +199,7 @@ async def test_a_client_that_goes_away_ends_the_request(stream):
 
 async def test_a_client_that_goes_away_while_sending_is_no_error(caplog):
     control = ScriptedControl()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
     async with serving(app_over(control)) as url:
         _, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
         writer.write(head)

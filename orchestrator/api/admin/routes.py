@@ -13,13 +13,17 @@ from starlette.responses import Response
 from orchestrator.api import errors
 from orchestrator.api.admin import canary, explain, health, quarantine, speculation
 from orchestrator.api.admin.targets import AdminTarget, AdminTargets
+from orchestrator.api.audit import AdminAudit, AuditLog
 from orchestrator.control.port import DeviceView, DraftView, ReplicaView, Totals
 
 
-def create_admin_app(targets: Sequence[AdminTarget], api_url: str, version: str) -> FastAPI:
-    """Return the app. `api_url` is where the public API listens."""
+def create_admin_app(
+    targets: Sequence[AdminTarget], api_url: str, version: str, audit: AuditLog | None = None
+) -> FastAPI:
+    """Return the app. `api_url` is where the public API listens. `audit` has each call that may change something."""
     app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
     errors.install_error_handlers(app)
+    app.add_middleware(AdminAudit, audit=audit or AuditLog())
     served = AdminTargets(targets)
     speculation.install_speculation_route(app, served)
 

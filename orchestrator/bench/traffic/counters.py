@@ -4,6 +4,7 @@ what its devices cost."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import httpx
@@ -29,10 +30,12 @@ class ServerFigures:
     currency: str = ""
 
 
-async def fetch_server_figures(client: httpx.AsyncClient, base: str) -> ServerFigures:
-    """Ask a server."""
+async def fetch_server_figures(
+    client: httpx.AsyncClient, base: str, headers: Mapping[str, str] | None = None
+) -> ServerFigures:
+    """Ask a server. `headers`: its key, where it asks for one."""
     try:
-        response = await client.get(f"{base.removesuffix('/v1')}/metrics", timeout=TIMEOUT_S)
+        response = await client.get(f"{base.removesuffix('/v1')}/metrics", headers=headers, timeout=TIMEOUT_S)
         text = response.raise_for_status().text
         return ServerFigures(parse_counters(text), *parse_price(text))
     except (httpx.HTTPError, ValueError):

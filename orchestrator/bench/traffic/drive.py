@@ -139,7 +139,7 @@ class Stretch:
         """Send these requests and wait for their ends; time and CPU count however this ends."""
         load, run = self._load, self._run
         self._payloads = {number: self._payload(number) for number in numbers}  # before the clock runs
-        before = await fetch_server_figures(self._client, self._endpoint.url)
+        before = await fetch_server_figures(self._client, self._endpoint.url, self._endpoint.headers)
         offset_s, cpu_s = run.wall_s, time.process_time()
         self._zero_s = time.perf_counter() - offset_s
         try:
@@ -152,7 +152,7 @@ class Stretch:
             run.wall_s = self._clock()
             run.cpu_s += time.process_time() - cpu_s
             run.sending_s += max((o.sent_s for o in run.outcomes), default=offset_s) - offset_s
-        after = await fetch_server_figures(self._client, self._endpoint.url)
+        after = await fetch_server_figures(self._client, self._endpoint.url, self._endpoint.headers)
         run.counted += after.speculation - before.speculation
         told = after if after.price_per_hour else before
         run.price_per_hour, run.currency = told.price_per_hour, told.currency

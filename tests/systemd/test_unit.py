@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import configparser
+import dataclasses
 import os
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,26 +16,75 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.model import ClusterSection, Limits
+from orchestrator.systemd.files import ServiceChoices, list_files
 from orchestrator.workers.homes import HomeRecord, list_homes, make_home, read_birth
 from tests.support.daemon import configuration
 
-UNIT = Path(__file__).parents[2] / "tools" / "systemd" / "outrider.service"
+CHOICES = ServiceChoices(Path("/opt/outrider/bin"))
 
 
-def service() -> configparser.SectionProxy:
+def service(systemd: int = 257, name: str = "outrider.service", **choices) -> configparser.SectionProxy:
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[assignment,method-assign]  # unit files are case-sensitive
-    unit.read(UNIT)
-    return unit["Service"]
+    wanted = list_files(Path("/nowhere"), dataclasses.replace(CHOICES, **choices), systemd=systemd)
+    unit.read_string(next(file.text for file in wanted if file.path.name == name))
+    return unit["Socket" if name.endswith(".socket") else "Service"]
 
 
 def test_the_unit_waits_for_readiness_and_leaves_time_to_drain():
     unit = service()
-    assert unit["Type"] == "notify"
+    assert unit["Type"] == "notify-reload"
+    assert "ExecReload" not in unit
     assert unit["ExecStart"].endswith("outrider serve --config /etc/outrider/cluster.yaml")
     assert float(unit["TimeoutStopSec"]) > Limits().drain_timeout_s + 10
     assert unit["Restart"] == "on-failure"
     assert unit["OOMPolicy"] == "continue"
+
+
+def test_an_older_systemd_gets_a_type_that_it_knows():
+    unit = service(systemd=252)
+    assert unit["Type"] == "notify"
+    assert unit["ExecReload"] == "/bin/sh -c 'kill -HUP $$MAINPID'"  # minimal systems have no /bin/kill
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_rates_the_unit_as_hardened_and_finds_no_mistake_in_it(tmp_path):
+    for name in ("outrider.service", "outrider.socket"):
+        wanted = list_files(Path("/nowhere"), ServiceChoices(Path("/usr/bin")), systemd=252)
+        text = next(file.text for file in wanted if file.path.name == name)
+        (tmp_path / name).write_text(text.replace("/usr/bin/outrider serve", "/usr/bin/env serve"))
+    told = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=20", "outrider.service"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"},
+    )
+    rated = re.search(r"exposure level for outrider.service: ([0-9.]+)", told.stdout)
+    assert rated is not None, told
+    assert float(rated[1]) <= 2.0
+    assert told.returncode == 0
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(tmp_path / "outrider.service")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    ours = [line for line in checked.stderr.splitlines() if str(tmp_path) in line]
+    assert not ours, checked.stderr
+
+
+def test_devices_are_opened_by_a_drop_in_alone():
+    assert service()["PrivateDevices"] == "yes"
+    opened = service(name="gpu.conf", gpu=True)
+    assert (opened["PrivateDevices"], opened["DevicePolicy"]) == ("no", "closed")
+
+
+def test_the_sockets_stay_open_and_the_admin_socket_is_the_groups():
+    listens = service(name="outrider.socket")
+    assert (listens["SocketMode"], listens["SocketGroup"]) == ("0660", "outrider")
+    assert service()["RuntimeDirectoryPreserve"] == "yes"
 
 
 def test_the_unit_leaves_workers_to_the_next_daemon_and_none_behind_a_stop():

@@ -1,0 +1,125 @@
+"""`outrider service`: make this machine's Outrider a systemd service."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from orchestrator.systemd.files import ServiceFile
+    from orchestrator.systemd.install import Step
+
+app = typer.Typer(help="Make Outrider a systemd service: unit, sockets, user, directories, first cluster.yaml.")
+
+_Root = Annotated[Path, typer.Option("--root", help="The system to change: / or the directory of an image.")]
+_Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")]
+_Gpu = Annotated[bool, typer.Option("--gpu", help="Open the devices of GPUs and NPUs to the service.")]
+_Model = Annotated[str, typer.Option("--model", help="model.source of a first cluster.yaml; else SmolLM2 135M.")]
+_Commands = Annotated[
+    Path | None, typer.Option("--commands", help="Where the service has `outrider`, in an image; else this one's.")
+]
+_Systemd = Annotated[int | None, typer.Option("--systemd", help="The image's systemd version; else it is looked up.")]
+
+
+@app.command()
+def install(
+    root: _Root = Path("/"),
+    model: _Model = "",
+    gpu: _Gpu = False,
+    commands: _Commands = None,
+    start: Annotated[bool, typer.Option("--start/--no-start", help="Start it, too.")] = True,
+    systemd: _Systemd = None,
+    yes: _Yes = False,
+    as_json: _Json = False,
+) -> None:
+    """Write the files, make the user and directories, enable the units and start them. A cluster.yaml that is there
+    stays as it is; a unit that differs is replaced after a question."""
+    from orchestrator.systemd.install import enable_units, install_files
+
+    root = root.absolute()
+    wanted = _choose_files(root, model, gpu, commands, systemd)
+    standings = [(file, file.compare(root)) for file in wanted]
+    _confirm(
+        [f"{'replace' if how == 'differs' else 'write'} {file.path}" for file, how in standings if how in _CHANGES]
+        + ["make the user outrider, enable outrider.socket and outrider.service" + (", start them" if start else "")],
+        yes=yes,
+    )
+    _tell([*install_files(root, wanted), *enable_units(root, start=start)], as_json=as_json)
+
+
+@app.command()
+def uninstall(
+    root: _Root = Path("/"),
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Remove configuration, keys, state and prepared models, too.")
+    ] = False,
+    yes: _Yes = False,
+    as_json: _Json = False,
+) -> None:
+    """Stop the service and remove its units. Its configuration, state and user stay, unless --purge."""
+    from orchestrator.systemd.files import list_written
+    from orchestrator.systemd.install import remove_service
+
+    root = root.absolute()
+    what = ["stop and disable outrider.socket and outrider.service"]
+    what += [f"remove {path}" for path in list_written(root)]
+    what += ["remove /etc/outrider, /var/lib/outrider and /var/cache/outrider with all that is in them"] * purge
+    _confirm(what, yes=yes)
+    _tell(remove_service(root, purge=purge), as_json=as_json)
+
+
+@app.command()
+def show(
+    root: _Root = Path("/"),
+    model: _Model = "",
+    gpu: _Gpu = False,
+    commands: _Commands = None,
+    systemd: _Systemd = None,
+    as_json: _Json = False,
+) -> None:
+    """Print each file that `install` would write, and how it compares with what is there. Changes nothing."""
+    root = root.absolute()
+    found = [(file, file.compare(root)) for file in _choose_files(root, model, gpu, commands, systemd)]
+    if as_json:
+        told = [{"path": str(file.path), "standing": how, "text": file.text} for file, how in found]
+        print(json.dumps({"files": told}, indent=1))
+        return
+    for file, how in found:
+        print(f"### {file.path} ({how})")
+        print(file.text)
+
+
+_CHANGES = ("new", "differs")
+
+
+def _choose_files(root: Path, model: str, gpu: bool, commands: Path | None, systemd: int | None) -> list[ServiceFile]:
+    from orchestrator.systemd.files import DEFAULT_MODEL, ServiceChoices, list_files, list_written
+
+    had = any(path.name == "gpu.conf" for path in list_written(root))  # a later install takes nothing away
+    place = commands or Path(sys.executable).absolute().parent
+    return list_files(root, ServiceChoices(place, model or DEFAULT_MODEL, gpu or had), systemd=systemd)
+
+
+def _confirm(changes: list[str], *, yes: bool) -> None:
+    """Ask whether this may be done. Raises ServiceError where nobody can be asked."""
+    from orchestrator.systemd.files import ServiceError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ServiceError(f"this would {'; '.join(changes)}. Say --yes to have it done")
+    typer.echo("This will:\n" + "\n".join(f"  {change}" for change in changes), err=True)
+    typer.confirm("Go on?", abort=True, err=True)
+
+
+def _tell(done: list[Step], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"done": [step.describe() for step in done]}, indent=1))
+        return
+    for step in done:
+        print(f"{step.what}: {step.subject}")

@@ -1,0 +1,1 @@
+"""Outrider as a service of systemd."""
