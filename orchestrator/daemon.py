@@ -28,10 +28,12 @@ from orchestrator.api.listening import Server, listen_tcp, listen_unix, serving
 from orchestrator.api.resume import KeptAnswers
 from orchestrator.api.served import ServedModel
 from orchestrator.api.tls import Certificate
+from orchestrator.bootstrap.banner import describe_ray_start, show_banner
 from orchestrator.bootstrap.clusters import build_cluster
 from orchestrator.bootstrap.journal import build_book
 from orchestrator.bootstrap.lease import hold_lease
 from orchestrator.bootstrap.plan_board import PlanBoard
+from orchestrator.bootstrap.stopping import Stopping
 from orchestrator.bootstrap.target_life import DaemonGround, TargetLife
 from orchestrator.clock import SystemClock
 from orchestrator.config.access_checks import find_keyless
@@ -67,7 +69,8 @@ class Daemon:
         self._config = config
         self._notifier = Notifier()
         self._clock = SystemClock()
-        self._stop = asyncio.Event()
+        self._stopping = Stopping(self._clock)
+        self._stop = self._stopping.asked
         self._stages: dict[str, str] = {}
         keys_file = config.api.keys_file
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
@@ -96,7 +99,7 @@ class Daemon:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+            loop.add_signal_handler(number, self._stopping.observe_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reread_files)
         await self._do_for_each(TargetLife.prepare)
         self._given = take_sockets()
@@ -145,6 +148,7 @@ class Daemon:
                     model.metrics.view_costs,
                     target.describe_hosts,
                     target.trial,
+                    model.metrics.speed.view,
                 )
             )
         return create_admin_app(told, f"{url}/v1", version("outrider"), self._audit)
@@ -169,6 +173,7 @@ class Daemon:
                 await self._batches.close()
             if self._kept is not None:
                 self._kept.let_go()
+            await self._stopping.run_or_hurry(self._drain())
             await asyncio.gather(*(target.control.drain(drain_s) for target in self._targets))
         finally:
             tending.cancel()
@@ -186,9 +191,15 @@ class Daemon:
                 target.save_trial()
         _log.info("stopped")
 
+    async def _drain(self) -> None:
+        timeout_s = self._config.limits.drain_timeout_s
+        await asyncio.gather(*(target.control.drain(timeout_s) for target in self._targets))
+
     async def _start_targets(self, url: str, admin_path: Path, interrupted: Sequence[KeptAnswer]) -> bool:
         """Plan, start workers, and wait until each target serves or never will. Raises DaemonError where none does, or
         what made the only one fail."""
+        if ray := describe_ray_start(self._config):
+            self._say("", Progress(ray, -1.0))
         await self._do_for_each(TargetLife.profile)
         await self._do_for_each(TargetLife.plan)
         coming = [target for target in self._targets if not target.problem]
@@ -223,6 +234,7 @@ class Daemon:
             drafters=ready.drafters,
             max_depth=ready.max_depth,
         )
+        show_banner(self._config, ready, f"{url}/v1")
         if self._kept is not None:
             self._kept.go_on(interrupted, target.control)
         if self._batches is not None:
@@ -382,10 +394,10 @@ class Daemon:
             await asyncio.sleep(self._notifier.alive_every_s)
 
     def _say(self, name: str, progress: Progress) -> None:
-        """Log each stage once, and tell systemd."""
+        """Log each stage once, and tell systemd. `name`: the model's; "" where it is everybody's."""
         if progress.stage == self._stages.get(name):
             return
         self._stages[name] = progress.stage
-        several = len(self._targets) > 1
+        several = bool(name) and len(self._targets) > 1
         _log.info("preparing", **({"model": name} if several else {}), stage=progress.stage)
         self._notifier.status(f"{name}: {progress.stage}" if several else progress.stage)

@@ -79,11 +79,11 @@ def _dequantise(kind: int, raw: Raw) -> NDArray[np.float32]:
 def label_of(kind: int, rounded: Sequence[int] = ()) -> str:
     """Return how people call a file whose matrices are mostly of a type; `rounded`: its types that lost offsets."""
     if kind in rounded:
-        return f"int4 ({ROUNDED[kind]}, zeros rounded)"
+        return f"int4 ({ROUNDED[kind]}, zero points rounded to integers)"
     label = f"int8 ({_ON_LATTICES[kind]}'s values)" if kind in _ON_LATTICES else KEPT.get(kind)
     label = label or f"int8 (requantised from {type_name(kind)})"
     names = " and ".join(ROUNDED[one] for one in rounded)
-    return f"{label}, zeros of {names} rounded" if rounded else label
+    return f"{label}, zero points of {names} rounded to integers" if rounded else label
 
 
 def type_name(kind: int) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from adapters.contract import ModelRefused, Precision
 from adapters.decoder.reference import Reference, Rows, TextCache
 from adapters.decoder.source import open_source
+from adapters.parent_process import end_with_parent
 
 _SEED_TOKENS = 4
 _TOKENS = 28
@@ -65,6 +66,7 @@ def log_softmax(rows: Rows) -> Rows:
 
 def main() -> int:
     """Write the text; 0 on success, 1 with the reason on standard error."""
+    end_with_parent()
     try:
         write_short_text(Path(sys.argv[1]), Path(sys.argv[2]))
     except (ModelRefused, OSError, MemoryError) as error:

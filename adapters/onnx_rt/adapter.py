@@ -51,6 +51,11 @@ def _runtime() -> Any:
     return onnxruntime
 
 
+def list_providers() -> list[str]:
+    """Return the execution providers of the installed ONNX Runtime, by its names. Raises AdapterUnavailable."""
+    return list(_runtime().get_available_providers())
+
+
 def _require_package(name: str) -> str:
     try:
         return f"{name} {version(name)}"

@@ -56,6 +56,11 @@ def core_with(device: str) -> Any:
     return core
 
 
+def list_device_names() -> list[str]:
+    """Return what OpenVINO calls the devices that it sees. Raises AdapterUnavailable."""
+    return list(_core().available_devices)
+
+
 def list_openvino_devices() -> list[DeviceProfile]:
     """List OpenVINO's devices. Raises AdapterUnavailable."""
     core = _core()

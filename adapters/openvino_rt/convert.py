@@ -17,6 +17,7 @@ from adapters.contract import ModelRefused, Precision
 from adapters.decoder.source import open_source
 from adapters.openvino_rt.build import write_model
 from adapters.openvino_rt.compress import compress
+from adapters.parent_process import end_with_parent
 from adapters.prepared_facts import facts_of, write_facts
 from device_profiles.profile import FAST, WeightsFormat
 
@@ -40,6 +41,7 @@ def convert(source: Path, target: Path, weights: WeightsFormat | None = None) ->
 
 def main() -> int:
     """Run the conversion; 0 on success, 1 with the reason on standard error."""
+    end_with_parent()  # whoever waits for it may be told to end at any moment
     source, target = Path(sys.argv[1]), Path(sys.argv[2])
     asked = sys.argv[3] if len(sys.argv) > 3 else None
     try:

@@ -52,7 +52,7 @@ def pieces_of(
 
 
 def _parser(body: ChatRequest) -> ToolCallParser:
-    return ToolCallParser([tool.function.name for tool in body.forced or body.offered])
+    return ToolCallParser([tool.function.name for tool in body.forced or body.offered], forced=bool(body.forced))
 
 
 def _behind_one_call(body: CompletionRequest | ChatRequest) -> Callable[[str], bool] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import ssl
@@ -133,10 +134,13 @@ def listen_unix(path: Path, given: socket.socket | None = None) -> Iterator[sock
             bound.bind(str(path))
             path.chmod(0o600)
             bound.listen()  # whoever sees the socket may connect; the answer comes when the app serves
+        except FileNotFoundError:
+            text = f"there is no directory {path.parent}: make it, or set api.admin_socket"
+            raise DaemonError(f"cannot listen on the admin socket {path}: {text}") from None
         except OSError as error:
+            taken = "another daemon may be using it: " if error.errno == errno.EADDRINUSE else ""
             raise DaemonError(
-                f"cannot listen on the admin socket {path}: {error.strerror or error}; another daemon may be using "
-                "it: set api.admin_socket"
+                f"cannot listen on the admin socket {path}: {error.strerror or error}; {taken}set api.admin_socket"
             ) from error
         inode = path.stat().st_ino
         try:

@@ -39,7 +39,7 @@ def completion(
     wanted = request.max_tokens
     if "max_tokens" not in request.model_fields_set:  # a limit that nobody asked for gives way to the context's
         wanted = min(wanted, max(1, context_tokens - len(prompt)))
-    _check_fits(len(prompt), wanted, context_tokens, "prompt")
+    _check_fits(len(prompt), wanted, context_tokens, "prompt", "max_tokens")
     return _submit(request, request_id, prompt, wanted, tokenizer, _sampling(request, tokenizer, make_seed, bounds))
 
 
@@ -54,7 +54,8 @@ def chat(
     """Translate `/v1/chat/completions`; without a limit the answer may fill the context. Raises RequestError."""
     prompt = chat_prompt(request.messages, tokenizer, request.offered)
     asked = request.max_completion_tokens or request.max_tokens
-    _check_fits(len(prompt), asked or 1, context_tokens, "messages")
+    bound = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
+    _check_fits(len(prompt), asked or 1, context_tokens, "messages", bound)
     sampling = _sampling(request, tokenizer, make_seed, bounds)
     return _submit(request, request_id, prompt, asked or context_tokens - len(prompt), tokenizer, sampling)
 
@@ -100,14 +101,18 @@ def _completion_prompt(request: CompletionRequest, tokenizer: TokenizerPort) -> 
     return ids
 
 
-def _check_fits(prompt: int, wanted: int, context: int, param: str) -> None:
-    if prompt + wanted > context:
+def _check_fits(prompt: int, wanted: int, context: int, param: str, bound: str) -> None:
+    """Blame the parameter that is too large: `param` is the prompt's, `bound` that of the answer's length."""
+    if prompt + wanted <= context:
+        return
+    text = f"this model's context is {context} tokens; the request has {prompt} in the {param} and asks for "
+    if prompt < context:
         raise RequestError(
-            f"this model's context is {context} tokens; the request has {prompt} in the {param} and asks for "
-            f"at least {wanted} more",
+            f"{text}{wanted} more; '{bound}' may be {context - prompt} at most",
             code="context_length_exceeded",
-            param=param,
+            param=bound,
         )
+    raise RequestError(f"{text}at least {wanted} more", code="context_length_exceeded", param=param)
 
 
 def _submit(

@@ -46,6 +46,16 @@ _NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template_kwargs": ({}, None),
 }
 _REFUSAL = "'{field}' is not supported yet"
+# vLLM's and other servers' ways to ask for what `response_format` does here.
+_BY_FORMAT = {
+    **dict.fromkeys(
+        ("guided_json", "guided_decoding", "structured_outputs", "json_schema", "format"),
+        '{"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}',
+    ),
+    "guided_choice": 'a JSON schema with an "enum" of the choices',
+    **dict.fromkeys(("guided_regex", "regex"), 'a JSON schema of a string with the "pattern"'),
+    **dict.fromkeys(("guided_grammar", "grammar"), "a JSON schema; other grammars are not taken"),
+}
 _REFUSED = {"best_of": "'{field}' is not supported: ask for 'n' choices with 'logprobs' and choose among them"}
 
 
@@ -183,6 +193,8 @@ def _asks_for_nothing(key: str, value: Any) -> bool:
 
 
 def _describe_unknown_field(key: str, cls: type[BaseModel]) -> str:
+    if key in _BY_FORMAT:
+        return f"unknown field {key!r}; send 'response_format' instead: {_BY_FORMAT[key]}"
     close = difflib.get_close_matches(key, [*cls.model_fields, *_NOT_SUPPORTED, *_HARMLESS], n=1)
     return f"unknown field {key!r}" + (f"; did you mean '{close[0]}'?" if close else "")
 

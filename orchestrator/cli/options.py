@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="cluster.yaml; else the default places.")]
+CheckedFile = Annotated[Path | None, typer.Argument(help="Else ./cluster.yaml, /etc/outrider/cluster.yaml.")]
 DaemonConfig = Annotated[Path | None, typer.Option("--config", help="The daemon's cluster.yaml, to find its socket.")]
 DaemonPort = Annotated[int | None, typer.Option("--port", help="The daemon's API port, where it is not api.port.")]
 AdminSocket = Annotated[Path | None, typer.Option("--socket", help="The admin socket itself.")]

@@ -1,4 +1,4 @@
-"""`outrider plan`: where target and drafts would run, at which depth and speed, and why everything else lost."""
+"""`outrider plan`: where target and drafts would run, at which depth and speed, and why nothing else was chosen."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Profiles = Annotated[Path | None, typer.Option("--profiles", help="A directory o
 @app.callback(invoke_without_command=True)
 def plan(
     context: typer.Context,
-    explain: Annotated[bool, typer.Option("--explain", help="Say why everything else lost, and what is assumed.")] = (
-        False
-    ),
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say why the alternatives were not chosen, and what is assumed.")
+    ] = (False),
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan for programs; `plan diff` reads it.")] = False,
     library: Annotated[bool, typer.Option("--library", help="List the devices that a sketch may name.")] = False,
     model: ModelName = None,

@@ -1,4 +1,4 @@
-"""A plan for people: what runs where, what is predicted, why everything else lost, and what to do next."""
+"""A plan for people: what runs where, what is predicted, why the alternatives were not chosen, and what to do next."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _print_placements(console: Console, proposal: PlanProposal) -> None:
     for column in ("role", "device", "runtime, weights", "layers", "threads", "memory", "costs"):
         table.add_column(column)
     several = len(proposal.plan.replicas) > 1
-    for number, replica in enumerate(proposal.plan.replicas, 1):
+    for number, replica in enumerate(proposal.plan.replicas):
         name = f" {number}" if several else ""
         for role, shard in _roles(replica):
             add_row(table, f"{role}{name}", *_shard_cells(shard))
@@ -118,7 +118,7 @@ def _print_placements(console: Console, proposal: PlanProposal) -> None:
 
 def _roles(replica: ReplicaPlacement) -> Iterator[tuple[str, Shard]]:
     several = len(replica.shards) > 1
-    for number, shard in enumerate(replica.shards, 1):
+    for number, shard in enumerate(replica.shards):
         yield (f"target shard {number}" if several else "target"), shard
     if replica.draft is not None and replica.draft.shard is not None:
         beside = "beside the target" if replica.draft.overlap else "between its forwards"
@@ -145,7 +145,7 @@ def _print_predictions(console: Console, plan: Plan) -> None:
     from rich.table import Table
 
     table = Table(show_header=False, title=f"predicted; the best for {plan.objective}")
-    for number, replica in enumerate(plan.replicas, 1):
+    for number, replica in enumerate(plan.replicas):
         name = f"replica {number}: " if len(plan.replicas) > 1 else ""
         for key, value in _prediction_rows(replica.prediction, plan.currency):
             add_row(table, f"{name}{key}", value)
@@ -184,7 +184,7 @@ def _prediction_rows(found: Prediction, currency: str) -> Iterator[tuple[str, st
 def _print_scores(console: Console, plan: Plan) -> None:
     from rich.table import Table
 
-    for number, replica in enumerate(plan.replicas, 1):
+    for number, replica in enumerate(plan.replicas):
         table = Table(title=f"score of replica {number}: {replica.score.total:.2f} of 1")
         for column in ("term", "value", "weight", "why"):
             table.add_column(column)
@@ -196,7 +196,7 @@ def _print_scores(console: Console, plan: Plan) -> None:
 def _print_rejected(console: Console, plan: Plan) -> None:
     from rich.table import Table
 
-    table = Table(title=f"what lost, the best for {plan.objective} first")
+    table = Table(title=f"alternatives not chosen, the best for {plan.objective} first")
     columns = (
         ("tokens/s", [one.goodput_tokens_per_s for one in plan.rejected]),
         (f"{plan.currency} a million", [one.cost_per_million_tokens for one in plan.rejected]),
@@ -217,7 +217,7 @@ def _print_rejected(console: Console, plan: Plan) -> None:
 
 
 def _weigh(one: RejectedCandidate, objective: Objective) -> float:
-    """Return what orders the things that lost by the objective: more is better, 0 where nothing was predicted."""
+    """Return what orders the alternatives by the objective: more is better, 0 where nothing was predicted."""
     taken = {"latency": one.tpot_ms, "cost": one.cost_per_million_tokens, "energy": one.joules_per_token}
     if objective not in taken:
         return one.goodput_tokens_per_s
@@ -245,4 +245,4 @@ def _next_steps(proposal: PlanProposal, *, explain: bool) -> Iterator[str]:
         beside = [one.describe_reserve(proposal.asked.replicas) for one in proposal.asked.beside]
         yield "; ".join(["the canary is not planned: all figures are of the other requests", *beside])
     if not explain:
-        yield f"{len(proposal.plan.rejected)} others lost: --explain says why."
+        yield f"{len(proposal.plan.rejected)} alternatives were not chosen: --explain says why."

@@ -2,38 +2,86 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from orchestrator.config.model import ClusterConfig
+
 
 def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="Serve this model without a cluster.yaml: whatever model.source takes, as in hf:ORG/NAME or FILE.gguf."
+        ),
+    ] = None,
     config: Annotated[
         Path | None, typer.Option(help="cluster.yaml; else ./cluster.yaml, /etc/outrider/cluster.yaml.")
     ] = None,
     host: Annotated[str | None, typer.Option(help="Listen here instead of api.host.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Instead of api.port; 0 takes a free one.")] = None,
 ) -> None:
-    """Serve the configured model through an OpenAI-compatible API; SIGTERM finishes running streams and exits 0."""
+    """Serve the configured model through an OpenAI-compatible API; SIGTERM finishes running streams and exits 0.
+
+    Ctrl-C does that too, and once more ends at once.
+    """
     import asyncio
 
     from orchestrator.config.access_checks import find_keyless
-    from orchestrator.config.load import default_config_path, load_config
+    from orchestrator.config.load import default_config_path, list_outdated, load_config
     from orchestrator.daemon import Daemon
     from orchestrator.errors import ConfigError
-    from orchestrator.telemetry import setup_logging
+    from orchestrator.telemetry import get_logger, setup_logging
 
-    path = config or default_config_path()
-    loaded = load_config(path)
-    changes = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    if changes:
-        loaded = loaded.model_copy(update={"api": loaded.api.model_copy(update=changes)})
+    if model is not None and config is not None:
+        raise typer.BadParameter("MODEL stands for a cluster.yaml: give one of them")
+    changes: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    text, outdated = "", list[str]()
+    if model is not None:
+        loaded, path, text = _configure(model, changes)
+    else:
+        path = config or default_config_path()
+        loaded, outdated = load_config(path), list_outdated(path)
+        if changes:
+            loaded = loaded.model_copy(update={"api": loaded.api.model_copy(update=changes)})
     if host is not None and (problem := find_keyless(loaded.api, host)):
         raise ConfigError(f"--host: {problem}")
     setup_logging(loaded.logging.level, loaded.logging.format)
+    for line in outdated:
+        get_logger(__name__).warning("cluster.yaml has a key of an older release", where=line)
+    if text:
+        _tell_text(text, loaded)
 
     async def run() -> None:
         await Daemon(loaded, path).run()
 
     asyncio.run(run())
+
+
+def _configure(model: str, changes: dict[str, Any]) -> tuple[ClusterConfig, Path, str]:
+    """Return the configuration that a model alone stands for, where it would stand, and its text. Raises
+    ConfigError."""
+    from orchestrator.config.without_file import configure_model
+
+    found = configure_model(model, Path.cwd(), changes)
+    return found.config, found.path, found.text
+
+
+def _tell_text(text: str, config: ClusterConfig) -> None:
+    """Say which cluster.yaml the command stands for: to people as they would write it, to programs in the log."""
+    from orchestrator.bootstrap.banner import is_for_people
+    from orchestrator.config.load import find_config_path
+    from orchestrator.telemetry import get_logger
+
+    unread = find_config_path()
+    if is_for_people(config, sys.stderr):
+        beside = f" ({unread} is not read)" if unread is not None else ""
+        sys.stderr.write(f"outrider: serves as with this cluster.yaml{beside}:\n\n{text}\n")
+        sys.stderr.flush()
+    else:
+        left = {"not_read": str(unread)} if unread is not None else {}
+        get_logger(__name__).info("serves a model without a file", cluster_yaml=text, **left)

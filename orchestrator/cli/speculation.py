@@ -1,4 +1,4 @@
-"""`outrider speculation`: switch, fix or bound speculation for a session or an engine while the daemon serves.
+"""`outrider speculation`: switch, fix or bound speculation for a session or a replica while the daemon serves.
 
 An override holds for requests that start from then on, until it is taken back or the daemon ends. A request's own
 `speculative_config` wins over it, and nothing goes beyond the bounds of cluster.yaml.
@@ -20,13 +20,15 @@ from orchestrator.cli.speculation_rows import speculation_rows
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Switch, fix or bound speculation for a session (--user TAG) or an engine; without either, for all engines.",
+    help="Switch, fix or bound speculation for a session (--user TAG) or a replica (--replica N); else for all.",
 )
 
 ROUTE = "/admin/speculation"
 
 User = Annotated[str, typer.Option(help="The session: all requests that carry this `user` tag.")]
-EngineNumber = Annotated[int | None, typer.Option(min=0, help="The engine: the number of a replica, from 0.")]
+EngineNumber = Annotated[
+    int | None, typer.Option("--replica", "--engine", min=0, help="The replica, by its number from 0.")
+]
 Tokens = Annotated[int, typer.Argument(min=0, max=64, help="Tokens drafted in one round; 0 is plain decoding.")]
 
 
@@ -86,11 +88,11 @@ def _command_of_tokens(name: str, field: str, what: str) -> None:
 
 _command("off", {"method": "off"}, "Decode plainly: every drafter is left alone.")
 _command(
-    "auto", {"method": "auto"}, "Leave the depth to the policy; for a session this wins over its engine's override."
+    "auto", {"method": "auto"}, "Leave the depth to the policy; for a session this wins over its replica's override."
 )
 _command_of_tokens("depth", "num_speculative_tokens", "Fix the depth: so many tokens are drafted in every round.")
 _command_of_tokens("at-most", "max_speculative_tokens", "Bound the depth: the policy chooses, up to so many tokens.")
-_command("reset", None, "Take back the override of a session or an engine; without either, all there are.")
+_command("reset", None, "Take back the override of a session or a replica; without either, all there are.")
 
 
 def _scope(user: str, engine: int | None, model: str | None) -> dict[str, Any]:

@@ -11,8 +11,8 @@ def speculation_rows(speculation: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("speculation", bounds_line(speculation["bounds"]))]
     if speculation["canary_bounds"]:
         rows.append(("speculation of the canary", bounds_line(speculation["canary_bounds"])))
-    rows += [(f"wish of engine {one['engine']}", _line(one)) for one in speculation["engines"]]
-    return rows + [(f"wish of session {one['user']}", _line(one)) for one in speculation["sessions"]]
+    rows += [(f"override for replica {one['engine']}", _line(one)) for one in speculation["engines"]]
+    return rows + [(f"override for session {one['user']}", _line(one)) for one in speculation["sessions"]]
 
 
 def bounds_line(bounds: dict[str, Any] | None) -> str:
@@ -21,12 +21,19 @@ def bounds_line(bounds: dict[str, Any] | None) -> str:
         return "the model is not ready yet"
     if not bounds["enabled"]:
         return "off: there is no drafter, or cluster.yaml switches it off"
-    return f"wishes are bounded to {bounds['least'] or 1} to {bounds['most']} tokens, or off"
+    return f"requests may ask for {bounds['least'] or 1} to {bounds['most']} draft tokens, or none"
 
 
 def _line(wished: dict[str, Any]) -> str:
     since = datetime.fromtimestamp(wished["since_s"]).astimezone().isoformat(sep=" ", timespec="seconds")
-    return f"{wished['wish']}; asked by {wished['asked_by']}, {since}"
+    return f"{_describe(wished['wish'])}; asked by {wished['asked_by']}, {since}"
+
+
+def _describe(wish: str) -> str:
+    """Return an override in plain words; the daemon says it in those of the command."""
+    kind, _, count = wish.rpartition(" ")
+    plain = {"depth": f"always {count} draft tokens", "at most": f"up to {count} draft tokens"}
+    return plain.get(kind) or {"off": "no draft tokens", "auto": "as many draft tokens as pay"}.get(wish, wish)
 
 
 def warning_rows(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
@@ -37,7 +44,8 @@ def warning_rows(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 def pair_gauges(replicas: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     """Return the gauges of every replica that told some, and whose they are where there are several."""
-    return [(f" of {one['name']}" * (len(replicas) > 1), one["gauges"]) for one in replicas if one["gauges"]]
+    several = len(replicas) > 1
+    return [(f" of replica {one['engine']}" * several, one["gauges"]) for one in replicas if one["gauges"]]
 
 
 def _warning(one: dict[str, Any]) -> str:
@@ -46,6 +54,6 @@ def _warning(one: dict[str, Any]) -> str:
 
     of = ", ".join(filter(None, [one["route"], f"user {one['user']}" if one["user"] else ""]))
     return (
-        f"{one['rate']:.2f} of {one['drafted']} drafted tokens accepted{f' ({of})' if of else ''}, below "
+        f"{one['rate']:.2f} of {one['drafted']} draft tokens accepted{f' ({of})' if of else ''}, below "
         f"{one['threshold']:g}: {one['cause']}; {ADVICE[Cause(one['cause'])]}"
     )

@@ -44,84 +44,135 @@ def _print(answer: dict[str, Any]) -> None:
 
 
 def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
-    detail = f" ({answer['detail']})" if answer["detail"] else ""
-    rows = [
-        ("phase", f"{answer['phase']}{detail}"),
-        ("API", answer["api"]),
-        ("up", f"{answer['uptime_s']:.0f} s, {answer['totals']['restarts']} worker restarts"),
-        ("worker", f"{answer['worker']} (runtime {answer['runtime']})"),
-    ]
-    ready, gauges, totals = answer["ready"], answer["gauges"], answer["totals"]
-    if ready:
-        invariant = "yes, measured" if ready["row_invariant"] else "not promised"
-        rows += [
-            ("model", ready["model"]),
-            ("source", ready["source"]),
-            ("device", f"{ready['adapter']} {ready['device']}: {ready['device_name']}"),
-            (
-                "precision",
-                f"weights {ready['weights']}, activations {ready['activations']}, KV cache {ready['kv_cache']}",
-            ),
-            ("shapes", _shapes(ready)),
-            ("why", ready["precision_reason"] or "the simulated model has one precision"),
-            ("exactness", f"{ready['exactness']} (row-invariant: {invariant})"),
-            ("class", f"{ready['numerical_class']}; fingerprint {ready['class_fingerprint'] or 'not measured'}"),
-            ("why this class", ready["class_reason"] or "nothing was measured"),
-            *(("class not taken", rejected) for rejected in ready["classes_rejected"]),
-            ("drafters", f"{', '.join(ready['drafters']) or 'none'}; {_depth(ready)}"),
-            ("depth", f"starts at {ready['starting_depth']:g}; first costs of rounds: {ready['costs_from']}"),
-        ]
-    if ready and len(answer["replicas"]) == 1:
-        rows.append(("cores", _cores(ready["cores"])))
-    if ready:
-        rows += [("REDUCED MEMORY", failed) for failed in ready["memory_reduced"]]
-    if len(answer["replicas"]) > 1:
-        rows += [(f"replica {one['engine']}", replica_line(one)) for one in answer["replicas"]]
+    """Return what people look for first, then how it runs, then what happened."""
+    replicas, gauges = answer["replicas"], answer["gauges"]
+    rows = [*_first_rows(answer), *_list_warnings(answer)]
+    if answer["slo"]:
+        rows += [("objectives", objectives_line(answer["slo"])), ("goodput", goodput_line(answer["slo"]))]
+    if len(replicas) > 1:
+        rows += [(f"replica {one['engine']}", replica_line(one)) for one in replicas]
     rows += [(f"standby {one['engine']}", replica_line(one)) for one in answer["standbys"]]
-    rows += [(f"{one['kind']} {one['name']}", health_line(one)) for one in answer["health"]]
+    rows += _drafters(replicas)
+    rows += [(_name_draft(draft, answer["drafts"]), draft_line(draft, answer)) for draft in answer["drafts"]]
     rows += [(f"host {one['name'] or one['host']}", _host_line(one)) for one in answer["hosts"]]
     rows += [(f"device {one['name']}", device_line(one)) for one in answer["devices"]]
-    rows += [(f"last route {one['engine']}", one["last_route"]) for one in answer["replicas"] if one["last_route"]]
     if answer["scaling"]:
         rows.append(("scaling", scaling_line(answer["scaling"])))
+    if gauges:
+        used = gauges["total_blocks"] - gauges["free_blocks"]
+        rows += [
+            ("KV cache", f"{used} of {gauges['total_blocks']} blocks, {gauges['preemptions']} preemptions"),
+            (
+                "memory",
+                f"worker{'s' * (len(replicas) > 1)} {human_bytes(gauges['rss_bytes'])}, peak "
+                f"{human_bytes(gauges['peak_rss_bytes'])}{_format_planned(replicas)}; drafters "
+                f"{human_bytes(gauges['drafter_bytes'])}",
+            ),
+        ]
+    rows += _how_it_runs(answer)
     if answer["plan"]:
         rows.append(("plan", plan_line(answer["plan"])))
     if answer["costs"]:
         rows.append(("cost", cost_line(answer["costs"])))
     rows += speculation_rows(answer["speculation"])
-    if answer["slo"]:
-        rows += [("objectives", objectives_line(answer["slo"])), ("goodput", goodput_line(answer["slo"]))]
-    rows += _levers(answer["replicas"])
-    rows += _memory_bounds(answer["replicas"])
-    rows += [("DAMAGED FILE", file) for file in (gauges or {}).get("corrupt", [])]
+    rows += _levers(replicas)
     if answer["canary"]:
         rows.append(("canary", canary_line(answer["canary"])))
     rows.append(("acceptance rule", acceptance_line(answer["acceptance"], gauges)))
-    if gauges:
-        used = gauges["total_blocks"] - gauges["free_blocks"]
-        rows += [
-            (
-                "requests",
-                f"{gauges['running']} running, {gauges['waiting']} waiting, {answer['streams']} streams",
-            ),
-            ("KV cache", f"{used} of {gauges['total_blocks']} blocks, {gauges['preemptions']} preemptions"),
-            *_drafters(answer["replicas"]),
-            *warning_rows(answer["replicas"]),
-            (
-                "memory",
-                f"worker{'s' * (len(answer['replicas']) > 1)} {human_bytes(gauges['rss_bytes'])}, peak "
-                f"{human_bytes(gauges['peak_rss_bytes'])}{_format_planned(answer['replicas'])}; drafter "
-                f"{human_bytes(gauges['drafter_bytes'])}",
-            ),
-        ]
-    rows += [(f"draft worker {draft['name']}", draft_line(draft, answer)) for draft in answer["drafts"]]
-    rows.append(("generated", f"{totals['generated']} tokens in {totals['rounds']} rounds"))
-    if totals["acceptance_rate"] is not None:
-        rows += [
-            ("acceptance rate", f"{totals['acceptance_rate']:.2f} (accepted / drafted)"),
-            ("mean acceptance length", f"{totals['mean_acceptance_length']:.2f} (1 + accepted / drafts)"),
-        ]
+    rows += [(f"last route, replica {one['engine']}", one["last_route"]) for one in replicas if one["last_route"]]
     return rows
+
+
+def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return where it is, what it serves, how fast, and how many requests there are."""
+    detail = f" ({answer['detail']})" if answer["detail"] else ""
+    ready, gauges, totals = answer["ready"], answer["gauges"], answer["totals"]
+    rows = [("state", f"{answer['phase']}{detail}"), ("API", answer["api"])]
+    if ready:
+        rows.append(("model", ready["model"]))
+    rows += speed_rows(answer["speed"])
+    if gauges:
+        rows.append(
+            ("requests", f"{gauges['running']} running, {gauges['waiting']} waiting, {answer['streams']} streams")
+        )
+    if ready:
+        rows += [
+            ("device", f"{ready['adapter']} {ready['device']}: {ready['device_name']}"),
+            ("drafts", drafts_line(ready)),
+        ]
+    if totals["acceptance_rate"] is not None:
+        rows.append(
+            (
+                "accepted",
+                f"{totals['acceptance_rate']:.0%} of the draft tokens; a verified draft brings "
+                f"{totals['mean_acceptance_length']:.2f} tokens (mean acceptance length)",
+            )
+        )
+    rows.append(("generated", f"{totals['generated']} tokens in {totals['rounds']} rounds"))
+    rows.append(("running for", f"{answer['uptime_s']:.0f} s, {totals['restarts']} worker restarts"))
+    return rows
+
+
+def speed_rows(speed: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return tokens per second and the time to the first token, as far as there were any."""
+    if speed is None:
+        return []
+    told = [f"{speed['tokens_per_s']:.1f} tokens/s in the last {speed['window_s']:g} s"]
+    if speed["stream_tokens_per_s"] is not None:
+        told.append(f"{speed['stream_tokens_per_s']:.1f} tokens/s within an answer (median)")
+    rows = [("speed", "; ".join(told))]
+    if speed["ttft_ms"] is not None:
+        rows.append(
+            ("time to first token", f"{speed['ttft_ms']:.0f} ms (median of the last {speed['requests']} answers)")
+        )
+    return rows
+
+
+def drafts_line(ready: dict[str, Any]) -> str:
+    """Return who drafts, how many tokens, and what that begins with."""
+    if not ready["drafters"] or not ready["max_depth"]:
+        return "none: every token is the target's own"
+    who = ", then ".join(ready["drafters"])
+    if ready["fixed_depth"]:
+        return f"{who}; always {ready['max_depth']} tokens"
+    better = "" if ready["costs_from"].startswith("stored profile") else "; `outrider profile` gives a better start"
+    return f"{who}; {ready['starting_depth']:g} tokens at first, then adapts, up to {ready['max_depth']}{better}"
+
+
+def _list_warnings(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what somebody should look after."""
+    ready, gauges, replicas = answer["ready"], answer["gauges"], answer["replicas"]
+    rows = [("REDUCED MEMORY", failed) for failed in (ready["memory_reduced"] if ready else [])]
+    rows += _memory_bounds(replicas)
+    rows += [("DAMAGED FILE", file) for file in (gauges or {}).get("corrupt", [])]
+    rows += warning_rows(replicas)
+    return rows + [(f"{one['kind']} {one['name']}", health_line(one)) for one in answer["health"]]
+
+
+def _how_it_runs(answer: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the effective state of the target, and the reasons for it."""
+    ready = answer["ready"]
+    rows = [("worker", f"{answer['worker']} (runtime {answer['runtime']})")]
+    if not ready:
+        return rows
+    if len(answer["replicas"]) == 1:
+        rows.append(("cores", _cores(ready["cores"])))
+    depends = "does not depend on the batch (measured)" if ready["row_invariant"] else "may depend on the batch"
+    return [
+        *rows,
+        ("source", ready["source"]),
+        (
+            "precision",
+            f"weights {ready['weights']}, activations {ready['activations']}, KV cache {ready['kv_cache']}",
+        ),
+        ("why this precision", ready["precision_reason"] or "the simulated model has one precision"),
+        ("shapes", _shapes(ready)),
+        ("exactness", f"{ready['exactness']}: output {depends}"),
+        ("numerical class", f"{ready['numerical_class']}; fingerprint {ready['class_fingerprint'] or 'not measured'}"),
+        ("why this class", ready["class_reason"] or "nothing was measured"),
+        *(("class not taken", rejected) for rejected in ready["classes_rejected"]),
+        ("first costs of rounds", ready["costs_from"]),
+    ]
 
 
 def health_line(part: dict[str, Any]) -> str:
@@ -255,8 +306,10 @@ def acceptance_line(acceptance: dict[str, Any], gauges: dict[str, Any] | None) -
     return f"{acceptance['default']}; tolerance allowed (LOSSY): {', '.join(learned)}"
 
 
-def drafter_line(state: dict[str, Any]) -> str:
-    """Return what a drafter is and what came of it: accepted of verified tokens, time of a round of drafting."""
+def drafter_line(state: dict[str, Any], counts: dict[str, int] | None = None) -> str:
+    """Return what a drafter is and what came of it: accepted of verified tokens, time of a round of drafting. `counts`:
+    what it drafted since the daemon started; else since its worker did."""
+    counts = counts or state
     what = ""
     if state["source"]:
         precision = f"weights {state['weights']}, activations {state['activations']}, KV cache {state['kv_cache']}; "
@@ -267,7 +320,7 @@ def drafter_line(state: dict[str, Any]) -> str:
     if state["state"] != "ok":
         what = f"{state['state'].upper()} ({state['reason']}); {what}"
     took = f", {state['draft_ms'] / state['rounds']:.1f} ms a round" if state["rounds"] else ""
-    return f"{what}{state['accepted']} of {state['drafted']} drafted tokens accepted{took}{_remote(state['remote'])}"
+    return f"{what}{counts['accepted']} of {counts['drafted']} draft tokens accepted{took}{_remote(state['remote'])}"
 
 
 def _remote(remote: dict[str, Any] | None) -> str:
@@ -303,7 +356,10 @@ def draft_line(draft: dict[str, Any], answer: dict[str, Any]) -> str:
     """Return where a draft worker runs, for whom where there are several replicas, and how it does."""
     line = f"{_phase(draft)}; {draft['worker'] or 'no process yet'}, {draft['restarts']} restarts"
     if len(answer["replicas"]) > 1:
-        whom = [one if one in draft["connected"] else f"{one} (not connected)" for one in draft["targets"]]
+        replicas = {one["name"]: f"replica {one['engine']}" for one in answer["replicas"]}
+        whom = [
+            replicas.get(one, one) + " (not connected)" * (one not in draft["connected"]) for one in draft["targets"]
+        ]
         line += f"; for {', '.join(whom) or 'nobody'}"
     if draft["load"]:
         line += f"; busy {draft['load']['busy']:.0%}"
@@ -318,10 +374,6 @@ def _phase(worker: dict[str, Any]) -> str:
 def _cores(cores: list[int]) -> str:
     """Return which cores a worker may run on."""
     return spans(cores) if cores else "not known"
-
-
-def _depth(ready: dict[str, Any]) -> str:
-    return f"depth {ready['max_depth']}, fixed" if ready["fixed_depth"] else f"depth 0 to {ready['max_depth']}"
 
 
 def _shapes(ready: dict[str, Any]) -> str:
@@ -340,6 +392,24 @@ def _format_planned(replicas: list[dict[str, Any]]) -> str:
 
 
 def _drafters(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return what each replica says of each of its drafters."""
-    rows = ((whose, one) for whose, gauges in pair_gauges(replicas) for one in gauges["drafters"])
-    return [(f"drafter {one['name']}{whose}", drafter_line(one)) for whose, one in rows]
+    """Return what each replica says of each of its drafters, and what grammars drafted there."""
+    rows = []
+    told = [one for one in replicas if one["gauges"]]
+    for (whose, gauges), replica in zip(pair_gauges(replicas), told, strict=True):
+        counts = replica["totals"]["by_drafter"]
+        nothing = {"drafted": 0, "accepted": 0}
+        for one in gauges["drafters"]:
+            rows.append((f"drafter {one['name']}{whose}", drafter_line(one, counts.get(one["name"], nothing))))
+        if found := counts.get("grammar"):
+            text = (
+                f"{found['accepted']} of {found['drafted']} draft tokens accepted, which grammars left no choice about"
+            )
+            rows.append((f"grammars{whose}", text))
+    return rows
+
+
+def _name_draft(draft: dict[str, Any], drafts: list[dict[str, Any]]) -> str:
+    """Return what a draft worker is called: with its number where there are several of one draft."""
+    name = f"draft worker {draft['name']}"
+    several = sum(one["name"] == draft["name"] for one in drafts) > 1
+    return f"{name} number {draft['number']}" if several else name

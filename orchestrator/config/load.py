@@ -22,10 +22,11 @@ from orchestrator.config.drafts import DraftWorkersSection, ModelDraft
 from orchestrator.config.further_checks import check_names, check_own_placement
 from orchestrator.config.hosts import check_hosts, check_running_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
+from orchestrator.config.language_changes import accept_old_keys
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.replica_checks import check_bounds, list_placements
 from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
-from orchestrator.config.target import AUTO
+from orchestrator.config.target import AUTO, Target
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
 from policies.models.vocabulary import Match, compare, refusal
@@ -34,7 +35,7 @@ SIMULATED_PREFIX = "simulated:"
 _NAME_BYTES = 8
 _ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
 _OF_OWN_PROCESS = {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s", "workers"}
-_USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
+USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
 
 
 def load_config(path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:
@@ -43,7 +44,12 @@ def load_config(path: Path, *, sources: bool = True, there: bool = True) -> Clus
     `sources=False` leaves out the model's files and the keys: whoever asks a running daemon does not need them.
     `there=False`: its hosts need not be there.
     """
-    config, lines = parse_config(read_text(path), path)
+    return load_text(read_text(path), path, sources=sources, there=there)
+
+
+def load_text(text: str, path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:
+    """Return the configuration that a text is, checked as `load_config` does. Raises ConfigError."""
+    config, lines = parse_config(text, path)
     check_hosts(config.hosts, config.links, path, lines)
     check_names(config, path, lines)
     if sources:
@@ -69,10 +75,24 @@ def load_config(path: Path, *, sources: bool = True, there: bool = True) -> Clus
 
 def default_config_path() -> Path:
     """Return ./cluster.yaml or /etc/outrider/cluster.yaml. Raises ConfigError when neither is there."""
-    for path in _USUAL_PLACES:
-        if path.is_file():
-            return path
-    raise ConfigError(f"no configuration: write {_USUAL_PLACES[0]} or name one with --config")
+    found = find_config_path()
+    if found is None:
+        raise ConfigError(f"no configuration: write {USUAL_PLACES[0]} or name one with --config")
+    return found
+
+
+def find_config_path() -> Path | None:
+    """Return ./cluster.yaml or /etc/outrider/cluster.yaml; None where neither is there."""
+    return next((path for path in USUAL_PLACES if path.is_file()), None)
+
+
+def load_or_default(path: Path | None) -> ClusterConfig:
+    """Return the configuration of this file, or of the usual places; where there is none the defaults, with a model
+    that nobody serves. For what asks of ports and directories alone. Raises ConfigError."""
+    found = path or find_config_path()
+    if found is None:
+        return ClusterConfig(model=Target(source=f"{SIMULATED_PREFIX}toy", adapter="simulated"))
+    return load_config(found, sources=False)
 
 
 def admin_socket_path(config: ClusterConfig, port: int) -> Path:
@@ -127,10 +147,17 @@ def _private_directory() -> Path:
 def parse_config(text: str, path: Path) -> tuple[ClusterConfig, Lines]:
     """Return the configuration that a text is, and the line of each value. Raises ConfigError."""
     data, lines = parse_text(text, path)
+    accept_old_keys(data, lines)
     try:
         return ClusterConfig.model_validate(data, context={INSTALLED: list_foreign}), lines
     except ValidationError as error:
         raise ConfigError(problems(error, path, lines)) from error
+
+
+def list_outdated(path: Path) -> list[str]:
+    """Return a line for each key of a file that the language has no longer: it is read as what it became. Raises
+    ConfigError."""
+    return [f"{path}:{told}" for told in accept_old_keys(*parse_text(read_text(path), path))]
 
 
 def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -76,7 +76,7 @@ class Limits(Section):
     """Tokens of prompts and answers that one key may have in a minute; who has had them is answered 429. 0 is no
     limit."""
     drain_timeout_s: float = Field(default=30.0, ge=0, le=3600)
-    """How long running streams may go on after SIGTERM."""
+    """How long running streams may go on after SIGTERM or Ctrl-C; a second Ctrl-C ends them at once."""
 
 
 class Api(Section):

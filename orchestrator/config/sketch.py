@@ -9,6 +9,7 @@ from pydantic import Field, ValidationError
 
 from device_profiles.profile import Exactness
 from orchestrator.config.hosts import ClusterHost, ClusterLinks, Name, check_hosts, check_sketched_hosts
+from orchestrator.config.language_changes import accept_old_keys
 from orchestrator.config.load import parse_config
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.section import Section
@@ -82,9 +83,13 @@ class Sketch(Section):
 def load_sketch(path: Path) -> Sketch:
     """Read and check a sketch, or a cluster.yaml whose `hosts` say what they have: its model is the target then. Raises
     ConfigError, one line a problem."""
-    if is_cluster_file(path):
-        return _read_cluster(path)
-    data, lines = parse_text(read_text(path), path, least="hosts")
+    return _read_cluster(path) if is_cluster_file(path) else parse_sketch(read_text(path), path)
+
+
+def parse_sketch(text: str, path: Path) -> Sketch:
+    """Return the sketch that a text is. Raises ConfigError."""
+    data, lines = parse_text(text, path, least="hosts")
+    accept_old_keys(data, lines)
     try:
         sketch = Sketch.model_validate(data)
     except ValidationError as error:

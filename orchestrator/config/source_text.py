@@ -84,6 +84,17 @@ def parse_text(text: str, path: Path, *, least: str = "model.source") -> tuple[o
         raise ConfigError(f"{path}:1: is nested too deeply to be a configuration") from error
 
 
+def compose_text(text: str) -> yaml.Node:
+    """Return the nodes of a text that `parse_text` has taken: they know where in it they stand."""
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+    finally:
+        loader.dispose()
+    assert node is not None  # noqa: S101  # an empty text is refused before
+    return node
+
+
 def format_place(place: Place) -> str:
     """Return a place as people write it ("drafts[0].method"), always in one line."""
     text = ""

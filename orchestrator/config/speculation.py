@@ -37,7 +37,7 @@ class Speculation(Section):
     num_speculative_tokens: int = Field(default=12, ge=0, le=64)
     """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding. No override goes beyond."""
     min_speculative_tokens: int = Field(default=0, ge=0, le=64)
-    """The least depth that a request, or an override of a session or an engine, can ask for where it does not switch
+    """The least depth that a request, or an override of a session or a replica, can ask for where it does not switch
     speculation off; at most `num_speculative_tokens`."""
     pid: Pid = Pid()
     """The controller of each request's depth."""

@@ -105,8 +105,8 @@ class Target(StaticShapesSection):
     activations: ActivationPrecision = "auto"
     """The number format of activations. `auto` takes the fastest numerical class that was measured to keep its bits."""
     kv_cache_precision: KvCachePrecision = "auto"
-    """The number format of the KV cache. `8bit` holds twice the tokens; rows are not invariant then, so it needs
-    `exactness: kernel`."""
+    """The number format of the KV cache. `8bit` holds twice the tokens; output may depend on the batch then, so it
+    needs `exactness: kernel`."""
     replicas: Replicas = 1
     """How many workers serve it: a number, a list that says where each runs, or bounds between which it follows load.
     Each has a KV cache of `limits.kv_cache` and decodes `limits.max_running` sequences."""

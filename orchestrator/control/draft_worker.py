@@ -19,12 +19,14 @@ SUSPECTED_S: Final = 3.0
 
 
 class DraftWorker:
-    """`number` tells the workers of one draft separately. `leave_s`: when it is ended, as it is not needed."""
+    """`number` tells the workers of one draft separately, `label` names it in the log. `leave_s`: when it is ended, as
+    it is not needed."""
 
-    def __init__(self, life: WorkerLife, number: int) -> None:
+    def __init__(self, life: WorkerLife, number: int, label: str) -> None:
         self.life = life
         self.name = life.spec.name
         self.number = number
+        self.label = label
         self.ready: DraftReady | None = None
         self.leave_s: float | None = None
         self._load: DraftLoad | None = None
@@ -84,9 +86,9 @@ class DraftWorker:
         told where the worker is once more, and the worker has to say something."""
         if link.state == "connected":
             text = "draft worker %s is connected to %s: %s"
-            return [LogLine("info", text, (self.name, replica, self._where))]
+            return [LogLine("info", text, (self.label, replica, self._where))]
         text = "draft worker %s: connection of %s %s: %s"
-        actions: list[Action] = [LogLine("warning", text, (self.name, replica, link.state, link.reason))]
+        actions: list[Action] = [LogLine("warning", text, (self.label, replica, link.state, link.reason))]
         why = Failed(f"{link.state}: {link.reason}", restartable=True)
         if link.state == "garbage" or (link.state == "hung" and alone):
             actions += self.life.end(why) if self.serving else []
@@ -117,7 +119,7 @@ class DraftWorker:
                 self.ready, self._serving, self._load = event, True, None
                 self.life.served = True
                 self._phase, self._detail = READY, ""
-                actions.append(LogLine("info", "draft worker %s ready: %s", (self.name, self._where)))
+                actions.append(LogLine("info", "draft worker %s ready: %s", (self.label, self._where)))
             case DraftLoad():
                 self._load, self._silent = event, None
             case Progress(stage, _):
@@ -138,4 +140,4 @@ class DraftWorker:
             return list(loss.actions)
         self._phase, self._detail = FAILED, loss.failure
         text = "draft worker %s failed, the target goes on without it: %s"
-        return [*loss.actions, LogLine("error", text, (self.name, loss.failure))]
+        return [*loss.actions, LogLine("error", text, (self.label, loss.failure))]

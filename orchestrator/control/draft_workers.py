@@ -194,7 +194,10 @@ class DraftWorkers:
     def _add(self, spec: WorkerSpec) -> DraftWorker:
         taken = {worker.number for worker in self._workers if worker.name == spec.name}
         number = next(number for number in count() if number not in taken)
-        worker = DraftWorker(self._lives.create(spec, f"draft worker {spec.name}"), number)
+        pool = self._pools[spec.name]
+        several = pool.size is not None or len(pool.specs) > 1
+        label = f"{spec.name} number {number}" if several else spec.name
+        worker = DraftWorker(self._lives.create(spec, f"draft worker {label}"), number, label)
         self._workers.append(worker)
         return worker
 

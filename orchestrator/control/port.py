@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -19,7 +19,8 @@ from policies.serving.routing import RatedReplica, RoutedRequest
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counts since the daemon started. `accepted_per_position[i]` counts accepted drafts at depth i + 1."""
+    """Counts since the daemon started. `accepted_per_position[i]` counts accepted drafts at depth i + 1. `by_drafter`:
+    drafted and accepted tokens by whose they were ("grammar": a grammar added them)."""
 
     drafts: int = 0
     drafted: int = 0
@@ -28,6 +29,7 @@ class Totals:
     generated: int = 0
     rounds: int = 0
     restarts: int = 0
+    by_drafter: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

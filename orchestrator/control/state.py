@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import zip_longest
@@ -28,11 +28,18 @@ def fold_round(totals: Totals, round_: RoundReport, delivered: int) -> Totals:
         accepted_per_position=_add_positions(totals.accepted_per_position, round_.accepted_per_position),
         generated=totals.generated + delivered,
         rounds=totals.rounds + 1,
+        by_drafter=_add_counts([totals.by_drafter, round_.by_drafter]),
     )
 
 
 def _add_positions(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+
+
+def _add_counts(counts: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    names = dict.fromkeys(name for one in counts for name in one)
+    pairs = {name: [one.get(name, (0, 0)) for one in counts] for name in names}
+    return {name: (sum(pair[0] for pair in found), sum(pair[1] for pair in found)) for name, found in pairs.items()}
 
 
 _MODEL = ("model_digest", "vocabulary_fingerprint", "exactness")
@@ -156,7 +163,9 @@ def _detail(first: ReplicaView, replicas: Sequence[ReplicaView]) -> str:
     if len(replicas) == 1 or all(replica.phase == READY for replica in replicas):
         return first.detail
     others = [
-        f"{one.name} is {one.phase}{f': {one.detail}' * bool(one.detail)}" for one in replicas if one.phase != READY
+        f"replica {one.engine} is {one.phase}{f': {one.detail}' * bool(one.detail)}"
+        for one in replicas
+        if one.phase != READY
     ]
     serving = sum(replica.phase == READY for replica in replicas)
     return f"{serving} of {len(replicas)} replicas serve; {'; '.join(others)}"
@@ -174,6 +183,7 @@ def add_totals(totals: Sequence[Totals]) -> Totals:
         generated=sum(one.generated for one in totals),
         rounds=sum(one.rounds for one in totals),
         restarts=sum(one.restarts for one in totals),
+        by_drafter=_add_counts([one.by_drafter for one in totals]),
     )
 
 

@@ -316,8 +316,10 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
     replica.life.served = True
     replica.state.start_s = now_s - replica.state.due_s
     replica.state.observe(ready)
-    values = (replica.name, again, replica.state.where, len(state.streams))
-    actions += [Settle(), LogLine("info", "worker %s ready%s: %s, %d streams go on", values)]
+    held = len(state.streams) - state.streams.counts.total()
+    streams = f", {held} held stream{'s' * (held > 1)} can go on" if held else ""
+    values = (replica.name, again, replica.state.where, streams)
+    actions += [Settle(), LogLine("info", "worker %s ready%s: %s%s", values)]
     if replica.rank is Rank.SERVING:
         actions += state.drafts.target_ready(replica.name, replica.worker, ready)
     return actions

@@ -16,6 +16,8 @@ from policies.serving.failover.restarts import RestartBudget
 from policies.serving.failover.watchdog import Pulse
 
 STOP_GRACE_S = 5.0
+LOADING_GRACE_S = 0.3
+"""Of a worker that is not ready: it takes no command while it loads, and has nothing to finish."""
 _DEVICE_FAILURES = ("out_of_memory", "device_lost", "ecc", "thermal")
 _NEWEST = 0.1  # weight of the newest round in how long they take; a longer one counts in full
 NO_DEATH = -1
@@ -100,7 +102,7 @@ class WorkerLife:
         if self.stage in (Stage.IDLE, Stage.ENDING):
             return []
         self.stage = Stage.ENDING
-        return [StopWorker(self.number, STOP_GRACE_S)]
+        return [StopWorker(self.number, LOADING_GRACE_S if self._ready_s is None else STOP_GRACE_S)]
 
     def observe_start(self, where: str, now_s: float) -> list[Action]:
         """A process is there."""

@@ -157,7 +157,9 @@ class RemoteDrafter:
             self._link = None
 
     def states(self) -> list[DrafterState]:
-        """See the port. What the other process said of itself last, and how it does from here."""
+        """See the port. What the other process said of itself last, and how it does from here: a link that was made
+        meanwhile is taken, whether or not there was anything to ask it for."""
+        self._take_new_link()
         counts = self._counts
         remote = RemoteState(
             asks=counts.asks,

@@ -11,6 +11,9 @@ import msgspec
 from orchestrator.drafting.port import Draft
 from orchestrator.workers.draft_messages import DrafterState
 
+GRAMMAR = "grammar"
+"""Whose the draft tokens are that a grammar added."""
+
 
 @dataclass(slots=True)
 class RoundDraftCounts:
@@ -21,6 +24,7 @@ class RoundDraftCounts:
     accepted: int = 0
     per_position: list[int] = field(default_factory=list)
     by_rule: dict[str, tuple[int, int]] = field(default_factory=dict)
+    by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def add(self, drafted: int, accepted: int, rule: str) -> None:
         self.drafts += drafted > 0
@@ -32,6 +36,17 @@ class RoundDraftCounts:
         self.per_position.extend([0] * (accepted - len(self.per_position)))
         for position in range(accepted):
             self.per_position[position] += 1
+
+    def add_by_drafter(self, draft: Draft, accepted: int) -> None:
+        """Count a draft's tokens for whose they are, `accepted` of its leading ones among them."""
+        own = min(accepted, draft.own)
+        for name, drafted, right in (
+            (draft.drafter, draft.own, own),
+            (GRAMMAR, draft.guessed - draft.own, accepted - own),
+        ):
+            if drafted:
+                before = self.by_drafter.get(name, (0, 0))
+                self.by_drafter[name] = (before[0] + drafted, before[1] + right)
 
 
 class DrafterCounts:

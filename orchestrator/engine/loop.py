@@ -198,6 +198,7 @@ class DecodeLoop:
             accepted=tally.accepted,
             accepted_per_position=tally.per_position,
             by_rule=tally.by_rule,
+            by_drafter=tally.by_drafter,
             round_ms=round_ms,
             device_ms=result.device_ms,
             draft_ms=draft_ms,
@@ -345,6 +346,7 @@ class DecodeLoop:
         sequence.drafted += drafted
         sequence.accepted += accepted
         tally.add(drafted, accepted, sequence.submit.sampling.rule)
+        tally.add_by_drafter(sequence.draft, accepted)
         self._by_drafter.add(sequence.draft, accepted)
 
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:

@@ -17,7 +17,7 @@ from orchestrator.engine.kv_intake import KvIntake
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
 from orchestrator.workers.contract import Step
-from orchestrator.workers.draft_messages import AttachDraft
+from orchestrator.workers.draft_messages import AttachDraft, DraftLink
 from orchestrator.workers.failures import describe_failure, describe_loading_failure
 from orchestrator.workers.messages import Cancel, Command, Event, Gauges, MoveOut, Ready, Stop, Submit
 from orchestrator.workers.process_memory import peak_rss_bytes
@@ -100,8 +100,14 @@ class WorkerEngine:
 
     def run(self, emit: Emit) -> None:
         """See workers.contract.Engine. What an adapter raises becomes a Failed event with one line."""
+
+        def tell(event: Event) -> None:
+            emit(event)
+            if isinstance(event, DraftLink):
+                self._commands.put((None, 0.0))
+
         try:
-            loaded = self._load(emit)
+            loaded = self._load(tell)
         except AdapterError as error:
             emit(describe_loading_failure(error))
             return

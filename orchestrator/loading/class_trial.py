@@ -17,10 +17,10 @@ from adapters import registry
 from adapters.contract import Adapter, AdapterError, LoadedModel, LoadOptions, NumericalClass
 from adapters.decoder.short_text import ShortText
 from adapters.invariance import fingerprint_bits
+from adapters.parent_process import end_with_parent
 from device_profiles.numerical_class import ClassFinding
 from orchestrator.clock import SystemClock
 from orchestrator.measuring.class_trial import try_class
-from orchestrator.workers.host import end_with_parent
 
 _LONGEST_S = 900.0
 """A class that was not tried by then is not taken: compilers of some devices take minutes, none takes so long."""

@@ -11,6 +11,7 @@ import msgspec
 
 from adapters import registry
 from adapters.contract import Adapter, Exactness, LoadedModel, LoadOptions, ModelRefused, OutOfMemory, Unsupported
+from adapters.devices_there import check_device
 from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
@@ -160,6 +161,7 @@ def prepare_tokenizer_of(options: ModelOptions, file: ModelSource, progress: OnP
 def prepare_model(options: ModelOptions, progress: OnProgress) -> PreparedModel:
     """Prepare (once) what `load_model` loads. Raises what adapters raise."""
     adapter = registry.get_for(options.adapter, options.device, options.static)
+    check_device(options.adapter, options.device)  # before minutes of converting
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
         prepared = _write_simulated_source(options, adapter, store.root)

@@ -119,7 +119,7 @@ def find_class(
             if any(found.passed for found in findings) and clock.monotonic_s() - started_s > budget_s:
                 findings.append(ClassFinding(one, False, "not tried: a class passed, and trying took its time"))
                 continue
-            progress(f"try {one}", -1.0)
+            progress(f"check that output does not depend on the batch: {one}", -1.0)
             findings.append(_try(question, one, text))
         if any(found.passed for found in findings):
             break

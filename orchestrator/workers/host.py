@@ -5,11 +5,9 @@ The process of the local runtime is `local_host`.
 
 from __future__ import annotations
 
-import ctypes
 import importlib
 import os
 import queue
-import signal
 import sys
 import threading
 import traceback
@@ -36,7 +34,6 @@ THREAD_DIED = 3
 """The exit code of a worker one of whose threads died."""
 
 _OOM_SCORE_ABOVE, _MOST_OOM_SCORE = 500, 1000
-_PR_SET_PDEATHSIG = 1
 
 
 def load_engine(entry: str, options: dict[str, Any]) -> Engine:
@@ -188,12 +185,6 @@ def _end_process(failed: threading.ExceptHookArgs) -> None:
     name = failed.thread.name if failed.thread is not None else "unknown"
     print(f"the thread {name} died, and the worker with it: {one_line(error)}", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(THREAD_DIED)
-
-
-def end_with_parent() -> None:
-    """Ask the kernel to kill this process with its parent: the only way out of native code that hangs."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 if __name__ == "__main__":

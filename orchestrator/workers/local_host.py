@@ -20,6 +20,7 @@ from contextlib import suppress
 
 import msgspec
 
+from adapters.parent_process import end_with_parent
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.frames import decode_commands, encode
@@ -28,7 +29,6 @@ from orchestrator.workers.host import (
     EngineHost,
     die_before_the_daemon,
     end_process_with_its_threads,
-    end_with_parent,
     frame_length,
     with_header,
 )

@@ -239,8 +239,9 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     """What one round committed, for all its requests, and the totals the metrics are made of.
 
     `drafted`, `accepted` and `accepted_per_position` count draft tokens of this round; `drafts` counts the
-    sequences that had one. `by_rule`: drafted and accepted tokens by the rule they were judged by. `round_ms` is the
-    whole round, `device_ms` the runtime's own forward inside it. `engine`: the replica, filled in by control.
+    sequences that had one. `by_rule`: drafted and accepted tokens by the rule they were judged by; `by_drafter`: by
+    whose they were ("grammar": a grammar added them). `round_ms` is the whole round, `device_ms` the runtime's own
+    forward inside it. `engine`: the replica, filled in by control.
     `expected_ms`: predicted for the whole round, 0 where nothing is known.
     """
 
@@ -257,6 +258,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     by_rule: dict[str, tuple[int, int]] = {}
     engine: int = 0
     expected_ms: float = 0.0
+    by_drafter: dict[str, tuple[int, int]] = {}
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):

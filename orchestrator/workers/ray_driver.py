@@ -22,10 +22,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from adapters.parent_process import end_with_parent
 from orchestrator.config.target import THIS_NODE
 from orchestrator.errors import ClusterAway, WorkerError
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.host import end_with_parent, one_line
+from orchestrator.workers.host import one_line
 from orchestrator.workers.process_end import end_process
 from orchestrator.workers.ray_actor import CONCURRENCY_GROUPS, HostActor
 from orchestrator.workers.ray_messages import (

@@ -186,7 +186,7 @@ def _fastest(
     rejected += [Rejected(weights, "not measured on this device") for weights in unknown if weights != AS_FILE]
     if AS_FILE in unknown or not known:
         chosen = AS_FILE if AS_FILE in left else left[0]
-        why = f"the file's own ({model.stored}), nothing measured beside it" if chosen == AS_FILE else "what fits"
+        why = f"the file's own ({model.stored}), not compared with other formats" if chosen == AS_FILE else "what fits"
         rejected += [Rejected(one.weights, f"the file's own {AS_FILE} is not measured") for one in known]
         rejected[:] = [one for one in rejected if one.what != chosen]
         return chosen, why, tuple(rejected)
@@ -275,7 +275,7 @@ def _no_8_bits(device: DeviceProfile, wishes: PrecisionRequest) -> str:
     if Precision.INT8 not in device.kv_cache:
         return f"{device.adapter} has none on {device.name}; leave it at auto"
     if wishes.exactness is Exactness.BIT and Precision.INT8 not in device.exact_kv_cache:
-        return "rows are not invariant with it, and exactness is bit; set exactness: kernel"
+        return "with 8 bits output would depend on the batch, and exactness is bit; set exactness: kernel"
     return ""
 
 

@@ -100,7 +100,7 @@ def test_two_lattices_in_a_group_are_quantised_again_to_8_bits():
 def test_labels_say_what_was_kept_and_what_was_not(tmp_path):
     for kind, label, fast in (
         (Kind.Q4_0, "int4 (Q4_0)", "int4 (Q4_0)"),
-        (Kind.Q4_1, "int8 (Q4_1's values)", "int4 (Q4_1, zeros rounded)"),
+        (Kind.Q4_1, "int8 (Q4_1's values)", "int4 (Q4_1, zero points rounded to integers)"),
         (Kind.F32, "fp32", "fp32"),
         (Kind.Q5_0, "int8 (Q5_0's values)", "int8 (Q5_0's values)"),
     ):
@@ -112,7 +112,7 @@ def test_labels_say_what_was_kept_and_what_was_not(tmp_path):
 
 
 def test_a_label_names_what_was_rounded_in_a_file_of_several_types():
-    assert label_of(int(Kind.Q5_0), [int(Kind.Q4_K)]) == "int8 (Q5_0's values), zeros of Q4_K rounded"
+    assert label_of(int(Kind.Q5_0), [int(Kind.Q4_K)]) == "int8 (Q5_0's values), zero points of Q4_K rounded to integers"
     assert label_of(int(Kind.Q6_K)) == "int8 (requantised from Q6_K)"
 
 

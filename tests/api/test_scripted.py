@@ -296,3 +296,43 @@ async def test_chat_fills_the_context_unless_told_and_never_exceeds_it():
         with pytest.raises(openai.BadRequestError) as refused:
             await client.chat.completions.create(**CHAT, max_tokens=60)
     assert refused.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"max_tokens": 100_000}, "max_tokens"),
+        ("/v1/chat/completions", {"max_completion_tokens": 100_000}, "max_completion_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 80}]}, "messages"),
+        ("/v1/completions", {"max_tokens": 100_000}, "max_tokens"),
+        ("/v1/completions", {"prompt": "x" * 80, "max_tokens": 1}, "prompt"),
+    ],
+)
+async def test_what_does_not_fit_is_blamed_on_what_is_too_large(route, fields, param):
+    body = {"model": "toy", **({"messages": CHAT["messages"]} if "chat" in route else {"prompt": "x"}), **fields}
+    async with serving(app_over(ScriptedControl())) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post(route, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (400, "context_length_exceeded", param)
+    if param.startswith("max"):
+        most = int(error["message"].split()[-3])
+        assert 0 < most < 64
+        body[param] = most
+        async with serving(app_over(ScriptedControl())) as url, httpx.AsyncClient(base_url=url) as client:
+            assert (await client.post(route, json=body)).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["guided_json", "guided_choice", "guided_regex", "structured_outputs"])
+async def test_another_servers_ways_to_a_format_are_told_ours(field):
+    response = await post(ScriptedControl(), ASK | {field: {}})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "unknown_field", field)
+    assert "'response_format'" in error["message"]
+
+
+async def test_metrics_have_no_twin_of_each_series_that_says_when_it_was_made():
+    async with serving(app_over(ScriptedControl())) as url, httpx.AsyncClient(base_url=url) as client:
+        await client.post("/v1/completions", json=ASK)
+        told = (await client.get("/metrics")).text
+    assert "outrider_request_success_total" in told
+    assert "_created" not in told

@@ -139,3 +139,30 @@ def test_arguments_come_as_they_are_written():
     assert (parser.begun, parser.ended) == (1, 0)
     assert parser.push('lo"}}') == [CallArguments(0, 'lo"}')]
     assert parser.ended == 1
+
+
+CUT = f"Let me see.\n{tag(WEATHER)}\n{tag(ADD)}"
+
+
+@pytest.mark.parametrize("end", range(len(CUT)))
+def test_an_answer_that_is_cut_shows_no_piece_of_a_call(end):
+    """Whatever comes before the first call stays, and so does text that merely looks like the beginning of a tag."""
+    parser = ToolCallParser(NAMES)
+    pieces = [*parser.push(CUT[:end]), *parser.finish(cut=True)]
+    outside = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+    assert "Let me see.".startswith(outside.rstrip("\n<tol"))
+    assert "<tool" not in outside
+    assert "</" not in outside
+
+
+@pytest.mark.parametrize("end", range(len(tag(WEATHER))))
+def test_a_forced_call_that_is_cut_shows_no_text_at_all(end):
+    parser = ToolCallParser(NAMES, forced=True)
+    pieces = [*parser.push(tag(WEATHER)[:end]), *parser.finish(cut=True)]
+    assert not [piece for piece in pieces if isinstance(piece, Text)]
+
+
+def test_a_piece_of_a_closing_tag_is_never_text():
+    """A model may also end there by itself."""
+    for size in range(1, len("</tool_call>")):
+        assert parse_texts(f"<tool_call>{WEATHER}" + "\n</tool_call>"[: size + 1])[0] == ""

@@ -382,3 +382,19 @@ def test_several_calls_may_be_required(daemon):
         whole = choice.message.tool_calls[: None if choice.finish_reason == "tool_calls" else -1]
         assert all(CHECKED[call.function.name](json.loads(call.function.arguments)) for call in whole)
     assert min(counts) >= 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("end", range(1, len(WEATHER)))
+async def test_max_tokens_within_a_forced_call_leaks_no_tag(stream, end):
+    control = answering(WEATHER[:end], finish="length")
+    body = CHAT | {"tool_choice": "required", "tools": TOOLS[:1]}
+    async with client_of(app_over(control)) as client:
+        if stream:
+            content, calls, finish = await read_stream(client, **body)
+        else:
+            choice = (await client.chat.completions.create(**body)).choices[0]
+            content, calls, finish = choice.message.content or "", choice.message.tool_calls or [], choice.finish_reason
+    assert content == ""
+    assert finish == "length"
+    assert len(calls) == (end > WEATHER.index('{"city"'))

@@ -37,12 +37,11 @@ def test_config_check_shows_every_value_as_it_would_be_written(tmp_path, outride
         "model: {source: 'simulated:toy', adapter: simulated, name: '[red]n[/red]'}\n"
         f"limits: {{kv_cache: 64 MiB}}\ndrafts: []\nstore: {{directory: {long}}}\n"
     )
-    shown = outrider("config", "check", str(path)).stdout
+    shown = outrider("config", "show", str(path)).stdout
     cells = "".join(line.split("│")[2].strip() for line in shown.splitlines() if line.count("│") == 3)
     assert "[red]n[/red]" in cells
     assert "64 MiB" in cells
     assert long in cells
-    assert shown.splitlines()[-1] == f"{path}: ok"
 
 
 @pytest.mark.parametrize("command", [("config", "check"), ("serve", "--config"), ("status", "--config")])
@@ -112,7 +111,7 @@ def test_doctor_finds_this_machine_ready(outrider):
     checks = {check["name"]: check for check in json.loads(done.stdout)}
     assert done.returncode == 0
     assert checks["openvino"]["verdict"] == "ok"
-    assert checks["package policies"]["found"] == "ours"
+    assert checks["package policies"]["found"] == "installed from this checkout"
 
 
 def test_doctor_takes_another_build_of_onnx_runtime_for_it(tmp_path, monkeypatch):

@@ -93,7 +93,7 @@ def test_a_stream_is_told_too(daemon):
 
 def test_a_sessions_wish_is_its_own_and_outlives_the_workers(daemon, outrider):
     code, shown, _ = outrider("speculation", "off", "--user", "ada", "--socket", daemon.admin)
-    assert (code, "wish of session ada: off; asked by " in shown) == (0, True)
+    assert (code, "override for session ada: no draft tokens; asked by " in shown) == (0, True)
     ready = [one["ready"]["pid"] for one in daemon.status()["replicas"]]
     for pid in ready:
         os.kill(pid, signal.SIGKILL)
@@ -131,12 +131,12 @@ def test_an_engines_wish_holds_where_nobody_nearer_says_anything(daemon, outride
     assert code == 0
     wishes = [line.partition(";")[0] for line in shown.splitlines()]
     assert wishes == [
-        "speculation: wishes are bounded to 2 to 6 tokens, or off",
-        "wish of engine 0: at most 9",
-        "wish of engine 1: depth 3",
-        "wish of session ada: auto",
+        "speculation: requests may ask for 2 to 6 draft tokens, or none",
+        "override for replica 0: up to 9 draft tokens",
+        "override for replica 1: always 3 draft tokens",
+        "override for session ada: as many draft tokens as pay",
     ]
-    assert "at most 9; asked by" in outrider("status", *at)[1].replace("\n", "")
+    assert "override for replica 0" in outrider("status", *at)[1]
     outrider("speculation", "off", *at)
     assert [one["wish"] for one in daemon.status()["speculation"]["engines"]] == ["off", "off"]
     assert ask_daemon(daemon)[0] == (0, None, "engine", False)

@@ -34,9 +34,9 @@ WRONG = [
     (HEAD + f"drafts:\n  - {{name: d, shape: {SHAPE}, acceptance: 0.5}}\n", 5, ["drafts: go with `target`"]),
     (HEAD + f"target:\n  name: t\n  shape: {SHAPE[:-1]}, experts: 8}}\n", 7, ["target.shape.experts: unknown key"]),
     (
-        HEAD + f"target:\n  name: t\n  shape: {SHAPE[:-1]}, context_length: 8}}\n",
+        HEAD + f"target:\n  name: t\n  shape: {SHAPE[:-1]}, context_window: 8}}\n",
         7,
-        ["target.shape.context_length: unknown key", "vocabulary"],
+        ["target.shape.context_window: unknown key", "vocabulary"],
     ),
     (HEAD + f"target:\n  name: t\n  shape: {SHAPE}\n  weights: [int3]\n", 8, ["target.weights", "'int3'"]),
     (HEAD + "placement:\n  pin_targt: [a]\n", 6, ["placement.pin_targt: unknown key", "did you mean 'pin_target'"]),

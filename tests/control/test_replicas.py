@@ -104,7 +104,7 @@ async def test_streams_of_a_killed_replica_go_on_at_once_elsewhere() -> None:
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 80) for n in range(4)]
         view = control.view()
         assert (view.phase, [one.phase for one in view.replicas]) == ("ready", ["restarting", "ready"])
-        assert view.detail.startswith("1 of 2 replicas serve; target-0 is restarting")
+        assert view.detail.startswith("1 of 2 replicas serve; replica 0 is restarting")
         assert view.totals.generated == 4 * 80
         assert await decode(control, "late", PROMPT, 5) == engines.tokens(PROMPT, 5)
         gate.set()
@@ -159,7 +159,7 @@ async def test_one_replica_that_cannot_start_leaves_the_other_to_serve() -> None
     try:
         assert (await control.wait_settled()).phase == "ready"
         await until(lambda: [one.phase for one in replicas(control)] == ["failed", "ready"])
-        assert "scripted is failed: no such device" in control.view().detail
+        assert "replica 0 is failed: no such device" in control.view().detail
         assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
     finally:
         await control.close()

@@ -188,7 +188,7 @@ def test_replicas_that_share_a_draft_worker_say_what_plain_ones_say_and_who_shar
         up = [line for line in httpx.get(f"{daemon.url}/metrics").text.splitlines() if "drafter_up{" in line]
         assert len([line for line in up if line.endswith(" 1.0")]) == 2, "one for each replica"
         shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].replace("│", " ").split())
-        assert "for target-0, target-1" in shown
+        assert "for replica 0, replica 1" in shown
         pid = draft["ready"]["pid"]
         os.kill(pid, signal.SIGKILL)
         until(lambda: draft_of(daemon)["restarts"] == 1 and sorted(draft_of(daemon)["connected"]) == names)
@@ -217,3 +217,31 @@ def test_it_drafts_ahead_where_its_cores_are_not_the_targets(tmp_path: Path):
         until(all_known)
         states = daemon.status()["gauges"]["drafters"]
         assert [one["remote"]["runs_ahead"] for one in states] == [True, False, False]
+
+
+def test_a_connected_draft_is_said_to_work_before_the_first_request(tmp_path: Path, outrider):
+    with running(configuration(tmp_path, extra=own(overlap="always"))) as daemon:
+        until(lambda: draft_of(daemon)["phase"] == "ready")
+        until(lambda: [one["state"] for one in daemon.status()["gauges"]["drafters"]] == ["ok"])
+        assert daemon.status()["totals"]["rounds"] == 0
+        shown = outrider("status", "--socket", str(daemon.admin))[1]
+        assert "STARTING" not in shown
+
+
+def test_counts_of_drafters_outlive_their_worker_and_add_up(tmp_path: Path, outrider):
+    with running(configuration(tmp_path, script="base_ms=2", extra="drafts: [{method: suffix}]")) as daemon:
+        ask = ASK | {"temperature": 0, "max_tokens": 200}
+        daemon.client.completions.create(**ask)
+        before = daemon.status()["totals"]
+        assert before["by_drafter"]["suffix"]["drafted"] == before["drafted"] > 0
+        os.kill(daemon.status()["ready"]["pid"], signal.SIGKILL)
+        daemon.wait_for("totals", seconds=30, restarts=1)
+        daemon.wait_for("", seconds=30, phase="ready")
+        daemon.client.completions.create(**ask)
+        daemon.wait_for("gauges", running=0)
+        after = daemon.status()
+        counts = after["totals"]["by_drafter"]["suffix"]
+        assert counts["drafted"] == after["totals"]["drafted"] > before["drafted"]
+        assert counts["accepted"] == after["totals"]["accepted"]
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].split())
+        assert f"{counts['accepted']} of {counts['drafted']} draft tokens accepted" in shown

@@ -240,9 +240,9 @@ def test_status_for_people_and_without_a_daemon(tmp_path, outrider):
         for word in (
             "ready",
             "simulated",
-            "row-invariant: yes",
+            "does not depend on the",
             "suffix",
-            "depth 0 to 12",
+            "adapts, up to 12",
             "TPOT p90",
             "prefill gives way",
         ):

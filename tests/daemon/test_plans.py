@@ -65,7 +65,7 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
         assert status["totals"]["restarts"] == 0
         drifted = "the profile of toy on simulated device SIM SIM, simulated, has drifted: rounds took"
         assert any(drifted in one for one in status["plan"]["drifted"])
-        shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.split())
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.replace("│", " ").split())
         assert "tokens/s predicted" in shown
         assert "has drifted" in shown
         found = metrics(daemon.url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.drafting.port import Draft
 from orchestrator.engine.draft_counts import RoundDraftCounts
 
 
@@ -12,3 +13,21 @@ def test_drafts_are_counted_by_position_and_by_the_rule_they_were_judged_by() ->
     assert (counts.drafts, counts.drafted, counts.accepted) == (3, 9, 5)
     assert counts.by_rule == {"coupled": (6, 2), "rejection": (3, 3)}
     assert counts.per_position == [2, 2, 1]
+
+
+def test_the_counts_by_drafter_add_up_to_all_of_them() -> None:
+    """Tokens that a grammar added behind a drafter's are the grammar's, also where all before them are accepted."""
+    counts = RoundDraftCounts()
+    judged = [
+        (Draft((1, 2, 3, 4), (0.5,) * 4, "suffix", forced=1), 4),
+        (Draft((1, 2), (0.5,) * 2, "model"), 1),
+        (Draft((5, 6, 7), (1.0,) * 3, "", forced=3), 3),
+        (Draft((1, 2, 3), (0.5,) * 3, "suffix", forced=2), 2),
+        (Draft(), 0),
+    ]
+    for draft, accepted in judged:
+        counts.add(draft.guessed, accepted, "coupled")
+        counts.add_by_drafter(draft, accepted)
+    assert counts.by_drafter == {"suffix": (4, 4), "grammar": (6, 5), "model": (2, 1)}
+    assert sum(drafted for drafted, _ in counts.by_drafter.values()) == counts.drafted
+    assert sum(accepted for _, accepted in counts.by_drafter.values()) == counts.accepted

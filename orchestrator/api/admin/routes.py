@@ -72,6 +72,7 @@ def describe_target(target: AdminTarget) -> dict[str, Any]:
         "health": [dataclasses.asdict(part) for part in view.health],
         "slo": target.slo(),
         "costs": target.costs(),
+        "speed": target.speed(),
         "hosts": target.hosts(),
         "scaling": dataclasses.asdict(view.scaling) if view.scaling is not None else None,
         "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
@@ -114,8 +115,10 @@ def draft_of(draft: DraftView) -> dict[str, Any]:
 def totals_of(totals: Totals) -> dict[str, Any]:
     """Return the totals with acceptance rate (accepted / drafted) and mean acceptance length
     (1 + accepted / drafts); both are None before the first draft."""
+    by_drafter = {name: {"drafted": pair[0], "accepted": pair[1]} for name, pair in totals.by_drafter.items()}
     return {
         **dataclasses.asdict(totals),
+        "by_drafter": by_drafter,
         "acceptance_rate": totals.accepted / totals.drafted if totals.drafted else None,
         "mean_acceptance_length": 1.0 + totals.accepted / totals.drafts if totals.drafts else None,
     }

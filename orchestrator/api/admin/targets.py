@@ -16,7 +16,7 @@ from orchestrator.errors import RequestError
 class AdminTarget:
     """One target. `bounds`: the rules that its requests may ask for. `running_plan`: as plain data; `slo`: how requests
     meet their objectives; `costs`: what the devices in use cost; `hosts`: those that plans are made for. `trial`: of
-    the canary."""
+    the canary; `speed`: what came out of late."""
 
     control: AdminControl
     name: Callable[[], str] = str
@@ -26,6 +26,7 @@ class AdminTarget:
     costs: Callable[[], dict[str, Any] | None] = lambda: None
     hosts: Callable[[], list[dict[str, Any]]] = list
     trial: CanaryTrial | None = None
+    speed: Callable[[], dict[str, Any] | None] = lambda: None
 
 
 class AdminTargets:

@@ -17,6 +17,7 @@ from orchestrator.api.metrics.health_series import HealthSeries
 from orchestrator.api.metrics.intake_series import IntakeSeries
 from orchestrator.api.metrics.memory_series import MemoryMetrics
 from orchestrator.api.metrics.plan_series import PlanSeries
+from orchestrator.api.metrics.recent_speed import RecentSpeed
 from orchestrator.api.metrics.request_timing import RequestTotals, SequenceTiming
 from orchestrator.api.metrics.scale_series import ScaleSeries
 from orchestrator.api.metrics.series import Engine, Registered
@@ -110,6 +111,7 @@ class Metrics:
         self._trial_view = trial_view
         self._batches = BatchSeries(make)
         self._costs = CostSeries(make, price, clock)
+        self.speed = RecentSpeed(clock)
 
     def observe_batches(self, source: BatchCounts) -> None:
         """Batches are told from here on."""
@@ -125,12 +127,15 @@ class Metrics:
         if view.ready is None:
             return
         self._rounds.observe((view.ready.model, str(done.engine)), done)
-        self._costs.observe(sum(len(delta.tokens) for delta in done.deltas), view.plan)
+        tokens = sum(len(delta.tokens) for delta in done.deltas)
+        self._costs.observe(tokens, view.plan)
+        self.speed.observe_tokens(tokens)
         self._count_workers(view.ready.model, [one for one in view.replicas if one.engine == done.engine])
 
     def observe_first_token(self, ttft_s: float, engine: int = 0) -> None:
         """A sequence got its first token from this replica, so long after its request came."""
         self._requests.first_token(self._of(engine), ttft_s)
+        self.speed.observe_first_token(ttft_s)
 
     def observe_gap(self, gap_s: float, engine: int = 0) -> None:
         """A sequence got more tokens from this replica, so long after the last ones."""
@@ -140,6 +145,7 @@ class Metrics:
         """A sequence of a request that came at `started_s` (seconds of the clock) has ended; it counts for the replica
         that had it last."""
         self._requests.end(self._of(done.engine), done, started_s)
+        self.speed.observe_end(done.tpot_s)
 
     def observe_request(self, served: ServedRequest, engine: int) -> None:
         """A request has ended, all its sequences with it; it counts for the replica that had the last of them."""

@@ -18,6 +18,7 @@ _TEXT = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_TEXT})\s*,\s*"arguments"\s*:\s*(?=\{{)')
 _SPECIAL = re.compile(r'["{}\[\]]')
 _INSIDE_TEXT = re.compile(r'"|\\.', re.DOTALL)
+_SURELY_OPEN = len("<tool")  # of the opening tag: shorter, it may as well be text
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +76,13 @@ class _Depth:
 
 class ToolCallParser:
     """Splits an answer into text and calls. White space around calls is dropped; what looks like a call and is none
-    (no JSON object, a name that was not offered) stays text, to the letter.
+    (no JSON object, a name that was not offered) stays text, to the letter. `forced`: there is nothing but calls.
     """
 
-    def __init__(self, names: Collection[str]) -> None:
+    def __init__(self, names: Collection[str], *, forced: bool = False) -> None:
         self._names = frozenset(names)
+        self._least_open = 1 if forced else _SURELY_OPEN
+        self._cut = False
         self._held = ""
         self._read = 0  # of `held`, where the object is being followed
         self._gap = ""  # white space in front of a call that is not certain yet
@@ -94,8 +97,10 @@ class ToolCallParser:
         self._held += text
         return _join_pieces(self._steps(last=False))
 
-    def finish(self) -> list[Piece]:
-        """Return what is left at the end of the answer. Arguments that were cut off stay cut off."""
+    def finish(self, *, cut: bool = False) -> list[Piece]:
+        """Return what is left at the end of the answer. Arguments that were cut off stay cut off. `cut`: the answer was
+        ended within its text, so a call that had begun is left out instead of given back."""
+        self._cut = cut
         return _join_pieces(self._steps(last=True))
 
     def _steps(self, *, last: bool) -> Iterator[Piece]:
@@ -118,6 +123,8 @@ class ToolCallParser:
             return
         sure = len(self._held) if last else _sure(self._held)
         text, self._held = self._held[:sure], self._held[sure:]
+        if self._cut and (size := _open_size(text)) >= self._least_open:
+            text = text[: len(text) - size].rstrip()
         yield from self._text(text)
 
     def _text(self, text: str) -> Iterator[Piece]:
@@ -147,7 +154,7 @@ class ToolCallParser:
         self._read, closed = self._depth.until(self._held, self._read, 0)
         if closed:
             yield from self._whole()
-        elif last:
+        elif last and not self._cut:
             yield from self._no_call()
 
     def _whole(self) -> Iterator[Piece]:
@@ -187,13 +194,15 @@ class ToolCallParser:
         self._step = self._before_close
 
     def _before_close(self, last: bool) -> Iterator[Piece]:
-        """Skip the closing tag, which models forget."""
+        """Skip the closing tag, which models forget; what the end of the answer left of it, too."""
         yield from ()
         begun = self._held.lstrip()
         if begun.startswith(CLOSE):
             self._held = begun[len(CLOSE) :]
-        elif CLOSE.startswith(begun) and not last:
-            return
+        elif CLOSE.startswith(begun):
+            if not last:
+                return
+            self._held = ""
         self._step = self._in_text
 
     def _no_call(self) -> Iterator[Piece]:
@@ -205,8 +214,13 @@ class ToolCallParser:
 
 def _sure(text: str) -> int:
     """Return how much of the text can be no part of an opening tag, nor of the white space before one."""
-    size = next((size for size in range(min(len(OPEN) - 1, len(text)), 0, -1) if OPEN.startswith(text[-size:])), 0)
-    return len(text[: len(text) - size].rstrip())
+    return len(text[: len(text) - _open_size(text)].rstrip())
+
+
+def _open_size(text: str) -> int:
+    """Return how much of the text's end begins an opening tag."""
+    sizes = range(min(len(OPEN) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if OPEN.startswith(text[-size:])), 0)
 
 
 def _call(value: Any) -> tuple[str, str | None]:

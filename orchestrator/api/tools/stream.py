@@ -25,7 +25,7 @@ async def with_calls(
         async for piece in pieces:
             found = parser.push(piece.text)
             if piece.finish:
-                found += parser.finish()
+                found += parser.finish(cut=piece.finish == "length")
             if parser.ended and not many:
                 found = _first_call(found)
             finish = "tool_calls" if parser.begun and piece.finish == "stop" else piece.finish

@@ -154,5 +154,5 @@ def _options(
 
 def _unsuitable(option: Option, wanted: PlanGoal) -> str:
     if option.role is Role.TARGET and wanted.workload.exactness is Exactness.BIT and not option.row_invariant:
-        return "its rows are not invariant, which exactness `bit` needs; exactness `kernel` would allow it"
+        return "its output depends on the batch, which exactness `bit` forbids; exactness `kernel` would allow it"
     return ""

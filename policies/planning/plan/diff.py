@@ -10,7 +10,7 @@ from policies.planning.plan.result import Plan, ReplicaPlacement, Shard
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference. `part`: what it is about ("replica 1 target", "replica 1 depth", "standby"). `before` and
+    """One difference. `part`: what it is about ("replica 0 target", "replica 0 depth", "standby"). `before` and
     `after` are texts for people, empty where there is nothing. `restart`: whether a worker has to be started anew."""
 
     part: str
@@ -66,7 +66,7 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
 
 def _parts(plan: Plan) -> dict[str, str]:
     parts = {"model": plan.target}
-    for index, replica in enumerate(plan.replicas, 1):
+    for index, replica in enumerate(plan.replicas):
         parts |= {f"replica {index} {name}": text for name, text in _replica(replica).items()}
     if plan.standby is not None:
         parts["standby"] = "; ".join(_shard(shard) for shard in plan.standby.shards)

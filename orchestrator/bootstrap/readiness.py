@@ -1,0 +1,97 @@
+"""Whether this machine can do what a cluster.yaml asks for, as far as that is known without loading a model."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from adapters.contract import AdapterUnavailable, Unsupported
+from adapters.devices_there import check_device
+from orchestrator.config.drafts import ModelDraft, SuffixDraft
+from orchestrator.config.load import admin_socket_path, state_directory, store_directory
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.source_text import Lines, Place, format_place
+from orchestrator.config.target import AUTO, THIS_NODE
+from orchestrator.errors import ConfigError
+
+
+def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> list[str]:
+    """Return what was checked, in a few words each. Raises ConfigError, one line for each thing that is missing."""
+    checked: list[str] = []
+    missing: list[str] = []
+    for place, adapter, device, here in _list_devices(config):
+        if not here:
+            checked.append(f"not {format_place(place)}: it is for another host")
+            continue
+        try:
+            how = check_device(adapter, device)
+        except (AdapterUnavailable, Unsupported) as error:
+            missing.append(_refuse(path, lines, place, str(error)))
+        else:
+            name = f"{format_place(place)} {device}"
+            checked.append(f"{name} ({how})" if how else f"not {name}: nobody here can tell")
+    directories = (
+        (("store", "directory"), store_directory(config)),
+        (("state", "directory"), state_directory(config, path)),
+    )
+    for place, directory in directories:
+        if why := find_write_problem(directory):
+            missing.append(_refuse(path, lines, place, f"{why}; name a directory that this user can write"))
+        else:
+            checked.append(f"{directory} can be written")
+    place = ("api", "admin_socket")
+    socket = admin_socket_path(config, config.api.port)
+    if not socket.parent.is_dir():
+        missing.append(_refuse(path, lines, place, f"there is no directory {socket.parent}; make it"))
+    if missing:
+        raise ConfigError("\n".join(dict.fromkeys(missing)))
+    return list(dict.fromkeys(checked))
+
+
+def find_write_problem(directory: Path) -> str:
+    """Return why nothing can be kept in a directory, which need not be there yet; "" where it can. A file is written
+    there and removed, or in the nearest directory above it."""
+    nearest = next(one for one in (directory, *directory.parents) if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return f"{directory} cannot be written ({nearest}: {error.strerror})"
+    return ""
+
+
+def _list_devices(config: ClusterConfig) -> Iterator[tuple[Place, str, str, bool]]:
+    """Return the places of devices that are named: adapter, device, and whether it is this machine's."""
+    elsewhere = config.cluster.on_ray and bool(config.cluster.address)
+    model = config.model
+    hosts = {one.host for one in model.placements}
+    if AUTO not in (model.adapter, model.device):
+        yield ("model", "device"), model.adapter, model.device, not elsewhere or THIS_NODE in hosts
+    for index, further in enumerate(config.models):
+        if AUTO not in (further.adapter, further.device):
+            mine = {one.host for one in further.placements}
+            yield ("models", index, "device"), further.adapter, further.device, not elsewhere or THIS_NODE in mine
+    further_drafts: list[tuple[Place, SuffixDraft | ModelDraft]] = [
+        (("models", index, "drafts", at), draft)
+        for index, further in enumerate(config.models)
+        for at, draft in enumerate(further.drafts or ())
+    ]
+    for at, draft in [*config.all_drafts, *further_drafts]:
+        if isinstance(draft, ModelDraft) and AUTO not in (draft.adapter, draft.device):
+            here = not elsewhere or draft.host == THIS_NODE
+            yield (*at, "device"), draft.adapter, draft.device, here
+    for index, standby in enumerate(config.failover.standby):
+        adapter, device = standby.adapter or model.adapter, standby.device or model.device
+        if AUTO not in (adapter, device):
+            here = not elsewhere or standby.host == THIS_NODE
+            yield ("failover", "standby", index, "device"), adapter, device, here
+
+
+def _refuse(path: Path, lines: Lines, place: Place, text: str) -> str:
+    """Return a line that names the key, or the nearest one above it that the file has."""
+    line = next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
+    return f"{path}:{line}: {format_place(place)}: {text}"

@@ -1,0 +1,38 @@
+"""The cluster.yaml that `outrider serve MODEL` stands for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.config.load import SIMULATED_PREFIX, load_text
+from orchestrator.config.model import ClusterConfig
+from orchestrator.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """A configuration and the text that says the same. `path`: where that text would stand; nothing is there."""
+
+    config: ClusterConfig
+    text: str
+    path: Path
+
+
+def configure_model(source: str, base: Path, api: Mapping[str, Any]) -> ModelConfig:
+    """Return the configuration that serves a model and leaves all else at its default, but for these keys of `api`.
+    `base`: where relative paths begin. Raises ConfigError, which names keys and no file."""
+    model = {"source": source, **({"adapter": "simulated"} if source.startswith(SIMULATED_PREFIX) else {})}
+    sections = {"model": model, **({"api": dict(api)} if api else {})}
+    text = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
+    # The daemon's state directory follows from this name, so each model has its own.
+    path = base / f"serve-{re.sub(r'[^A-Za-z0-9.-]+', '-', source).strip('-')}.yaml"
+    try:
+        return ModelConfig(load_text(text, path), text, path)
+    except ConfigError as error:
+        raise ConfigError(re.sub(rf"^{re.escape(str(path))}:\d+: ", "", str(error), flags=re.MULTILINE)) from None
