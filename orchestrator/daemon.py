@@ -174,7 +174,6 @@ class Daemon:
             if self._kept is not None:
                 self._kept.let_go()
             await self._stopping.run_or_hurry(self._drain())
-            await asyncio.gather(*(target.control.drain(drain_s) for target in self._targets))
         finally:
             tending.cancel()
             telling.cancel()

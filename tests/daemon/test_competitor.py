@@ -35,7 +35,7 @@ def write_config(directory: Path) -> Path:
     for device, row_ms in (("CPU", 1.5), ("SIM.1", 8.0)):
         store_simulated_profiles(store, {device: row_ms}, "simulated-toy", "draft", script=DRAFT)
     draft = f"{{method: model, source: 'simulated:toy?{DRAFT}', adapter: auto, device: auto}}"
-    often = "load_lasts_s: 3, replan_pause_s: 2"
+    often = "load_lasts_s: 8, replan_pause_s: 2"
     placement = f"{{profile: never, draft_acceptance: 0.8, {often}, drift_tolerance: 9, standby: false}}"
     path = configuration(directory, script=TARGET, extra=f"drafts: [{draft}]\nplacement: {placement}")
     path.write_text(path.read_text().replace("adapter: simulated", "adapter: auto, device: auto", 1))
