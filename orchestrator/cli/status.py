@@ -12,6 +12,7 @@ from orchestrator.cli.speculation_rows import pair_gauges, speculation_rows, war
 from orchestrator.workers.cores import spans
 
 _SHOWN_QUEUE = 0.05
+_MOST_ROWS = 24
 
 
 def status(
@@ -38,12 +39,12 @@ def _print(answer: dict[str, Any]) -> None:
     for one in (answer, *({**answer, **further} for further in answer["models"])):
         whose = f": {one['model']}" if answer["models"] else ""
         table = Table(show_header=False, title=f"outrider {answer['version']}{whose}")
-        for name, value in _rows(one):
+        for name, value in list_rows(one):
             add_row(table, name, value)
         console.print(table)
 
 
-def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
+def list_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what people look for first, then how it runs, then what happened."""
     replicas, gauges = answer["replicas"], answer["gauges"]
     rows = [*_first_rows(answer), *_list_warnings(answer)]
@@ -54,8 +55,12 @@ def _rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [(f"standby {one['engine']}", replica_line(one)) for one in answer["standbys"]]
     rows += _drafters(replicas)
     rows += [(_name_draft(draft, answer["drafts"]), draft_line(draft, answer)) for draft in answer["drafts"]]
-    rows += [(f"host {one['name'] or one['host']}", _host_line(one)) for one in answer["hosts"]]
-    rows += [(f"device {one['name']}", device_line(one)) for one in answer["devices"]]
+    rows += [(f"host {one['name'] or one['host']}", _host_line(one)) for one in answer["hosts"][:_MOST_ROWS]]
+    rows += _tell_rest(len(answer["hosts"]) - _MOST_ROWS, "hosts")
+    busiest = sorted(answer["devices"], key=lambda one: -(one["utilisation"] or 0.0))[:_MOST_ROWS]
+    shown = answer["devices"] if len(answer["devices"]) <= _MOST_ROWS else busiest
+    rows += [(f"device {one['name']}", device_line(one)) for one in shown]
+    rows += _tell_rest(len(answer["devices"]) - len(shown), "devices, less busy")
     if answer["scaling"]:
         rows.append(("scaling", scaling_line(answer["scaling"])))
     if gauges:
@@ -173,6 +178,11 @@ def _how_it_runs(answer: dict[str, Any]) -> list[tuple[str, str]]:
         *(("class not taken", rejected) for rejected in ready["classes_rejected"]),
         ("first costs of rounds", ready["costs_from"]),
     ]
+
+
+def _tell_rest(count: int, what: str) -> list[tuple[str, str]]:
+    """Return the row that stands for what is not shown."""
+    return [("...", f"{count} more {what}: --json has all")] if count > 0 else []
 
 
 def health_line(part: dict[str, Any]) -> str:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import httpx
+
 from device_profiles.device_load import CoreLoad, DeviceLoad
-from orchestrator.api.admin.routes import describe_device
+from orchestrator.api.admin.routes import create_admin_app, describe_device
+from orchestrator.api.admin.targets import AdminTarget
 from orchestrator.api.metrics.collector import Metrics
-from orchestrator.cli.status import device_line
+from orchestrator.bootstrap.clusters import local_cluster
+from orchestrator.cli.status import device_line, list_rows
 from orchestrator.clock import SystemClock
+from orchestrator.control.admission import ControlLimits
+from orchestrator.control.controller import TargetControl
 from orchestrator.control.port import DeviceView
 from orchestrator.workers.device_sampler import DeviceSampler
 from tests.api.support import ScriptedControl
@@ -54,3 +60,16 @@ def test_the_processor_is_sampled_for_real() -> None:
     assert 0.0 <= (found.others or 0.0) <= found.utilisation <= 1.0
     assert 0 < found.memory_free_bytes < found.memory_total_bytes
     assert all(isinstance(one, CoreLoad) for one in found.cores.values())
+
+
+async def test_of_very_many_devices_the_busiest_are_shown():
+    control = TargetControl(local_cluster(), (), ControlLimits(4, 4, 1), SystemClock())
+    control.observe_load({f"10.0.0.{number}/CPU": DeviceLoad(number / 100, 0.0) for number in range(60)})
+    app = create_admin_app([AdminTarget(control)], "http://127.0.0.1:8000/v1", "1")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
+        answer = (await client.get("/admin/status")).json()
+    assert len(answer["devices"]) == 60
+    rows = [(name, value) for name, value in list_rows(answer) if name.startswith("device ") or name == "..."]
+    assert [name for name, _ in rows[:2]] == ["device 10.0.0.59/CPU", "device 10.0.0.58/CPU"]
+    assert rows[-1] == ("...", "36 more devices, less busy: --json has all")
+    assert len(rows) == 25

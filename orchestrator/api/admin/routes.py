@@ -10,11 +10,14 @@ import msgspec
 from fastapi import FastAPI
 from starlette.responses import Response
 
+from device_profiles.device_load import DeviceLoad
 from orchestrator.api import errors
 from orchestrator.api.admin import canary, explain, health, quarantine, speculation
 from orchestrator.api.admin.targets import AdminTarget, AdminTargets
 from orchestrator.api.audit import AdminAudit, AuditLog
 from orchestrator.control.port import DeviceView, DraftView, ReplicaView, Totals
+
+_SHOWN = tuple(one.name for one in dataclasses.fields(DeviceLoad) if one.name != "sampled_s")
 
 
 def create_admin_app(
@@ -83,15 +86,10 @@ def describe_target(target: AdminTarget) -> dict[str, Any]:
 
 def describe_device(device: DeviceView) -> dict[str, Any]:
     """Return what a device does, with the shares of its time that are ours and nobody's."""
-    load = msgspec.to_builtins(device.load, str_keys=True)
-    del load["sampled_s"]
-    idle = None if device.load.utilisation is None else max(0.0, 1.0 - device.load.utilisation)
-    told = {
-        "ours": device.load.ours,
-        "idle": idle,
-        "cores": dict(sorted(load["cores"].items(), key=lambda one: int(one[0]))),
-    }
-    return {"name": device.name, **load, **told, "hot": device.hot, "age_s": device.age_s}
+    load = device.load
+    idle = None if load.utilisation is None else max(0.0, 1.0 - load.utilisation)
+    shown = {name: getattr(load, name) for name in _SHOWN}
+    return {"name": device.name, **shown, "ours": load.ours, "idle": idle, "hot": device.hot, "age_s": device.age_s}
 
 
 def replica_of(replica: ReplicaView) -> dict[str, Any]:
