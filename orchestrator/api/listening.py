@@ -127,6 +127,9 @@ def listen_unix(path: Path, given: socket.socket | None = None) -> Iterator[sock
         with given:
             yield given
         return
+    if not path.parent.is_dir():
+        text = f"there is no directory {path.parent}: make it, or set api.admin_socket"
+        raise DaemonError(f"cannot listen on the admin socket {path}: {text}")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
         try:
             if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
@@ -134,9 +137,6 @@ def listen_unix(path: Path, given: socket.socket | None = None) -> Iterator[sock
             bound.bind(str(path))
             path.chmod(0o600)
             bound.listen()  # whoever sees the socket may connect; the answer comes when the app serves
-        except FileNotFoundError:
-            text = f"there is no directory {path.parent}: make it, or set api.admin_socket"
-            raise DaemonError(f"cannot listen on the admin socket {path}: {text}") from None
         except OSError as error:
             taken = "another daemon may be using it: " if error.errno == errno.EADDRINUSE else ""
             raise DaemonError(

@@ -163,7 +163,7 @@ REFUSED: list[tuple[dict[str, Any], int, str | None]] = [
     ({"prompt": None}, 400, "prompt"),
     ({"max_tokens": 0}, 400, "max_tokens"),
     ({"max_tokens": "many"}, 400, "max_tokens"),
-    ({"max_tokens": 99999}, 400, "prompt"),
+    ({"max_tokens": 99999}, 400, "max_tokens"),
     ({"temperature": 3}, 400, "temperature"),
     ({"top_p": 0}, 400, "top_p"),
     ({"stop": ["x"] * 17}, 400, "stop"),

@@ -6,10 +6,13 @@ import io
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,15 +32,17 @@ TOY = "model: {source: 'simulated:toy', adapter: simulated}\n"
 
 
 @pytest.fixture
-def nowhere(tmp_path, monkeypatch) -> Path:
+def nowhere(tmp_path, monkeypatch) -> Iterator[Path]:
     """A directory without a cluster.yaml, and with directories of its own for what is kept."""
     monkeypatch.chdir(tmp_path)
-    for name in ("XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
+    for name in ("XDG_CACHE_HOME", "XDG_STATE_HOME"):
         (tmp_path / name).mkdir(mode=0o700)
         monkeypatch.setenv(name, str(tmp_path / name))
     for name in ("RUNTIME_DIRECTORY", "CACHE_DIRECTORY", "STATE_DIRECTORY"):
         monkeypatch.delenv(name, raising=False)
-    return tmp_path
+    with tempfile.TemporaryDirectory() as runtime:  # sockets have short paths
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        yield tmp_path
 
 
 def test_a_model_alone_stands_for_a_file_that_means_the_same(tmp_path):
@@ -66,10 +71,11 @@ def test_without_a_file_devices_and_status_use_the_defaults(nowhere, outrider):
     found = outrider("devices", "--json")
     assert found.returncode == 0
     assert any(row["runtime"] == "openvino_rt" for row in json.loads(found.stdout))
-    (nowhere / "XDG_RUNTIME_DIR" / "outrider-9999.sock").touch()
+    runtime = Path(os.environ["XDG_RUNTIME_DIR"])
+    (runtime / "outrider-9999.sock").touch()
     asked = outrider("status", "--port", "1234")
     assert asked.returncode == 1
-    assert asked.stderr.startswith(f"outrider: no daemon answers on {nowhere}/XDG_RUNTIME_DIR/outrider-1234.sock")
+    assert asked.stderr.startswith(f"outrider: no daemon answers on {runtime}/outrider-1234.sock")
     assert "outrider-9999.sock" in asked.stderr
     assert "outrider-8000.sock" in outrider("status").stderr
 
@@ -83,7 +89,8 @@ def read_until(descriptor: int, wanted: bytes, seconds: float = 60.0) -> bytes:
     found, deadline = b"", time.monotonic() + seconds
     while wanted not in found:
         assert time.monotonic() < deadline, found.decode()
-        found += os.read(descriptor, 4096)
+        if select.select([descriptor], [], [], 1.0)[0]:
+            found += os.read(descriptor, 4096)
     return found
 
 
@@ -117,6 +124,7 @@ def test_without_a_terminal_every_line_is_json_and_there_is_no_banner(nowhere):
         try:
             deadline = time.monotonic() + 60
             while '"serving"' not in Path("log").read_text():
+                assert process.poll() is None, Path("log").read_text()
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
         finally:

@@ -91,10 +91,10 @@ def test_the_first_model_needs_a_name_where_there_are_others(tmp_path):
         load(tmp_path, HEAD.replace(", name: first", "") + ONE)
 
 
-def test_check_shows_what_holds_for_each(tmp_path, outrider):
+def test_show_prints_what_holds_for_each(tmp_path, outrider):
     path = tmp_path / "cluster.yaml"
     path.write_text(HEAD + ONE + "    kv_cache: 64 MiB\nspeculation: {num_speculative_tokens: 5}\n")
-    shown = " ".join(outrider("config", "check", str(path)).stdout.split())
+    shown = " ".join(outrider("config", "show", str(path)).stdout.split())
     assert "models[0].name │ second" in shown
     assert "models[0].kv_cache │ 64 MiB" in shown
     assert "models[0].max_running │ 16" in shown
