@@ -81,7 +81,7 @@ def _serves(admin: Path) -> bool:
 def measure(directory: Path, cores: tuple[int, int]) -> Shift:
     """Return the times in seconds, and the shares that the second replica had. Raises BenchError."""
     with serve(directory, cores) as (url, admin), Traffic(url, admin, "toy") as traffic:
-        return measure_shift(traffic, "target-1", [cores[1]], lambda: read_others(admin, cores[1]))
+        return measure_shift(traffic, lambda: "target-1", [cores[1]], lambda: read_others(admin, cores[1]))
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ BARS = {
     "chosen_vs_best": (0.95, "at least"),
     "vs_best_single": (1.6, "at least"),
     "join_s": (30.0, "at most"),
-    "shift_s": (5.0, "at most"),
+    "seen_s": (5.0, "at most"),
 }
 _CHANGED_WITHIN_S = 180.0
 _PROMPTS = ("Explain why the sea is salt.", "List four trees and one use of each.")
@@ -144,8 +144,12 @@ class ClusterBench:
                 serve(self.hosts, scratch / "shift", config) as served,
                 Traffic(served.url, served.admin, MODEL) as traffic,
             ):
-                replica = served.find_replica(host.address)
-                return measure_shift(traffic, replica, cores, lambda: served.read_others(host.address, cores))
+                return measure_shift(
+                    traffic,
+                    lambda: served.find_replica(host.address),
+                    cores,
+                    lambda: served.read_others(host.address, cores),
+                )
 
         found = self.hosts.run_on(0, measure)
         self.tell(
@@ -217,5 +221,6 @@ class ClusterBench:
             "identical": len(set(texts)) == 1 and len(set(moved)) <= 1,
             "join_s": joined.get("join_s"),
             "leave_s": joined.get("leave_s"),
+            "seen_s": shift.get("seen_s"),
             "shift_s": shift.get("shift_s"),
         }

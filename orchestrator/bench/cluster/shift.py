@@ -93,21 +93,28 @@ def compete(cores: Sequence[int]) -> Iterator[None]:
             one.wait()
 
 
-def measure_shift(traffic: Traffic, replica: str, cores: Sequence[int], read_others: Callable[[], float]) -> Shift:
+def measure_shift(
+    traffic: Traffic, find_replica: Callable[[], str], cores: Sequence[int], read_others: Callable[[], float]
+) -> Shift:
     """Return how soon requests leave a replica whose cores a competitor takes half of, and how soon they are back.
-    `read_others`: the share of these cores that the daemon says other programs take. Raises BenchError."""
-    wait_until(lambda: traffic.share_of(replica) >= FEW, _WITHIN_S, f"requests go to {replica}")
+    `find_replica`: its name, which another plan may change. `read_others`: the share of these cores that the daemon
+    says other programs take. Raises BenchError."""
+
+    def share() -> float:
+        return traffic.share_of(find_replica())
+
+    wait_until(lambda: share() >= FEW, _WITHIN_S, "requests go there")
     time.sleep(_SETTLE_S)
-    before, others_before = traffic.share_of(replica), read_others()
+    before, others_before = share(), read_others()
     bound = (1.0 + others_before) / 2.0 if others_before > FEW else FEW
     with compete(cores):
         began_s = time.monotonic()
         seen_s = wait_until(lambda: read_others() >= bound, _WITHIN_S, "the competitor is seen")
-        wait_until(lambda: 0.0 <= traffic.share_of(replica) <= FEW, _WITHIN_S, f"requests leave {replica}")
+        wait_until(lambda: 0.0 <= share() <= FEW, _WITHIN_S, "requests leave")
         shift_s = time.monotonic() - began_s
         time.sleep(_SETTLE_S)
-        during, others_during = traffic.share_of(replica), read_others()
-    back_s = wait_until(lambda: traffic.share_of(replica) >= FEW, _WITHIN_S, f"requests come back to {replica}")
+        during, others_during = share(), read_others()
+    back_s = wait_until(lambda: share() >= FEW, _WITHIN_S, "requests come back")
     return {
         "seen_s": seen_s,
         "shift_s": shift_s,
