@@ -57,8 +57,9 @@ def list_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [(_name_draft(draft, answer["drafts"]), draft_line(draft, answer)) for draft in answer["drafts"]]
     rows += [(f"host {one['name'] or one['host']}", _host_line(one)) for one in answer["hosts"][:_MOST_ROWS]]
     rows += _tell_rest(len(answer["hosts"]) - _MOST_ROWS, "hosts")
-    busiest = sorted(answer["devices"], key=lambda one: -(one["utilisation"] or 0.0))[:_MOST_ROWS]
-    shown = answer["devices"] if len(answer["devices"]) <= _MOST_ROWS else busiest
+    shown = answer["devices"]
+    if len(shown) > _MOST_ROWS:
+        shown = sorted(shown, key=lambda one: -(one["utilisation"] or 0.0))[:_MOST_ROWS]
     rows += [(f"device {one['name']}", device_line(one)) for one in shown]
     rows += _tell_rest(len(answer["devices"]) - len(shown), "devices, less busy")
     if answer["scaling"]:

@@ -19,6 +19,7 @@ from orchestrator.config.load import parse_config
 from orchestrator.config.sketch import parse_sketch
 from orchestrator.config.source_text import Lines, Place, compose_text, parse_text
 from orchestrator.config.text_edits import NotEditable, put_in, read_value, take_out
+from orchestrator.durable import sync_directory
 from orchestrator.errors import ConfigError
 
 
@@ -86,7 +87,7 @@ def write_migration(migration: Migration) -> Path:
         new = _write_new(path, migration.after, mode, made)
         os.replace(new, path)
         made.clear()
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be rewritten: {error.strerror}; it is as it was") from error
     finally:
@@ -164,11 +165,3 @@ def _write_whole(descriptor: int, text: str) -> None:
         file.write(text.encode("utf-8"))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

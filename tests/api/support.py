@@ -54,6 +54,18 @@ READY = Ready(
 )
 
 
+class HandClock:
+    """Time that moves when the test says so."""
+
+    now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
 @dataclass
 class ScriptedControl:
     """Answers every request with `steps` (the tokens of each delta), then `finish`.

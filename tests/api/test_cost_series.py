@@ -11,8 +11,8 @@ from orchestrator.api.metrics.cost_series import WINDOW_S, HourlyPrice
 from orchestrator.cli.status import cost_line, plan_line
 from orchestrator.control.port import PlanView, StateView
 from orchestrator.workers.messages import Delta, RoundReport
-from tests.api.support import ScriptedControl
-from tests.api.test_metrics import HandClock, value
+from tests.api.support import HandClock, ScriptedControl
+from tests.api.test_metrics import value
 
 PRICE = HourlyPrice(3.6, "EUR")  # 0.001 a second
 PLAN = PlanView(

@@ -16,21 +16,9 @@ from orchestrator.api.keys import OPEN_ROUTES, Keys
 from orchestrator.config.keys_change import create_key, hash_plain_keys, revoke_key
 from orchestrator.config.keys_file import SCOPES
 from orchestrator.errors import ConfigError
-from tests.api.support import ScriptedControl, app_over, serving
+from tests.api.support import HandClock, ScriptedControl, app_over, serving
 from tests.api.test_keys import ASK, key_file
 from tests.support.daemon import configuration, outrider_process
-
-
-class HandClock:
-    """Time that moves when the test says so."""
-
-    now_s = 100.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def wall_s(self) -> float:
-        return self.now_s
 
 
 async def test_every_route_that_the_app_has_refuses_missing_wrong_and_revoked_keys(tmp_path):

@@ -17,7 +17,7 @@ from orchestrator.errors import RequestError
 from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftReady, RemoteState
 from orchestrator.workers.messages import AcceptanceWarning, Delta, Gauges, RequestStats, RoundReport
 from policies.serving.acceptance_alarm import Cause
-from tests.api.support import READY, ScriptedControl, app_over, serving
+from tests.api.support import READY, HandClock, ScriptedControl, app_over, serving
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "four"}
 STATS = RequestStats(prompt_tokens=7, generated=3, steps=1, drafted=4, accepted=2, queue_ms=1.0, prefill_ms=2.0)
@@ -33,18 +33,6 @@ ROUND = RoundReport(
     device_ms=7.0,
     draft_ms=0.5,
 )
-
-
-class HandClock:
-    """Time that moves when the test says so."""
-
-    now_s = 100.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def wall_s(self) -> float:
-        return self.now_s
 
 
 def value(text: str | bytes, name: str, **labels: str) -> float | None:

@@ -14,7 +14,7 @@ from orchestrator.api.fingerprint import system_fingerprint
 from orchestrator.api.liveness import Liveness
 from orchestrator.control.port import StateView
 from orchestrator.workers.messages import Delta, RoundReport
-from tests.api.support import CONTEXT_TOKENS, READY, TOKENIZER, ScriptedControl, app_over, client_of, serving
+from tests.api.support import CONTEXT_TOKENS, READY, TOKENIZER, HandClock, ScriptedControl, app_over, client_of, serving
 
 ROUND = RoundReport([Delta("a", [1])], 1, 2, 0, 0, 0, [], 1.0, 1.0, 0.0)
 
@@ -155,18 +155,6 @@ async def test_every_answer_and_every_chunk_has_the_fingerprint():
         assert {chunk.system_fingerprint async for chunk in chunks} == {expected}
         texts = await client.completions.create(model="toy", prompt="x", stream=True)
         assert {chunk.system_fingerprint async for chunk in texts} == {expected}
-
-
-class HandClock:
-    """Time that moves when the test says so."""
-
-    now_s = 100.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def wall_s(self) -> float:
-        return self.now_s
 
 
 class Streaming(ScriptedControl):

@@ -19,8 +19,8 @@ from orchestrator.cli.status import goodput_line, objectives_line
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Gauges, SloState
 from policies.serving.slo import Objective, Objectives
-from tests.api.support import ScriptedControl, app_over, client_of
-from tests.api.test_metrics import HandClock, value
+from tests.api.support import HandClock, ScriptedControl, app_over, client_of
+from tests.api.test_metrics import value
 
 BOTH = Objectives(Objective(500.0), Objective(50.0, 90.0))
 GOOD = ServedRequest(ttft_ms=400.0, tpot_ms=40.0, latency_ms=900.0)

@@ -18,6 +18,7 @@ import msgspec
 
 from orchestrator.api.batches.records import BatchRecord, CreateBatch, FileRecord
 from orchestrator.clock import Clock
+from orchestrator.durable import sync_directory
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
 
@@ -213,15 +214,6 @@ def build_batch(asked: CreateBatch, owner: str, now: int, window_s: int) -> Batc
         error,
         metadata=asked.metadata,
     )
-
-
-def sync_directory(directory: Path) -> None:
-    """Force the names in a directory to the disk."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _open_private(path: str, flags: int) -> int:
