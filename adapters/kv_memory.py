@@ -142,6 +142,13 @@ class KvMemory:
                 address = self.address(cache, slot) + head * self._head_bytes
                 self._system.map(address, len(mapped) * self._piece_bytes, _ANYWHERE | _MAP_FIXED)
 
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks, in all caches."""
+        for piece in range(self._caches * self._heads):
+            for source, target in zip(sources, targets, strict=True):
+                read = os.pread(self._file, self._piece_bytes, (piece * self._blocks + source) * self._piece_bytes)
+                os.pwrite(self._file, read, (piece * self._blocks + target) * self._piece_bytes)
+
     def erase(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks with zeros."""
         zeros = bytes(self._piece_bytes)

@@ -66,7 +66,11 @@ def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fracti
             return ModelSource(path, _slugify(_QUANTISATION.sub("", Path(parts.name).stem)), source, parts.files, parts)
     else:
         path = (base / Path(source).expanduser()).absolute()
-    if path.is_dir():
+    try:
+        is_directory = path.is_dir()
+    except OSError as error:  # its name is too long, say
+        raise ModelRefused(f"{source[:_MOST_SHOWN]}: cannot be opened: {error.strerror}. {_SOURCES}") from error
+    if is_directory:
         return ModelSource(path, _slugify(path.resolve().name) or "model", source, model_files(path))
     if not path.is_file():
         raise ModelRefused(f"{source}: {path} is not there. {_way_out(source)}")
@@ -94,6 +98,7 @@ def check_source(source: str, base: Path) -> None:
         resolve(source, base)
 
 
+_MOST_SHOWN = 200
 _SOURCES = (
     "Give the path of a GGUF file or of a directory with config.json and safetensors, package:NAME/FILE for a file "
     "that an installed Python package carries, or hf:ORG/NAME for a model of the Hugging Face hub."

@@ -65,6 +65,11 @@ class PooledModel:
         if suspects:
             self._erase(suspects)
 
+    def fork(self, slot: int, source: int, positions: int, shared: int) -> None:
+        """See the contract."""
+        if copies := self._pool.fork(slot, source, positions, shared):
+            self._copy_blocks([block for block, _ in copies], [block for _, block in copies])
+
     def export_kv(self, slot: int, positions: int) -> Iterator[Bytes]:
         """See the contract."""
         held = self.count_cached_positions(slot)
@@ -94,6 +99,10 @@ class PooledModel:
 
     def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
         """Write the pages of one cache to the blocks of a slot's `table`, from block `first` of the table on."""
+        raise NotImplementedError
+
+    def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks, in all caches."""
         raise NotImplementedError
 
     def _erase(self, blocks: Sequence[int]) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TypeVar
@@ -15,26 +16,41 @@ from fastapi import FastAPI
 from structlog.contextvars import bound_contextvars
 
 from adapters.contract import AdapterError
-from orchestrator.api.access import Access
+from orchestrator.alerts.watch import AlertWatch
+from orchestrator.api.admin.logs import KeptLog
+from orchestrator.api.admin.reload import ReloadPort
 from orchestrator.api.admin.routes import create_admin_app
+from orchestrator.api.admin.support import SupportPages
 from orchestrator.api.admin.targets import AdminTarget
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.audit import AuditLog
 from orchestrator.api.batches.service import BatchService
-from orchestrator.api.batches.store import BatchStore, StoreLimits
-from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
-from orchestrator.api.keys import Keys
+from orchestrator.api.connections import Connections
+from orchestrator.api.dashboard.routes import install_dashboard
+from orchestrator.api.keys import Keys, name_key
 from orchestrator.api.listening import Server, listen_tcp, listen_unix, serving
+from orchestrator.api.metrics.page import MetricsPage
 from orchestrator.api.resume import KeptAnswers
 from orchestrator.api.served import ServedModel
 from orchestrator.api.tls import Certificate
+from orchestrator.bootstrap.admin_targets import describe_targets
+from orchestrator.bootstrap.alerting import build_alert_watch
+from orchestrator.bootstrap.api_settings import (
+    build_api_settings,
+    build_connection_limits,
+    build_store_limits,
+    open_batches,
+)
 from orchestrator.bootstrap.banner import describe_ray_start, show_banner
 from orchestrator.bootstrap.clusters import build_cluster
 from orchestrator.bootstrap.journal import build_book
 from orchestrator.bootstrap.lease import hold_lease
 from orchestrator.bootstrap.plan_board import PlanBoard
+from orchestrator.bootstrap.reload import FileStanding, Reloader
+from orchestrator.bootstrap.reload_queue import ReloadQueue, reread_files
 from orchestrator.bootstrap.stopping import Stopping
 from orchestrator.bootstrap.target_life import DaemonGround, TargetLife
+from orchestrator.bootstrap.tracing import close_tracing, open_tracing
 from orchestrator.clock import SystemClock
 from orchestrator.config.access_checks import find_keyless
 from orchestrator.config.keys_file import keys_path
@@ -43,11 +59,11 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.tls_files import tls_paths
 from orchestrator.control.device_watch import watch_devices
 from orchestrator.control.state import STARTING
-from orchestrator.errors import ConfigError, DaemonError, OutriderError
+from orchestrator.errors import DaemonError, OutriderError
 from orchestrator.journal.book import KeptAnswer
 from orchestrator.systemd.activation import GivenSockets, take_sockets
 from orchestrator.systemd.notify import Notifier
-from orchestrator.telemetry import get_logger
+from orchestrator.telemetry import get_logger, set_level
 from orchestrator.workers.messages import Progress
 from orchestrator.workers.shared_cluster import SharedCluster
 
@@ -61,12 +77,14 @@ _log = get_logger(__name__)
 
 
 class Daemon:
-    """One endpoint over one configuration, which stands in the file `path`: a target, or several. `run` returns when it
-    was told to stop and everything has ended."""
+    """One endpoint over one configuration, which stands in a file: a target, or several. `run` returns when it was told
+    to stop and everything has ended. `log` has its newest lines."""
 
-    def __init__(self, config: ClusterConfig, path: Path) -> None:
+    def __init__(self, config: ClusterConfig, standing: FileStanding, log: KeptLog | None = None) -> None:
+        path = standing.path
         base = path.resolve().parent
         self._config = config
+        self._log = log
         self._notifier = Notifier()
         self._clock = SystemClock()
         self._stopping = Stopping(self._clock)
@@ -78,29 +96,40 @@ class Daemon:
         self._certificate = Certificate(*tls_paths(tls, base)) if tls.wanted else None
         audit_file = config.logging.audit_file
         self._audit = AuditLog(base / Path(audit_file).expanduser() if audit_file else None)
+        self._tracing = open_tracing(config.tracing, base, self._clock)
         self._given = GivenSockets()
         self._server: Server | None = None
         self._state = state_directory(config, path)
         self._book = build_book(config, self._state, self._clock)
         self._kept: KeptAnswers | None = None
         self._batches: BatchService | None = None
-        self._connections = Connections(self._connection_limits())
+        self._alerts: AlertWatch | None = None
+        self._connections = Connections(build_connection_limits(config))
         cluster = SharedCluster(build_cluster(config, self._state))
         board = PlanBoard(config.targets, base)
         ground = DaemonGround(path, self._state, cluster, board, self._clock, self._say)
         self._targets = [TargetLife(one, ground) for one in config.targets]
+        self._reloader = Reloader(config, standing, self._targets, self._adopt)
+        self._reloads = ReloadQueue(
+            self._reloader, self._notifier, partial(reread_files, self._keys, self._certificate)
+        )
+        self._models: tuple[ServedModel, ...] = ()
+        self._take_settings: Callable[[ApiSettings], None] = lambda settings: None
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT. Raises DaemonError where another daemon has the state directory, when it
         cannot bind, or every model fails at start."""
         with hold_lease(self._state):
-            await self._run()
+            try:
+                await self._run()
+            finally:
+                await close_tracing(self._tracing)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.observe_signal, number)
-        loop.add_signal_handler(signal.SIGHUP, self._reread_files)
+        loop.add_signal_handler(signal.SIGHUP, self._reloads.observe_hangup)
         await self._do_for_each(TargetLife.prepare)
         self._given = take_sockets()
         with listen_tcp(self._config.api.host, self._config.api.port, self._given.api) as tcp:
@@ -112,14 +141,21 @@ class Daemon:
             admin_path = admin_socket_path(self._config, port) if given is None else Path(given.getsockname())
             with listen_unix(admin_path, given) as unix:
                 offers = [target.offer() for target in self._targets]
-                api = create_app(
-                    offers, self._api_settings(), self._clock, book=self._book, batches=self._open_batches()
-                )
+                batches = open_batches(self._config, self._state, self._clock)
+                api = create_app(offers, self._build_settings(), self._clock, book=self._book, batches=batches)
                 self._kept = api.state.kept
                 self._batches = api.state.batches
-                admin = self._build_admin(url, list(api.state.models))
+                models = list(api.state.models)
+                self._models, self._take_settings = tuple(models), api.state.take_settings
+                self._alerts = build_alert_watch(api.state.page, self._config.alerts, self._clock)
+                targets = describe_targets(self._targets, models, self._tracing)
+                admin = api.state.admin = self._build_admin(url, targets, api.state.page)
+                dashboard = install_dashboard(
+                    api, targets, models, api.state.lives, self._clock, keys=self._keys is not None
+                )
                 tls = None if self._certificate is None else self._certificate.context
-                async with serving(api, tcp, self._connections, tls) as self._server, serving(admin, unix):
+                public = serving(api, tcp, self._connections, tls)
+                async with public as self._server, serving(admin, unix), dashboard.follow():
                     await self._serve(url, admin_path)
 
     def _check_given(self, host: str, port: int) -> None:
@@ -133,25 +169,13 @@ class Daemon:
             text = "systemd listens elsewhere than api in cluster.yaml says: run `outrider service install` again"
             _log.warning(text, systemd=f"{host}:{port}", api=f"{api.host}:{api.port}")
 
-    def _build_admin(self, url: str, models: Sequence[ServedModel]) -> FastAPI:
-        """Return the admin app, and let each target's rounds be counted."""
-        told = []
-        for target, model in zip(self._targets, models, strict=True):
-            target.control.on_round.extend([model.metrics.observe_round, model.liveness.observe_round])
-            told.append(
-                AdminTarget(
-                    target.control,
-                    target.tell_name,
-                    model.terms.acceptance,
-                    target.describe_plan,
-                    model.metrics.slo.view,
-                    model.metrics.view_costs,
-                    target.describe_hosts,
-                    target.trial,
-                    model.metrics.speed.view,
-                )
-            )
-        return create_admin_app(told, f"{url}/v1", version("outrider"), self._audit)
+    def _build_admin(self, url: str, targets: Sequence[AdminTarget], metrics: MetricsPage) -> FastAPI:
+        """Return the admin app over these targets."""
+        name_owner = partial(name_key, self._keys)
+        reloading = ReloadPort(self._reloads.reload, self._reloader.describe, self._reloader.list_values)
+        pages = SupportPages(lambda: self._config.model_dump(mode="json"), metrics.render)
+        ports = (name_owner, reloading, self._log, pages, self._alerts)
+        return create_admin_app(targets, f"{url}/v1", version("outrider"), self._audit, *ports)
 
     async def _serve(self, url: str, admin_path: Path) -> None:
         interrupted = self._book.recover()
@@ -163,7 +187,9 @@ class Daemon:
         try:
             if await self._unless_stopped(self._start_targets(url, admin_path, interrupted)):
                 self._notifier.ready(self._describe_serving())
+                self._reloads.open()
                 await self._unless_stopped(self._wait_failed())
+            await self._reloads.close()
             drain_s = self._config.limits.drain_timeout_s
             self._notifier.stopping(drain_s + _STOP_EXTENSION_S)
             if self._given.api is not None and self._server is not None:
@@ -182,7 +208,7 @@ class Daemon:
             for one in watching:
                 one.cancel()
             await asyncio.gather(*(target.end_planning() for target in self._targets))
-            await asyncio.gather(*(target.control.close() for target in self._targets))
+            await asyncio.gather(*(target.close() for target in self._targets))
             if self._kept is not None:
                 await self._kept.close()
             self._book.close()
@@ -235,7 +261,7 @@ class Daemon:
         )
         show_banner(self._config, ready, f"{url}/v1")
         if self._kept is not None:
-            self._kept.go_on(interrupted, target.control)
+            self._kept.go_on(interrupted, target.served)
         if self._batches is not None:
             self._batches.start()
 
@@ -277,11 +303,14 @@ class Daemon:
         return bound_contextvars(model=target.config.model.name) if several else contextlib.nullcontext()
 
     def _list_watches(self) -> Iterator[asyncio.Task[None]]:
-        """Yield who samples devices for each target: what other targets' workers take, other programs take."""
+        """Yield who samples devices for each target: what other targets' workers take, other programs take. Alerts are
+        watched for all together."""
         for target in self._targets:
             others = [other.control for other in self._targets if other is not target]
             with self._naming(target):
                 yield asyncio.create_task(watch_devices(target.control, others), name="watch devices")
+        if self._alerts is not None:
+            yield asyncio.create_task(self._alerts.run(), name="watch alerts")
 
     def _describe_serving(self) -> str:
         """Return which targets serve, as systemd shows it."""
@@ -291,73 +320,22 @@ class Daemon:
         serving = ", ".join(target.name for target in self._targets if not target.problem)
         return f"serving {serving}" + (f"; failed: {', '.join(failed)}" if failed else "")
 
-    def _connection_limits(self) -> ConnectionLimits:
-        api = self._config.api
-        most = raise_open_files(api.max_connections)
-        if most < api.max_connections:
-            _log.warning("fewer connections than configured: open files are limited", most=most)
-        times = (api.header_timeout_s, api.body_timeout_s, api.idle_timeout_s, api.write_timeout_s)
-        return ConnectionLimits(most, *times)
+    def _build_settings(self) -> ApiSettings:
+        return build_api_settings(self._config, self._keys, self._audit, self._connections, self._tracing)
 
-    def _api_settings(self) -> ApiSettings:
-        limits = self._config.limits
-        return ApiSettings(
-            max_body_bytes=int(limits.max_body),
-            max_parameter_bytes=int(limits.max_parameters),
-            max_grammar_bytes=int(limits.max_grammar),
-            max_bodies_bytes=int(limits.max_bodies),
-            translation_timeout_s=limits.translation_timeout_s,
-            max_requests_per_key=limits.max_requests_per_key,
-            max_tokens_per_minute_per_key=limits.max_tokens_per_minute_per_key,
-            log_words=self._config.logging.prompts,
-            keys=self._keys,
-            access=Access(
-                tuple(self._config.api.allowed_hosts),
-                tuple(self._config.api.allowed_origins),
-                self._config.api.metrics_without_key,
-                self._audit,
-            ),
-            stalled_after_s=self._config.api.stalled_after_s,
-            vllm_metric_names=self._config.api.vllm_metric_names,
-            connections=self._connections,
-        )
-
-    def _open_batches(self) -> BatchStore | None:
-        """Return what keeps files and batches, where that is wanted. Raises DaemonError."""
-        asked = self._config.batches
-        if not asked.enabled:
-            return None
-        sizes = (int(asked.max_file), int(asked.max_storage))
-        limits = StoreLimits(asked.concurrency, *sizes, asked.max_files, asked.max_batches, asked.keep_s)
-        store = BatchStore(self._state / "batches", limits, self._clock)
-        try:
-            store.open()
-        except OSError as error:
-            text = "set state.directory to one that this user owns, or batches.enabled: false"
-            raise DaemonError(f"{self._state / 'batches'}: {error.strerror}; {text}") from error
-        return store
-
-    def _reread_files(self) -> None:
-        """SIGHUP: take keys and certificate as they are now; a file that cannot be used leaves them as they were."""
-        self._notifier.begin_reload()
-        problems = []
-        if self._keys is None and self._certificate is None:
-            _log.info("nothing to read again: neither api.keys_file nor api.tls is set")
-        if self._keys is not None:
-            try:
-                self._keys.reread()
-                _log.info("keys read", keys=len(self._keys))
-            except ConfigError as error:
-                _log.error("the keys stay as they were", reason=str(error))
-                problems.append(str(error))
-        if self._certificate is not None:
-            try:
-                self._certificate.reread()
-                _log.info("certificate read")
-            except ConfigError as error:
-                _log.error("the certificate stays as it was", reason=str(error))
-                problems.append(str(error))
-        self._notifier.end_reload("; ".join(problems))
+    def _adopt(self, config: ClusterConfig) -> None:
+        """Let what is everybody's take effect."""
+        self._config = config
+        set_level(config.logging.level)
+        if self._log is not None:
+            self._log.ring.hides_words = config.logging.prompts
+        self._take_settings(self._build_settings())
+        self._connections.limits = build_connection_limits(config)
+        for model, target in zip(self._models, self._targets, strict=True):
+            model.take_terms(target.list_terms())
+        if self._batches is not None:
+            store = self._batches.store
+            store.limits = build_store_limits(config, store.limits.concurrency)
 
     async def _tend_book(self) -> None:
         while True:

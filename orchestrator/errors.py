@@ -12,9 +12,14 @@ OutriderError
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from policies.serving.failover.blame import LossKind
+from orchestrator.redaction import redact_secrets
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from policies.serving.failover.blame import LossKind
 
 
 class OutriderError(Exception):
@@ -22,7 +27,18 @@ class OutriderError(Exception):
 
 
 class ConfigError(OutriderError):
-    """The configuration is wrong; the message begins with file:line and ends with the way out."""
+    """The configuration is wrong; the message begins with file:line and ends with the way out. It has no secret in it,
+    and nothing that a terminal would obey."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(escape(redact_secrets(message)))
+
+
+def escape(text: str) -> str:
+    """Return a text whose characters can all be printed, line breaks aside."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(one if one == "\n" or one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 class WorkerError(OutriderError):

@@ -8,15 +8,23 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, TextIO
 
 import structlog
 
+from orchestrator.log_ring import LogRing, RingHandler
+
 _MOST_CAUSES = 8
+_WORDS = ("prompt", "messages", "output")
+"""Fields that have a request's text, with `logging.prompts`."""
 
 
-def setup_logging(level: str, style: str, stream: TextIO | None = None) -> None:
-    """Write entries of `level` and above to `stream` (standard error): "json", "console", or "auto" by terminal."""
+def setup_logging(level: str, style: str, stream: TextIO | None = None, ring: LogRing | None = None) -> None:
+    """Write entries of `level` and above to `stream` (standard error): "json", "console", or "auto" by terminal. `ring`
+    gets them too, as JSON, without texts of requests."""
     out = stream or sys.stderr
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -41,9 +49,21 @@ def setup_logging(level: str, style: str, stream: TextIO | None = None) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    for noisy in ("httpx", "httpcore", "asyncio", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+    if ring is not None:
+        kept = RingHandler(ring)
+        kept.setFormatter(
+            structlog.stdlib.ProcessorFormatter(
+                foreign_pre_chain=shared,
+                processors=[
+                    structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                    structlog.processors.format_exc_info,
+                    partial(_drop_texts, ring),
+                    structlog.processors.JSONRenderer(),
+                ],
+            )
+        )
+        root.handlers.append(kept)
+    set_level(level)
     structlog.configure(
         processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -52,10 +72,51 @@ def setup_logging(level: str, style: str, stream: TextIO | None = None) -> None:
     )
 
 
+def set_level(level: str) -> None:
+    """Write entries of this level and above from now on."""
+    root = logging.getLogger()
+    root.setLevel(level.upper())
+    for noisy in ("httpx", "httpcore", "asyncio", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
+
+
+def _drop_texts(ring: LogRing, _: Any, __: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Take requests' texts out of an entry: the ring has none, whatever the operator has written elsewhere. With
+    `logging.prompts` exceptions and what workers say may hold some, too."""
+    for key in _WORDS:
+        entry.pop(key, None)
+    for key in ("exception", "line") if ring.hides_words else ():
+        if key in entry:
+            entry[key] = "left out: logging.prompts is true, so it may hold a request's text; the log itself has it"
+    return entry
+
+
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """Return a logger that takes an event and key-value pairs."""
     logger: structlog.stdlib.BoundLogger = structlog.stdlib.get_logger(name)
     return logger
+
+
+class LoopGuard:
+    """Keeps a loop going: what breaks one of its turns is logged, once until a turn goes well again. `title` is the
+    loop's name in the log."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._broken = False
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Run one turn within it."""
+        try:
+            yield
+        except Exception as error:
+            if not self._broken:
+                told = where_it_broke(error, words=False)
+                get_logger(__name__).error(f"{self._title} failed; it goes on", exception=told)
+            self._broken = True
+        else:
+            self._broken = False
 
 
 def where_it_broke(error: BaseException, *, words: bool) -> str:

@@ -38,7 +38,7 @@ def serve(ready: Connection[Any, Any]) -> None:
 
     def tell(event: Event) -> None:
         if isinstance(event, DraftReady):
-            ready.send((event.door.addresses, event.door.key))
+            ready.send(event.door)
 
     hosted = HostedDrafter(suffix(), VOCABULARY, "bench", host="127.0.0.1", runs_ahead="never")
     DraftEngine(lambda emit: hosted, SystemClock()).run(tell)
@@ -52,7 +52,7 @@ def worker() -> Iterator[DraftEndpoint]:
     process = context.Process(target=serve, args=(theirs,), daemon=True)
     process.start()
     try:
-        yield DraftEndpoint(*ours.recv())
+        yield ours.recv()
     finally:
         process.kill()
         process.join()
@@ -116,7 +116,7 @@ def main() -> None:
         with worker() as door:
             for name, kind in (("Unix socket", "unix"), ("TCP", "tcp")):
                 addresses = [address for address in door.addresses if address.startswith(kind)]
-                with remote(DraftEndpoint(addresses, door.key)) as drafter:
+                with remote(DraftEndpoint(addresses, door.key, door.certificate)) as drafter:
                     print(row(name, sequences, exchange_us(drafter, sequences, limit)))
 
 

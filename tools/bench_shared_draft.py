@@ -19,31 +19,29 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from adapters.hardware import processor
 from device_profiles.units import MS_PER_S
+from orchestrator.bench.draft_process import DraftProcess, start_draft_process
 from orchestrator.clock import SystemClock
 from orchestrator.config.model import ClusterConfig
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
-from orchestrator.loading.draft_worker import build_draft_engine
 from orchestrator.loading.drafters import draft_state
 from orchestrator.loading.models import load_model, load_tokenizer, silent
 from orchestrator.loading.options import DraftWorkerOptions, draft_specs, engine_options
 from orchestrator.loading.vocabularies import prepare_tokenizer
 from orchestrator.workers.cores import pin_to_cores
-from orchestrator.workers.draft_messages import DraftEndpoint, DraftReady
-from orchestrator.workers.messages import Event, Failed, Sampling
+from orchestrator.workers.draft_messages import DraftEndpoint
+from orchestrator.workers.messages import Sampling
 
 DOCS = Path(__file__).parents[1] / "docs"
 PROMPT_TOKENS = 48
@@ -71,19 +69,6 @@ class Setting:
     round_ms: float
     seconds: float
     cores: list[int]
-
-
-def serve(options: dict[str, Any], cores: list[int], ready: Connection[Any, Any]) -> None:
-    """Run the draft worker in this process, and tell where it is."""
-
-    def tell(event: Event) -> None:
-        if isinstance(event, DraftReady):
-            ready.send((event.door.addresses, event.door.key, event.vocabulary_fingerprint, event.pid))
-        elif isinstance(event, Failed):
-            ready.send(event.message)
-
-    pin_to_cores(cores)
-    build_draft_engine(options).run(tell)
 
 
 def play(door: DraftEndpoint, fingerprint: str, setting: Setting, told: Connection[Any, Any]) -> None:
@@ -135,38 +120,6 @@ def play(door: DraftEndpoint, fingerprint: str, setting: Setting, told: Connecti
 
 
 @dataclass(frozen=True)
-class Worker:
-    """A draft worker that runs."""
-
-    door: DraftEndpoint
-    fingerprint: str
-    process: psutil.Process
-
-    def read_used_s(self) -> float:
-        """Return the processor time that it took so far."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
-
-
-@contextmanager
-def start_worker(options: dict[str, Any], cores: list[int]) -> Iterator[Worker]:
-    """Start a draft worker."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(options, cores, theirs), daemon=True)
-    process.start()
-    try:
-        told = ours.recv()
-        if isinstance(told, str):
-            raise SystemExit(told)
-        addresses, key, fingerprint, pid = told
-        yield Worker(DraftEndpoint(addresses, key), fingerprint, psutil.Process(pid))
-    finally:
-        process.kill()
-        process.join()
-
-
-@dataclass(frozen=True)
 class Turn:
     """What targets got at the same time, and the processor time that the worker took for it."""
 
@@ -189,12 +142,12 @@ class Turn:
         return self.drafted / self.worker_s if self.worker_s else 0.0
 
 
-def run_turn(worker: Worker, settings: Sequence[Setting]) -> Turn:
+def run_turn(worker: DraftProcess, settings: Sequence[Setting]) -> Turn:
     """Let these targets play at the same time."""
     context = multiprocessing.get_context("spawn")
     pipes = [context.Pipe() for _ in settings]
     processes = [
-        context.Process(target=play, args=(worker.door, worker.fingerprint, setting, theirs), daemon=True)
+        context.Process(target=play, args=(worker.endpoint, worker.fingerprint, setting, theirs), daemon=True)
         for setting, (_, theirs) in zip(settings, pipes, strict=True)
     ]
     for process in processes:
@@ -273,7 +226,7 @@ def measure(options: DraftWorkerOptions, arguments: argparse.Namespace, sequence
     lone: list[Turn] = []
     both: list[Turn] = []
     loads = []
-    with start_worker(msgspec.to_builtins(options), cores) as worker:
+    with start_draft_process(options, cores) as worker:
         for turn in range(arguments.turns):
             lone.append(run_turn(worker, [settings[turn % 2]]))
             both.append(run_turn(worker, settings))

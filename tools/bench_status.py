@@ -3,7 +3,8 @@
     python -m tools.bench_status [--devices 10000] [--rounds 10] [--json OUT]
 
 Control takes a sample of each device, as the hosts' agents send them each second: of a processor with 32 cores, or of a
-GPU. The admin API tells of all of them over its real socket, while samples come in.
+GPU. The admin API tells of all of them over its real socket, while samples come in. `outrider status` is run against it
+in a process of its own: its whole time counts, with that of starting Python.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -49,6 +51,7 @@ async def measure(devices: int, rounds: int, directory: Path) -> dict[str, float
     control = TargetControl(local_cluster(), (), ControlLimits(16, 256, 5), SystemClock())
     app = create_admin_app([AdminTarget(control)], "http://127.0.0.1:8000/v1", "bench")
     hosts, pages_ms, samples_ms, size = list_hosts(devices), [], [], 0
+    commands_ms: dict[str, list[float]] = {"table": [], "json": []}
     with listen_unix(directory / "admin.sock") as unix:
         async with serving(app, unix):
             transport = httpx.AsyncHTTPTransport(uds=str(directory / "admin.sock"))
@@ -63,13 +66,29 @@ async def measure(devices: int, rounds: int, directory: Path) -> dict[str, float
                     answer = await client.get("/admin/status")
                     pages_ms.append((time.perf_counter() - began_s) * _MS_PER_S)
                     size = len(answer.raise_for_status().content)
+                    for kind, taken_ms in commands_ms.items():
+                        taken_ms.append(await time_command(directory / "admin.sock", as_json=kind == "json"))
     return {
         "devices": devices,
         "page_p50_ms": statistics.median(pages_ms),
         "page_max_ms": max(pages_ms),
         "page_bytes": size,
         "samples_p50_ms": statistics.median(samples_ms),
+        **{f"command_{kind}_p50_ms": statistics.median(taken_ms) for kind, taken_ms in commands_ms.items()},
+        **{f"command_{kind}_max_ms": max(taken_ms) for kind, taken_ms in commands_ms.items()},
     }
+
+
+async def time_command(socket: Path, *, as_json: bool) -> float:
+    """Return how long `outrider status` takes, in ms, in a process of its own."""
+    arguments = ["-P", "-m", "orchestrator.cli.entry", "status", "--socket", str(socket), *(["--json"] * as_json)]
+    began_s = time.perf_counter()
+    process = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=asyncio.subprocess.DEVNULL)
+    code = await process.wait()
+    taken_ms = (time.perf_counter() - began_s) * _MS_PER_S
+    if code:
+        raise SystemExit(f"outrider status ended with exit code {code}")
+    return taken_ms
 
 
 def main() -> None:
@@ -83,7 +102,7 @@ def main() -> None:
         found = asyncio.run(measure(asked.devices, asked.rounds, Path(directory)))
     print(processor().name)
     for name, value in found.items():
-        print(f"{name:>16} {value:10.1f}")
+        print(f"{name:>20} {value:10.1f}")
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

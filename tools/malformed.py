@@ -2,10 +2,11 @@
 
     python -m tools.malformed http://127.0.0.1:8000 --requests 100000 --key-file key.txt
     python -m tools.malformed /run/outrider/admin.sock --requests 10000
+    python -m tools.malformed http://127.0.0.1:8000 --admin --requests 10000 --key-file admin-key.txt
 
 Each request is one of three kinds: a valid one whose JSON was changed, one whose HTTP was changed, or random bytes. On
-an admin socket they are admin calls with changed bodies. The seed and the number of a request that failed make it
-again.
+an admin socket, and with --admin, they are admin calls with changed bodies. The seed and the number of a
+request that failed make it again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 
 CANARY: Final = "canary-7d1f0c52"
 """Stands in prompts, headers and keys that are sent; no answer to a wrong key and no log may have it."""
-_ANSWER_S: Final = 60.0
+_ANSWER_S: Final = 90.0  # longer than a daemon waits for what is missing, and keeps a connection open
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Coroutine[Any, Any, Streams]]
 _MOST_READ: Final = 1 << 20
@@ -35,17 +36,23 @@ _NASTY: Final[tuple[Any, ...]] = (
     [None], {}, {"": ""}, {"a": {"b": {}}}, [1, "x"], list(range(2000)), {"$ref": "#"}, {"type": "object"},
     {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#/a"}}},
     {"type": "json_schema", "json_schema": {"name": "x", "schema": {"pattern": "(a+)+$", "type": "string"}}},
-    {"type": "json_object"}, [{"role": "user"}], [{"role": "tool", "content": CANARY}], [{"type": "image_url"}],
+    [{"type": "function_call", "call_id": 1}], [{"role": "user", "content": [{"type": "tool_result", "content": 1}]}],
+    {"format": {"type": "json_schema", "name": "x", "schema": {"$ref": "#/a"}}}, {"type": "any"},
+    {"type": "allowed_tools"}, {"type": "json_object"}, [{"role": "user"}], [{"role": "tool", "content": CANARY}],
+    [{"type": "image_url"}],
 )  # fmt: skip
 _KEYS: Final = (
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "n",
     "stop", "seed", "stream", "stream_options", "logprobs", "top_logprobs", "echo", "logit_bias", "response_format",
     "tools", "tool_choice", "presence_penalty", "repetition_penalty", "min_tokens", "stop_token_ids", "timeout_s",
-    "user", "speculation", "tokens", "add_generation_prompt", "input_file_id", "endpoint", "unknown",
+    "user", "speculation", "tokens", "add_generation_prompt", "input_file_id", "endpoint", "unknown", "input", "text",
+    "instructions", "previous_response_id", "store", "reasoning", "include", "metadata", "max_output_tokens", "system",
+    "stop_sequences", "thinking", "output_config", "type", "role", "content",
 )  # fmt: skip
 _PATHS: Final = (
     "/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize", "/v1/models", "/v1/models/toy",
     "/v1/files", "/v1/batches", "/v1/files/x/content", "/v1/batches/x/cancel", "/v1/responses", "/v1/messages",
+    "/v1/responses/x", "/v1/responses/x/cancel", "/v1/messages/count_tokens", "/v1/messages/batches",
     "/metrics", "/health", "/docs", "/openapi.json", "/", "/..", "/%00", "/v1/../admin/status", "//v1//completions",
     "/v1/completions?" + "a=" * 500, "/" + "a" * 5000, "*", "http://other/v1/models", "/v1/mod\u00e9ls",
 )  # fmt: skip
@@ -73,20 +80,67 @@ _VALID: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
             "stream_options": {"include_usage": True},
         },
     ),
+    ("/v1/responses", {"model": "toy", "input": CANARY, "max_output_tokens": 2}),
+    (
+        "/v1/responses",
+        {
+            "model": "toy",
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": CANARY}]},
+                {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "x"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "x"},
+            ],
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}],
+            "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}},
+            "max_output_tokens": 2,
+            "stream": True,
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "model": "toy",
+            "max_tokens": 2,
+            "system": [{"type": "text", "text": CANARY}],
+            "messages": [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "x"}]},
+            ],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "stop_sequences": ["x"],
+            "stream": True,
+        },
+    ),
+    ("/v1/messages/count_tokens", {"model": "toy", "messages": [{"role": "user", "content": CANARY}]}),
     ("/tokenize", {"model": "toy", "prompt": CANARY}),
     ("/detokenize", {"model": "toy", "tokens": [1, 2]}),
     ("/v1/batches", {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"}),
 )
 _ADMIN: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
-    ("/admin/speculation", {"wish": {"mode": "off"}, "asked_by": "a tester", "user": "", "engine": None}),
+    ("/admin/speculation", {"override": {"mode": "off"}, "asked_by": "a tester", "user": "", "engine": None}),
     ("/admin/hold", {"kind": "device", "name": "none", "state": "cordoned"}),
+    ("/admin/hold", {"name": "target-0", "state": "draining"}),
+    ("/admin/hold", {"name": "target-0", "state": "", "model": "toy"}),
+    ("/admin/failover", {"worker": "target-0", "to": "target-1", "model": None}),
+    ("/admin/failover", {"worker": "target-0", "to": None}),
+    ("/admin/drafters", {"names": ["suffix"], "engine": 0, "model": None}),
+    ("/admin/drafters", {"names": [], "engine": None}),
+    ("/admin/requests/cancel", {"request": "cmpl-0"}),
+    ("/admin/requests", {}),
+    ("/admin/parts?model=toy", {}),
+    ("/admin/quarantine/add", {"request": "cmpl-0", "minutes": 1.0}),
     ("/admin/quarantine/release", {"digests": ["00"]}),
     ("/admin/canary/promote", {}),
     ("/admin/explain/x", {}),
     ("/admin/status", {}),
     ("/admin/plan", {}),
 )
-_ADMIN_KEYS: Final = ("wish", "asked_by", "user", "engine", "kind", "name", "state", "digests", "depth", "mode", "x")
+_ADMIN_KEYS: Final = (
+    "override", "asked_by", "user", "engine", "kind", "name", "state", "digests", "depth", "mode", "x",
+    "worker", "to", "names", "model", "request", "minutes",
+)  # fmt: skip
 
 
 @dataclass
@@ -114,7 +168,7 @@ def make_request(seed: int, number: int, host: str, key: str = "") -> bytes:
     method = "POST"
     headers = [("Host", host), ("Content-Type", "application/json"), ("Connection", "close")]
     if key and dice.random() < 0.9:
-        headers.append(("Authorization", f"Bearer {key}"))
+        headers.append(("Authorization", f"Bearer {key}") if dice.random() < 0.8 else ("x-api-key", key))
     else:
         headers.append(
             ("Authorization", dice.choice((f"Bearer {CANARY}", CANARY, "Bearer", "Basic eDp5", "Bearer \x01")))
@@ -131,8 +185,9 @@ def make_request(seed: int, number: int, host: str, key: str = "") -> bytes:
     return whole
 
 
-def make_admin_request(seed: int, number: int) -> bytes:
-    """Return the bytes of one admin call. Its length is right: an admin socket waits for the rest of a request."""
+def make_admin_request(seed: int, number: int, host: str = "outrider", key: str = "") -> bytes:
+    """Return the bytes of one admin call. Its length is right: an admin socket waits for the rest of a request. `key`:
+    what most of them bear."""
     dice = random.Random(f"{seed}/admin/{number}")  # noqa: S311  # not for secrets
     route, body = dice.choice(_ADMIN)
     raw = _encode(dice, _mutate(dice, body, _ADMIN_KEYS))
@@ -141,7 +196,10 @@ def make_admin_request(seed: int, number: int) -> bytes:
     method = dice.choice(("POST", "POST", "POST", "GET", "PUT", "DELETE"))
     path = route if dice.random() < 0.9 else route + dice.choice(("/", "/x", "?a=1", "%00", "/..%2f"))
     kind = "application/json" if dice.random() < 0.9 else dice.choice(_TYPES)
-    head = f"{method} {path} HTTP/1.1\r\nHost: outrider\r\nConnection: close\r\nContent-Type: {kind}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: {kind}\r\n"
+    if key:
+        borne = key if dice.random() < 0.9 else CANARY
+        head += f"Authorization: Bearer {borne}\r\n"
     return f"{head}Content-Length: {len(raw)}\r\n\r\n".encode("latin-1") + raw
 
 
@@ -200,7 +258,7 @@ def _mutate(dice: random.Random, body: dict[str, Any], keys: tuple[str, ...] = _
             case _:
                 changed[dice.choice(keys)] = [dice.choice(_NASTY) for _ in range(dice.randrange(4))]
     if keys is _KEYS:
-        changed.setdefault("max_tokens", 2)
+        changed.setdefault("max_output_tokens" if "input" in changed else "max_tokens", 2)
     return dice.choice(_NASTY) if dice.random() < 0.03 else changed
 
 
@@ -224,9 +282,11 @@ def _flip(dice: random.Random, raw: bytes) -> bytes:
     return bytes(changed)
 
 
-async def send_requests(url: str, count: int, *, seed: int = 1, key: str = "", at_once: int = 16) -> Findings:
+async def send_requests(
+    url: str, count: int, *, seed: int = 1, key: str = "", at_once: int = 16, admin: bool = False
+) -> Findings:
     """Send so many requests, some at a time. Those whose end the daemon waits for end by its time-outs. `url`: or the
-    path of an admin socket."""
+    path of an admin socket. `admin`: admin calls, there too."""
     place = urlsplit(url)
     host, port = place.hostname or "127.0.0.1", place.port or 80
     found = Findings()
@@ -234,6 +294,8 @@ async def send_requests(url: str, count: int, *, seed: int = 1, key: str = "", a
     def make(number: int) -> bytes:
         if not place.scheme:
             return make_admin_request(seed, number)
+        if admin:
+            return make_admin_request(seed, number, f"{host}:{port}", key)
         return make_request(seed, number, f"{host}:{port}", key)
 
     def connect() -> Coroutine[Any, Any, Streams]:
@@ -293,11 +355,14 @@ def main(show: Callable[[str], None] = print) -> int:
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--admin", action="store_true", help="send admin calls to the URL")
     parser.add_argument("--key-file", type=Path, help="a file with an API key, where the daemon asks for one")
     asked = parser.parse_args()
     key = asked.key_file.read_text(encoding="utf-8").strip() if asked.key_file else ""
     begun_s = time.monotonic()
-    found = asyncio.run(send_requests(asked.url, asked.requests, seed=asked.seed, key=key, at_once=asked.at_once))
+    found = asyncio.run(
+        send_requests(asked.url, asked.requests, seed=asked.seed, key=key, at_once=asked.at_once, admin=asked.admin)
+    )
     took_s = time.monotonic() - begun_s
     show(f"{asked.requests} requests in {took_s:.0f} s, {asked.requests / took_s:.0f}/s\n{found.describe()}")
     return 1 if found.failures else 0

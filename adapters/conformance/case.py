@@ -138,12 +138,14 @@ def bits(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def run(model: LoadedModel, slot: int, tokens: list[int], chunks: list[int], start: int = 0) -> NDArray[Any]:
-    """All rows of `tokens`, fed in chunks."""
+    """All rows of `tokens`, fed in chunks; a chunk of more rows than a forward may have takes several."""
     rows = []
-    for count in chunks:
-        segment = Segment(slot, start, tokens[start : start + count], (0, count))
-        rows.append(model.forward([segment]).logits.copy())
-        start += count
+    most = model.capabilities.max_batch_rows
+    for chunk in chunks:
+        for count in [most] * (chunk // most) + [chunk % most] * (chunk % most > 0):
+            segment = Segment(slot, start, tokens[start : start + count], (0, count))
+            rows.append(model.forward([segment]).logits.copy())
+            start += count
     if start != len(tokens):
         raise ValueError(f"chunks of {start} tokens in all, for {len(tokens)}")
     return np.concatenate(rows)

@@ -14,6 +14,7 @@ from adapters.conformance.case import ROWS, SLOTS, Prepared, bits, load, pieces,
 from adapters.contract import (
     CapacityError,
     DeviceLost,
+    ForkableKv,
     LoadedModel,
     LoadOptions,
     ModelRefused,
@@ -178,6 +179,36 @@ def test_a_prefix_outlives_its_slot_until_the_room_is_needed(prepared: Prepared,
     assert small.attach(0, second) == 0
     assert small.attach(1, first) == 2 * size
     small.close()
+
+
+def test_a_fork_goes_on_as_its_source_would_and_neither_disturbs_the_other(model: LoadedModel) -> None:
+    if not isinstance(model, ForkableKv):
+        pytest.skip("it forks no sequences")
+    size = model.capabilities.block_tokens
+    tokens, other = text(model, size + 12, seed=4), text(model, 8, seed=5)
+    if len(tokens) > model.capabilities.max_context_tokens - 8:
+        pytest.skip("its context holds no two blocks")
+    expected = run(model, 0, tokens, pieces(len(tokens)))
+    model.release(0)
+    branch = [*tokens[: size + 4], *other]
+    expected_branch = run(model, 0, branch, pieces(len(branch)))
+    model.release(0)
+    run(model, 0, tokens[: size + 8], pieces(size + 8))
+    model.fork(2, 0, size + 4, size + 3)
+    assert model.count_cached_positions(2) == size + 4
+    batch = [Segment(0, size + 8, tokens[size + 8 :], (0, 4)), Segment(2, size + 4, other, (0, 8))]
+    rows = model.forward(batch).logits
+    assert np.array_equal(bits(rows[:4]), bits(expected[size + 8 :]))
+    assert np.array_equal(bits(rows[4:]), bits(expected_branch[size + 4 :]))
+    with pytest.raises(Unsupported, match="slot 2"):
+        model.fork(2, 0, size, 0)
+    with pytest.raises(Unsupported, match="were to be forked"):
+        model.fork(3, 0, len(tokens) + 1, 0)
+    model.release(0)  # what they share stays with whoever is left
+    rows = model.forward([Segment(2, size + 4, other, (0, 8))]).logits
+    assert np.array_equal(bits(rows), bits(expected_branch[size + 4 :]))
+    model.release(2)
+    assert model.free_blocks() == model.capabilities.total_blocks
 
 
 def test_kernel_exactness_decodes(prepared: Prepared) -> None:

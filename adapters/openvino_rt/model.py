@@ -184,6 +184,12 @@ class PagedModel(PooledModel):
         found: Bytes = tensor.data.reshape(tensor.shape[0], -1).view(np.uint8)
         return found
 
+    def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        for cache in range(len(self._caches)):
+            pages = self._pages(cache)
+            for source, target in zip(sources, targets, strict=True):
+                pages[target] = pages[source]
+
     def _erase(self, blocks: Sequence[int]) -> None:
         for cache in self._caches:
             cache.data.reshape(cache.shape[0], -1)[list(blocks)] = 0

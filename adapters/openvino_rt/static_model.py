@@ -232,6 +232,9 @@ class StaticModel(PooledModel):
     def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
         self._memory.write(cache, slot, table, first, pages)
 
+    def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._memory.copy(sources, targets)
+
     def _erase(self, blocks: Sequence[int]) -> None:
         self._memory.erase(blocks)
 

@@ -39,6 +39,7 @@ BYTES_PER_TOKEN = 1024
 _MASK = (1 << 64) - 1
 _LETTERS = frozenset(b"etaoin shrdlu,.\n")
 _CONTEXTS = 97
+_DRAW = 0xD6E8FEB86659FD93
 
 
 def _tables() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -134,10 +135,13 @@ class ToyModel(PooledModel):
             self._cache[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = before, token
             if first <= index < end:
                 out[index - first] = self._context[(token * 31 + last) % _CONTEXTS] + self._history[before >> 58]
+                if self._script.agree < 1.0:
+                    _demote_choice(out[index - first], self._script.rank_choice(before * _DRAW & _MASK))
                 if garbage:
                     out[index - first] = np.nan
             last = token
-        return np.roll(out, self._script.shift, axis=1) if self._script.shift else out
+        shift = self._script.shift_now()
+        return np.roll(out, shift, axis=1) if shift else out
 
     def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
         return self._cache[list(table)].reshape(-1).view(np.uint8)
@@ -145,6 +149,9 @@ class ToyModel(PooledModel):
     def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
         own = pages.view(np.uint64).reshape(len(table), BLOCK_TOKENS, 2)
         self._cache[list(table[first:])] = own[first:]
+
+    def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._cache[list(targets)] = self._cache[list(sources)]
 
     def _erase(self, blocks: Sequence[int]) -> None:
         self._cache[list(blocks)] = 0
@@ -162,3 +169,10 @@ class ToyModel(PooledModel):
     def close(self) -> None:
         """See the contract."""
         self._dead = True
+
+
+def _demote_choice(row: NDArray[np.float32], place: int) -> None:
+    """Let what comes first in a row of logits come at that place, and what is before it there one place up."""
+    if place:
+        best = np.argsort(-row, kind="stable")[: place + 1]
+        row[np.roll(best, -1)] = row[best]

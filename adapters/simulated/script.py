@@ -19,6 +19,7 @@ from adapters.contract import CapacityError, DeviceLost, MemoryCorrupt, ModelRef
 FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "ecc", "thermal", "capacity", "nan")
 
 _FIRST_SPINS = 2
+_DRAW_BITS = 32  # of a random number choose a place, the others whether there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +29,12 @@ class Script:
     the file exists. The fault strikes at forward number `at`. Forwards are counted from 1 at the first one that holds
     the token `arm` (-1: since loading; what measures a model when it is loaded counts too). With `once`, it strikes
     only while that file does not exist, and creates it.
-    `shift`: it says the tokens that many ids behind the toy's, so it is another model.
-    `kernel_rows`: a forward of so many rows or more has another kernel, with other last bits (0: none has).
+    `shift`: it says the tokens that many ids behind the toy's, so it is another model. Where `shift_while` names a
+    file, that holds only while the file exists.
+    `agree`: the chance that its first choice is the toy's. Elsewhere the toy's is its second choice half of the time,
+    else its third or fourth: it is a weaker model of the same family.
+    `kernel_rows`: a forward of so many rows or more has another kernel, with other last bits (0: none has). Where
+    `kernel_while` names a file, that holds only while the file exists.
     `unsteady`: with 1, every forward has last bits of its own.
     `memory_rows`: a forward of more rows runs out of memory, and a smaller one does not (0: none does).
     `spin`: with 1, a forward computes for its time instead of waiting, so that other programs make it longer; with 2
@@ -48,7 +53,10 @@ class Script:
     arm: int = -1
     once: str = ""
     shift: int = 0
+    shift_while: str = ""
+    agree: float = 1.0
     kernel_rows: int = 0
+    kernel_while: str = ""
     unsteady: int = 0
     memory_rows: int = 0
     garbage: int = -1
@@ -81,14 +89,25 @@ class Script:
     def wait(self, rows: int, forward: int) -> None:
         """Take as long as the forward of that number, of `rows` rows, takes."""
         drift_ms = self.drift_ms if forward >= self.drift_at else 0.0
-        if drift_ms and self.drift_while and not Path(self.drift_while).exists():
+        if drift_ms and not _holds(self.drift_while):
             drift_ms = 0.0
         if total_ms := self.base_ms + self.row_ms * rows + drift_ms:
             (_spin if self.spin else time.sleep)(total_ms / 1000.0)
 
+    def shift_now(self) -> int:
+        """Return by how many ids its tokens are behind the toy's now."""
+        return self.shift if _holds(self.shift_while) else 0
+
+    def rank_choice(self, draw: int) -> int:
+        """Return at which place of its choices the toy's first one stands, 0 the first. `draw` is a random number of 64
+        bits."""
+        if draw >> _DRAW_BITS < self.agree * (1 << 64 - _DRAW_BITS):
+            return 0
+        return (1, 1, 2, 3)[draw >> 20 & 3]
+
     def last_bits(self, rows: int, forward: int) -> float:
         """Return what is added to the logits of the forward of that number: they round in its kernel's own way."""
-        kernel = self.kernel_rows > 0 and rows >= self.kernel_rows
+        kernel = self.kernel_rows > 0 and rows >= self.kernel_rows and _holds(self.kernel_while)
         return 1e-4 * (kernel + (forward % 7 if self.unsteady else 0))
 
     def strike(self, forward: int) -> bool:
@@ -123,6 +142,10 @@ class Script:
         except FileExistsError:
             return False
         return True
+
+
+def _holds(file: str) -> bool:
+    return not file or Path(file).exists()
 
 
 def _spin(seconds: float) -> None:

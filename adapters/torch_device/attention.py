@@ -56,6 +56,13 @@ class KvPool:
         with torch.inference_mode():
             own[list(blocks)] = pages.view(own.dtype).view(len(blocks), *own.shape[1:]).to(own.device)
 
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy blocks, of all layers."""
+        with torch.inference_mode():
+            for caches in self._caches:
+                for cache in caches:
+                    cache[list(targets)] = cache[list(sources)]
+
     def erase(self, blocks: Sequence[int]) -> None:
         """Overwrite blocks with zeros."""
         with torch.inference_mode():

@@ -167,6 +167,10 @@ class TorchModel(PooledModel):
             own = np.ascontiguousarray(pages.reshape(len(table), -1)[first:])
             self._memory.write_blocks(cache, table[first:], torch.from_numpy(own.reshape(-1)))
 
+    def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        if self._memory is not None:
+            self._memory.copy(sources, targets)
+
     def _erase(self, blocks: Sequence[int]) -> None:
         if self._memory is not None:
             self._memory.erase(blocks)

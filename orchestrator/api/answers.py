@@ -169,7 +169,7 @@ class CompletionLogprobs(Answered):
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class CalledFunction(Answered):
+class AnsweredFunction(Answered):
     """The function that is to be called; `arguments` is JSON text, as the model wrote it."""
 
     name: str
@@ -181,7 +181,7 @@ class Call(Answered):
 
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: AnsweredFunction
 
 
 class AnswerMessage(Answered):

@@ -20,6 +20,10 @@ from orchestrator.telemetry import get_logger
 _REFUSALS_A_SECOND: Final = 20.0
 """More are counted and not written: whoever tries keys is not to fill the disk."""
 
+KEY_NAME: Final = "outrider.key_name"
+"""In the scope: the name of the key that a request bears, or its id."""
+_CHANGED: Final = "outrider.changed"
+
 _log = get_logger(__name__)
 
 
@@ -57,7 +61,10 @@ class AuditLog:
     def admin(self, scope: Scope, status: int) -> None:
         """Record an admin call and what came of it."""
         route = getattr(scope.get("route"), "path", None)
-        self._write("admin call", method=scope["method"], route=route, status=status, by=_client(scope))
+        told = {"key": scope[KEY_NAME]} if KEY_NAME in scope else {}
+        changed = {"changed": scope[_CHANGED]} if _CHANGED in scope else {}
+        by = _client(scope)
+        self._write("admin call", method=scope["method"], route=route, status=status, by=by, **told, **changed)
 
     def _write(self, event: str, **fields: Any) -> None:
         _log.info(event, **fields)
@@ -102,6 +109,11 @@ class AdminAudit:
             await self._app(scope, receive, send_and_note)
         finally:
             self._audit.admin(scope, status)
+
+
+def note_change(scope: Scope, changed: str) -> None:
+    """Let the audit log say what a call has changed. To be told in names of ours, never in a client's words."""
+    scope[_CHANGED] = changed
 
 
 def _client(scope: Scope) -> str | None:

@@ -1,6 +1,7 @@
-"""Whether a large body can fit at all, seen before it is parsed, rendered or tokenised. Takes milliseconds.
+"""Bodies up to their bound, and whether a large one can fit at all: seen before it is parsed, rendered or tokenised.
 
-Only the outline of the JSON is read: values stay as they were sent. A request that passes may still be refused later.
+That takes milliseconds. Only the outline of the JSON is read: values stay as they were sent. A request that passes may
+still be refused later.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
+from starlette.requests import Request
 
 from orchestrator.api.port import TokenizerPort
+from orchestrator.api.shares import BodyShare
 from orchestrator.errors import RequestError
 
 SMALL_BODY_BYTES = 16 * 1024
@@ -25,17 +28,26 @@ _MESSAGE_BYTES = 64
 class _Outline(msgspec.Struct):
     prompt: msgspec.Raw = _NOTHING
     messages: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
+    system: msgspec.Raw = _NOTHING
+    instructions: msgspec.Raw = _NOTHING
     response_format: msgspec.Raw = _NOTHING
     tools: msgspec.Raw = _NOTHING
     tokens: msgspec.Raw = _NOTHING
 
 
 class _Part(msgspec.Struct):
+    """A part of a content. `content`: of a tool's result, which has parts of its own."""
+
     text: str = ""
+    content: msgspec.Raw = _NOTHING
 
 
 class _MessageOutline(msgspec.Struct):
+    """A message, or an item of `input`. `output`: of a call."""
+
     content: msgspec.Raw = _NOTHING
+    output: msgspec.Raw = _NOTHING
 
 
 _decode_outline = msgspec.json.Decoder(_Outline).decode
@@ -45,48 +57,87 @@ _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_parts = msgspec.json.Decoder(list[_Part]).decode
 
 
+async def read_body(request: Request, share: BodyShare, most: int) -> bytes:
+    """Read a body, stopping at so many bytes. Raises RequestError 413, or 415 for a body that is no JSON."""
+    kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise RequestError(
+            f"the body is declared as {kind!r}: send JSON, with 'Content-Type: application/json'",
+            status=415,
+            code="unsupported_media_type",
+        )
+    declared = request.headers.get("Content-Length", "")
+    body = bytearray()
+    too_large = RequestError(f"the body is larger than {most} bytes", status=413, code="body_too_large")
+    if declared.isdecimal() and int(declared) > most:
+        raise too_large
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise too_large
+        share.resize(len(body))
+    return bytes(body)
+
+
 def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_parameter_bytes: int) -> None:
-    """Raise RequestError where the prompt of this body has more tokens than `max_tokens`, whatever they are, or where
+    """Raise RequestError where a prompt of this body has more tokens than `max_tokens`, whatever they are, or where
     the rest is larger than `max_parameter_bytes`. Passes whatever it cannot judge and is not large."""
     if len(raw) <= SMALL_BODY_BYTES:
         return
     outline = _decode(_decode_outline, raw, "the body is not JSON", "invalid_json")
-    beside = len(raw) - len(outline.prompt) - len(outline.messages) - len(outline.tokens)
+    texts = {"system": outline.system, "instructions": outline.instructions, "input": outline.input}
+    prompts = (outline.prompt, outline.messages, outline.tokens, *texts.values())
+    beside = len(raw) - sum(len(part) for part in prompts)
     if beside > max_parameter_bytes:
         raise _too_large(outline, beside, max_parameter_bytes)
     if len(outline.prompt):
         _refuse_if_above(_count_prompt(outline.prompt, tokenizer, max_tokens), max_tokens, "prompt")
     if len(outline.tokens):
         _refuse_if_above(_count_elements(outline.tokens), max_tokens, "tokens")
+    for param, text in texts.items():
+        if _begin(text)[:1] == b"[" and param == "input":
+            _check_messages(text, param, tokenizer, max_tokens, max_parameter_bytes)
+        elif len(text):
+            _refuse_if_above(_count_content(text, param, tokenizer, max_tokens), max_tokens, param)
     if len(outline.messages):
-        _check_messages(outline.messages, tokenizer, max_tokens, max_parameter_bytes)
+        _check_messages(outline.messages, "messages", tokenizer, max_tokens, max_parameter_bytes)
 
 
-def _check_messages(raw: msgspec.Raw, tokenizer: TokenizerPort, max_tokens: int, max_parameter_bytes: int) -> None:
-    messages = _decode(_decode_messages, raw, "'messages' is no list of messages", "invalid_value", "messages")
-    _refuse_if_above(len(messages), max_tokens, "messages")
-    beside = len(raw) - sum(len(message.content) for message in messages)
+def _check_messages(
+    raw: msgspec.Raw, param: str, tokenizer: TokenizerPort, max_tokens: int, max_parameter_bytes: int
+) -> None:
+    messages = _decode(_decode_messages, raw, f"'{param}' is no list of messages", "invalid_value", param)
+    _refuse_if_above(len(messages), max_tokens, param)
+    beside = len(raw) - sum(len(message.content) + len(message.output) for message in messages)
     most = max_parameter_bytes + _MESSAGE_BYTES * len(messages)
     if beside > most:
         raise RequestError(
             f"the messages have {beside} bytes beside their content; {most} are taken (limits.max_parameters)",
             code="parameters_too_large",
-            param="messages",
+            param=param,
         )
     count = 0
     for message in messages:
-        count += _count_content(message.content, tokenizer, max_tokens - count)
-        _refuse_if_above(count, max_tokens, "messages")
+        for content in (message.content, message.output):
+            count += _count_content(content, param, tokenizer, max_tokens - count)
+            _refuse_if_above(count, max_tokens, param)
 
 
-def _count_content(raw: msgspec.Raw, tokenizer: TokenizerPort, enough: int) -> int:
+def _count_content(raw: msgspec.Raw, param: str, tokenizer: TokenizerPort, enough: int, *, inside: bool = True) -> int:
+    """Return how many tokens a text, or a list of parts with texts, has at the least. `inside`: those of contents that
+    parts have are counted too."""
     first = _begin(raw)[:1]
     if first == b'"':
         return tokenizer.count_least_tokens(_decode(_decode_text, raw, "a text is no JSON", "invalid_json"), enough)
-    if first == b"[":
-        parts = _decode(_decode_parts, raw, "a message's content is no list of text parts", "invalid_value", "messages")
-        return _count_texts([part.text for part in parts], tokenizer, enough)
-    return 0
+    if first != b"[":
+        return 0
+    parts = _decode(_decode_parts, raw, "a message's content is no list of text parts", "invalid_value", param)
+    count = _count_texts([part.text for part in parts], tokenizer, enough)
+    for part in parts if inside else []:
+        if count > enough:
+            break
+        count += _count_content(part.content, param, tokenizer, enough - count, inside=False)
+    return count
 
 
 def _count_prompt(raw: msgspec.Raw, tokenizer: TokenizerPort, enough: int) -> int:
@@ -95,7 +146,7 @@ def _count_prompt(raw: msgspec.Raw, tokenizer: TokenizerPort, enough: int) -> in
     if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b'"':
         texts = _decode(_decode_texts, raw, "'prompt' is no list of texts", "invalid_value", "prompt")
         return _count_texts(texts, tokenizer, enough)
-    return _count_elements(raw) if begin[:1] == b"[" else _count_content(raw, tokenizer, enough)
+    return _count_elements(raw) if begin[:1] == b"[" else _count_content(raw, "prompt", tokenizer, enough)
 
 
 def _count_texts(texts: list[str], tokenizer: TokenizerPort, enough: int) -> int:

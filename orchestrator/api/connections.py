@@ -257,8 +257,12 @@ class WatchedProtocol(H11Protocol):
         if not self._watch.may_linger(self):
             self._close()
             return
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        try:
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        except OSError:  # its client has gone, unnoticed where nothing more was read
+            self._close()
+            return
         self._deadline = self.loop.call_later(_LINGER_S, self._close)
 
     def _close(self) -> None:

@@ -1,8 +1,9 @@
-"""Every refusal in OpenAI's error shape: {"error": {"message", "type", "param", "code"}}."""
+"""Every refusal in OpenAI's error shape: {"error": {"message", "type", "param", "code"}}; or else in Anthropic's."""
 
 from __future__ import annotations
 
 import secrets
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,6 +14,7 @@ from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
+from structlog.contextvars import get_contextvars
 
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger, where_it_broke
@@ -21,11 +23,21 @@ _log = get_logger(__name__)
 
 CLIENT_CLOSED = 499  # nginx's code; nobody is left to read it
 REQUEST_ID = "X-Request-Id"
+ANTHROPIC = "/v1/messages"
+"""The route, and what is below it, whose errors are in Anthropic's shape."""
+_ANTHROPIC_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 # OpenAI's and vLLM's routes that clients may look for here.
 _NOT_SERVED = {
     "/v1/embeddings": "the served model generates text; ask a server that runs an embedding model",
-    "/v1/responses": "use /v1/chat/completions, with the whole conversation in each request",
     "/v1/assistants": "use /v1/chat/completions",
     "/v1/threads": "use /v1/chat/completions, with the whole conversation in each request",
     "/v1/audio": "the served model takes and generates text only",
@@ -34,11 +46,13 @@ _NOT_SERVED = {
     "/v1/rerank": "the served model generates text; ask a server that runs a reranking model",
     "/v1/score": "the served model generates text; ask a server that runs a reranking model",
     "/v1/fine_tuning": "models are served here, not trained",
-    "/v1/messages": "use /v1/chat/completions, in OpenAI's format",
+    "/v1/messages/batches": "use /v1/batches, in OpenAI's format",
+    "/v1/complete": "use /v1/messages",
+    "/v1/conversations": "use 'previous_response_id' of /v1/responses",
 }
 
 # pydantic puts the alternatives of a union into an error's path; a client sent none of these names.
-_ALTERNATIVES = ("list[", "function-", "constrained-", "literal[", "NamedChoice")
+_ALTERNATIVES = ("list[", "function-", "constrained-", "literal[", "NamedChoice", "kind=")
 # Errors of our own validators: their words are whole, and they name the field.
 _OWN_KINDS = {"not_supported", "unknown_field", "stop", "either", "tools", "invalid_combination", "missing_parameter"}
 
@@ -50,24 +64,46 @@ def new_request_id() -> str:
 
 def body_of(error: RequestError) -> dict[str, Any]:
     """Return the error's JSON."""
+    param = _make_utf8(error.param) if error.param is not None else None
+    return {"error": {"message": _make_utf8(error.message), "type": error.kind, "param": param, "code": error.code}}
+
+
+def anthropic_body_of(error: RequestError) -> dict[str, Any]:
+    """Return the error's JSON in Anthropic's shape."""
+    kind = _ANTHROPIC_KINDS.get(error.status)
+    if kind is None:
+        kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+    found = {"type": kind, "message": _make_utf8(error.message)}
+    return {"type": "error", "error": found, "request_id": get_contextvars().get("request_id")}
+
+
+def _make_utf8(text: str) -> str:
     # A text of JSON may hold half of a character ("\\ud800"), which UTF-8 cannot say.
-    message = error.message.encode("utf-8", "backslashreplace").decode()
-    param = error.param.encode("utf-8", "backslashreplace").decode() if error.param is not None else None
-    return {"error": {"message": message, "type": error.kind, "param": param, "code": error.code}}
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
-def response_of(error: RequestError) -> JSONResponse:
-    """Return the error as a response."""
+def response_of(error: RequestError, path: str = "") -> JSONResponse:
+    """Return the error as a response, in the shape of the API that the path is of."""
     headers = dict(error.headers)
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
-    return JSONResponse(body_of(error), status_code=error.status, headers=headers)
+    anthropic = path == ANTHROPIC or path.startswith(f"{ANTHROPIC}/")
+    body = anthropic_body_of(error) if anthropic else body_of(error)
+    return JSONResponse(body, status_code=error.status, headers=headers)
 
 
 def parse_body(model: type[BaseModel], raw: bytes) -> Any:
     """Return a request body as its model. Raises RequestError naming the first wrong parameter."""
     try:
         return model.model_validate_json(raw)
+    except ValidationError as error:
+        raise _first(error.errors()) from None
+
+
+def parse_fields(model: type[BaseModel], fields: dict[str, Any]) -> Any:
+    """Return values as a model. Raises RequestError naming the first wrong parameter."""
+    try:
+        return model.model_validate(fields)
     except ValidationError as error:
         raise _first(error.errors()) from None
 
@@ -113,11 +149,11 @@ def _instead(path: str) -> str:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer everything that goes wrong in OpenAI's shape; bugs are request_scope's."""
+    """Answer everything that goes wrong in the shape of its API; bugs are request_scope's."""
 
-    async def handle_request_error(_: Request, error: Exception) -> JSONResponse:
+    async def handle_request_error(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestError)  # noqa: S101  # registered for this type
-        return response_of(error)
+        return response_of(error, request.url.path)
 
     async def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)  # noqa: S101  # registered for this type
@@ -127,13 +163,13 @@ def install_error_handlers(app: FastAPI) -> None:
             405: f"{path} does not take {request.method}",
         }.get(error.status_code, str(error.detail))
         code = {404: "route_not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-        response = response_of(RequestError(message, status=error.status_code, code=code))
+        response = response_of(RequestError(message, status=error.status_code, code=code), path)
         response.headers.update(error.headers or {})
         return response
 
-    async def invalid(_: Request, error: Exception) -> JSONResponse:
+    async def invalid(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)  # noqa: S101  # registered for this type
-        return response_of(_first(list(error.errors())))
+        return response_of(_first(list(error.errors())), request.url.path)
 
     async def handle_disconnect(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_CLOSED)

@@ -13,11 +13,14 @@ from orchestrator.api.errors import CLIENT_CLOSED, unforeseen
 from orchestrator.api.metrics.collector import Metrics
 from orchestrator.api.metrics.request_timing import RequestTotals, SequenceTiming
 from orchestrator.api.metrics.slo_series import ServedRequest
+from orchestrator.api.request_lives import LifeMark, RequestLife, RequestLives
 from orchestrator.api.streaming import Piece
 from orchestrator.api.wire import Generation
 from orchestrator.clock import Clock
+from orchestrator.control.canary import CanaryTrial
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
+from orchestrator.tracing.port import RequestResult, RequestTrace
 from orchestrator.workers.messages import Delta, Submit
 
 _MS_PER_S = 1000.0
@@ -33,11 +36,24 @@ class VariantReport(NamedTuple):
     ended: Callable[[RequestTotals], None]
 
 
+def enter_trial(trial: CanaryTrial | None, submit: Submit) -> tuple[Submit, VariantReport | None]:
+    """Give a request its variant, where a canary is tried; all its choices share it."""
+    if trial is None:
+        return submit, None
+    submit, entry = trial.assign_variant(submit)
+
+    def end_trial_entry(done: RequestTotals) -> None:
+        ttft_ms, tpot_ms = (None if each is None else each * _MS_PER_S for each in (done.ttft_s, done.tpot_s))
+        trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance)
+
+    return submit, VariantReport(entry.arm.value, end_trial_entry) if entry.counted else None
+
+
 class RequestRecord:
     """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `model`: whose it is,
     where there are several. `keep_words`: its lines have the text of request and answer, and a bug's the exception's
     message. `arm`: the canary's variant, where there is one and the request takes part. `spend` is told of the tokens
-    of prompt and answer as they come."""
+    of prompt and answer as they come. `lives`: where its moments are kept. `trace`: its spans, where it has some."""
 
     def __init__(
         self,
@@ -49,6 +65,8 @@ class RequestRecord:
         keep_words: bool = False,
         arm: VariantReport | None = None,
         spend: Callable[[int], None] = lambda _: None,
+        lives: RequestLives | None = None,
+        trace: RequestTrace | None = None,
     ) -> None:
         self._metrics = metrics
         self._clock = clock
@@ -57,6 +75,9 @@ class RequestRecord:
         self._started_s = arrived_s
         self._arm = arm
         self._spend = spend
+        self._trace = trace
+        self._lives = lives
+        self._life: RequestLife | None = None
         self._sequences: list[SequenceTiming] = []
         self._head: dict[str, Any] = {}
         self._written: list[str] = []
@@ -68,6 +89,17 @@ class RequestRecord:
         self._head = {"id": submit.request_id, "route": route, **self._model, **arm}
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
         self._spend(len(submit.prompt))
+        if self._lives is not None and not resumed:
+            self._life = self._lives.open(
+                submit.request_id,
+                route=route,
+                model=self._model.get("model", ""),
+                stream=body.stream,
+                prompt_tokens=len(submit.prompt),
+                max_tokens=submit.max_tokens,
+                choices=body.n,
+                started_s=self._started_s,
+            )
         counts = {"n": body.n, "prompt_tokens": len(submit.prompt), "max_tokens": submit.max_tokens}
         more = {"resumed": True} if resumed else {}
         _log.info("request accepted", **self._head, stream=body.stream, **counts, **more, **words)
@@ -79,12 +111,18 @@ class RequestRecord:
         async with aclosing(source) as deltas:  # type: ignore[type-var]  # generate() is an async generator
             async for delta in deltas:
                 self._note(sequence, delta)
+                if self._trace is not None:
+                    self._trace.observe_delta(submit.request_id, delta, self._clock.monotonic_s())
                 yield delta
 
     def _note(self, sequence: SequenceTiming, delta: Delta) -> None:
         now_s = self._clock.monotonic_s()
         if delta.tokens:
             self._spend(len(delta.tokens))
+            if self._life is not None:
+                self._life.tokens += len(delta.tokens)
+                if sequence.tokens == 0 or sequence.engine != delta.engine:
+                    self._mark(self._life, sequence, delta, now_s)
             sequence.engine = delta.engine
             if sequence.tokens == 0:
                 sequence.first_s = now_s
@@ -96,6 +134,20 @@ class RequestRecord:
         sequence.first = sequence.first or delta.stats
         sequence.stats = delta.stats or sequence.stats
         sequence.finish = delta.finish
+
+    def _mark(self, life: RequestLife, sequence: SequenceTiming, delta: Delta, now_s: float) -> None:
+        """Note the first token of a sequence, or the first from another replica."""
+        at_ms, index = (now_s - self._started_s) * _MS_PER_S, self._find_index(sequence)
+        if sequence.tokens:
+            pause_ms = (now_s - sequence.last_s) * _MS_PER_S
+            life.note(LifeMark(at_ms, "moved", index, delta.engine, pause_ms=pause_ms))
+        else:
+            queue_ms, prefill_ms = (delta.stats.queue_ms, delta.stats.prefill_ms) if delta.stats else (None, None)
+            life.note(LifeMark(at_ms, "first_token", index, delta.engine, queue_ms, prefill_ms))
+
+    def _find_index(self, sequence: SequenceTiming) -> int:
+        """Return which one it is. Two that have the same figures so far are still two."""
+        return next(index for index, one in enumerate(self._sequences) if one is sequence)
 
     def record_sent(self, *pieces: Piece) -> None:
         """Remember what the client was sent, where the log is to have it."""
@@ -137,11 +189,33 @@ class RequestRecord:
         self._judge(status)
         if self._arm is not None and all(sequence.finish in _WHOLE for sequence in self._sequences):
             self._count_arm(self._arm)
+        if self._trace is not None:
+            self._trace.end(status, reason, self._sum_up())
         write = _log.warning if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _log.info
         more = {} if reason is None else {"reason": reason}
         if self._keep_words:
             more["output"] = "".join(self._written)
-        write("request ended", **self._head, status=int(status), **self._figures(), **more)
+        figures = self._figures()
+        if self._life is not None:
+            why = {} if reason is None else {"reason": reason}
+            ended_ms = (self._clock.monotonic_s() - self._started_s) * _MS_PER_S
+            self._life.end(status, {**figures, **why}, ended_ms)
+        write("request ended", **self._head, status=int(status), **figures, **more)
+
+    def _sum_up(self) -> RequestResult:
+        """Return the request as its trace has it."""
+        begun = [sequence for sequence in self._sequences if sequence.tokens]
+        done = RequestTotals.of(self._sequences, self._started_s)
+        return RequestResult(
+            input_tokens=max((sequence.prompt_tokens for sequence in self._sequences), default=0),
+            cached_tokens=max((sequence.first.reused for sequence in begun if sequence.first), default=0),
+            output_tokens=sum(sequence.tokens for sequence in self._sequences),
+            drafted=done.drafted,
+            accepted=done.accepted,
+            finish_reasons=tuple(sequence.finish for sequence in self._sequences),
+            ttft_s=done.ttft_s,
+            tpot_s=done.tpot_s,
+        )
 
     def _judge(self, status: int) -> None:
         """Let the request be judged by its objectives, if the decode loop has, or should have, served it."""
@@ -168,18 +242,17 @@ class RequestRecord:
         arm.ended(done)
 
     def _figures(self) -> dict[str, Any]:
-        begun = [sequence for sequence in self._sequences if sequence.tokens]
-        done = RequestTotals.of(self._sequences, self._started_s)
-        last_s = max((sequence.last_s for sequence in begun), default=None)
+        done = self._sum_up()
+        last_s = max((sequence.last_s for sequence in self._sequences if sequence.tokens), default=None)
         return {
-            "prompt_tokens": max((sequence.prompt_tokens for sequence in self._sequences), default=0),
-            "cached_tokens": max((sequence.first.reused for sequence in begun if sequence.first), default=0),
-            "generated": sum(sequence.tokens for sequence in self._sequences),
+            "prompt_tokens": done.input_tokens,
+            "cached_tokens": done.cached_tokens,
+            "generated": done.output_tokens,
             "ttft_ms": _ms(done.ttft_s),
             "tpot_ms": _ms(done.tpot_s),
             "latency_ms": _ms((self._clock.monotonic_s() if last_s is None else last_s) - self._started_s),
-            "acceptance": None if done.acceptance is None else round(done.acceptance, 4),
-            "finish": ",".join(dict.fromkeys(sequence.finish for sequence in self._sequences)),
+            "acceptance": round(done.accepted / done.drafted, 4) if done.drafted else None,
+            "finish": ",".join(dict.fromkeys(done.finish_reasons)),
         }
 
 

@@ -24,6 +24,11 @@ class GrammarChecks:
         self._lanes = WorkLanes(timeout_s)
         self._found: dict[bytes, str] = {}
 
+    def set_bounds(self, most_bytes: int, timeout_s: float) -> None:
+        """Bound grammars by these from now on; what took too long before may be tried again."""
+        self._most_bytes, self._lanes.timeout_s = most_bytes, timeout_s
+        self._found.clear()
+
     async def check(self, grammar: Grammar, param: str) -> None:
         """Raise RequestError, naming `param`, where a grammar cannot be used."""
         what = "schema" if grammar.kind == "json_schema" else "grammar"

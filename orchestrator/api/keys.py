@@ -10,7 +10,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orchestrator.api.audit import AuditLog
+from orchestrator.api.audit import KEY_NAME, AuditLog
 from orchestrator.api.errors import response_of
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.config.keys_file import KeyRecord, digest_of, id_of, read_keys
@@ -22,10 +22,13 @@ OWNER = "outrider.owner"
 STRANGER = "outrider.stranger"
 """In the scope: keys are asked for here, and this request of an open route has none."""
 OPEN_ROUTES = frozenset({"/started", "/live", "/health", "/health/decode", "/ready"})
+ADMIN_PATH: Final = "/admin"
+_METRICS_SCOPE: Final = frozenset({"/metrics", "/dashboard/events"})
 _METRICS_ROUTES: Final = frozenset({"/metrics", "/version"})
 _ANY_KEY: Final = frozenset({"/version", "/docs", "/openapi.json"})
 _SHARED: Final = "/v1/models"  # clients of every kind look there first
 _BATCHES: Final = ("/v1/files", "/v1/batches")
+_KEY_HEADER: Final = "x-api-key"
 _WAY_OUT = "send 'Authorization: Bearer KEY'"
 _LOOK_S: Final = 1.0
 
@@ -105,8 +108,10 @@ class Keys:
 def find_scope(path: str) -> str:
     """Return which scope a key needs for a path; "" where any key will do. A route that is not known here needs
     `inference`, so that a new one is not open to all by mistake."""
-    if path == "/metrics":
+    if path in _METRICS_SCOPE or path.startswith("/dashboard/requests/"):
         return "metrics"
+    if path == ADMIN_PATH or path.startswith(f"{ADMIN_PATH}/"):
+        return "admin"
     if path in _ANY_KEY or path == _SHARED or path.startswith(f"{_SHARED}/"):
         return ""
     if any(path == route or path.startswith(f"{route}/") for route in _BATCHES):
@@ -114,10 +119,16 @@ def find_scope(path: str) -> str:
     return "inference"
 
 
+def is_page_file(path: str) -> bool:
+    """Return whether this is the dashboard's page or one of its files, which hold nothing of the daemon: browsers ask
+    for them without a key."""
+    return path == "/dashboard" or path.startswith("/dashboard/static/")
+
+
 class KeyGate:
     """ASGI middleware that answers 401 where no known key was sent, and 403 where the key is not for this route. Covers
-    every path but OPEN_ROUTES, unknown ones too: nobody without a key learns which there are. `metrics_open`: those of
-    metrics are open too."""
+    every path but OPEN_ROUTES and the dashboard's files, unknown ones too: nobody without a key learns which there are.
+    `metrics_open`: those of metrics are open too."""
 
     def __init__(self, app: ASGIApp, keys: Keys, audit: AuditLog, *, metrics_open: bool = False) -> None:
         self._app = app
@@ -136,7 +147,8 @@ class KeyGate:
         known = record is not None and not record.revoked
         if known and record is not None:
             scope[OWNER] = record.key_id
-        if scope["path"] in self._open:
+            scope[KEY_NAME] = record.name or record.key_id
+        if scope["path"] in self._open or is_page_file(scope["path"]):
             scope[STRANGER] = not known
             await self._app(scope, receive, send)
             return
@@ -144,7 +156,7 @@ class KeyGate:
         if refusal is None:
             await self._app(scope, receive, send)
             return
-        await response_of(refusal)(scope, receive, send)
+        await response_of(refusal, scope["path"])(scope, receive, send)
 
     def _check(self, scope: Scope, sent: str, record: KeyRecord | None) -> RequestError | None:
         """Return why this key does not open this route; None where it does."""
@@ -174,6 +186,12 @@ def limits_of(keys: Keys | None) -> Callable[[str], tuple[int, int]]:
     return find
 
 
+def name_key(keys: Keys | None, owner: str) -> str:
+    """Return the name of an owner's key, or its id where it has none; "" of nobody's."""
+    record = keys.find_owner(owner) if keys is not None else None
+    return record.name or owner if record is not None else owner
+
+
 def check_owner(keys: Keys | None, owner: str) -> None:
     """Raise RequestError where an owner's key is not known any more, nor for batches."""
     record = keys.find_owner(owner) if keys is not None else None
@@ -181,8 +199,18 @@ def check_owner(keys: Keys | None, owner: str) -> None:
         raise _build_refusal(sent=True)
 
 
+def read_credential(headers: Headers) -> str:
+    """Return what a request says of who asks, as an Authorization header has it: that one where it has one, or the key
+    in `x-api-key`, as Anthropic's clients send it."""
+    given = headers.get("Authorization")
+    if given is not None:
+        return given
+    key = headers.get(_KEY_HEADER, "").strip()
+    return f"Bearer {key}" if key else ""
+
+
 def _read_key(scope: Scope) -> str:
-    scheme, _, key = Headers(scope=scope).get("Authorization", "").strip().partition(" ")
+    scheme, _, key = read_credential(Headers(scope=scope)).strip().partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
 
 

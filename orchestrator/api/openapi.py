@@ -34,7 +34,7 @@ _STATUSES = {
     400: "A parameter, the prompt's length or the JSON is wrong.",
     401: "No API key, or one that is not known here.",
     403: "The API key is not for this, or a web page asked that was not allowed.",
-    404: "There is no such model, file or batch, or nothing is kept of the Last-Event-ID.",
+    404: "There is no such model, file, batch or response, or nothing is kept of the Last-Event-ID.",
     408: "The body did not come in time.",
     409: "A batch reads this file, or has ended.",
     413: "The body is larger than limits.max_body.",
@@ -54,9 +54,10 @@ def operation(
     *,
     events: type[BaseModel] | None = None,
     statuses: tuple[int, ...] = (400, 401, 404, 413, 415, 500, 503),
+    error: type[BaseModel] = ErrorBody,
 ) -> dict[str, Any]:
-    """Return what a route adds to the document: its body, its answer (`events`: or the data of server-sent events)
-    and the statuses it may have."""
+    """Return what a route adds to the document: its body, its answer (`events`: or the data of server-sent events),
+    the statuses it may have, and what an `error` looks like."""
     content: dict[str, Any] = {}
     if answer is not None:
         content["application/json"] = {"schema": _reference(answer)}
@@ -64,7 +65,7 @@ def operation(
         content["text/event-stream"] = {"schema": _event(events)}
     responses: dict[int | str, dict[str, Any]] = {200: {"description": "The answer.", "content": content}}
     asks_for_key = (403,) if 401 in statuses else ()
-    responses |= {status: _failure(status) for status in (*statuses, *asks_for_key)}
+    responses |= {status: _failure(status, error) for status in (*statuses, *asks_for_key)}
     described: dict[str, Any] = {"responses": responses, "response_model": None}
     if request is not None:
         body = {"required": True, "content": {"application/json": {"schema": _reference(request)}}}
@@ -78,10 +79,10 @@ def _event(data: type[BaseModel]) -> dict[str, Any]:
     return {"type": "object", "required": ["data"], "properties": {"data": {"anyOf": [{"const": "[DONE]"}, text]}}}
 
 
-def _failure(status: int) -> dict[str, Any]:
+def _failure(status: int, error: type[BaseModel]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "description": _STATUSES[status],
-        "content": {"application/json": {"schema": _reference(ErrorBody)}},
+        "content": {"application/json": {"schema": _reference(error)}},
     }
     if status in _WITH_RETRY:
         found["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "required": True}}
@@ -91,8 +92,16 @@ def _failure(status: int) -> dict[str, Any]:
 
 
 def _reference(model: type[BaseModel]) -> dict[str, str]:
-    _MODELS[model.__name__] = model
+    known = _MODELS.setdefault(model.__name__, model)
+    if known is not model:
+        raise ValueError(f"two models are named {model.__name__}: in {known.__module__} and {model.__module__}")
     return {"$ref": _REFERENCE.format(model=model.__name__)}
+
+
+def _add_schema(schemas: dict[str, Any], name: str, schema: dict[str, Any]) -> None:
+    """Add a schema. Raises ValueError where this name is another one's already."""
+    if schemas.setdefault(name, schema) != schema:
+        raise ValueError(f"two schemas of the OpenAPI document are named {name}")
 
 
 def describe(app: FastAPI, *, keys: bool) -> None:
@@ -106,8 +115,8 @@ def describe(app: FastAPI, *, keys: bool) -> None:
             schemas = components.setdefault("schemas", {})
             for model in _MODELS.values():
                 schema = model.model_json_schema(ref_template=_REFERENCE)
-                schemas.update(schema.pop("$defs", {}))
-                schemas[model.__name__] = schema
+                for name, one in {**schema.pop("$defs", {}), model.__name__: schema}.items():
+                    _add_schema(schemas, name, one)
             if keys:
                 components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
                 document["security"] = [{"bearer": []}]

@@ -55,7 +55,7 @@ class RequestScope:
                 told = unforeseen(error, f"{scope['method']} {scope['path']}", words=self._log_words)
                 if started:
                     raise ConnectionAbortedError("the answer was cut off by a bug that is in the log") from None
-                await response_of(told)(scope, receive, send_with_id)
+                await response_of(told, scope["path"])(scope, receive, send_with_id)
 
 
 def mark_followed(scope: Scope) -> None:

@@ -1,4 +1,4 @@
-"""Answers on the wire: whole bodies, and server-sent events that end when the client goes away."""
+"""Answers on the wire: whole bodies, and server-sent events that end when the client goes away. OpenAI's two forms."""
 
 from __future__ import annotations
 
@@ -12,17 +12,20 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.acceptance import HEADER
+from orchestrator.api.errors import body_of, parse_body
 from orchestrator.api.fingerprint import STANDBY_HEADER, AnswerSource
-from orchestrator.api.logprobs import ScoredToken
-from orchestrator.api.resume import CALLS, END, OPENING, TEXT, EventCursor
+from orchestrator.api.logprobs import ScoredToken, chat_logprobs, completion_logprobs
+from orchestrator.api.port import TokenizerPort
+from orchestrator.api.question import AnswerHead, Question
+from orchestrator.api.resume import CALLS, END, OPENING, TEXT
 from orchestrator.api.speculation import describe_effective_speculation, headers_of
 from orchestrator.api.streaming import Answer, Piece
 from orchestrator.api.tools.stream import whole_calls
+from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
+from orchestrator.errors import RequestError
 from policies.sampling import Rule
 
 Kind = Literal["chat", "completion"]
-TellSource = Callable[[int], AnswerSource]
-"""Says of a replica, by its number, what its answers tell of it."""
 RenderLogprobs = Callable[[Sequence[ScoredToken]], dict[str, Any]]
 DONE = b"data: [DONE]\n\n"
 _OBJECTS = {
@@ -35,36 +38,41 @@ _T = TypeVar("_T")
 _encode = msgspec.json.Encoder().encode
 
 
-class Envelope:
-    """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind. `cursor`
-    names the events, and knows which the client has; without one they have no names."""
+class SourceHeaders:
+    """What an answer's headers say: its rule, its speculation, and of a standby which."""
 
-    def __init__(
-        self,
-        kind: Kind,
-        request_id: str,
-        created_s: int,
-        model: str,
-        prompt_tokens: int,
-        tell_source: TellSource,
-        rule: Rule,
-        logprobs: RenderLogprobs | None = None,
-        cursor: EventCursor | None = None,
-    ) -> None:
-        self._kind = kind
-        self._rule = rule
-        self._cursor = cursor
-        self._tell_source = tell_source
+    def __init__(self, head: AnswerHead) -> None:
+        self._rule = head.rule
+        self._tell_source = head.tell_source
         self._engine = 0
-        self._source = tell_source(0)
-        self._head = {"id": request_id, "created": created_s, "model": model}
-        self._prompt_tokens = prompt_tokens
-        self._logprobs = logprobs
+        self.source: AnswerSource = head.tell_source(0)
 
     def observe_engine(self, engine: int) -> None:
         """The replica of this number says what follows."""
         if engine != self._engine:
-            self._engine, self._source = engine, self._tell_source(engine)
+            self._engine, self.source = engine, self._tell_source(engine)
+
+    def headers(self, answer: Answer) -> dict[str, str]:
+        """Return what the answer's headers say of it, once its first piece is there."""
+        standby = {STANDBY_HEADER: self.source.standby} if self.source.standby else {}
+        return {HEADER: self._rule, **headers_of(answer.speculation), **standby}
+
+
+class Envelope(SourceHeaders):
+    """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind. See
+    AnswerWriter."""
+
+    def __init__(
+        self, kind: Kind, head: AnswerHead, options: StreamOptions, logprobs: RenderLogprobs | None = None
+    ) -> None:
+        super().__init__(head)
+        self._kind = kind
+        self._cursor = head.cursor
+        self._options = options
+        self._always = options.include_usage and options.continuous_usage_stats
+        self._head = {"id": head.request_id, "created": head.created_s, "model": head.model}
+        self._prompt_tokens = len(head.prompt)
+        self._logprobs = logprobs
 
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
         """Return the body of an answer that is not streamed, from all of its pieces and what it cost."""
@@ -86,17 +94,18 @@ class Envelope:
         end = {"finish_reason": pieces[-1].finish, "stop_reason": pieces[-1].stop_reason}
         return {"index": index, **content, "logprobs": logprobs, **end}
 
-    def opening(self, choices: int, *, usage: bool = False) -> bytes:
-        """Return the first events: each choice's role in a chat; a completion has none. `usage`: see `piece`."""
+    def opening(self, choices: int) -> bytes:
+        """Return the first events: each choice's role in a chat; a completion has none."""
         if self._kind == "completion":
             return b""
-        so_far = 0 if usage else None
+        so_far = 0 if self._always else None
         role = {"role": "assistant", "content": ""}
         return b"".join(self._chunk(index, (0, OPENING), role, None, so_far=so_far) for index in range(choices))
 
-    def piece(self, piece: Piece, so_far: int | None = None) -> bytes:
-        """Return the events of a piece: its text with its tokens, its calls, and why its choice ended. `so_far`, the
-        choice's tokens, is told with each where it is given."""
+    def piece(self, piece: Piece, answer: Answer) -> bytes:
+        """Return the events of a piece: its text with its tokens, its calls, and why its choice ended. The choice's
+        tokens so far are told with each where the request asks for that."""
+        so_far = answer.tokens if self._always else None
         events = b""
         if piece.text or piece.tokens:
             logprobs = self._logprobs(piece.tokens) if self._logprobs is not None and piece.tokens else None
@@ -105,11 +114,19 @@ class Envelope:
             events += self._chunk(piece.index, (piece.at, number), {"tool_calls": [delta]}, None, so_far=so_far)
         return events + self._end(piece, so_far) if piece.finish else events
 
+    def ending(self, answer: Answer) -> bytes:
+        """Return the last events: the usage where it is asked for."""
+        return (self._usage_event(answer) if self._options.include_usage else b"") + DONE
+
+    def failure(self, error: RequestError) -> bytes:
+        """Return the events of an answer that ends with an error."""
+        return event(body_of(error)) + DONE
+
     def _end(self, piece: Piece, so_far: int | None) -> bytes:
         place = (piece.at, END)
         return self._chunk(piece.index, place, {}, piece.finish, so_far=so_far, stop_reason=piece.stop_reason)
 
-    def usage(self, answer: Answer) -> bytes:
+    def _usage_event(self, answer: Answer) -> bytes:
         """Return the usage event: no choices, what the answer cost."""
         name = "" if self._cursor is None else self._cursor.name_usage()
         if name is None:
@@ -117,7 +134,7 @@ class Envelope:
         return event({**self._with_object(stream=True), "choices": [], **self._cost(answer)}, name)
 
     def _with_object(self, *, stream: bool) -> dict[str, Any]:
-        return {**self._head, "system_fingerprint": self._source.fingerprint, "object": _OBJECTS[self._kind, stream]}
+        return {**self._head, "system_fingerprint": self.source.fingerprint, "object": _OBJECTS[self._kind, stream]}
 
     def _chunk(
         self,
@@ -147,15 +164,36 @@ class Envelope:
     def _cost(self, answer: Answer) -> dict[str, Any]:
         cached = answer.stats.reused if answer.stats is not None else 0
         usage = {**self._usage(answer.tokens), "prompt_tokens_details": {"cached_tokens": cached}}
-        return {"usage": usage, "metrics": _metrics(answer, self._rule)}
-
-    def headers(self, answer: Answer) -> dict[str, str]:
-        """Return what the answer's headers say of it, once its first piece is there."""
-        standby = {STANDBY_HEADER: self._source.standby} if self._source.standby else {}
-        return {HEADER: self._rule, **headers_of(answer.speculation), **standby}
+        return {"usage": usage, "metrics": describe_metrics(answer, self._rule)}
 
 
-def _metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
+def read_completion(raw: bytes) -> Question:
+    """Read a body of `/v1/completions`. Raises RequestError."""
+    body: CompletionRequest = parse_body(CompletionRequest, raw)
+    return _ask("completion", body, "/v1/completions", "cmpl-", completion_logprobs)
+
+
+def read_chat(raw: bytes) -> Question:
+    """Read a body of `/v1/chat/completions`. Raises RequestError."""
+    body: ChatRequest = parse_body(ChatRequest, raw)
+    return _ask("chat", body, "/v1/chat/completions", "chatcmpl-", chat_logprobs)
+
+
+def _ask(
+    kind: Kind,
+    body: CompletionRequest | ChatRequest,
+    route: str,
+    id_prefix: str,
+    render: Callable[[Sequence[ScoredToken], TokenizerPort], dict[str, Any]],
+) -> Question:
+    def build_writer(head: AnswerHead) -> Envelope:
+        logprobs = None if body.wanted_logprobs is None else lambda tokens: render(tokens, head.tokenizer)
+        return Envelope(kind, head, body.stream_options or StreamOptions(), logprobs)
+
+    return Question(body, route, id_prefix, build_writer)
+
+
+def describe_metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
     """Return vLLM's per-request figures; the formulas are in docs/metrics.md."""
     stats = answer.stats
     found: dict[str, Any] = {

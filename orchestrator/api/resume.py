@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 from starlette.datastructures import Headers
 
+from orchestrator.api.keys import read_credential
 from orchestrator.api.wire import ChatRequest, CompletionRequest
 from orchestrator.clock import Clock
 from orchestrator.control.port import Control
@@ -33,6 +34,9 @@ _USABLE_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _EVENT_ID = re.compile(r"(?P<id>[A-Za-z0-9-]{1,64}):(?P<places>[0-9.,e-]{1,1024})(?P<usage>\+?)")
 _PLACE = re.compile(r"(?P<tokens>[0-9]{1,9})\.(?P<part>[0-9]{1,9}|e)")
 _DIGEST_BYTES = 16
+
+_FORMS = {"/v1/completions": CompletionRequest.__name__, "/v1/chat/completions": ChatRequest.__name__}
+"""What journals call a route; one that is not here has its own name."""
 
 OPENING, TEXT, CALLS, END = 0, 1, 2, 1 << 31
 """The parts of what a choice's client is sent at one token, in their order."""
@@ -122,20 +126,20 @@ class KeptAnswers:
         since = _read_event(event) if event else None
         if not key and since is None:
             return False
-        owner = _digest(headers.get("Authorization", ""))
+        owner = _digest(read_credential(headers))
         return self._book.find(key=key, request_id=since.request_id if since else "", owner=owner) is not None
 
-    def find(self, headers: Headers, body: CompletionRequest | ChatRequest) -> Resumption | None:
+    def find(self, headers: Headers, body: CompletionRequest | ChatRequest, route: str) -> Resumption | None:
         """Return the answer that a request asks for again; None of a new one. Raises RequestError where it is another
         request, or nothing is kept of it."""
         key, event = read_key(headers), headers.get(EVENT_HEADER, "")
         if not key and not event:
             return None
         since = _read_event(event) if event else None
-        owner = _digest(headers.get("Authorization", ""))
+        owner = _digest(read_credential(headers))
         self._book.expire()
         found = self._book.find(key=key, request_id=since.request_id if since else "", owner=owner)
-        if found is not None and found.body != digest_body(body):
+        if found is not None and found.body != digest_body(body, route):
             raise RequestError(
                 "the key or the event belongs to another request: send the same body again, or another key",
                 status=422,
@@ -162,12 +166,16 @@ class KeptAnswers:
         submits: Sequence[Submit],
         request_id: str,
         model: str,
+        route: str,
+        *,
+        names: bool = True,
     ) -> Resumption | None:
-        """Keep a new request's answer, if it may be asked for again; None where it may not, or there is no room."""
+        """Keep a new request's answer, if it may be asked for again; None where it may not, or there is no room.
+        `names`: events of this route have names."""
         key = read_key(headers)
-        if not key and not (body.stream and wants_names(headers)):
+        if not key and not (names and body.stream and wants_names(headers)):
             return None
-        owner, digest = _digest(headers.get("Authorization", "")), digest_body(body)
+        owner, digest = _digest(read_credential(headers)), digest_body(body, route)
         known = self._book.find(key=key, owner=owner) if key else None
         if known is not None and known.body == digest:  # its twin came while this one was being looked at
             return Resumption(known)
@@ -345,9 +353,9 @@ def wants_names(headers: Headers) -> bool:
     return KEY_HEADER in headers or EVENT_HEADER in headers or "text/event-stream" in headers.get("Accept", "").lower()
 
 
-def digest_body(body: CompletionRequest | ChatRequest) -> str:
-    """Return what two requests share exactly where they ask for the same."""
-    told = f"{type(body).__name__} {body.model_dump_json(exclude_defaults=True)}"
+def digest_body(body: CompletionRequest | ChatRequest, route: str) -> str:
+    """Return what two requests share exactly where they ask one route for the same."""
+    told = f"{_FORMS.get(route, route)} {body.model_dump_json(exclude_defaults=True)}"
     return blake2b(told.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 

@@ -59,6 +59,11 @@ class ServedModel:
         self.coming = 0
         self._target = target
 
+    def take_terms(self, terms: TargetTerms) -> None:
+        """Let these terms hold for requests that come from now on; its price stays."""
+        self.terms = terms
+        self.metrics.slo.set_objectives(terms.objectives)
+
     @property
     def name(self) -> str:
         """What requests call it; "" while that is not known."""

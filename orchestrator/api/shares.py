@@ -48,6 +48,10 @@ class KeyShares:
         self._own = own
         self._uses: dict[str, _Use] = {}
 
+    def set_limits(self, most_requests: int, tokens_per_minute: int) -> None:
+        """Bound each key by these from now on; what a key has had of this minute counts."""
+        self._most, self._per_minute = most_requests, tokens_per_minute
+
     @contextmanager
     def hold_place(self, owner: str) -> Iterator[None]:
         """Count a request of this key while it lasts. Raises RequestError where the key has too many."""
@@ -108,7 +112,7 @@ class ShareGate:
             try:
                 held.enter_context(self._shares.hold_place(owner))
             except RequestError as error:
-                await response_of(error)(scope, receive, send)
+                await response_of(error, scope["path"])(scope, receive, send)
                 return
             await self._app(scope, receive, send)
 

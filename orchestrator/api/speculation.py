@@ -10,7 +10,7 @@ from policies.serving.overrides import EffectiveBound, Override, Scope
 HEADER = "X-Outrider-Speculation"
 
 
-def wish_of(config: SpeculativeConfig | None, scope: Scope) -> Override:
+def read_override(config: SpeculativeConfig | None, scope: Scope) -> Override:
     """Return the override that a `speculative_config` asks for. Without a method, fields that it lacks stay open."""
     if config is None:
         return Override(scope)

@@ -147,6 +147,7 @@ class Piece:
 
     `stop_reason` is vLLM's: the stop string, the token of `stop_token_ids`, or "deadline". `calls`: what of tool
     calls was in the text, as a chunk's `tool_calls` has it. `at`: how many of the choice's tokens were looked at.
+    `parts`: text and calls in the order in which they stand, where calls were looked for.
     """
 
     index: int
@@ -156,6 +157,7 @@ class Piece:
     calls: tuple[dict[str, Any], ...] = ()
     stop_reason: str | int | None = None
     at: int = 0
+    parts: tuple[str | dict[str, Any], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,16 +82,19 @@ class ModelApi(Protocol):
     @property
     def models(self) -> ServedModels: ...
 
+    @property
+    def max_parameter_bytes(self) -> int: ...
 
-def install_tokenize_routes(app: FastAPI, served: ModelApi, max_parameter_bytes: int) -> None:
-    """Add both routes. Beside text or tokens a body may have `max_parameter_bytes`."""
+
+def install_tokenize_routes(app: FastAPI, served: ModelApi) -> None:
+    """Add both routes."""
 
     def parse(model: type[_Asked], raw: bytes) -> tuple[_Asked, TokenizerPort, int]:
         """Parse a body, unless its text is far larger than any that could be served."""
         named = served.models.choose(raw)
         tokenizer, context = named.require_ready()
         most = max(_LEAST_BOUND, _CONTEXTS * context)
-        refuse_oversized(raw, tokenizer, most, max_parameter_bytes)
+        refuse_oversized(raw, tokenizer, most, served.max_parameter_bytes)
         body: _Asked = errors.parse_body(model, raw)
         served.models.confirm(named, body.model)
         return body, tokenizer, context

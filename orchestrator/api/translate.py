@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import msgspec
 
 from adapters.contract import AdapterError
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.speculation import wish_of
-from orchestrator.api.tools.grammar import build_forced_calls_grammar, free_calls
+from orchestrator.api.speculation import read_override
+from orchestrator.api.tools.grammar import build_calls_or_json_grammar, build_forced_calls_grammar, free_calls
 from orchestrator.api.tools.wire import Tool, render_tool_messages
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
 from orchestrator.errors import RequestError
@@ -21,9 +20,23 @@ from policies.serving.overrides import Scope
 
 _MASK64 = (1 << 64) - 1
 MakeSeed = Callable[[], int]
-_Wire = TypeVar("_Wire")
-Translate = Callable[[_Wire, str, TokenizerPort, int, MakeSeed, AcceptanceBounds], Submit]
-"""A request as it came, its id, the tokenizer, the context's length, what makes seeds, and the rules it may ask for."""
+
+
+def generation(
+    request: CompletionRequest | ChatRequest,
+    request_id: str,
+    tokenizer: TokenizerPort,
+    context_tokens: int,
+    make_seed: MakeSeed,
+    bounds: AcceptanceBounds,
+    *,
+    clips: bool = False,
+) -> Submit:
+    """Translate a request as it came. `context_tokens`: the context's length; `make_seed` makes seeds for requests that
+    bring none; `bounds`: the rules that it may ask for; `clips`: see `chat`. Raises RequestError."""
+    if isinstance(request, ChatRequest):
+        return chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)
+    return completion(request, request_id, tokenizer, context_tokens, make_seed, bounds)
 
 
 def completion(
@@ -50,10 +63,15 @@ def chat(
     context_tokens: int,
     make_seed: MakeSeed,
     bounds: AcceptanceBounds,
+    *,
+    clips: bool = False,
 ) -> Submit:
-    """Translate `/v1/chat/completions`; without a limit the answer may fill the context. Raises RequestError."""
+    """Translate `/v1/chat/completions`; without a limit the answer may fill the context. `clips`: one that is too large
+    means the same, instead of a refusal. Raises RequestError."""
     prompt = chat_prompt(request.messages, tokenizer, request.offered)
     asked = request.max_completion_tokens or request.max_tokens
+    if clips and asked:
+        asked = min(asked, max(1, context_tokens - len(prompt)))
     bound = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
     _check_fits(len(prompt), asked or 1, context_tokens, "messages", bound)
     sampling = _sampling(request, tokenizer, make_seed, bounds)
@@ -128,7 +146,7 @@ def _submit(
         raise RequestError(f"stop token {wrong} is outside the vocabulary", param="stop_token_ids")
     if request.min_tokens > max_tokens:
         raise RequestError(f"'min_tokens' {request.min_tokens} is above the limit of {max_tokens}", param="min_tokens")
-    wish = wish_of(request.speculative_config, Scope.REQUEST)
+    override = read_override(request.speculative_config, Scope.REQUEST)
     ends = [] if request.ignore_eos else sorted(tokenizer.eos_ids)
     return Submit(
         request_id=request_id,
@@ -136,7 +154,7 @@ def _submit(
         max_tokens=max_tokens,
         sampling=sampling,
         stop_tokens=sorted({*ends, *request.stop_token_ids}),
-        depth=wish.depth,
+        depth=override.depth,
         timeout_s=request.timeout_s or 0.0,
         min_tokens=request.min_tokens,
         logprobs=request.wanted_logprobs,
@@ -144,8 +162,8 @@ def _submit(
         grammar=_grammar(request),
         route="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
         user=request.user,
-        most_depth=wish.most,
-        policy_depth=bool(wish.enabled),
+        most_depth=override.most,
+        policy_depth=bool(override.enabled),
     )
 
 
@@ -179,15 +197,17 @@ def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, f
 
 
 def _grammar(request: CompletionRequest | ChatRequest) -> Grammar | None:
+    text = request.response_format.schema_text if request.response_format is not None else None
     if isinstance(request, ChatRequest) and request.offered:
         many = request.parallel_tool_calls
         if request.forced:
             return Grammar(
                 "lark", build_forced_calls_grammar(request.forced, many=many and request.tool_choice == "required")
             )
+        if text is not None:
+            return Grammar("lark", build_calls_or_json_grammar(request.offered, text, many=many))
         if any(tool.function.strict for tool in request.offered):
             return Grammar("lark", free_calls(request.offered, many=many))
-    text = request.response_format.schema_text if request.response_format is not None else None
     return None if text is None else Grammar("json_schema", text)
 
 

@@ -66,7 +66,7 @@ class WebGate:
         if refusal is None:
             await self._app(scope, receive, send)
             return
-        await response_of(refusal)(scope, receive, send)
+        await response_of(refusal, scope["path"])(scope, receive, send)
 
     def _check(self, scope: Scope) -> RequestError | None:
         headers = Headers(scope=scope)

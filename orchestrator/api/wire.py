@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -85,7 +85,7 @@ class SpeculativeConfig(Body):
     acceptance: Acceptance | None = None
 
     @model_validator(mode="after")
-    def _one_wish(self) -> SpeculativeConfig:
+    def _one_override(self) -> SpeculativeConfig:
         if self.num_speculative_tokens is not None and self.max_speculative_tokens is not None:
             text = "'{field}' bounds a depth that 'num_speculative_tokens' fixes: send one of them"
             raise PydanticCustomError("invalid_combination", text, {"field": _BOUND})
@@ -126,11 +126,15 @@ class ResponseFormat(Body):
         return self
 
 
-class Generation(Body):
-    """What both routes share."""
+class Sampled(Body):
+    """What every route that generates shares. `harmless` fields are accepted and not used; of `not_supported` ones only
+    the values that ask for nothing are. `ways_out`: what to send instead of fields of other servers."""
+
+    harmless: ClassVar[frozenset[str]] = frozenset(_HARMLESS)
+    not_supported: ClassVar[dict[str, tuple[Any, ...]]] = _NOT_SUPPORTED
+    ways_out: ClassVar[dict[str, str]] = {}
 
     model: str
-    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=0, ge=-1)
@@ -140,15 +144,11 @@ class Generation(Body):
     frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
     repetition_penalty: float = Field(default=1.0, ge=LEAST_REPETITION, le=10.0)
     seed: int | None = None
-    stop: StopText | list[StopText] | None = None
     stop_token_ids: list[int] = Field(default=[], max_length=64)
     ignore_eos: bool = False
     timeout_s: float | None = Field(default=None, gt=0.0, le=86_400.0)
-    user: str = Field(default="", max_length=MAX_USER_TAG)
     min_tokens: int = Field(default=0, ge=0)
-    response_format: ResponseFormat | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
     speculative_config: SpeculativeConfig | None = None
 
     @model_validator(mode="before")
@@ -162,14 +162,26 @@ class Generation(Body):
             if key in cls.model_fields:
                 if value is not None:
                     kept[key] = value
-            elif key in _NOT_SUPPORTED:
-                if not _asks_for_nothing(key, value):
+            elif key in cls.not_supported:
+                if not _asks_for_nothing(value, cls.not_supported[key]):
                     raise PydanticCustomError("not_supported", _REFUSED.get(key, _REFUSAL), {"field": key})
-            elif key not in _HARMLESS:
+            elif key not in cls.harmless:
                 raise PydanticCustomError(
                     "unknown_field", "{text}", {"field": key, "text": _describe_unknown_field(key, cls)}
                 )
         return kept
+
+
+class Generation(Sampled):
+    """What OpenAI's older routes share."""
+
+    ways_out: ClassVar[dict[str, str]] = _BY_FORMAT
+
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    stop: StopText | list[StopText] | None = None
+    user: str = Field(default="", max_length=MAX_USER_TAG)
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions | None = None
 
     @property
     def stops(self) -> list[str]:
@@ -187,15 +199,15 @@ class Generation(Body):
         return self
 
 
-def _asks_for_nothing(key: str, value: Any) -> bool:
+def _asks_for_nothing(value: Any, idle_values: tuple[Any, ...]) -> bool:
     # To Python 0 is False, but `logprobs: 0` asks for the log-probability of each chosen token.
-    return any(isinstance(value, bool) == isinstance(idle, bool) and value == idle for idle in _NOT_SUPPORTED[key])
+    return any(isinstance(value, bool) == isinstance(idle, bool) and value == idle for idle in idle_values)
 
 
-def _describe_unknown_field(key: str, cls: type[BaseModel]) -> str:
-    if key in _BY_FORMAT:
-        return f"unknown field {key!r}; send 'response_format' instead: {_BY_FORMAT[key]}"
-    close = difflib.get_close_matches(key, [*cls.model_fields, *_NOT_SUPPORTED, *_HARMLESS], n=1)
+def _describe_unknown_field(key: str, cls: type[Sampled]) -> str:
+    if key in cls.ways_out:
+        return f"unknown field {key!r}; send 'response_format' instead: {cls.ways_out[key]}"
+    close = difflib.get_close_matches(key, [*cls.model_fields, *cls.not_supported, *cls.harmless], n=1)
     return f"unknown field {key!r}" + (f"; did you mean '{close[0]}'?" if close else "")
 
 
@@ -294,9 +306,6 @@ class ChatRequest(Generation):
         if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
             text = "'tool_choice' names a function that is not among the tools"
             raise PydanticCustomError("tools", text, {"field": "tool_choice"})
-        if self.offered and self.response_format is not None and self.response_format.type != "text":
-            text = "'response_format' leaves no room for calls of 'tools'; send one of them, or 'tool_choice': 'none'"
-            raise PydanticCustomError("tools", text, {"field": "response_format"})
         return self
 
     @property

@@ -32,7 +32,7 @@ class WorkLanes:
     """Runs work for at most `timeout_s`, the wait for its turn included."""
 
     def __init__(self, timeout_s: float) -> None:
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._small = SideLane("small bodies", gives_way=False)
         self._large = SideLane("large bodies", gives_way=True)
 
@@ -42,16 +42,16 @@ class WorkLanes:
         lane = self._large if size_bytes > LARGE_BYTES else self._small
         task = lane.submit(work, *arguments)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self.timeout_s):
                 return await asyncio.wrap_future(task)
         except TimeoutError:
             if not task.cancelled():
                 lane.leave_behind(task)
-                raise WorkTooSlow(self._timeout_s) from None
+                raise WorkTooSlow(self.timeout_s) from None
             raise RequestError(
-                f"the body's turn to be translated did not come within {self._timeout_s:g} s; send it again",
+                f"the body's turn to be translated did not come within {self.timeout_s:g} s; send it again",
                 status=HTTPStatus.TOO_MANY_REQUESTS,
                 kind="rate_limit_error",
                 code="translation_timeout",
-                retry_after_s=max(1, math.ceil(self._timeout_s / 2)),
+                retry_after_s=max(1, math.ceil(self.timeout_s / 2)),
             ) from None

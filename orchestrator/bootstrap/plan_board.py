@@ -31,9 +31,20 @@ class PlanBoard:
         self._plans: dict[int, Callable[[], Plan]] = {}
         self._fixed: dict[int, tuple[TakenPlace, ...]] = {}
 
+    def set_config(self, number: int, config: ClusterConfig) -> None:
+        """The target of this number has another configuration."""
+        configs = list(self._configs)
+        configs[number] = config
+        self._configs = tuple(configs)
+        self._fixed.pop(number, None)
+
     def note(self, number: int, plan: Callable[[], Plan]) -> None:
         """The target of this number has a plan, of which `plan` always returns what runs now."""
         self._plans[number] = plan
+
+    def list_others(self, number: int) -> tuple[ClusterConfig, ...]:
+        """Return the configurations of all targets but this one."""
+        return tuple(config for other, config in enumerate(self._configs) if other != number)
 
     def list_taken(self, number: int) -> tuple[TakenPlace, ...]:
         """Return what the others have, for the plan of the target of this number. May read models' files."""

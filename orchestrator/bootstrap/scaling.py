@@ -32,10 +32,16 @@ def waits_for_hosts(config: ClusterConfig) -> bool:
 
 
 async def build_scaler(
-    config: ClusterConfig, base: Path, control: TargetControl, cluster: Cluster, keeper: PlanKeeper | None, clock: Clock
+    config: ClusterConfig,
+    base: Path,
+    control: TargetControl,
+    cluster: Cluster,
+    keeper: PlanKeeper | None,
+    clock: Clock,
+    others: Sequence[ClusterConfig],
 ) -> ReplicaScaler | None:
-    """Return who follows load, None where nobody does. Where hosts are waited for, it says what starts on them. Raises
-    WorkerError where there is no such cluster."""
+    """Return who follows load, None where nobody does. `others` are the other targets of the file. Where hosts are
+    waited for, it says what starts on them. Raises WorkerError where there is no such cluster."""
     bounds = config.model.bounds
     if bounds is None:
         return None
@@ -49,32 +55,51 @@ async def build_scaler(
             runner = HostReplicas(control, cluster, targets[0], drafts)
             control.set_specs(*await runner.list_first(bounds.min), build_standbys(config, base))
         else:
-            count = len(targets) if bounds.places else count_room(config)
-            runner = PlacedReplicas(control, targets[:count], drafts, _explain_room(config, bounds, count))
+            count = len(targets) if bounds.places else count_room(config, others)
+            why_none = _explain_room(config, bounds, count, alone=not others)
+            runner = PlacedReplicas(control, targets[:count], drafts, why_none)
     scaler = ReplicaScaler(limits, control.measure_replicas, runner, clock)
     control.scale_view = scaler.view
     return scaler
 
 
-def count_room(config: ClusterConfig, there: int = 0) -> int:
+def count_room(config: ClusterConfig, others: Sequence[ClusterConfig] = (), there: int = 0) -> int:
     """Return how many replicas have cores of their own with their draft workers, on this machine of so many physical
-    cores (0: as many as it has)."""
-    threads, left = config.devices.threads, there or cores()
-    each = threads
+    cores (0: as many as it has). The other targets of the file keep those of their least replicas."""
+    shared, each = _count_threads(config)
+    left = (there or cores()) - shared - sum(map(_count_kept, others))
+    return max(1, left // max(1, each))
+
+
+def _count_threads(config: ClusterConfig) -> tuple[int, int]:
+    """Return the threads that all replicas of a target share, and those of each with its own draft workers."""
+    threads = config.devices.threads
+    shared, each = 0, threads
     for draft in config.drafts:
         if isinstance(draft, ModelDraft) and draft.process == "own":
             mine = draft.threads or len(draft.cores) or threads
             if draft.workers.min:
-                left -= draft.workers.min * mine
+                shared += draft.workers.min * mine
             else:
                 each += mine
-    return max(1, left // max(1, each))
+    return shared, each
 
 
-def _explain_room(config: ClusterConfig, bounds: ReplicaBounds, count: int) -> str:
+def _count_kept(config: ClusterConfig) -> int:
+    """Return the threads that a target always has on this machine."""
+    bounds = config.model.bounds
+    here = sum(one.host in ("", THIS_NODE) for one in config.model.placements) if bounds is None else bounds.min
+    shared, each = _count_threads(config)
+    return shared + each * here
+
+
+def _explain_room(config: ClusterConfig, bounds: ReplicaBounds, count: int, *, alone: bool) -> str:
     if bounds.places:
         return f"all {count} of model.replicas.places are taken"
-    return f"{count} with {config.devices.threads} threads each, and their draft workers, take the {cores()} cores"
+    left = "" if alone else " that the other models leave"
+    return (
+        f"{count} with {config.devices.threads} threads each, and their draft workers, take the {cores()} cores{left}"
+    )
 
 
 class HostReplicas(PlacedReplicas):

@@ -14,26 +14,40 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.metrics.cost_series import HourlyPrice
 from orchestrator.api.served import ServedTarget, TargetTerms
 from orchestrator.bootstrap.canary import build_trial
+from orchestrator.bootstrap.draft_store import build_draft_store, choose_store
 from orchestrator.bootstrap.failover import build_standbys, failover_rules
 from orchestrator.bootstrap.fleet import FleetPlanning
 from orchestrator.bootstrap.plan_board import PlanBoard
 from orchestrator.bootstrap.planning import PlanMaking, StartPlan, build_start_specs, make_plan, profile_missing
 from orchestrator.bootstrap.scaling import build_scaler, waits_for_hosts
+from orchestrator.bootstrap.target_change import (
+    How,
+    PlanChange,
+    TargetChange,
+    WorkerSet,
+    choose_how,
+    describe_change,
+    describe_plan_change,
+    may_mix,
+)
 from orchestrator.clock import Clock
 from orchestrator.config.model import ClusterConfig
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.controller import TargetControl
-from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper, Planned
+from orchestrator.control.retune import match_retunable
 from orchestrator.control.scaler import end_scaling
 from orchestrator.control.surroundings import RoutingRules
-from orchestrator.errors import DaemonError
+from orchestrator.draft_store.control import RecallingControl
+from orchestrator.errors import DaemonError, WorkerError
 from orchestrator.loading.models import load_tokenizer
 from orchestrator.loading.options import list_draft_pools, objectives_of
 from orchestrator.planning.applied import list_unplaced_drafts
 from orchestrator.planning.basis import plain
 from orchestrator.planning.neighbours import TakenPlace
 from orchestrator.telemetry import get_logger
+from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Progress, Ready
 from orchestrator.workers.shared_cluster import SharedCluster
 from policies.serving.routing import RoutingWeights
@@ -66,11 +80,16 @@ class TargetLife:
         self._ground = ground
         self._base = ground.path.resolve().parent
         self._keeper: PlanKeeper | None = None
+        self._workers: WorkerSet | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._scaling: asyncio.Task[None] | None = None
         # Only the first may go without a name, and its workers are called as ever.
         self._cluster = ground.cluster.share(f"{config.model.name}/" if config.number else "")
         self.control = self._build_control()
+        self.served = RecallingControl(self.control)
+        """Control as requests meet it: with a draft store where there is one."""
+        self.served.use(build_draft_store(config, self._base, ground.state, ground.clock))
+        self._closing: set[asyncio.Task[None]] = set()
         known = (config, ground.path, self._cluster, self._prepares, self.control)
         self._fleet = FleetPlanning(*known, self._list_taken) if config.plans_hosts else None
 
@@ -88,7 +107,7 @@ class TargetLife:
 
     def offer(self) -> ServedTarget:
         """Return it as the API takes it."""
-        return ServedTarget(self.control, lambda: self.tokenizer, self.tell_name, self._list_terms(), self.trial)
+        return ServedTarget(self.served, lambda: self.tokenizer, self.tell_name, self.list_terms(), self.trial)
 
     def describe_plan(self) -> dict[str, Any] | None:
         """Return the running plan as plain data; None where nothing is left to one."""
@@ -102,8 +121,8 @@ class TargetLife:
         """Say what is to be started, where no plan does, and open the canary's trial. Raises ConfigError, and what
         resolving the models raises."""
         if not self.config.planned and not waits_for_hosts(self.config):
-            specs, drafts = await asyncio.to_thread(build_start_specs, self.config, self._base)
-            self.control.set_specs(specs, [drafts] * len(specs), build_standbys(self.config, self._base))
+            workers = self._workers = await asyncio.to_thread(self._build_workers, self.config)
+            self.control.set_specs(workers.targets, workers.drafts, workers.standbys)
         self.trial = build_trial(self.config, self._ground.path, self.control, self._ground.clock)
 
     async def profile(self) -> None:
@@ -115,7 +134,7 @@ class TargetLife:
         """Plan, where anything is left to a plan. Raises OutriderError, and what resolving the models raises."""
         if not self.config.planned:
             return
-        found = await self._make_plan()
+        found = await self._make_plan(self.config)
         replica = found.proposal.plan.replicas[0]
         _log.info(
             "planned",
@@ -130,39 +149,147 @@ class TargetLife:
         if missing := list_unplaced_drafts(self.config, found.proposal):
             _log.warning("the canary drafts nothing: the plan leaves out what it would draft with", left_out=missing)
         self.control.set_specs(found.targets, found.drafts, found.standbys)
-        self._keep_plan(found)
+        self._follow_keeper(self._build_keeper(found, self.config))
 
-    def _keep_plan(self, found: StartPlan) -> None:
-        placement = self.config.placement
+    def _build_keeper(self, found: Planned, config: ClusterConfig) -> PlanKeeper:
+        placement = config.placement
         pauses = (placement.replan_pause_s, placement.load_lasts_s)
         patience = DriftPolicy(placement.drift_tolerance, placement.drift_after_s, *pauses)
-        making = PlanMaking(self.config, self._base, self._list_taken)
-        keeper = self._keeper = PlanKeeper(found, self.control, making, patience, self._ground.clock)
+        return PlanKeeper(found, self.control, self._build_making(config), patience, self._ground.clock)
+
+    def _build_making(self, config: ClusterConfig) -> PlanMaking:
+        return PlanMaking(config, self._base, self._list_taken)
+
+    def _follow_keeper(self, keeper: PlanKeeper) -> None:
+        self._keeper = keeper
         self._ground.board.note(self.config.number, lambda: keeper.proposal.plan)
         self.control.plan_view = keeper.view
         self.control.on_round.append(keeper.observe)
         self.control.on_health.append(keeper.observe_health)
         self.control.on_loads.append(keeper.observe_loads)
+        keeper.observe_health(self.control.list_unwell())  # it may have changed while nobody followed
 
     async def start(self) -> None:
         """Start the workers; from here on the plan follows hosts that come and go, and replicas follow load."""
         known = (self.config, self._base, self.control, self._cluster, self._keeper, self._ground.clock)
-        scaler = await build_scaler(*known)
+        scaler = await build_scaler(*known, self._ground.board.list_others(self.config.number))
         if self._fleet is not None and self._keeper is not None:
             self._keeping = asyncio.create_task(self._fleet.keep_plan(self._keeper), name="keep the plan for hosts")
         await self.control.start()
         if scaler is not None:
             self._scaling = asyncio.create_task(scaler.run(), name="follow load")
 
-    async def _make_plan(self) -> StartPlan:
+    async def _make_plan(self, config: ClusterConfig) -> StartPlan:
         if self._fleet is not None:
             return await self._fleet.make_plan()
         loads = self.control.list_loads()
         taken = await asyncio.to_thread(self._list_taken)
-        return await asyncio.to_thread(make_plan, self.config, self._base, self._ground.state, loads, taken)
+        return await asyncio.to_thread(make_plan, config, self._base, self._ground.state, loads, taken)
 
     def _list_taken(self) -> tuple[TakenPlace, ...]:
         return self._ground.board.list_taken(self.config.number)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether a plan runs."""
+        return self._keeper is not None
+
+    async def prepare_change(self, config: ClusterConfig) -> TargetChange:
+        """Return what another configuration takes of the workers. Raises OutriderError, and what resolving the models
+        raises."""
+        running, before, keeper = self.control.list_specs(), self._known_workers(), self._keeper
+        if before is None:
+            raise DaemonError(f"{self.name}: its workers are not known yet; reload again when it serves")
+        if keeper is None:
+            after = await asyncio.to_thread(self._build_workers, config)
+            how = choose_how(running, before, after)
+            return TargetChange(config, after, how, None, tuple(describe_change(how, running, after)))
+        first = await self._make_plan(config)
+        plan = await keeper.adjust(first, self._build_making(config))
+        after, told = self._as_workers(plan, config), describe_plan_change(keeper.proposal.plan, plan.proposal.plan)
+        how = choose_how(running, before, after)
+        change = PlanChange(first.proposal, plan)
+        return TargetChange(config, after, how, change, (*describe_change(how, running, after), *told))
+
+    def _known_workers(self) -> WorkerSet | None:
+        """Return the workers as they are to be; None where that is not known yet."""
+        return self._workers if self._keeper is None else self._as_workers(self._keeper.running, self.config)
+
+    async def take_change(self, change: TargetChange) -> None:
+        """Let another configuration take effect for the workers; returns when it has. Raises WorkerError where it
+        cannot; all is as before then."""
+        if change.workers is None:
+            return
+        keeper = self._keeper
+        if keeper is None or change.plan is None:
+            await self._move(change.workers, change.how)
+            self._workers = change.workers
+            return
+        self._forget_keeper(keeper)  # it would plan against the move
+        try:
+            await keeper.close()
+            engines = await self._move(change.workers, change.how)
+        except (WorkerError, asyncio.CancelledError):
+            self._follow_keeper(keeper)
+            raise
+        after = self._build_keeper(change.plan.found, change.config)
+        after.succeed(keeper, change.plan.first)
+        after.set_places(engines)
+        self._follow_keeper(after)
+
+    async def _move(self, workers: WorkerSet, how: How) -> list[int]:
+        """Let these be the workers; returns the numbers of the replicas, in their order. Raises WorkerError."""
+        before, old = self.control.list_specs(), self._known_workers()
+        if how == "nothing" or old is None:
+            return list(before)
+        if how == "retune":
+            wanted = match_retunable(before, workers.targets) or {}
+            try:
+                await self.control.retune(wanted, workers.drafts, workers.standbys, workers.pools)
+            except WorkerError:
+                await self.control.retune(before, old.drafts, old.standbys, old.pools)
+                raise
+            return [engine for spec in workers.targets for engine, one in wanted.items() if one is spec]
+        beside = (workers.drafts, workers.standbys, workers.pools)
+        if len(before) > 1 and may_mix(list(before.values()), workers.targets):
+            await self._roll_in_turn(workers, old, list(before.values()))
+        return await self.control.change(workers.targets, *beside)
+
+    async def _roll_in_turn(self, workers: WorkerSet, old: WorkerSet, before: list[WorkerSpec]) -> None:
+        """Replace all replicas but the last, one after the other. Raises WorkerError; all run as before then."""
+        for done in range(1, len(before)):
+            try:
+                await self.control.change([*workers.targets[:done], *before[done:]], old.drafts)
+            except WorkerError:
+                if done > 1:
+                    await self.control.change(before, old.drafts)
+                raise
+
+    def take_rules(self, config: ClusterConfig) -> None:
+        """Let what the daemon itself reads take effect."""
+        if choose_store(config) != choose_store(self.config):
+            before = self.served.use(build_draft_store(config, self._base, self._ground.state, self._ground.clock))
+            if before is not None:
+                closing = asyncio.create_task(before.close(), name="close the draft store")
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+        self.config = config
+        self.control.set_limits(self._control_limits())
+        self._ground.board.set_config(config.number, config)
+
+    def _forget_keeper(self, keeper: PlanKeeper) -> None:
+        self.control.on_round.remove(keeper.observe)
+        self.control.on_health.remove(keeper.observe_health)
+        self.control.on_loads.remove(keeper.observe_loads)
+
+    def _build_workers(self, config: ClusterConfig) -> WorkerSet:
+        specs, drafts = build_start_specs(config, self._base)
+        standbys = build_standbys(config, self._base)
+        return WorkerSet(tuple(specs), (tuple(drafts),) * len(specs), tuple(standbys), list_draft_pools(config))
+
+    def _as_workers(self, found: Planned, config: ClusterConfig) -> WorkerSet:
+        specs = (tuple(found.targets), tuple(tuple(one) for one in found.drafts), tuple(found.standbys))
+        return WorkerSet(*specs, list_draft_pools(config))
 
     async def wait_ready(self) -> Ready:
         """Wait until it serves; returns what its worker says. Raises DaemonError where it never will."""
@@ -193,6 +320,13 @@ class TargetLife:
         if self._fleet is not None:
             await self._fleet.close()
 
+    async def close(self) -> None:
+        """End the workers, and the draft store behind them."""
+        await self.control.close()
+        if (store := self.served.use(None)) is not None:
+            await store.close()
+        await asyncio.gather(*self._closing)
+
     def save_trial(self) -> None:
         """Keep what is known of the canary for the next daemon."""
         if self.trial is not None:
@@ -200,35 +334,33 @@ class TargetLife:
 
     def _build_control(self) -> TargetControl:
         """Return control that waits for its workers to be named."""
-        config = self.config
-        limits = config.limits
-        control = TargetControl(
-            self._cluster,
-            (),
-            ControlLimits(
-                limits.max_running,
-                limits.max_waiting,
-                config.cluster.max_restarts,
-                limits.request_timeout_s,
-                config.speculation.min_speculative_tokens,
-                ttft=objectives_of(config.slo).ttft,
-                refuse_late=config.slo.late == "refuse",
-                quarantine_s=limits.quarantine_s,
-                failover=failover_rules(config.failover),
-                routing=self._routing_rules(),
-            ),
-            self._ground.clock,
-            draft_pools=list_draft_pools(config),
-        )
+        pools = list_draft_pools(self.config)
+        control = TargetControl(self._cluster, (), self._control_limits(), self._ground.clock, draft_pools=pools)
         control.on_progress.append(self._say)
         return control
+
+    def _control_limits(self) -> ControlLimits:
+        config, limits = self.config, self.config.limits
+        return ControlLimits(
+            limits.max_running,
+            limits.max_waiting,
+            config.cluster.max_restarts,
+            limits.request_timeout_s,
+            config.speculation.min_speculative_tokens,
+            ttft=objectives_of(config.slo).ttft,
+            refuse_late=config.slo.late == "refuse",
+            quarantine_s=limits.quarantine_s,
+            failover=failover_rules(config.failover),
+            routing=self._routing_rules(),
+        )
 
     def _routing_rules(self) -> RoutingRules:
         routing = self.config.routing
         weights = RoutingWeights(**routing.weights.model_dump())
         return RoutingRules(weights, routing.hysteresis, self.config.placement.load_smoothing)
 
-    def _list_terms(self) -> TargetTerms:
+    def list_terms(self) -> TargetTerms:
+        """Return what holds for its requests."""
         config = self.config
         speculation = config.speculation
         elsewhere = config.cluster.on_ray and bool(config.cluster.address) and not config.planned

@@ -6,6 +6,7 @@ import typer
 
 from orchestrator.cli.bench_cluster import cluster
 from orchestrator.cli.bench_commands import decode, exactness, pairs
+from orchestrator.cli.bench_overlap import overlap
 from orchestrator.cli.bench_plan import plan
 from orchestrator.cli.bench_policy import policy
 from orchestrator.cli.bench_serve import serve
@@ -14,6 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, s
 app.command("cluster")(cluster)
 app.command("decode")(decode)
 app.command("exactness")(exactness)
+app.command("overlap")(overlap)
 app.command("pairs")(pairs)
 app.command("plan")(plan)
 app.command("policy")(policy)

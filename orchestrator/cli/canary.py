@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import query_daemon, socket_of
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
+from orchestrator.cli.daemon_socket import Place, find_daemon, query_daemon
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl
 
 app = typer.Typer(help="Compare a share of requests that is drafted for by another variant with the control.")
 
@@ -20,37 +19,53 @@ _FIGURES = {"ttft_ms": ("TTFT", "ms", 1), "tpot_ms": ("TPOT", "ms", 2), "accepta
 
 @app.command()
 def status(
-    config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
 ) -> None:
     """Show both variants' figures with their 95 % intervals, and what was decided on which of them."""
-    _show(query_daemon(socket or socket_of(config, port), "/admin/canary"), as_json=as_json)
+    _show(query_daemon(find_daemon(url, socket, config, port), "/admin/canary"), as_json=as_json)
 
 
 @app.command()
 def promote(
-    config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
 ) -> None:
     """Serve every new request by the canary; running ones end as they began."""
-    _send_verdict("promote", socket or socket_of(config, port), as_json=as_json)
+    _send_verdict("promote", find_daemon(url, socket, config, port), as_json=as_json)
 
 
 @app.command()
 def abort(
-    config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
 ) -> None:
     """Serve no new request by the canary; running ones end as they began."""
-    _send_verdict("abort", socket or socket_of(config, port), as_json=as_json)
+    _send_verdict("abort", find_daemon(url, socket, config, port), as_json=as_json)
 
 
 @app.command()
 def restart(
-    config: DaemonConfig = None, port: DaemonPort = None, socket: AdminSocket = None, as_json: DaemonJson = False
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
 ) -> None:
     """Forget the figures and what was decided, and begin the trial anew."""
-    _send_verdict("restart", socket or socket_of(config, port), as_json=as_json)
+    _send_verdict("restart", find_daemon(url, socket, config, port), as_json=as_json)
 
 
-def _send_verdict(what: str, socket: Path, *, as_json: bool) -> None:
+def _send_verdict(what: str, socket: Place, *, as_json: bool) -> None:
     _show(query_daemon(socket, f"/admin/canary/{what}", {}), as_json=as_json)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from orchestrator.cli.config_effective import show_effective
 from orchestrator.cli.config_migrate import migrate
 from orchestrator.cli.options import CheckedFile
 
@@ -49,12 +51,25 @@ def check(
 
 
 @app.command()
-def show(file: CheckedFile = None, as_json: ValuesJson = False) -> None:
+def show(
+    file: CheckedFile = None,
+    as_json: ValuesJson = False,
+    effective: Annotated[
+        bool,
+        typer.Option("--effective", help="Also print where each value came from, and what a daemon runs instead."),
+    ] = False,
+    socket: Annotated[
+        Path | None, typer.Option("--socket", help="With --effective: the admin socket of the daemon to compare with.")
+    ] = None,
+) -> None:
     """Print every effective value, the defaults among them."""
     from orchestrator.config.load import default_config_path, load_config
 
-    config = load_config(file or default_config_path())
-    if as_json:
+    path = file or default_config_path()
+    config = load_config(path)
+    if effective:
+        show_effective(config, path, socket, as_json=as_json)
+    elif as_json:
         print(config.model_dump_json(indent=1))
     else:
         _print(config)

@@ -60,7 +60,7 @@ def doctor(
     config: ConfigFile = None,
 ) -> None:
     """Check Python, packages, memory, disk, and what a cluster.yaml asks for; exits 1 when something is missing."""
-    from orchestrator.config.load import find_config_path
+    from orchestrator.config.socket_place import find_config_path
 
     checks = examine(config or find_config_path())
     if as_json:

@@ -1,4 +1,4 @@
-"""`outrider explain`: which replica and draft a request went to, what else there was, and why not that."""
+"""`outrider explain`: where a request went and why, what it waited for, and what drafts brought it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from urllib.parse import quote
 
 import typer
 
-from orchestrator.cli.daemon_socket import query_daemon, socket_of
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
+from orchestrator.cli.daemon_socket import find_daemon, query_daemon
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl
+
+_SHOWN_STRETCHES = 12
 
 
 def explain(
@@ -19,15 +21,54 @@ def explain(
     config: DaemonConfig = None,
     port: DaemonPort = None,
     socket: AdminSocket = None,
+    url: DaemonUrl = None,
     as_json: DaemonJson = False,
 ) -> None:
-    """Show where a request of late went: the chosen pair of replica and draft, and all candidates with their terms."""
-    answer = query_daemon(socket or socket_of(config, port), f"/admin/explain/{quote(request, safe='')}")
+    """Show a request of late: the chosen pair of replica and draft with all candidates and their terms, what it waited
+    for, how deep it was drafted for over time and what was accepted, and the workers that it left."""
+    answer = query_daemon(find_daemon(url, socket, config, port), f"/admin/explain/{quote(request, safe='')}")
     if as_json:
         print(json.dumps(answer, indent=1))
         return
+    for one in answer["requests"]:
+        _print_history(one)
     for route in answer["routes"]:
         _print_route(route, answer.get("model", ""))
+
+
+def _print_history(one: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from orchestrator.plain_table import add_row, wide_console
+
+    console = wide_console()
+    for line in describe_history(one):
+        console.print(line, markup=False, highlight=False)
+    if not one["rounds"]:
+        return
+    table = Table("until", "rounds", "tokens", "drafted a round", "accepted a round", "accepted")
+    for stretch in one["rounds"][-_SHOWN_STRETCHES:]:
+        rounds, drafted, accepted = stretch["rounds"], stretch["drafted"], stretch["accepted"]
+        rate = f"{accepted / drafted:.0%}" if drafted else "-"
+        counts = (f"{stretch['at_s']:.2f} s", str(rounds), str(stretch["tokens"]))
+        add_row(table, *counts, f"{drafted / rounds:.1f}", f"{accepted / rounds:.1f}", rate)
+    console.print(table)
+
+
+def describe_history(one: dict[str, Any]) -> list[str]:
+    """Return in lines what became of a request."""
+    ended = f"ended after {one['took_s']:.2f} s ({one['outcome']})" if one["took_s"] is not None else one["state"]
+    whose = f", key {one['key']}" if one["key"] else ""
+    lines = [f"{one['request_id']}: {ended}, {one['tokens']} tokens behind {one['prompt_tokens']} of prompt{whose}"]
+    first = "" if one["first_token_ms"] is None else f", first token after {one['first_token_ms']:.0f} ms"
+    lines.append(f"queue {one['queue_ms']:.0f} ms, prefill {one['prefill_ms']:.0f} ms{first}")
+    drafted, accepted, rounds = (
+        sum(part[name] for part in one["rounds"]) for name in ("drafted", "accepted", "rounds")
+    )
+    if drafted:
+        lines.append(f"drafts: {drafted} tokens in {rounds} rounds, {accepted} accepted ({accepted / drafted:.0%})")
+    lines += [f"left {move['replica']} after {move['at_s']:.2f} s: {move['why']}" for move in one["moves"]]
+    return lines
 
 
 def _print_route(route: dict[str, Any], model: str) -> None:

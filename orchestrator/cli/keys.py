@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import ConfigFile
+from orchestrator.cli.options import ConfigFile, Yes, confirm
 
 if TYPE_CHECKING:
     from orchestrator.config.keys_file import KeyLine, KeyRecord
@@ -18,7 +18,6 @@ app = typer.Typer(help="Make, list and revoke API keys. A running daemon takes a
 
 _File = Annotated[Path | None, typer.Option("--file", help="The file of keys; else api.keys_file of cluster.yaml.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
-_Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
 @app.command()
@@ -26,7 +25,9 @@ def create(
     name: Annotated[str, typer.Argument(help="Whose key it is: letters, digits, '.', '_', '-'.")],
     scope: Annotated[
         list[str] | None,
-        typer.Option("--scope", help="inference, batches or metrics; several times for several. Else all."),
+        typer.Option(
+            "--scope", help="inference, batches, metrics, admin; several times for several. Else all but admin."
+        ),
     ] = None,
     max_requests: Annotated[
         int, typer.Option(min=0, max=1_000_000, help="Requests at a time; 0: limits.max_requests_per_key.")
@@ -40,12 +41,12 @@ def create(
 ) -> None:
     """Make a key and print it. It is shown this once: the file has its digest alone."""
     from orchestrator.config.keys_change import create_key
-    from orchestrator.config.keys_file import SCOPES
+    from orchestrator.config.keys_file import SCOPES, USUAL_SCOPES
 
     unknown = set(scope or []) - set(SCOPES)
     if unknown:
         raise typer.BadParameter(f"there is no scope {sorted(unknown)[0]!r}; there are {', '.join(SCOPES)}")
-    scopes = tuple(one for one in SCOPES if one in scope) if scope else SCOPES
+    scopes = tuple(one for one in SCOPES if one in scope) if scope else USUAL_SCOPES
     key, record = create_key(_find_file(file, config), name, scopes, max_requests, max_tokens_per_minute)
     if as_json:
         print(json.dumps({"key": key, **_describe(record)}, indent=1))
@@ -86,16 +87,13 @@ def revoke(
     key: Annotated[str, typer.Argument(help="A name or an id, as `list` shows them.")],
     file: _File = None,
     config: ConfigFile = None,
-    yes: _Yes = False,
+    yes: Yes = False,
     as_json: _Json = False,
 ) -> None:
     """Refuse a key from now on. Requests that run go on; lines of its batches are refused."""
     from orchestrator.config.keys_change import revoke_key
 
-    if not yes:
-        if not sys.stdin.isatty():
-            raise typer.BadParameter(f"this would revoke {key!r}; say --yes to have it done")
-        typer.confirm(f"Revoke the key {key!r}? Whoever has it is refused.", abort=True, err=True)
+    confirm(f"revoke the key {key!r}; whoever has it is refused", yes=yes)
     record = revoke_key(_find_file(file, config), key)
     print(json.dumps(_describe(record), indent=1) if as_json else f"revoked: {record.name} ({record.key_id})")
 

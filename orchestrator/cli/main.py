@@ -9,44 +9,54 @@ from typing import Annotated
 
 import typer
 
-from adapters.contract import AdapterError
-from orchestrator.cli import bench, canary, config, keys, models, plan, quarantine, service, speculation, submit
-from orchestrator.cli.batch import batch
-from orchestrator.cli.devices import devices
-from orchestrator.cli.doctor import doctor
-from orchestrator.cli.explain import explain
-from orchestrator.cli.health import cordon, health, uncordon
-from orchestrator.cli.profile import profile
-from orchestrator.cli.serve import serve
-from orchestrator.cli.status import status
+from orchestrator.cli.lazy_group import LazyGroup
 from orchestrator.errors import OutriderError
 
 app = typer.Typer(
+    cls=LazyGroup.over(
+        {
+            "serve": "orchestrator.cli.serve:serve",
+            "batch": "orchestrator.cli.batch:batch",
+            "reload": "orchestrator.cli.reload:reload",
+            "status": "orchestrator.cli.status_command:status",
+            "health": "orchestrator.cli.health:health",
+            "alerts": "orchestrator.cli.alerts:app",
+            "explain": "orchestrator.cli.explain:explain",
+            "cordon": "orchestrator.cli.hold:cordon",
+            "uncordon": "orchestrator.cli.hold:uncordon",
+            "drain": "orchestrator.cli.hold:drain",
+            "failover": "orchestrator.cli.failover:failover",
+            "draft": "orchestrator.cli.draft:app",
+            "requests": "orchestrator.cli.requests:requests",
+            "cancel": "orchestrator.cli.requests:cancel",
+            "doctor": "orchestrator.cli.doctor:doctor",
+            "devices": "orchestrator.cli.devices:devices",
+            "profile": "orchestrator.cli.profile:profile",
+            "config": "orchestrator.cli.config:app",
+            "bench": "orchestrator.cli.bench:app",
+            "submit": "orchestrator.cli.submit:app",
+            "plan": "orchestrator.cli.plan:app",
+            "models": "orchestrator.cli.models:app",
+            "speculation": "orchestrator.cli.speculation:app",
+            "canary": "orchestrator.cli.canary:app",
+            "quarantine": "orchestrator.cli.quarantine:app",
+            "keys": "orchestrator.cli.keys:app",
+            "service": "orchestrator.cli.service:app",
+            "logs": "orchestrator.cli.logs:logs",
+            "top": "orchestrator.cli.top:top",
+            "completion": "orchestrator.cli.completion:completion",
+            "support-bundle": "orchestrator.cli.support_bundle:support_bundle",
+        }
+    ),
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Bit-exact speculative decoding across unlike devices.",
 )
-app.command("serve")(serve)
-app.command("batch")(batch)
-app.command("status")(status)
-app.command("health")(health)
-app.command("explain")(explain)
-app.command("cordon")(cordon)
-app.command("uncordon")(uncordon)
-app.command("doctor")(doctor)
-app.command("devices")(devices)
-app.command("profile")(profile)
-app.add_typer(config.app, name="config")
-app.add_typer(bench.app, name="bench")
-app.add_typer(submit.app, name="submit")
-app.add_typer(plan.app, name="plan")
-app.add_typer(models.app, name="models")
-app.add_typer(speculation.app, name="speculation")
-app.add_typer(canary.app, name="canary")
-app.add_typer(quarantine.app, name="quarantine")
-app.add_typer(keys.app, name="keys")
-app.add_typer(service.app, name="service")
+
+
+COMPLETION_VARIABLE = "_OUTRIDER_COMPLETE"
+"""What a shell sets where it wants to complete a line, as typer's scripts do."""
 
 
 def _show_version(asked: bool) -> None:
@@ -64,11 +74,21 @@ def root(
     """Bit-exact speculative decoding across unlike devices."""
 
 
+def _list_told_errors() -> tuple[type[Exception], ...]:
+    """Return the errors that are told in a line. Adapters' are among them where theirs were imported."""
+    contract = sys.modules.get("adapters.contract")
+    return (OutriderError,) if contract is None else (OutriderError, contract.AdapterError)
+
+
 def main() -> None:
     """Run the command line. OUTRIDER_TRACEBACK=1 shows where a failure came from."""
+    if COMPLETION_VARIABLE in os.environ:
+        from typer._completion_classes import completion_init
+
+        completion_init()  # typer does so by itself for --install-completion alone
     try:
-        app()
-    except (OutriderError, AdapterError) as error:
+        app(prog_name="outrider")
+    except _list_told_errors() as error:
         if os.environ.get("OUTRIDER_TRACEBACK"):
             raise
         for line in str(error).splitlines():

@@ -31,11 +31,16 @@ def serve(
     """
     import asyncio
 
+    from orchestrator.api.admin.logs import KeptLog
+    from orchestrator.bootstrap.reload import FileStanding
     from orchestrator.config.access_checks import find_keyless
     from orchestrator.config.load import default_config_path, list_outdated, load_config
     from orchestrator.daemon import Daemon
     from orchestrator.errors import ConfigError
+    from orchestrator.log_ring import LogRing
+    from orchestrator.systemd.journal import find_journal_unit
     from orchestrator.telemetry import get_logger, setup_logging
+    from orchestrator.workers.core_dumps import limit_core_dumps
 
     if model is not None and config is not None:
         raise typer.BadParameter("MODEL stands for a cluster.yaml: give one of them")
@@ -50,14 +55,17 @@ def serve(
             loaded = loaded.model_copy(update={"api": loaded.api.model_copy(update=changes)})
     if host is not None and (problem := find_keyless(loaded.api, host)):
         raise ConfigError(f"--host: {problem}")
-    setup_logging(loaded.logging.level, loaded.logging.format)
+    limit_core_dumps()
+    ring = LogRing(hides_words=loaded.logging.prompts)
+    setup_logging(loaded.logging.level, loaded.logging.format, ring=ring)
     for line in outdated:
         get_logger(__name__).warning("cluster.yaml has a key of an older release", where=line)
     if text:
         _tell_text(text, loaded)
 
     async def run() -> None:
-        await Daemon(loaded, path).run()
+        log = KeptLog(ring, find_journal_unit())
+        await Daemon(loaded, FileStanding(path, changes, is_file=not text), log).run()
 
     asyncio.run(run())
 
@@ -74,7 +82,7 @@ def _configure(model: str, changes: dict[str, Any]) -> tuple[ClusterConfig, Path
 def _tell_text(text: str, config: ClusterConfig) -> None:
     """Say which cluster.yaml the command stands for: to people as they would write it, to programs in the log."""
     from orchestrator.bootstrap.banner import is_for_people
-    from orchestrator.config.load import find_config_path
+    from orchestrator.config.socket_place import find_config_path
     from orchestrator.telemetry import get_logger
 
     unread = find_config_path()

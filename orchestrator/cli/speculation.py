@@ -9,13 +9,12 @@ from __future__ import annotations
 import getpass
 import json
 import os
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import StatusError, query_daemon, socket_of
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, ModelName
+from orchestrator.cli.daemon_socket import Place, StatusError, find_daemon, query_daemon
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl, ModelName
 from orchestrator.cli.speculation_rows import speculation_rows
 
 app = typer.Typer(
@@ -39,9 +38,10 @@ def status(
     config: DaemonConfig = None,
     port: DaemonPort = None,
     socket: AdminSocket = None,
+    url: DaemonUrl = None,
 ) -> None:
     """Show the operator's bounds, and which overrides stand, who asked for them and when."""
-    first, *further = _choose(query_daemon(socket or socket_of(config, port)), model)
+    first, *further = _choose(query_daemon(find_daemon(url, socket, config, port)), model)
     found = {**first, "models": further} if further else first
     if as_json:
         print(json.dumps(found, indent=1))
@@ -59,7 +59,7 @@ def _choose(answer: dict[str, Any], model: str | None) -> list[dict[str, Any]]:
     return [one["speculation"] | ({"model": one["model"]} if len(every) > 1 else {}) for one in found]
 
 
-def _command(name: str, wish: dict[str, Any] | None, what: str) -> None:
+def _command(name: str, override: dict[str, Any] | None, what: str) -> None:
     @app.command(name, help=what)
     def command(
         user: User = "",
@@ -68,8 +68,9 @@ def _command(name: str, wish: dict[str, Any] | None, what: str) -> None:
         config: DaemonConfig = None,
         port: DaemonPort = None,
         socket: AdminSocket = None,
+        url: DaemonUrl = None,
     ) -> None:
-        _wish(wish, _scope(user, engine, model), socket or socket_of(config, port))
+        _set_override(override, _scope(user, engine, model), find_daemon(url, socket, config, port))
 
 
 def _command_of_tokens(name: str, field: str, what: str) -> None:
@@ -82,8 +83,9 @@ def _command_of_tokens(name: str, field: str, what: str) -> None:
         config: DaemonConfig = None,
         port: DaemonPort = None,
         socket: AdminSocket = None,
+        url: DaemonUrl = None,
     ) -> None:
-        _wish({field: tokens}, _scope(user, engine, model), socket or socket_of(config, port))
+        _set_override({field: tokens}, _scope(user, engine, model), find_daemon(url, socket, config, port))
 
 
 _command("off", {"method": "off"}, "Decode plainly: every drafter is left alone.")
@@ -102,7 +104,7 @@ def _scope(user: str, engine: int | None, model: str | None) -> dict[str, Any]:
     return scope if model is None else scope | {"model": model}
 
 
-def _wish(config: dict[str, Any] | None, scope: dict[str, Any], socket: Path) -> None:
+def _set_override(config: dict[str, Any] | None, scope: dict[str, Any], socket: Place) -> None:
     asked_by = os.environ.get("SUDO_USER") or getpass.getuser()
     _print(query_daemon(socket, ROUTE, {**scope, "speculative_config": config, "asked_by": asked_by}))
 

@@ -24,16 +24,16 @@ def bounds_line(bounds: dict[str, Any] | None) -> str:
     return f"requests may ask for {bounds['least'] or 1} to {bounds['most']} draft tokens, or none"
 
 
-def _line(wished: dict[str, Any]) -> str:
-    since = datetime.fromtimestamp(wished["since_s"]).astimezone().isoformat(sep=" ", timespec="seconds")
-    return f"{_describe(wished['wish'])}; asked by {wished['asked_by']}, {since}"
+def _line(recorded: dict[str, Any]) -> str:
+    since = datetime.fromtimestamp(recorded["since_s"]).astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"{_describe(recorded['override'])}; asked by {recorded['asked_by']}, {since}"
 
 
-def _describe(wish: str) -> str:
+def _describe(override: str) -> str:
     """Return an override in plain words; the daemon says it in those of the command."""
-    kind, _, count = wish.rpartition(" ")
+    kind, _, count = override.rpartition(" ")
     plain = {"depth": f"always {count} draft tokens", "at most": f"up to {count} draft tokens"}
-    return plain.get(kind) or {"off": "no draft tokens", "auto": "as many draft tokens as pay"}.get(wish, wish)
+    return plain.get(kind) or {"off": "no draft tokens", "auto": "as many draft tokens as pay"}.get(override, override)
 
 
 def warning_rows(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:

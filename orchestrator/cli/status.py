@@ -1,47 +1,34 @@
-"""`outrider status`: what runs where, as the daemon says over its admin socket."""
+"""What the daemon says of itself, as rows for people. Imports little: `outrider status` is to be there at once."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from device_profiles.units import human_bytes
-from orchestrator.cli.daemon_socket import query_daemon, socket_of
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort
 from orchestrator.cli.speculation_rows import pair_gauges, speculation_rows, warning_rows
 from orchestrator.workers.cores import spans
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 _SHOWN_QUEUE = 0.05
-_MOST_ROWS = 24
+MOST_ROWS = 24
+"""Of devices, and of hosts: in a table. With --json there are all."""
 
 
-def status(
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    as_json: DaemonJson = False,
-) -> None:
-    """Show the effective state: model, device, precision, depth, streams, acceptance."""
-    answer = query_daemon(socket or socket_of(config, port))
-    if as_json:
-        print(json.dumps(answer, indent=1))
-    else:
-        _print(answer)
-
-
-def _print(answer: dict[str, Any]) -> None:
-    from rich.console import Console
+def build_tables(answer: dict[str, Any]) -> Iterator[Table]:
+    """Yield a table for each model."""
     from rich.table import Table
 
     from orchestrator.plain_table import add_row
 
-    console = Console()
     for one in (answer, *({**answer, **further} for further in answer["models"])):
         whose = f": {one['model']}" if answer["models"] else ""
         table = Table(show_header=False, title=f"outrider {answer['version']}{whose}")
         for name, value in list_rows(one):
             add_row(table, name, value)
-        console.print(table)
+        yield table
 
 
 def list_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
@@ -55,15 +42,18 @@ def list_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows += [(f"standby {one['engine']}", replica_line(one)) for one in answer["standbys"]]
     rows += _drafters(replicas)
     rows += [(_name_draft(draft, answer["drafts"]), draft_line(draft, answer)) for draft in answer["drafts"]]
-    rows += [(f"host {one['name'] or one['host']}", _host_line(one)) for one in answer["hosts"][:_MOST_ROWS]]
-    rows += _tell_rest(len(answer["hosts"]) - _MOST_ROWS, "hosts")
+    rows += [(f"host {one['name'] or one['host']}", _host_line(one)) for one in answer["hosts"][:MOST_ROWS]]
+    rows += _tell_rest(len(answer["hosts"]) - MOST_ROWS, "hosts")
     shown = answer["devices"]
-    if len(shown) > _MOST_ROWS:
-        shown = sorted(shown, key=lambda one: -(one["utilisation"] or 0.0))[:_MOST_ROWS]
+    if len(shown) > MOST_ROWS:
+        shown = sorted(shown, key=lambda one: -(one["utilisation"] or 0.0))[:MOST_ROWS]
     rows += [(f"device {one['name']}", device_line(one)) for one in shown]
-    rows += _tell_rest(len(answer["devices"]) - len(shown), "devices, less busy")
+    left_out = answer.get("devices_left_out", 0) + len(answer["devices"]) - len(shown)
+    rows += _tell_rest(left_out, "devices, less busy")
     if answer["scaling"]:
         rows.append(("scaling", scaling_line(answer["scaling"])))
+    if answer["draft_store"]:
+        rows.append(("draft store", draft_store_line(answer["draft_store"])))
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
         rows += [
@@ -219,6 +209,17 @@ def scaling_line(scaling: dict[str, Any]) -> str:
     line = f"{scaling['there']} replicas{ready}; {scaling['wanted']} wanted, of {scaling['least']} to {scaling['most']}"
     last = f"; last change: {scaling['last']}" if scaling["last"] else ""
     return f"{line}: {scaling['why']}{last}"
+
+
+def draft_store_line(store: dict[str, Any]) -> str:
+    """Return where answers are kept for drafts, what that brings, and what is wrong with it."""
+    whose = "shared by all keys" if store["shared"] else "each key its own"
+    lookups = store["hits"] + store["misses"] + store["late"]
+    line = f"{store['location']}, {whose}; {store['hits']} of {lookups} lookups found answers"
+    line += f", {store['late']} late; {store['written']} answers written, {store['dropped']} dropped"
+    if store["state"] == "away":
+        return f"AWAY: {store['problem']}; requests go on without it; {line}"
+    return f"{line}; last problem: {store['problem']}" if store["problem"] else line
 
 
 def plan_line(plan: dict[str, Any]) -> str:

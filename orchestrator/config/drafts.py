@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import ByteSize, Field
 
 from orchestrator.config.adapter_names import AdapterName
+from orchestrator.config.draft_store import MEMORY, DraftStoreOptions
 from orchestrator.config.section import Section, Size
 from orchestrator.config.target import (
     MAX_REPLICAS,
@@ -28,6 +29,12 @@ class SuffixDraft(Section):
     """The longest context that is matched, in tokens."""
     memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
     """Memory for earlier outputs; the oldest are forgotten first. `0 B` keeps none."""
+    store: str = MEMORY
+    """Where answers are kept for other replicas and later daemons, too. `memory`: nowhere. `disk`: a file in the state
+    directory; `disk:PATH`: this file (relative to this configuration file). `redis://HOST:PORT/DB`, `rediss://` with
+    TLS, or `unix:///SOCKET?db=DB`: a Redis or Valkey, which daemons may share. No password may stand in it."""
+    store_options: DraftStoreOptions = DraftStoreOptions()
+    """How the store is used."""
 
 
 class DraftWorkersSection(Section):

@@ -17,8 +17,10 @@ import msgspec
 
 from orchestrator.errors import ConfigError
 
-Scope = Literal["inference", "batches", "metrics"]
+Scope = Literal["inference", "batches", "metrics", "admin"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
+USUAL_SCOPES: Final[tuple[Scope, ...]] = ("inference", "batches", "metrics")
+"""Of a key that says nothing: what steers the daemon has to be asked for."""
 _VERSION: Final = "v1:"
 """Before a digest: SHA-256 of the key. Keys are random, so nothing slower is needed to keep them from being guessed."""
 _HASH: Final = re.compile(r"v1:[0-9a-f]{64}")
@@ -33,7 +35,7 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     name: str
     hash: str
-    scopes: tuple[Scope, ...] = SCOPES
+    scopes: tuple[Scope, ...] = USUAL_SCOPES
     max_requests: int = 0
     max_tokens_per_minute: int = 0
     created: str = ""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
 from hashlib import blake2b
 from pathlib import Path
 
@@ -18,15 +16,18 @@ from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.access_checks import check_access
 from orchestrator.config.adapter_names import INSTALLED
-from orchestrator.config.drafts import DraftWorkersSection, ModelDraft
+from orchestrator.config.draft_store import check_stores
+from orchestrator.config.drafts import DraftWorkersSection, ModelDraft, SuffixDraft
 from orchestrator.config.further_checks import check_names, check_own_placement
 from orchestrator.config.hosts import check_hosts, check_running_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.language_changes import accept_old_keys
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.replica_checks import check_bounds, list_placements
+from orchestrator.config.socket_place import USUAL_PLACES, choose_socket, find_config_path
 from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
 from orchestrator.config.target import AUTO, Target
+from orchestrator.config.tracing import check_tracing
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
 from policies.models.vocabulary import Match, compare, refusal
@@ -35,7 +36,6 @@ SIMULATED_PREFIX = "simulated:"
 _NAME_BYTES = 8
 _ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
 _OF_OWN_PROCESS = {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s", "workers"}
-USUAL_PLACES = (Path("cluster.yaml"), Path("/etc/outrider/cluster.yaml"))
 
 
 def load_config(path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:
@@ -50,6 +50,12 @@ def load_config(path: Path, *, sources: bool = True, there: bool = True) -> Clus
 def load_text(text: str, path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:
     """Return the configuration that a text is, checked as `load_config` does. Raises ConfigError."""
     config, lines = parse_config(text, path)
+    check_config(config, path, lines, sources=sources, there=there)
+    return config
+
+
+def check_config(config: ClusterConfig, path: Path, lines: Lines, *, sources: bool = True, there: bool = True) -> None:
+    """Find what contradicts itself in a configuration, or cannot be on this machine. Raises ConfigError."""
     check_hosts(config.hosts, config.links, path, lines)
     check_names(config, path, lines)
     if sources:
@@ -59,6 +65,7 @@ def load_text(text: str, path: Path, *, sources: bool = True, there: bool = True
         _check_canary(config, path, lines)
         for target in config.targets:
             _check_processes(target, path, lines)
+            _check_stores(target, path, lines)
         _check_cluster(config, path, lines)
         if there:
             _check_hosts(config, path, lines)
@@ -70,7 +77,7 @@ def load_text(text: str, path: Path, *, sources: bool = True, there: bool = True
             check_own_placement(target, path, lines)
         check_access(config.api, path, lines)
         _check_keys(config, path, lines)
-    return config
+        check_tracing(config.tracing, path, lines)
 
 
 def default_config_path() -> Path:
@@ -79,11 +86,6 @@ def default_config_path() -> Path:
     if found is None:
         raise ConfigError(f"no configuration: write {USUAL_PLACES[0]} or name one with --config")
     return found
-
-
-def find_config_path() -> Path | None:
-    """Return ./cluster.yaml or /etc/outrider/cluster.yaml; None where neither is there."""
-    return next((path for path in USUAL_PLACES if path.is_file()), None)
 
 
 def load_or_default(path: Path | None) -> ClusterConfig:
@@ -100,12 +102,7 @@ def admin_socket_path(config: ClusterConfig, port: int) -> Path:
 
     Raises ConfigError when there is no runtime directory and none can be made that is safe from other users.
     """
-    if config.api.admin_socket:
-        return Path(config.api.admin_socket)
-    directory = os.environ.get("RUNTIME_DIRECTORY") or os.environ.get("XDG_RUNTIME_DIR")
-    if directory:
-        return Path(directory.split(":")[0]) / f"outrider-{port}.sock"
-    return _private_directory() / f"outrider-{port}.sock"
+    return choose_socket(config.api.admin_socket, port)
 
 
 def store_directory(config: ClusterConfig) -> Path:
@@ -124,24 +121,6 @@ def state_directory(config: ClusterConfig, path: Path) -> Path:
     every = Path(directory) if directory else Path(platformdirs.user_state_dir("outrider"))
     served = f"{path.resolve()}\n{config.api.host}\n{config.api.port}"
     return every / f"daemon-{blake2b(served.encode(), digest_size=_NAME_BYTES).hexdigest()}"
-
-
-def _private_directory() -> Path:
-    """Return a directory under the temporary one that only this user can open.
-
-    Others can write to the temporary directory: what stands there under our name may be somebody's trap.
-    """
-    private = Path(tempfile.gettempdir()) / f"outrider-{os.getuid()}"
-    try:
-        private.mkdir(mode=0o700, exist_ok=True)
-        found = private.lstat()
-    except OSError as error:
-        raise ConfigError(f"{private}: {error.strerror}; set api.admin_socket") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise ConfigError(f"{private}: is no directory of this user; remove it, or set api.admin_socket")
-    if found.st_mode & 0o077:
-        raise ConfigError(f"{private}: is open to other users; chmod 700 it, or set api.admin_socket")
-    return private
 
 
 def parse_config(text: str, path: Path) -> tuple[ClusterConfig, Lines]:
@@ -213,6 +192,16 @@ def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
                 raise ConfigError(f"{where} {_ONLY_ON_RAY}")
             if key == "workers":
                 _check_draft_workers(draft.workers, where)
+
+
+def _check_stores(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse draft stores that cannot be used. Raises ConfigError."""
+    found = [
+        (at, draft.store, draft.store_options if "store_options" in draft.model_fields_set else None)
+        for at, draft in config.all_drafts
+        if isinstance(draft, SuffixDraft)
+    ]
+    check_stores(found, path, lines)
 
 
 def _check_draft_workers(workers: DraftWorkersSection, where: str) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, PrivateAttr
 
+from orchestrator.config.alerts import AlertsSection
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.failover import FailoverSection
 from orchestrator.config.further_target import FurtherTarget
@@ -14,10 +15,12 @@ from orchestrator.config.placement import PlacementSection
 from orchestrator.config.routing import RoutingSection
 from orchestrator.config.section import Price, Section, Size
 from orchestrator.config.slo import SloSection
+from orchestrator.config.socket_place import DEFAULT_PORT
 from orchestrator.config.source_text import Place
 from orchestrator.config.speculation import Canary, Speculation
 from orchestrator.config.target import AUTO, Cores, Target
 from orchestrator.config.tls import TlsSection
+from orchestrator.config.tracing import TracingSection
 
 
 class Devices(Section):
@@ -84,7 +87,7 @@ class Api(Section):
 
     host: str = "127.0.0.1"
     """The address to listen on."""
-    port: int = Field(default=8000, ge=0, le=65535)
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
     """The port; 0 takes a free one and prints it."""
     admin_socket: str = ""
     """The Unix socket of the admin commands. Empty: `outrider-PORT.sock` in the user's runtime directory."""
@@ -123,6 +126,13 @@ class Api(Section):
     vllm_metric_names: bool = False
     """`true`: `/metrics` has what vLLM has too a second time under its names (`vllm:...`), for its dashboards and for
     `vllm bench serve`."""
+    stored_responses: int = Field(default=1000, ge=0, le=1_000_000)
+    """How many answers of `/v1/responses` are kept in memory, for `previous_response_id`; beyond them the oldest go. 0:
+    none are kept."""
+    stored_responses_memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
+    """Bytes of all answers that are kept, with their conversations; beyond them the oldest go."""
+    stored_responses_s: float = Field(default=3600.0, gt=0, le=604_800)
+    """How long an answer is kept."""
 
 
 class ClusterSection(Section):
@@ -268,8 +278,12 @@ class ClusterConfig(Section):
     """The record of answers that a client may resume."""
     batches: BatchesSection = BatchesSection()
     """Batches that the daemon answers by itself."""
+    alerts: AlertsSection = AlertsSection()
+    """The daemon's own watch over what goes wrong."""
     logging: Logging = Logging()
     """The daemon's log."""
+    tracing: TracingSection = TracingSection()
+    """Spans and metrics of OpenTelemetry."""
 
     _further: tuple[int, FurtherTarget] | None = PrivateAttr(default=None)
     """Whose configuration this is, of `models`, and its index; None: of the first target."""

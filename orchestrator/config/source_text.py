@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from orchestrator.errors import ConfigError
+from orchestrator.redaction import redact_secrets
 
 Place = tuple[str | int, ...]
 Lines = dict[Place, int]
@@ -102,14 +103,15 @@ def format_place(place: Place) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
             continue
-        name = part if part.isprintable() and len(part) <= _LONGEST_SHOWN else format_value(part)
+        key = redact_secrets(part)
+        name = key if key.isprintable() and len(key) <= _LONGEST_SHOWN else format_value(key)
         text += f".{name}" if text else name
     return text
 
 
 def format_value(value: object) -> str:
     """Return a value as it is quoted in a message: one line, and short."""
-    text = repr(value).lower() if isinstance(value, bool) else repr(value)
+    text = redact_secrets(repr(value).lower() if isinstance(value, bool) else repr(value))
     return text if len(text) <= _LONGEST_SHOWN else f"{text[: _LONGEST_SHOWN - 3]}..."
 
 

@@ -131,11 +131,11 @@ def _nearest(key: str, valid: list[str]) -> str:
 
 def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
     """Return the model whose keys stand at `place`."""
+    model = root
     if at := _draft_at(place):
-        return DRAFTS[str(place[at])]
+        model, place = DRAFTS[str(place[at])], place[at + 1 :]
     if at := _replicas_at(place):
         return ReplicaBounds if place[at] == BOUNDED and "places" not in place else Placement
-    model = root
     for part in place:
         if isinstance(part, str):
             model = _section_of(model.model_fields[part]) or model

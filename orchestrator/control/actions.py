@@ -11,6 +11,7 @@ from orchestrator.control.health import Part, PartHealth
 from orchestrator.errors import RequestError
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Command, Delta, Gauges, Progress, RoundReport
+from orchestrator.workers.trace_messages import ResumedStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,13 @@ class FinishRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class FinishRetune:
+    """Every replica has answered. `error`: why one stays as it was ("": none does)."""
+
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LogLine:
     """Write a line to the log, its `values` filled in."""
 
@@ -127,6 +135,13 @@ class TellLoads:
 
 
 @dataclass(frozen=True, slots=True)
+class TellResumed:
+    """A traced stream goes on."""
+
+    resumed: ResumedStream
+
+
+@dataclass(frozen=True, slots=True)
 class Notify:
     """Pass an event on to the observers."""
 
@@ -144,9 +159,11 @@ Action = (
     | WakeAfter
     | Settle
     | FinishRollout
+    | FinishRetune
     | LogLine
     | TellGauges
     | TellHealth
     | TellLoads
+    | TellResumed
     | Notify
 )

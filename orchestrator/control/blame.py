@@ -33,6 +33,9 @@ NO_RETRY: Final = {"x-should-retry": "false"}
 """The header by which OpenAI's clients are told not to send a request again."""
 
 
+BY_OPERATOR: Final = "an operator refused it"
+
+
 def digest_request(submit: Submit) -> str:
     """Return the name of what is asked for, whoever asks and whatever the seed."""
     sampling = replace(submit.sampling, seed=0)
@@ -154,6 +157,13 @@ class Blame:
         """Return the requests that are refused, the last convicted first."""
         return sorted((one for one in self._quarantine.values() if one.until_s > now_s), key=lambda one: -one.since_s)
 
+    def quarantine(self, digest: str, request_id: str, prompt_tokens: int, now_s: float, until_s: float) -> Quarantined:
+        """Refuse a request as an operator wants it, whatever it did."""
+        self.observe_end(digest)
+        found = Quarantined(digest, request_id, prompt_tokens, 0, BY_OPERATOR, since_s=now_s, until_s=until_s)
+        self._quarantine[digest] = found
+        return found
+
     def release(self, digests: Iterable[str]) -> list[str]:
         """Let requests run again; returns those that were in quarantine."""
         return [digest for digest in digests if self._quarantine.pop(digest, None) is not None]
@@ -188,9 +198,13 @@ class Blame:
 def refuse(found: Quarantined, now_s: float) -> RequestError:
     """Return the answer to a request that is in quarantine."""
     minutes = max(1, round((found.until_s - now_s) / 60.0))
+    why = (
+        f"this request ended {found.deaths} worker processes, alone in the last"
+        if found.deaths
+        else "the operator of this server does not let this request run"
+    )
     return RequestError(
-        f"this request ended {found.deaths} worker processes, alone in the last; it is refused for {minutes} minutes "
-        f"(`outrider quarantine release {found.digest}` lets it run again)",
+        f"{why}; it is refused for {minutes} minutes (`outrider quarantine release {found.digest}` lets it run again)",
         status=422,
         code="request_quarantined",
         headers=NO_RETRY,

@@ -84,8 +84,8 @@ class CanaryTrial:
         decided. Nor does one whose output may depend on its drafts. Before each draft worker was ready once nothing
         counts."""
         state = self._state
-        wishes = submit.policy_depth or submit.depth is not None or submit.most_depth is not None
-        part = not wishes and submit.sampling.rule in _IDENTICAL_RULES
+        demands = submit.policy_depth or submit.depth is not None or submit.most_depth is not None
+        part = not demands and submit.sampling.rule in _IDENTICAL_RULES
         if state.phase == PROMOTED:
             arm = CanaryVariant.CANARY
         elif state.phase == TRIAL and part:

@@ -23,6 +23,7 @@ from orchestrator.control.actions import (
     Deliver,
     DropPages,
     EndStream,
+    FinishRetune,
     FinishRollout,
     LogLine,
     Notify,
@@ -33,6 +34,7 @@ from orchestrator.control.actions import (
     TellGauges,
     TellHealth,
     TellLoads,
+    TellResumed,
     WakeAfter,
 )
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
@@ -49,8 +51,10 @@ from orchestrator.control.events import (
     LoadObserved,
     PartHeld,
     QuarantineReleased,
+    RetuneAsked,
     RolloutAsked,
     RolloutDropped,
+    RulesChanged,
     StandbySpec,
     StreamClosed,
     StreamOpened,
@@ -58,11 +62,13 @@ from orchestrator.control.events import (
     WorkersChosen,
 )
 from orchestrator.control.health import Part, PartHealth
+from orchestrator.control.operator_desk import OperatorDesk
 from orchestrator.control.overrides import NO_OVERRIDES, OverrideScope, bounds_of, change_overrides, format_override
-from orchestrator.control.port import PlanView, QuarantinedView, ReplicaView, RouteView, ScaleView, StateView
+from orchestrator.control.port import DraftStoreView, PlanView, ReplicaView, RouteView, ScaleView, StateView
 from orchestrator.control.replicas import Rank, Replica, unlike_any
 from orchestrator.control.scale_load import SeenReplicas, measure_load
 from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
+from orchestrator.control.steering_port import QuarantinedView
 from orchestrator.control.step import State, step
 from orchestrator.control.supervisor import Supervisor
 from orchestrator.control.surroundings import Surroundings
@@ -71,6 +77,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.messages import Delta, MoveOut, Progress, RoundReport, Submit
 from orchestrator.workers.shared_memory import SharedMemories
+from orchestrator.workers.trace_messages import ResumedStream
 from policies.serving.canary import CanaryVariant
 from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.health import Health, Held, PartKind
@@ -91,9 +98,10 @@ class TargetControl:
     `drafts` are started beside them once one is ready; nothing waits for them. Of each there are as many workers as
     `draft_pools` says of its name, else as there are replicas.
     `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one, and
-    `scale_view` how many replicas are wanted, where load decides.
-    `on_round` and `on_progress` are called with each event, `on_health` with the parts that are not healthy, when these
-    change, `on_loads` with each sample of devices; in the event loop, and what they raise is logged. `kv_moves`:
+    `scale_view` how many replicas are wanted, where load decides, `draft_store_view` how the draft store does.
+    `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
+    `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices; in the
+    event loop, and what they raise is logged. `kv_moves`:
     streams that are moved by plan take their KV cache along, where workers share this host's memory.
     """
 
@@ -112,18 +120,21 @@ class TargetControl:
     ) -> None:
         self.plan_view: Callable[[], PlanView] | None = None
         self.scale_view: Callable[[], ScaleView] | None = None
+        self.draft_store_view: Callable[[], DraftStoreView] | None = None
         self.on_round: list[Callable[[RoundReport], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
+        self.on_resumed: list[Callable[[ResumedStream], None]] = []
         self.on_health: list[Callable[[dict[Part, PartHealth]], None]] = []
         self.on_loads: list[Callable[[TellLoads], None]] = []
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
-        around = Surroundings.of(limits.routing, limits.request_timeout_s, limits.ttft.ms or 0.0)
+        around = _surround(limits)
         self._state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s, around, draft_pools)
         self._state.watch.patience_s = FLOOR_S if cluster.runtime == "local" else _REMOTE_PATIENCE_S
         self._state.router.moves.enabled = kv_moves and cluster.runtime == "local"
         self._memories = SharedMemories()
+        self.steering = OperatorDesk(self._state, self._post, clock)
         self._supervisor = Supervisor(cluster, sleep, self._post)
         self._overrides = NO_OVERRIDES
         self._readers: dict[str, Reader] = {}  # of live streams, by the request's id
@@ -131,6 +142,7 @@ class TargetControl:
         self._all_read = asyncio.Event()
         self._changing = asyncio.Lock()
         self._changed: asyncio.Future[list[int]] | None = None
+        self._retuned: asyncio.Future[None] | None = None
         self._preparing = "the workers are being planned"
         self._given_up = False
         self._opening: asyncio.Task[None] | None = None
@@ -211,7 +223,7 @@ class TargetControl:
         return replace(
             shown,
             drafts=state.drafts.views(),
-            wishes=self._overrides,
+            overrides=self._overrides,
             losses=dict(state.losses),
             kv_moves=dict(state.router.moves.totals),
             health=state.health.views(now_s),
@@ -219,6 +231,8 @@ class TargetControl:
             taken_over=dict(state.standbys.taken),
             devices=state.loads.view(now_s),
             scaling=self.scale_view() if self.scale_view is not None else None,
+            draft_store=self.draft_store_view() if self.draft_store_view is not None else None,
+            quarantined=len(state.blame.list_quarantined(now_s)),
         )
 
     def _view_replica(self, replica: Replica, now_s: float) -> ReplicaView:
@@ -271,14 +285,14 @@ class TargetControl:
             raise RequestError(text, status=404, code="request_not_found")
         return found
 
-    def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+    def override(self, wanted: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         """See control.port.AdminControl."""
         engines = [replica.engine for replica in self._state.replicas.serving]
         scope = OverrideScope(user, engine)
-        changed = change_overrides(self._overrides, scope, wish, asked_by, engines, self._clock.wall_s())
+        changed = change_overrides(self._overrides, scope, wanted, asked_by, engines, self._clock.wall_s())
         self._overrides, concerned = changed
         for whom in concerned:
-            _entries.info("speculation wished", **whom, wish=format_override(wish), asked_by=asked_by)
+            _entries.info("speculation override", **whom, override=format_override(wanted), asked_by=asked_by)
 
     def check_room(self, coming: int = 0) -> None:
         """See control.port.Control."""
@@ -323,9 +337,10 @@ class TargetControl:
         specs: Sequence[WorkerSpec],
         drafts: Sequence[Sequence[WorkerSpec]],
         standbys: Sequence[StandbySpec] | None = None,
+        draft_pools: Mapping[str, PoolSize] | None = None,
     ) -> list[int]:
         """Let these be the replicas, with the draft workers of each, while streams go on; returns their numbers.
-        `standbys` None: as before.
+        `standbys` and `draft_pools` None: as before.
 
         What runs one of these specs stays, whatever it is called. New ones are started beside the old ones. When all
         are ready, those that are left over give their streams to the other replicas and are stopped. Where their tokens
@@ -335,12 +350,41 @@ class TargetControl:
         """
         async with self._changing:
             self._changed = asyncio.get_running_loop().create_future()
-            self._post(RolloutAsked(specs, list(chain.from_iterable(drafts)), standbys))
+            self._post(RolloutAsked(specs, list(chain.from_iterable(drafts)), standbys, draft_pools))
             try:
                 return await self._changed
             except asyncio.CancelledError:
                 self._post(RolloutDropped())
                 raise
+
+    async def retune(
+        self,
+        specs: Mapping[int, WorkerSpec],
+        drafts: Sequence[Sequence[WorkerSpec]],
+        standbys: Sequence[StandbySpec],
+        draft_pools: Mapping[str, PoolSize],
+    ) -> None:
+        """Let replicas, by their numbers, decode by other options in the workers that they have; streams go on. Returns
+        when all do. Raises WorkerError where one cannot, and stays as it was."""
+        async with self._changing:
+            self._retuned = asyncio.get_running_loop().create_future()
+            drafted = list(chain.from_iterable(drafts))
+            self._post(RetuneAsked(specs, drafted, standbys, draft_pools))
+            await self._retuned
+
+    def list_specs(self) -> dict[int, WorkerSpec]:
+        """Return what the workers of the replicas are started from, by the replicas' numbers; standbys left out."""
+        return {one.engine: one.spec for one in self._state.replicas.primary if not one.standby}
+
+    def list_unwell(self) -> dict[Part, PartHealth]:
+        """Return the parts that are not healthy, as `on_health` hears of them."""
+        return dict(self._state.unwell)
+
+    def set_limits(self, limits: ControlLimits) -> None:
+        """Take requests in, bound and route them by these from now on. `max_restarts` stays as it is."""
+        self._limits = limits
+        bounds = (limits.least_depth, limits.quarantine_s, limits.failover)
+        self._post(RulesChanged(_surround(limits), *bounds))
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new requests, let the live streams end for up to `timeout_s`, then end the rest with 503."""
@@ -414,12 +458,16 @@ class TargetControl:
                 self._supervisor.start(action)
             case StopWorker():
                 self._supervisor.stop(action)
+            case TellResumed(resumed):
+                _notify(self.on_resumed, resumed)
             case LogLine(level, text, values):
                 _log.log(_LEVELS[level.upper()], text, *values)
             case _:
                 self._tell(action)
 
-    def _tell(self, action: WakeAfter | Settle | FinishRollout | TellGauges | TellHealth | TellLoads | Notify) -> None:
+    def _tell(
+        self, action: WakeAfter | Settle | FinishRollout | FinishRetune | TellGauges | TellHealth | TellLoads | Notify
+    ) -> None:
         match action:
             case Settle():
                 self._settled.set()
@@ -432,6 +480,11 @@ class TargetControl:
                     self._changed.set_exception(WorkerError(error))
                 else:
                     self._changed.set_result(list(engines))
+            case FinishRetune(error) if self._retuned is not None and not self._retuned.done():
+                if error:
+                    self._retuned.set_exception(WorkerError(error))
+                else:
+                    self._retuned.set_result(None)
             case TellGauges(replica, before, now):
                 tell_changes(replica, before, now)
             case TellHealth(unwell):
@@ -447,6 +500,10 @@ class TargetControl:
         self._readers[key].items.put_nowait(item)
         if ends:
             del self._readers[key]
+
+
+def _surround(limits: ControlLimits) -> Surroundings:
+    return Surroundings.of(limits.routing, limits.request_timeout_s, limits.ttft.ms or 0.0)
 
 
 def _notify(observers: list[Callable[[_T], None]], event: _T) -> None:

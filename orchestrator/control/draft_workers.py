@@ -61,6 +61,10 @@ class DraftWorkers:
         self._closed = False
         self._look_at_s = 0.0
 
+    def set_sizes(self, sizes: Mapping[str, PoolSize]) -> None:
+        """Have pools of these sizes, from the next `run_these` on."""
+        self._sizes = sizes
+
     def run_these(self, specs: Sequence[WorkerSpec]) -> list[Action]:
         """Have workers of these specs, from when a replica serves. What runs one of them goes on, before others where
         it has a replica; what is left over is stopped."""

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from device_profiles.device_load import DeviceLoad
 from orchestrator.control.health import Part
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
+from orchestrator.control.surroundings import Surroundings
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Event, Submit
+from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Health
 from policies.serving.failover.standby import NO_RULES, FailoverRules, Readiness
@@ -97,16 +99,39 @@ class StreamClosed:
 
 @dataclass(frozen=True, slots=True)
 class RolloutAsked:
-    """These are to be the replicas and the draft workers. No other rollout is under way. `standbys` None: as before."""
+    """These are to be the replicas and the draft workers. No other rollout is under way. `standbys` and `draft_pools`
+    None: as before."""
 
     targets: Sequence[WorkerSpec]
     drafts: Sequence[WorkerSpec]
     standbys: Sequence[StandbySpec] | None = None
+    draft_pools: Mapping[str, PoolSize] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutDropped:
     """Nobody waits for the rollout any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RulesChanged:
+    """Requests are routed, bounded and refused by other rules from now on. `surroundings` has their figures alone."""
+
+    surroundings: Surroundings
+    least_depth: int
+    quarantine_s: float
+    failover: FailoverRules
+
+
+@dataclass(frozen=True, slots=True)
+class RetuneAsked:
+    """Replicas are to decode by other options, by their numbers; these are to be the draft workers beside them, as many
+    as `draft_pools` says. `standbys`: as from now on."""
+
+    targets: Mapping[int, WorkerSpec]
+    drafts: Sequence[WorkerSpec]
+    standbys: Sequence[StandbySpec]
+    draft_pools: Mapping[str, PoolSize]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +169,46 @@ class PartHeld:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """An operator ends these live streams."""
+
+    streams: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverAsked:
+    """An operator wants another replica, or a standby, to go on with a worker's streams."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverUndone:
+    """An operator wants a worker to have its streams again."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class DraftersChosen:
+    """An operator lets only these drafters propose, on these replicas; `names` None: all that are configured."""
+
+    engines: Sequence[int]
+    names: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestQuarantined:
+    """An operator refuses a request, by what it asks for, until the time `until_s` by the clock."""
+
+    digest: str
+    request_id: str
+    prompt_tokens: int
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadObserved:
     """Devices were sampled, by "HOST/DEVICE"."""
 
@@ -155,7 +220,9 @@ class Woke:
     """The time of a WakeAfter has come."""
 
 
-ControlEvent = (
+SteeringEvent = RequestCancelled | FailoverAsked | FailoverUndone | DraftersChosen | RequestQuarantined
+
+OtherEvent = (
     WorkersChosen
     | ClusterOpened
     | ClusterFailed
@@ -167,6 +234,8 @@ ControlEvent = (
     | StreamClosed
     | RolloutAsked
     | RolloutDropped
+    | RulesChanged
+    | RetuneAsked
     | DrainBegun
     | DrainOver
     | ControlClosed
@@ -175,3 +244,5 @@ ControlEvent = (
     | LoadObserved
     | Woke
 )
+
+ControlEvent = SteeringEvent | OtherEvent

@@ -27,7 +27,7 @@ _K = TypeVar("_K")
 class RecordedOverride:
     """An override, who asked for it, and when (seconds since 1970)."""
 
-    wish: Override
+    override: Override
     asked_by: str
     since_s: float
 
@@ -44,7 +44,7 @@ class ActiveOverrides(NamedTuple):
         enabled = True if submit.policy_depth else None
         own = Override(Scope.REQUEST, enabled, submit.depth, submit.most_depth)
         recorded = (self.sessions.get(submit.user) if submit.user else None, self.engines.get(engine))
-        return [own, *(one.wish for one in recorded if one is not None)]
+        return [own, *(one.override for one in recorded if one is not None)]
 
 
 NO_OVERRIDES = ActiveOverrides()
@@ -89,7 +89,7 @@ def change_overrides(
     wall_s: float,
 ) -> tuple[ActiveOverrides, list[dict[str, Any]]]:
     """Return the overrides that stand once this one was taken in (None: taken back), and whom that concerns, for the
-    log. `engines` are all there are, `wall_s` is the time. Raises RequestError. See control.port.AdminControl.wish."""
+    log. `engines` are all there are, `wall_s` is the time. Raises RequestError. See AdminControl.override."""
     user, engine = scope
     recorded = RecordedOverride(override, asked_by, wall_s) if override is not None else None
     if engine is not None and engine not in engines:
@@ -97,7 +97,7 @@ def change_overrides(
     if user:
         if recorded is not None and user not in standing.sessions and len(standing.sessions) >= MAX_SESSIONS:
             raise RequestError(
-                f"{MAX_SESSIONS} sessions have wishes already; take some back with `outrider speculation reset`",
+                f"{MAX_SESSIONS} sessions have overrides already; take some back with `outrider speculation reset`",
                 code="too_many_sessions",
                 param="user",
             )
@@ -119,7 +119,7 @@ def _replace_override(
 def format_override(override: Override | None) -> str:
     """Return an override in words; None is one that was taken back."""
     if override is None:
-        return "not wished any more"
+        return "taken back"
     if override.enabled is False or 0 in (override.depth, override.most):
         return "off"
     if override.depth is not None:

@@ -19,6 +19,7 @@ from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.load_watch import LoadWatch
 from orchestrator.control.loads import explain_rounds, name_device
 from orchestrator.control.port import PlanView
+from orchestrator.control.profile_watch import ProfileWatch
 from orchestrator.errors import OutriderError
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
 from orchestrator.planning.demand import ReplicaDemand, ask_for_replicas
@@ -116,9 +117,10 @@ class PlanKeeper:
         self._places = {number: number for number in range(len(self._options))}  # in the plan, by replica
         self._corrections: dict[Key, float] = {}
         self._drifts = [Drift() for _ in self._options]
-        self._profiles = _Profiles(running.proposal, patience)
+        self._profiles = ProfileWatch(running.proposal, patience.tolerance, patience.marked_after_s)
         self._tokens_per_s = [0.0 for _ in self._options]
         self._plans = 0
+        self._recent = 0  # of these, as far as they count for the pause before the next
         self._moves = 0
         self._demand: ReplicaDemand | None = None
         self._planned_s = clock.monotonic_s()
@@ -129,6 +131,28 @@ class PlanKeeper:
         self._later: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | asyncio.Task[str] | None = None
         self._marking: asyncio.Task[None] | None = None
+
+    def set_places(self, engines: Sequence[int]) -> None:
+        """The plan's replicas run in these places, in its order."""
+        self._places = {engine: number for number, engine in enumerate(engines)}
+
+    async def adjust(self, found: Planned, making: Planner) -> Planned:
+        """Return the plan of another configuration by what is known of costs, devices and loads here. `found` is that
+        plan by profiles alone. Raises OutriderError."""
+        known = (dict(self._corrections), self._running.targets, dict(self._health), self._loads.list_loads())
+        return await asyncio.to_thread(making.again, found.proposal, *known)
+
+    def succeed(self, before: PlanKeeper, first: PlanProposal) -> None:
+        """Know of costs and devices what another keeper knew. `first`: what the running plan was adjusted from."""
+        self._first = first
+        self._profiles = ProfileWatch(first, self._patience.tolerance, self._patience.marked_after_s)
+        self._corrections = dict(before._corrections)
+        self._health = dict(before._health)
+
+    @property
+    def running(self) -> Planned:
+        """The running plan, and how its workers were started."""
+        return self._running
 
     @property
     def proposal(self) -> PlanProposal:
@@ -152,6 +176,7 @@ class PlanKeeper:
             predicted_cost_per_million_tokens=self.proposal.plan.cost_per_million_tokens,
             predicted_joules_per_token=self.proposal.plan.joules_per_token,
             price_per_hour=self.proposal.plan.price_per_hour,
+            corrections=tuple(self._corrections.values()),
         )
 
     def observe(self, done: RoundReport) -> None:
@@ -180,7 +205,7 @@ class PlanKeeper:
         self._drifts[engine] = drift.observe_drift(self._drifts[engine], predicted_ms, measured_ms, tolerance)
         if self._profiles.observe(key_of(option), seen.shape, measured_ms):
             self._begin_marking(key_of(option))
-        due = self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._plans, self._patience.pause_s)
+        due = self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._recent, self._patience.pause_s)
         if due and self._task is None and drift.has_drifted(self._drifts[engine]):
             self._task = asyncio.get_running_loop().create_task(self._again(engine), name="plan again")
             self._task.add_done_callback(self._finish_planning)
@@ -203,7 +228,7 @@ class PlanKeeper:
         for one in seen:
             self._judge(replace(one, measured_ms=one.measured_ms / stretches[one.engine]))
         changed = self._loads.find_lasting(now_s)
-        due = now_s - self._planned_s >= drift.pause_s(self._plans, self._patience.pause_s)
+        due = now_s - self._planned_s >= drift.pause_s(self._recent, self._patience.pause_s)
         if changed and due and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._plan_by_loads(changed), name="plan by loads")
             self._task.add_done_callback(self._finish_planning)
@@ -285,7 +310,7 @@ class PlanKeeper:
         return {name for name, one in self._health.items() if not one.share}
 
     def _begin_planning_without(self, *, first: bool) -> None:
-        left_s = drift.pause_s(self._plans, self._patience.pause_s) - (self._clock.monotonic_s() - self._planned_s)
+        left_s = drift.pause_s(self._recent, self._patience.pause_s) - (self._clock.monotonic_s() - self._planned_s)
         loop = asyncio.get_running_loop()
         if self._later is not None:
             self._later.cancel()
@@ -373,8 +398,10 @@ class PlanKeeper:
     async def _plan_again(self, reached: Sequence[Prediction] | None = None) -> None:
         """Make another plan by what is known now, and run it where that is worth a move. `reached`: what the running
         one reaches; None: as is predicted for it on devices as they are now. Raises OutriderError as `_take` does."""
+        now_s = self._clock.monotonic_s()
         self._plans += 1
-        self._planned_s = self._clock.monotonic_s()
+        self._recent = drift.count_recent(self._recent, now_s - self._planned_s, self._patience.pause_s) + 1
+        self._planned_s = now_s
         first = self._first if self._demand is None else self._ask_again(self._demand)
         known = (first, dict(self._corrections), self._running.targets, dict(self._health), self._loads.settle())
         found = await asyncio.to_thread(self._making.again, *known)
@@ -430,35 +457,6 @@ class _Round:
     engine: int
     shape: tuple[int, int, float]
     measured_ms: float
-
-
-class _Profiles:
-    """What rounds take beside what the profiles themselves predict, corrections left out: by target's option."""
-
-    def __init__(self, first: PlanProposal, patience: DriftPolicy) -> None:
-        self.marked: dict[Key, str] = {}
-        self._patience = patience
-        self._measured: dict[Key, Option] = {}
-        self._drifts: dict[Key, Drift] = {}
-        self.add(first)
-
-    def add(self, first: PlanProposal) -> None:
-        """Know the options of another plan, too."""
-        self._measured.update({key_of(one): one for one in first.cluster.options if one.role is Role.TARGET})
-        self._drifts = {key: self._drifts.get(key, Drift()) for key in self._measured}
-
-    def ratio(self, key: Key) -> float:
-        """Return measured over predicted time."""
-        return self._drifts[key].ratio
-
-    def observe(self, key: Key, shape: tuple[int, int, float], measured_ms: float) -> bool:
-        """Take in a round of so many rows and sequences over such a context; True when the profile is to be marked."""
-        predicted_ms = ModelPart(self._measured[key]).ms(*shape)
-        self._drifts[key] = drift.observe_drift(self._drifts[key], predicted_ms, measured_ms, self._patience.tolerance)
-        if key in self.marked or not drift.lasts(self._drifts[key], self._patience.marked_after_s):
-            return False
-        self.marked[key] = ""
-        return True
 
 
 def _options(proposal: PlanProposal) -> list[Option]:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from device_profiles.device_load import DeviceLoad
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
+from orchestrator.control.steering_port import QuarantinedView, Steering
 from orchestrator.workers.draft_messages import DraftLoad, DraftReady
 from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
 from policies.serving.canary import Figures, Interval, PromotionRule
@@ -118,7 +119,8 @@ class PlanView:
     replica where it is furthest from 1. `plans`:
     how often it was made anew; `moves`: how often workers were replaced for that; `last`: what came of it last.
     `drifted`: profiles that do not hold any more, and when they are measured again. `objective`: of what it has most;
-    cost and energy are those predicted, `price_per_hour` that of the devices in use, all 0 where not known."""
+    cost and energy are those predicted, `price_per_hour` that of the devices in use, all 0 where not known.
+    `corrections`: by how much predictions of devices were already made longer."""
 
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
@@ -133,6 +135,7 @@ class PlanView:
     predicted_cost_per_million_tokens: float = 0.0
     predicted_joules_per_token: float = 0.0
     price_per_hour: float = 0.0
+    corrections: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,32 @@ class ScaleView:
     most: int
     why: str
     last: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStoreView:
+    """How a target's draft store does. `kind`: "redis" or "disk"; `location` has no user and no password. `state`:
+    "ok", or "away" while it fails; `problem`: what went wrong last ("": nothing). All else counts. Requests were looked
+    up with `hits` or `misses`, went on before an answer came (`late`), or did not ask, as the store is away
+    (`skipped`). There were failures (`errors`) and `damaged` values; answers were `written` or `dropped`, and some are
+    `waiting`; bytes are those of values."""
+
+    kind: str
+    location: str
+    shared: bool
+    state: str
+    problem: str
+    waiting: int
+    hits: int
+    misses: int
+    late: int
+    skipped: int
+    errors: int
+    damaged: int
+    written: int
+    dropped: int
+    read_bytes: int
+    written_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +252,14 @@ class StateView:
     `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None
     before the first is ready, the lost one's until the next is; of several replicas the first that serves. `gauges` and
     `totals` add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the
-    operator's (None before the first worker is ready), `canary_bounds` those of the canary's requests, `wishes` those
-    of sessions and engines. `losses`: of target workers, by the replica's number and the
+    operator's (None before the first worker is ready), `canary_bounds` those of the canary's requests, `overrides`
+    those of sessions and engines. `losses`: of target workers, by the replica's number and the
     kind (policies.serving.failover.blame). `health`: of parts that are not healthy.
     `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
     took the target's place, by "same" and "other" bits. `kv_moves`: of streams, by the number
     of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
-    does not follow load.
+    does not follow load. `draft_store`: None where answers stay in the worker's memory. `quarantined`: requests that
+    are refused for having ended workers.
     """
 
     phase: str
@@ -246,7 +276,7 @@ class StateView:
     plan: PlanView | None = None
     bounds: OperatorBounds | None = None
     canary_bounds: OperatorBounds | None = None
-    wishes: ActiveOverrides = NO_OVERRIDES
+    overrides: ActiveOverrides = NO_OVERRIDES
     losses: dict[tuple[int, LossKind], int] = field(default_factory=dict)
     kv_moves: dict[int, KvMoveTotals] = field(default_factory=dict)
     health: tuple[HealthView, ...] = ()
@@ -254,20 +284,8 @@ class StateView:
     taken_over: dict[str, int] = field(default_factory=dict)
     devices: tuple[DeviceView, ...] = ()
     scaling: ScaleView | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantinedView:
-    """A request that is refused, for it has ended workers. `digest` names the prompt, the grammar and the sampling but
-    for the seed; `request_id` is that of the one that was convicted, `cause` the last death. Times: since 1970."""
-
-    digest: str
-    request_id: str
-    prompt_tokens: int
-    deaths: int
-    cause: str
-    since_s: float
-    until_s: float
+    draft_store: DraftStoreView | None = None
+    quarantined: int = 0
 
 
 class Control(Protocol):
@@ -295,7 +313,12 @@ class Control(Protocol):
 class AdminControl(Control, Protocol):
     """Control, and what only the operator may ask of it."""
 
-    def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+    @property
+    def steering(self) -> Steering:
+        """What the operator may do to requests, workers and drafters."""
+        ...
+
+    def override(self, wanted: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         """Set an override of speculation for a session (`user`), for an engine, or for all engines where neither is
         named. None takes it back; where neither is named, everybody's. It holds for requests that start from now on.
         Raises RequestError."""

@@ -52,6 +52,10 @@ class Router:
         self.other_bits: OtherBits = "new_requests"
         self._reserved = ""  # the replica that is emptied for a suspect
 
+    def set_rules(self, least_depth: int, other_bits: OtherBits) -> None:
+        """Bound depths of requests that are sent from now on by this, and let standbys do so much."""
+        self._least_depth, self.other_bits = least_depth, other_bits
+
     def feed(self, now_s: float) -> list[Action]:
         """Send every stream that is due, and those that wait behind others while another replica has a place."""
         moved = self.moves.advance(now_s)
@@ -61,16 +65,18 @@ class Router:
         taken = self._take_back_waiting(now_s)
         return [*sent, *taken, *(self._send_due(now_s) if taken else [])]
 
-    def end(self, stream: Stream, error: RequestError | None = None) -> list[Action]:
+    def end(self, stream: Stream, now_s: float, error: RequestError | None = None) -> list[Action]:
         """End a live stream: its replica is to forget it, and its reader gets the error, where there is one."""
-        self._streams.drop(stream)
+        outcome = "the client has gone" if error is None else error.code or "error"
+        self._streams.drop(stream, outcome, now_s)
         told: list[Action] = [EndStream(stream.key, error)] if error is not None else []
         return [*self._cancel(stream), *told]
 
     def fail_over(self, stream: Stream, now_s: float) -> None:
         """Let another replica go on with a stream, where there is one: this one has given it up."""
         stream.failed_at.append(stream.at)
-        self._streams.recall(stream, now_s)
+        why = "its worker computed no finite number for it"
+        self._streams.recall(stream, now_s, why, kind="not_finite")
 
     def retire(self, replica: Replica, now_s: float) -> tuple[int, list[Action]]:
         """Take the streams back from a replica that retires, but for those that only it can go on with;
@@ -88,8 +94,39 @@ class Router:
         ready = replica.state.ready
         places = ready.slots if ready is not None else 0
         return self._streams.recall_replica(
-            replica.name, places, pure=replica.runs == 1, progressed=replica.progressed, now_s=now_s
+            replica.name,
+            places,
+            pure=replica.runs == 1,
+            progressed=replica.progressed,
+            now_s=now_s,
+            why=replica.state.detail,
         )
+
+    def bind(self, source: Replica, target: Replica) -> int:
+        """Let another replica go on with all that a replica has, whatever it costs; returns how many. They go as the
+        first lets go of them."""
+        found = self._streams.at(source.name)
+        for stream in found:
+            stream.bound_to, stream.left = target.name, source.name
+        return len(found)
+
+    def send_back(self, worker: str, now_s: float) -> tuple[int, list[Action]]:
+        """Let a replica have the streams again that it gave away by `bind`; returns how many."""
+        actions: list[Action] = []
+        count = 0
+        for replica in self._replicas.with_streams:
+            streams = [one for one in self._streams.at(replica.name) if one.left == worker and replica.name != worker]
+            for stream in streams:
+                stream.bound_to, stream.left = worker, ""
+            actions += self._take(replica, streams, now_s)
+            count += len(streams)
+        return count, actions
+
+    def unbind(self, worker: str) -> None:
+        """Let streams that were sent away from a replica go wherever is best."""
+        for stream in self._streams.live():
+            if stream.left == worker:
+                stream.bound_to = stream.left = ""
 
     def is_drained(self, replica: Replica) -> bool:
         """True when no stream needs a retiring replica any more."""
@@ -123,7 +160,7 @@ class Router:
             if not stream.sends and self._streams.takes_turns:
                 stream.held_ms = (now_s - stream.due_s) * MS_PER_S
             found.runs += 1
-            sent = self._streams.send(stream, found.name, found.kind)
+            sent = self._streams.send(stream, found.name, found.kind, now_s)
             bounds = bounds_of(found.state.ready, self._least_depth, stream.submit.lane)
             sent, stream.speculation = resolve_overrides(sent, stream.overrides, found.engine, bounds)
             sent, told = self.moves.give(stream, sent, found, now_s)
@@ -222,6 +259,9 @@ class Router:
                 outs[one.name] = judgement.why
             elif judgement.state is Health.HALF_OPEN and sound and self._streams.counts[one.name]:
                 outs[one.name] = f"is tried with one stream: {judgement.why}"
+        if any(one.name == stream.bound_to for one in well):
+            passed_over = f"an operator sends it to {stream.bound_to}"
+            outs |= {one.name: outs.get(one.name, passed_over) for one in every if one.name != stream.bound_to}
         risks = {name: one.why for name, one in judged.items() if one.state is Health.SUSPECT}
         return choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s)
 
@@ -242,7 +282,8 @@ class Router:
             return {}
         able = [one for one in self._replicas.primary if one.serving and one.name not in stream.failed_at]
         serves = any(self._takes_more(one, now_s) for one in able)
-        return {one.name: "stands by: the target serves" for one in standbys} if serves else {}
+        idle = [one for one in standbys if one.name != stream.bound_to]
+        return {one.name: "stands by: the target serves" for one in idle} if serves else {}
 
     def _bar(self, stream: Stream, replicas: Sequence[Replica], now_s: float) -> dict[str, str]:
         """Say of some replicas why they do not take a stream while there are suspects. A suspect goes where nothing but

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.control.port import RouteView
+from orchestrator.control.request_history import belongs_to
 from policies.serving.routing import RatedReplica, Route
 
 _MOST_REQUESTS: Final = 2048
@@ -43,8 +44,7 @@ class RouteBook:
     def find(self, request_id: str, now_s: float) -> list[RouteView]:
         """Return the routes of a request, of each of its choices, the last first. The answer to a request with several
         choices has the id of the first."""
-        choices = request_id if request_id.endswith("-0") else f"{request_id}-0"
-        keys = [key for key in self._noted if key == request_id or key.startswith(choices[:-1])]
+        keys = [key for key in self._noted if belongs_to(key, request_id)]
         found = [(one, key) for key in keys for one in self._noted[key]]
         return [
             _view(key, one, now_s)

@@ -41,12 +41,15 @@ SAME, OTHER = "same", "other"
 
 @dataclass(slots=True)
 class _Standby:
+    """`called`: an operator wants it to serve, whether the target does or not."""
+
     wanted: StandbySpec
     engine: int
     replica: Replica | None = None
     preparing: WorkerLife | None = None
     refused: str = ""
     lost: bool = False
+    called: bool = False
 
 
 class Standbys:
@@ -117,6 +120,26 @@ class Standbys:
         """Return the standbys that are loaded or being loaded, and do not serve."""
         return [one.replica for one in self._all if one.replica is not None and one.replica.rank is Rank.STANDBY]
 
+    def list_names(self) -> list[str]:
+        """Return the names of all, loaded or not."""
+        return [one.wanted.spec.name for one in self._all]
+
+    def find(self, name: str) -> Replica | None:
+        """Return the replica of a standby that is loaded, or being loaded, whether it serves or not."""
+        return next((one.replica for one in self._all if one.wanted.spec.name == name), None)
+
+    def find_refusal(self, name: str) -> str:
+        """Return why a standby may not serve; "" where it may."""
+        found = next((one for one in self._all if one.wanted.spec.name == name), None)
+        failed = found is not None and found.replica is not None and found.replica.state.phase == FAILED
+        return "" if found is None else found.refused or ("it has failed" if failed else "")
+
+    def call(self, name: str, *, called: bool) -> None:
+        """An operator wants a standby to serve, or not any more. It is loaded first, where it is not."""
+        for one in self._all:
+            if one.wanted.spec.name == name:
+                one.called = called
+
     @property
     def can_help(self) -> bool:
         """True where a standby may serve yet."""
@@ -156,8 +179,14 @@ class Standbys:
         actions = [action for number in steps.begin for action in self._begin(self._all[number])]
         for number in steps.activate:
             actions += self._activate(self._all[number])
+        for one in [one for one in self._all if one.called and not self._is_refused(one, now_s)]:
+            if one.replica is None:
+                actions += self._begin(one)
+            elif one.replica.rank is Rank.STANDBY and one.replica.serving:
+                actions += self._activate(one)
         for number in steps.retire:
-            actions += self._retire(self._all[number], now_s)
+            if not (self._all[number].called and target.serves):
+                actions += self._retire(self._all[number], now_s)
         if target.serves:
             for one in self._all:
                 one.lost = False

@@ -32,10 +32,14 @@ from orchestrator.control.events import (
     DrainBegun,
     DrainOver,
     LoadObserved,
+    OtherEvent,
     PartHeld,
     QuarantineReleased,
+    RetuneAsked,
     RolloutAsked,
     RolloutDropped,
+    RulesChanged,
+    SteeringEvent,
     StreamClosed,
     StreamOpened,
     Woke,
@@ -48,17 +52,29 @@ from orchestrator.control.events import (
 from orchestrator.control.health import HealthBoard, Part, PartHealth
 from orchestrator.control.loads import name_device
 from orchestrator.control.replicas import ALIKE, Rank, Replica, Replicas, compare
+from orchestrator.control.retune import Retuning
 from orchestrator.control.rollout import Rollout
 from orchestrator.control.router import Router
 from orchestrator.control.standbys import Standbys
 from orchestrator.control.state import FAILED, STARTING
+from orchestrator.control.steering import OperatorSteering
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.control.surroundings import Surroundings
 from orchestrator.control.watch import Watch, Watched
 from orchestrator.control.worker_life import NO_DEATH, WorkerLives
 from orchestrator.errors import RequestError
 from orchestrator.workers.draft_messages import DraftLink
-from orchestrator.workers.messages import Failed, Gauges, MovedIn, MovedOut, Progress, Ready, Refused, RoundReport
+from orchestrator.workers.messages import (
+    Failed,
+    Gauges,
+    MovedIn,
+    MovedOut,
+    Progress,
+    Ready,
+    Refused,
+    Retuned,
+    RoundReport,
+)
 from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Health
@@ -92,17 +108,22 @@ class State:
         self.loads = self.around.loads
         self.router = Router(self.replicas, self.streams, self.health, least_depth, self.around)
         self.rollout = Rollout(self.replicas, self.router, self.drafts)
+        self.retuning = Retuning()
         self.standbys = Standbys(self.replicas, self.router, self.drafts, self.health)
+        self.steering = OperatorSteering(
+            self.replicas, self.streams, self.router, self.health, self.standbys, self.blame
+        )
         self.draining = False
         self.given_up = False
         self.unwell: dict[Part, PartHealth] = {}
         self.losses: Counter[tuple[int, LossKind]] = Counter()
 
     def list_parts(self) -> set[Part]:
-        """Return every part that a worker is, or is to be, on."""
+        """Return every part that a worker is, or is to be, on, and those that an operator holds."""
         replicas = [*self.replicas.with_streams, *self.standbys.list_idle()]
         found = {part for replica in replicas for part in replica.parts}
-        return found | {Part("worker", replica.name) for replica in replicas}
+        held = [*self.health.list_held(Health.DRAINING), *self.health.list_held(Health.CORDONED)]
+        return found.union((Part("worker", replica.name) for replica in replicas), held)
 
     def list_watched(self) -> list[Watched]:
         """Return the workers that have something to do, and since when."""
@@ -118,12 +139,14 @@ class State:
 def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     """Fold an event into the state; returns what is to be done, in order. Observers come last: what they ask for then
     follows all of that. Raises RequestError where a stream cannot be opened; nothing has changed then."""
-    actions = _fold(state, event, now_s)
+    actions = state.steering.fold(event, now_s) if isinstance(event, SteeringEvent) else _fold(state, event, now_s)
     actions += state.loads.forget_stale(now_s)
     actions += state.rollout.advance(now_s)
+    actions += state.retuning.advance()
     actions += state.standbys.advance(now_s)
+    actions += state.steering.advance(now_s)
     actions += state.drafts.advance(now_s)
-    actions += _give_up_if_hopeless(state)
+    actions += _give_up_if_hopeless(state, now_s)
     actions += _watch_health(state, now_s)
     if not state.replicas.closed:
         actions += state.router.feed(now_s)
@@ -132,7 +155,7 @@ def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     return sorted(actions, key=lambda action: isinstance(action, Notify | TellLoads))
 
 
-def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
+def _fold(state: State, event: OtherEvent, now_s: float) -> list[Action]:
     match event:
         case WorkerStarted() | WorkerSaid() | WorkerEnding() | WorkerEnded():
             replica = state.replicas.find(event.worker)
@@ -146,25 +169,57 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
             return []
         case StreamClosed():
             stream = state.streams.find(event.stream)
-            return state.router.end(stream) if stream is not None else []
-        case RolloutAsked():
-            chosen = (
-                [] if event.standbys is None else state.standbys.choose(event.standbys, state.standbys.rules, now_s)
-            )
-            return [*chosen, *state.rollout.ask(event.targets, event.drafts)]
-        case RolloutDropped():
-            return state.rollout.drop()
+            return state.router.end(stream, now_s) if stream is not None else []
+        case RolloutAsked() | RolloutDropped() | RetuneAsked() | RulesChanged():
+            return _fold_change(state, event, now_s)
         case QuarantineReleased():
             state.blame.release(event.digests)
             return []
-        case PartHeld():
-            return _hold_part(state, event.part, event.state)
         case LoadObserved():
             return _fold_loads(state, event, now_s)
         case Woke():
             return _end_hung(state, now_s)
+        case PartHeld():
+            return _hold_part(state, event.part, event.state)
         case _:
             return _fold_phase(state, event, now_s)
+
+
+def _fold_change(
+    state: State, event: RolloutAsked | RolloutDropped | RetuneAsked | RulesChanged, now_s: float
+) -> list[Action]:
+    """Other workers, other options of theirs, or other rules are wanted."""
+    match event:
+        case RolloutAsked():
+            chosen = (
+                [] if event.standbys is None else state.standbys.choose(event.standbys, state.standbys.rules, now_s)
+            )
+            if event.draft_pools is not None:
+                state.drafts.set_sizes(event.draft_pools)
+            return [*chosen, *state.rollout.ask(event.targets, event.drafts)]
+        case RetuneAsked():
+            return _ask_retune(state, event, now_s)
+        case RulesChanged():
+            return _change_rules(state, event)
+        case RolloutDropped():
+            return state.rollout.drop()
+
+
+def _ask_retune(state: State, event: RetuneAsked, now_s: float) -> list[Action]:
+    """Let replicas decode by other options, and have the draft workers and the standbys that go with these."""
+    state.drafts.set_sizes(event.draft_pools)
+    replicas = [one for one in state.replicas.primary if not one.standby]
+    asked = state.retuning.ask(replicas, event.targets)
+    chosen = state.standbys.choose(event.standbys, state.standbys.rules, now_s)
+    return [*asked, *chosen, *state.drafts.run_these(event.drafts)]
+
+
+def _change_rules(state: State, event: RulesChanged) -> list[Action]:
+    state.around.take_figures(event.surroundings)
+    state.blame.quarantine_s = event.quarantine_s
+    state.standbys.rules = event.failover
+    state.router.set_rules(event.least_depth, event.failover.other_bits)
+    return []
 
 
 def _fold_phase(
@@ -195,11 +250,11 @@ def _fold_phase(
             return [LogLine("info", text, (live, event.timeout_s))]
         case DrainOver():
             line = LogLine("warning", "drain timed out after %g s: %d streams are cut off", (event.timeout_s, live))
-            return [*([line] if live else []), *_end_streams(state, _SHUTTING_DOWN)]
+            return [*([line] if live else []), *_end_streams(state, _SHUTTING_DOWN, now_s)]
         case ControlClosed():
             state.draining = True
             closed = [*state.standbys.close(), *state.drafts.close(), *state.replicas.close()]
-            return [*_end_streams(state, _SHUTTING_DOWN), *closed]
+            return [*_end_streams(state, _SHUTTING_DOWN, now_s), *closed]
 
 
 def _fold_worker_event(
@@ -215,7 +270,9 @@ def _fold_worker_event(
             replica.observe(event.event)
             if isinstance(event.event, RoundReport):
                 _learn_round(state, replica, event.event)
-            return [*replica.life.observe(event.event, now_s), *_fold_said(state, replica, event, now_s)]
+            said = event.event
+            chosen = state.steering.observe_ready(replica, said.drafters) if isinstance(said, Ready) else []
+            return [*replica.life.observe(event.event, now_s), *_fold_said(state, replica, event, now_s), *chosen]
         case WorkerEnding():
             replica.life.observe_ending()
             return _lose_worker(state, replica, event.cause, event.kind, now_s)
@@ -261,6 +318,8 @@ def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -
             return [TellGauges(replica.name, before, event)]
         case Progress():
             return [Notify(event)]
+        case Retuned():
+            return _fold_retuned(state, replica, event)
         case MovedOut():
             return state.router.moves.observe_out(event, now_s)
         case MovedIn():
@@ -283,7 +342,7 @@ def _fold_refused(state: State, replica: Replica, stream: Stream, refused: Refus
         line = LogLine("warning", text, (stream.key, replica.name))
         state.router.fail_over(stream, now_s)
         return [line]
-    state.streams.drop(stream)
+    state.streams.drop(stream, refused.kind, now_s)
     return [EndStream(stream.key, _build_refusal(refused))]
 
 
@@ -300,7 +359,7 @@ def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float)
             replica.observe_progress(one.stream)
     state.replicas.count_for_successor(replica, done, delivered)
     replica.state.observe(done, delivered)
-    return [*told, Notify(done)]
+    return [*told, *state.streams.take_resumed(), Notify(done)]
 
 
 def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> list[Action]:
@@ -325,11 +384,22 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
     return actions
 
 
+def _fold_retuned(state: State, replica: Replica, answer: Retuned) -> list[Action]:
+    """A worker decodes by other options: draft workers are attached again, since it has other drafters."""
+    told = state.retuning.observe(replica, answer)
+    if answer.ready is None:
+        return told
+    replica.state.ready = answer.ready
+    chosen = state.steering.observe_ready(replica, answer.ready.drafters)
+    return [*told, *state.drafts.target_ready(replica.name, replica.worker, answer.ready), *chosen]
+
+
 def _lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
     """A replica's worker is of no use any more, whatever is left of its process: its streams are due again."""
     if replica.death is not None:
         return []
     replica.death = state.blame.number_death()
+    state.retuning.forget(replica.worker)
     cause, kind = replica.life.explain(cause, kind)
     replica.state.mark_worker_lost(cause)
     state.drafts.forget_links(replica.name)
@@ -347,7 +417,7 @@ def _lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now
     actions: list[Action] = [LogLine("error", text, (convicted.request_id, convicted.deaths, cause))]
     error = refuse(convicted, now_s)
     guilty = [stream for stream in state.streams.live() if stream.digest == convicted.digest]
-    return actions + [action for stream in guilty for action in state.router.end(stream, error)]
+    return actions + [action for stream in guilty for action in state.router.end(stream, now_s, error)]
 
 
 def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
@@ -390,6 +460,8 @@ def _end_hung(state: State, now_s: float) -> list[Action]:
 def _hold_part(state: State, part: Part, held: Health | None) -> list[Action]:
     """Keep work away from a part, as an operator asks, or let it work again."""
     state.health.hold(part, held)
+    if held is None:
+        state.steering.observe_release(part)
     return [LogLine("info", "%s: %s", (part, held.value if held is not None else "may work again"))]
 
 
@@ -414,24 +486,24 @@ def _watch_health(state: State, now_s: float) -> list[Action]:
     return [*actions, *lines, TellHealth(state.unwell), *(WakeAfter(wait_s) for wait_s in waits)]
 
 
-def _give_up_if_hopeless(state: State) -> list[Action]:
+def _give_up_if_hopeless(state: State, now_s: float) -> list[Action]:
     """Give up, once, where all replicas have failed and no standby can take their place."""
     serving = state.replicas.serving
     hopeless = bool(serving) and all(one.state.phase == FAILED for one in serving) and not state.standbys.can_help
     if hopeless is state.given_up:
         return []
     state.given_up = hopeless
-    return _give_up(state, serving[0].state.detail) if hopeless else []
+    return _give_up(state, serving[0].state.detail, now_s) if hopeless else []
 
 
-def _give_up(state: State, cause: str) -> list[Action]:
+def _give_up(state: State, cause: str, now_s: float) -> list[Action]:
     """No replica will ever serve."""
-    return [Settle(), *_end_streams(state, f"the model has failed: {cause}"), *state.drafts.close()]
+    return [Settle(), *_end_streams(state, f"the model has failed: {cause}", now_s), *state.drafts.close()]
 
 
-def _end_streams(state: State, message: str) -> list[Action]:
+def _end_streams(state: State, message: str, now_s: float) -> list[Action]:
     error = RequestError(message, status=503, kind="server_error", code="interrupted", retry_after_s=10)
-    return [action for stream in state.streams.live() for action in state.router.end(stream, error)]
+    return [action for stream in state.streams.live() for action in state.router.end(stream, now_s, error)]
 
 
 def _build_refusal(event: Refused) -> RequestError:

@@ -10,20 +10,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.control.actions import Deliver
+from device_profiles.units import MS_PER_S
+from orchestrator.control.actions import Deliver, TellResumed
 from orchestrator.control.blame import Blame, Witness, digest_request
 from orchestrator.control.latency import RecentLatency
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
+from orchestrator.control.request_history import RequestHistories, RequestHistory
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Delta, RequestStats, Submit
+from orchestrator.workers.trace_messages import ResumedStream
 from policies.serving.failover.blame import SETTLED_TOKENS
 from policies.serving.fair_order import FairAccounts, WaitingRequest, order_fairly
 from policies.serving.overrides import EffectiveBound
 
 _MOST_ANSWERED = 4096
+
+
+class Interruption(NamedTuple):
+    """Why a stream left a replica (see ResumedStream), which one, and when, by the clock."""
+
+    why: str
+    left: str
+    at_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -34,13 +46,15 @@ class Stream:
     `probation`: the tokens that it must have there before anything joins it. `due_s`: since when it waits for a
     replica. `failed_at`: replicas that computed no finite number for it. `kind`: of
     the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
+    `interrupted`: what its next token ends, where it is traced.
     `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
     It came at `opened_s`, by the clock, waited here for `held_ms` until it was first sent; its first token came at
-    `first_s`.
+    `first_s`. `bound_to`: where an operator sends it, `left`: from where; "": none does.
     """
 
     submit: Submit
     committed: list[int]
+    history: RequestHistory
     at: str = ""
     sent_id: str = ""
     sends: int = 0
@@ -57,6 +71,9 @@ class Stream:
     overrides: ActiveOverrides = NO_OVERRIDES
     speculation: EffectiveBound | None = None
     told: EffectiveBound | None = None
+    interrupted: Interruption | None = None
+    bound_to: str = ""
+    left: str = ""
     _digest: str = ""
 
     @property
@@ -86,6 +103,8 @@ class Streams:
         self.owners: Counter[str] = Counter()  # live streams by whose they are
         self.accounts = FairAccounts()
         self.latency = RecentLatency()
+        self._resumed: list[TellResumed] = []
+        self.histories = RequestHistories()
         self._answered: dict[str, None] = {}  # digests of which there was a token, the oldest first
 
     def __len__(self) -> int:
@@ -102,8 +121,9 @@ class Streams:
         if submit.request_id in self._live:
             raise RequestError(f"a request with the id {submit.request_id} is running", code="duplicate_request")
         self._blame.refuse_quarantined(submit, now_s)
+        history = self.histories.open(submit, now_s)
         stream = self._live[submit.request_id] = Stream(
-            submit, list(submit.committed), overrides=overrides, due_s=now_s, opened_s=now_s
+            submit, list(submit.committed), history, overrides=overrides, due_s=now_s, opened_s=now_s
         )
         self.owners[submit.owner] += 1
         return stream
@@ -117,20 +137,17 @@ class Streams:
         stream = self._sent.get(delta.request_id)
         if stream is None:
             return None
-        if delta.request_id != stream.key:
-            delta = msgspec.structs.replace(delta, request_id=stream.key)
-        if stream.speculation is not stream.told:
-            stream.told = stream.speculation
-            delta = msgspec.structs.replace(delta, speculation=stream.speculation)
-        if delta.stats is not None and stream.held_ms:
-            waited = msgspec.structs.replace(delta.stats, queue_ms=delta.stats.queue_ms + stream.held_ms)
-            delta = msgspec.structs.replace(delta, stats=waited)
+        stream.history.observe_delta(delta, now_s)
+        delta = _address(stream, delta)
         if delta.tokens and not stream.committed:
             stream.first_s = now_s
+            stream.history.digest = stream.digest
             self._answered[stream.digest] = None
             if len(self._answered) > _MOST_ANSWERED:
                 del self._answered[next(iter(self._answered))]
             self.latency.observe_first_token(delta.stats)
+        if stream.interrupted is not None:
+            self._note_resumed(stream, stream.interrupted, now_s)
         stream.committed.extend(delta.tokens)
         stream.last_stats = delta.stats or stream.last_stats
         if delta.tokens:
@@ -140,7 +157,7 @@ class Streams:
             if self._blame.has_records:
                 self._blame.observe_progress(stream.digest)
         if delta.finish:
-            self.drop(stream)
+            self.drop(stream, delta.finish, now_s)
             if self._blame.has_records:
                 self._blame.observe_end(stream.digest)
             self.latency.observe_end(now_s, stream.first_s, len(stream.committed))
@@ -148,6 +165,21 @@ class Streams:
                 counts = {"prompt_tokens": len(stream.submit.prompt), "generated": len(stream.committed)}
                 delta = msgspec.structs.replace(delta, stats=msgspec.structs.replace(delta.stats, **counts))
         return Deliver(stream.key, delta)
+
+    def _note_resumed(self, stream: Stream, interrupted: Interruption, now_s: float) -> None:
+        why, left, at_s = interrupted
+        stream.interrupted = None
+        if stream.submit.trace is not None:
+            pause_ms = (now_s - at_s) * MS_PER_S
+            told = (stream.submit.trace, stream.key, why, left, stream.at, stream.sends, pause_ms)
+            self._resumed.append(TellResumed(ResumedStream(*told)))
+
+    def take_resumed(self) -> list[TellResumed]:
+        """Return, once, which traced streams go on."""
+        if not self._resumed:
+            return []
+        resumed, self._resumed = self._resumed, []
+        return resumed
 
     def live(self) -> list[Stream]:
         """Return all live streams, oldest first."""
@@ -204,8 +236,9 @@ class Streams:
         left = max(0, min(stream.submit.max_tokens, self.latency.output_tokens) - len(stream.committed))
         return WaitingRequest(stream.submit.owner, len(stream.submit.prompt) + left)
 
-    def send(self, stream: Stream, replica: str, kind: tuple[str, ...] = ()) -> Submit:
+    def send(self, stream: Stream, replica: str, kind: tuple[str, ...] = (), now_s: float = 0.0) -> Submit:
         """Count the stream as sent to a replica of this kind; returns what is to be sent."""
+        stream.history.observe_sent(replica, now_s)
         stream.sent_kind = kind
         if not stream.sends and self.takes_turns:
             self.accounts = self.accounts.charge(self._work_of(stream))
@@ -218,20 +251,26 @@ class Streams:
         self.counts[replica] += 1
         return stream.resumption()
 
-    def recall(self, stream: Stream, now_s: float) -> None:
-        """Take a stream back from its replica: it is due again."""
+    def recall(self, stream: Stream, now_s: float, why: str = "", *, kind: str = "moved") -> None:
+        """Take a stream back from its replica: it is due again. `why`: for whoever asks afterwards. `kind`: as in
+        ResumedStream."""
+        sent_away = f"an operator sent it to {stream.bound_to}" if stream.bound_to else "it was wanted elsewhere"
+        why = why or sent_away
+        stream.history.observe_recalled(why, now_s)
+        if stream.submit.trace is not None and stream.interrupted is None:
+            stream.interrupted = Interruption(kind, stream.at, now_s)
         self._forget_sent(stream)
         stream.at, stream.due_s = "", now_s
         stream.gained, stream.probation = 0, 0
 
     def recall_replica(
-        self, replica: str, places: int, *, pure: bool, progressed: Set[str], now_s: float
+        self, replica: str, places: int, *, pure: bool, progressed: Set[str], now_s: float, why: str = ""
     ) -> list[Witness]:
         """Recall all streams from a dead replica that ran `places` at a time; returns those that ran.
 
         Workers admit in order, but first those that were served before. So the oldest `places` ran, as many of those,
         and whoever had a token. The rest merely waited. `pure`: its worker has run one stream only; `progressed`: some
-        that had a token there.
+        that had a token there. `why` it is dead.
         """
         sent = self.at(replica)
         served = [stream for stream in sent if stream.committed and not stream.gained][:places]
@@ -245,11 +284,13 @@ class Streams:
             for stream in running
         ]
         for stream in sent:
-            self.recall(stream, now_s)
+            self.recall(stream, now_s, f"its worker was lost: {why}", kind="lost")
         return seen
 
-    def drop(self, stream: Stream) -> None:
+    def drop(self, stream: Stream, outcome: str, now_s: float) -> None:
         """Forget a stream that ends. `at` still says who has it."""
+        stream.history.digest = stream.history.digest or stream.digest
+        self.histories.end(stream.key, outcome, now_s)
         del self._live[stream.key]
         self.owners -= Counter([stream.submit.owner])
         self._forget_sent(stream)
@@ -257,3 +298,16 @@ class Streams:
     def _forget_sent(self, stream: Stream) -> None:
         if self._sent.pop(stream.sent_id, None) is not None:
             self.counts[stream.at] -= 1
+
+
+def _address(stream: Stream, delta: Delta) -> Delta:
+    """Return a worker's delta as the stream's reader is to have it."""
+    if delta.request_id != stream.key:
+        delta = msgspec.structs.replace(delta, request_id=stream.key)
+    if stream.speculation is not stream.told:
+        stream.told = stream.speculation
+        delta = msgspec.structs.replace(delta, speculation=stream.speculation)
+    if delta.stats is not None and stream.held_ms:
+        waited = msgspec.structs.replace(delta.stats, queue_ms=delta.stats.queue_ms + stream.held_ms)
+        delta = msgspec.structs.replace(delta, stats=waited)
+    return delta

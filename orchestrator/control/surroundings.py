@@ -48,6 +48,11 @@ class Surroundings:
         board = LoadBoard(rules.smoothing)
         return cls(board, rules.weights, rules.hysteresis, request_timeout_s, ttft_ms)
 
+    def take_figures(self, other: Surroundings) -> None:
+        """Take the weights and bounds of others; what is known of devices stays."""
+        self.weights, self.hysteresis = other.weights, other.hysteresis
+        self.request_timeout_s, self.ttft_ms = other.request_timeout_s, other.ttft_ms
+
     def stretch_drafts(self, replica: str) -> float:
         """Return by how much longer drafting for a replica takes, for what other programs do there."""
         return max((self.loads.predict_stretch(spec).factor for spec in self.list_drafts(replica)), default=1.0)

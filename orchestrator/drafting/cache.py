@@ -6,10 +6,10 @@ has fewer slots or blocks than there are sequences, those that were asked for le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from adapters.contract import CapacityError, LoadedModel, Segment
+from adapters.contract import CapacityError, ForkableKv, LoadedModel, Segment
 from policies.sampling import Row, Sampling
 from policies.sampling.penalties import Penalties
 from policies.serving.prefill_budget import observe_prefill, rows_within
@@ -93,6 +93,7 @@ class DraftCache:
 
     def __init__(self, model: LoadedModel, *, prefill_ms: float) -> None:
         self._model = model
+        self._forks = model if isinstance(model, ForkableKv) else None
         self._prefill_ms = prefill_ms
         self._close_ms = 0.0  # a forward that reads nothing
         self._row_ms: float | None = None
@@ -106,10 +107,14 @@ class DraftCache:
         return self._row_ms or 0.0
 
     def catch_up(
-        self, asked: Sequence[DraftSequence], beside: Sequence[DraftSequence] = ()
+        self,
+        asked: Sequence[DraftSequence],
+        beside: Sequence[DraftSequence] = (),
+        guessed: Mapping[DraftSequence, int] | None = None,
     ) -> dict[DraftSequence, Row]:
         """Feed what the sequences are behind, within a round's bound; returns the logits behind the last token of
-        those that are then caught up. Others go on in the next round. `beside`: who else drafts in this round."""
+        those that are then caught up. The rest goes on in the next round. `beside`: who else drafts in this round;
+        `guessed` is fed to some of these in the first forward, as by `step`."""
         self._rounds += 1
         for known in (*asked, *beside):
             known.asked = self._rounds
@@ -118,8 +123,9 @@ class DraftCache:
         least = min(_LEAST_ROWS, most)
         left = rows_within(self._row_ms, decode_ms=self._close_ms, bound_ms=self._prefill_ms, most=most, least=least)
         found: dict[DraftSequence, Row] = {}
-        while going:
-            feeds: list[_Feed] = []
+        steps = [_guess(known, token) for known, token in (guessed or {}).items()]
+        while going or steps:
+            feeds, steps = steps, []
             for known in sorted(going, key=lambda one: one.missing):
                 close = known.missing <= _CLOSE_BEHIND
                 rows = min(known.missing, most if close else left)
@@ -143,7 +149,7 @@ class DraftCache:
 
     def step(self, tokens: dict[DraftSequence, int]) -> dict[DraftSequence, Row]:
         """Feed one guessed token to each sequence; returns the logits behind it, of those that had room."""
-        feeds = [_Feed(known, known.held + len(known.guessed), [token], True) for known, token in tokens.items()]
+        feeds = [_guess(known, token) for known, token in tokens.items()]
         return {known: row for known, row in self._run(feeds) if row is not None}
 
     def drop(self, known: DraftSequence) -> None:
@@ -170,6 +176,26 @@ class DraftCache:
         self._seated[self._seated.index(before)] = known
         known.slot, known.held, known.fixed, known.asked = before.slot, held, before.fixed, before.asked
         before.slot = NO_SLOT
+
+    def fork(self, known: DraftSequence, source: DraftSequence) -> bool:
+        """Give a sequence a slot that begins as another's goes on, as far as both have the same tokens. False: there
+        is no room for it, or the model cannot."""
+        if self._forks is None or source.slot == NO_SLOT or not self._free:
+            return False
+        fed = [*source.tokens[: source.held], *(source.guessed if source.held == len(source.tokens) else ())]
+        held = min(count_common_prefix(fed, known.tokens), len(known.tokens) - 1)
+        if held < source.held - 1 or held == 0:
+            return False
+        kept = min(source.held, len(source.tokens) - 1, held)
+        try:
+            self._forks.fork(self._free[-1], source.slot, held, kept)
+        except CapacityError:
+            return False
+        size = self._model.capabilities.block_tokens
+        known.slot, known.held, known.fixed, known.asked = self._free.pop(), held, kept // size * size, self._rounds
+        source.fixed = max(source.fixed, known.fixed)
+        self._seated.append(known)
+        return True
 
     def _seat(self, known: DraftSequence) -> bool:
         """Give a sequence a slot, taking it from one that nobody asks for in this round. False: there is none."""
@@ -280,6 +306,11 @@ def _behind(known: DraftSequence, rows: int, *, close: bool) -> _Feed:
     if known.apart and start < known.prompt < end:
         end = known.prompt
     return _Feed(known, start, known.tokens[start:end], end == len(known.tokens), close)
+
+
+def _guess(known: DraftSequence, token: int) -> _Feed:
+    """Return a guessed token to feed behind those that are guessed already."""
+    return _Feed(known, known.held + len(known.guessed), [token], True)
 
 
 def _note(feed: _Feed) -> None:

@@ -6,12 +6,15 @@ calibrated here by outcomes. Of the text's repetitions, say, far fewer are right
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from orchestrator.drafting.group import DrafterGroup
 from orchestrator.drafting.guard import GuardedDrafter
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, Recalled
+from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
 from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, estimate_accepted_tokens, usual_after
@@ -52,14 +55,29 @@ class ChainDrafter(DrafterGroup):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         super().__init__([GuardedDrafter(drafter) for drafter in drafters])
         self._greedy: dict[str, bool] = {}
+        self._silent: frozenset[int] = frozenset()
         self._standings = {greedy: [_DrafterStats() for _ in self._drafters] for greedy in (True, False)}
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+    def choose(self, names: Collection[str] | None) -> None:
+        """Let only the drafters of these names propose; None: all of them. The rest go on reading along."""
+        known = [[state.name for state in drafter.states()] for drafter in self._drafters]
+        silent = [number for number, own in enumerate(known) if names is not None and not set(own) & set(names)]
+        self._silent = frozenset(silent)
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        return [
+            msgspec.structs.replace(state, state="off") if number in self._silent and state.state == "ok" else state
+            for number, drafter in enumerate(self._drafters)
+            for state in drafter.states()
+        ]
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
         """See the port."""
         self._forget(key)
         self._greedy[key] = sampling.temperature == 0.0
         for drafter in self._drafters:
-            drafter.begin(key, tokens, sampling)
+            drafter.begin(key, tokens, sampling, recalled)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""
@@ -85,7 +103,7 @@ class ChainDrafter(DrafterGroup):
         return best
 
     def _asks(self, number: int, ask: Ask, best: Draft) -> bool:
-        if ask.key not in self._greedy or best.is_drawn(0):
+        if number in self._silent or ask.key not in self._greedy or best.is_drawn(0):
             return False
         standing = self._standings[self._greedy[ask.key]][number]
         return asks_on(best.confidences, limit=ask.limit, usual=standing.usual)

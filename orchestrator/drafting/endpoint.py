@@ -1,8 +1,7 @@
 """How a target's worker and a draft worker find each other: an address, and a key that both prove to have.
 
-The key is new with every start of a draft worker and travels by way of the daemon; the proof is the challenge of
-`multiprocessing.connection`. Neither says anything about what is sent later: between machines, tokens travel in the
-open, as they do over Ray.
+The key is new with every start of a draft worker and travels by way of the daemon. On one machine the proof is the
+challenge of `multiprocessing.connection`; between machines the link is encrypted first (drafting.link_tls).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
+from orchestrator.drafting.link_tls import LinkCertificate, encrypt_link
 from orchestrator.drafting.protocol import LinkLost
 from orchestrator.workers.draft_messages import DraftEndpoint
 
@@ -43,6 +43,7 @@ class EndpointServer:
         name = f"outrider-draft-{os.getpid()}-{secrets.token_hex(8)}"
         self.listening = [_listening(socket.AF_UNIX, f"\0{name}")]
         addresses = [f"unix:@{name}"]
+        self._certificate: LinkCertificate | None = None
         if host:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             try:
@@ -51,24 +52,33 @@ class EndpointServer:
                 self.close()
                 raise
             addresses.append(f"tcp:{host}:{self.listening[-1].getsockname()[1]}")
-        self.endpoint = DraftEndpoint(addresses, secrets.token_bytes(_KEY_BYTES))
+            self._certificate = LinkCertificate()
+        pem = "" if self._certificate is None else self._certificate.pem
+        self.endpoint = DraftEndpoint(addresses, secrets.token_bytes(_KEY_BYTES), pem)
 
     def admit(self, listening: socket.socket) -> socket.socket | None:
         """Accept whoever knocks there; None where it has no key. Waits GREETING_S a step at most."""
         knocking, _ = listening.accept()
-        return knocking if self.greet(knocking) else None
+        return self.greet(knocking)
 
-    def greet(self, knocking: socket.socket) -> bool:
-        """Return whether an accepted connection has the key, else close it. Waits GREETING_S for each byte at most; to
-        end it earlier, shut the socket down."""
+    def greet(self, knocking: socket.socket) -> socket.socket | None:
+        """Return what to speak through with an accepted connection. None: it has no key, and is closed. Waits
+        GREETING_S for each byte at most; to end it earlier, shut the socket down."""
+        admitted: socket.socket | None = None
         try:
-            with _greeting(knocking) as connection:
-                deliver_challenge(connection, self.endpoint.key)
-                answer_challenge(connection, self.endpoint.key)
+            if knocking.family == socket.AF_UNIX:
+                with _greeting(knocking) as connection:
+                    deliver_challenge(connection, self.endpoint.key)
+                    answer_challenge(connection, self.endpoint.key)
+                admitted = knocking
+            elif self._certificate is not None:
+                knocking.settimeout(GREETING_S)
+                admitted = self._certificate.greet(knocking, self.endpoint.key)
         except (OSError, EOFError, AuthenticationError, AssertionError):
+            admitted = None
+        if admitted is not knocking:
             knocking.close()
-            return False
-        return True
+        return admitted
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
@@ -86,15 +96,20 @@ def knock(endpoint: DraftEndpoint) -> socket.socket:
             problems.append(f"{address}: {error.strerror or error}")
             continue
         try:
-            with _greeting(connected) as connection:
-                answer_challenge(connection, endpoint.key)
-                deliver_challenge(connection, endpoint.key)
+            return _greet_endpoint(connected, endpoint)
         except (OSError, EOFError, AuthenticationError, AssertionError) as error:
             connected.close()
             problems.append(f"{address}: {type(error).__name__} in the greeting")
-            continue
-        return connected
     raise LinkLost("; ".join(problems))
+
+
+def _greet_endpoint(connected: socket.socket, endpoint: DraftEndpoint) -> socket.socket:
+    if connected.family != socket.AF_UNIX:
+        return encrypt_link(connected, endpoint.certificate, endpoint.key)
+    with _greeting(connected) as connection:
+        answer_challenge(connection, endpoint.key)
+        deliver_challenge(connection, endpoint.key)
+    return connected
 
 
 def _listening(family: socket.AddressFamily, address: Any) -> socket.socket:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, Recalled
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 
@@ -22,9 +22,9 @@ class GuardedDrafter:
         self._drafter = drafter
         self._failed: list[DrafterState] | None = None
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
         """See the port."""
-        self._try(lambda: self._drafter.begin(key, tokens, sampling), None)
+        self._try(lambda: self._drafter.begin(key, tokens, sampling, recalled), None)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""

@@ -3,15 +3,18 @@
 A sequence holds what was committed and then `ahead`: tokens that were drafted and are not decided yet. When the target
 commits what was guessed, the rest of `ahead` is the next draft, there before it is asked for; when it does not, the
 guess is thrown away. It grows by asking the drafter for one token more each time.
+
+Beside that, branches go on from the likeliest other outcomes of the verification: that so many tokens are accepted, and
+then another one is chosen (Kumar et al., Speculative Speculative Decoding, 2026, "speculation cache").
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
-from orchestrator.drafting.port import NOTHING, Ask, Draft
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Outcome
 
 _LEAST_CHANCE = 0.05  # a guess less likely than this is not gone on from
 _FIRST_LIMIT = 4  # tokens drafted ahead for a sequence that nobody has asked about yet
@@ -19,15 +22,36 @@ _READING_STEPS = 256  # steps in which a drafter may read a new sequence's promp
 
 
 @dataclass(slots=True, eq=False)
+class Branch:
+    """What is drafted for one outcome: `line` goes on behind its token."""
+
+    outcome: Outcome
+    line: LookaheadSequence
+
+    @property
+    def chance(self) -> float:
+        """The chance that all of the branch becomes output."""
+        return self.outcome.chance * self.line.chance
+
+
+@dataclass(slots=True, eq=False)
 class LookaheadSequence:
     """One sequence, and how many tokens ahead are wanted of it. `reading`: so many steps more it may have no guess,
-    because the drafter is still reading its prompt. `stuck`: there is no further guess."""
+    because the drafter is still reading its prompt. `stuck`: there is no further guess. `committed` counts its tokens,
+    `number` is its own of all that its target has begun. `limit`: how many tokens were asked for last, and `sent` how
+    many were given."""
 
     key: str
+    number: int = 0
+    committed: int = 0
     reading: int = _READING_STEPS
     wanted: int = _FIRST_LIMIT + 1
     guess: Draft = NOTHING
     stuck: bool = False
+    limit: int = _FIRST_LIMIT
+    sent: int = 0
+    grown: bool = False
+    branches: list[Branch] = field(default_factory=list)
 
     @property
     def ahead(self) -> tuple[int, ...]:
@@ -44,11 +68,31 @@ class LookaheadSequence:
         """True where one token more may be drafted before it is asked for."""
         return not self.stuck and len(self.ahead) < self.wanted and self.chance >= _LEAST_CHANCE
 
+    def find_branch(self, tokens: Sequence[int]) -> Branch | None:
+        """Return the branch whose outcome it is that the target commits these tokens; None where there is none."""
+        for branch in self.branches:
+            accepted, token = branch.outcome.accepted, branch.outcome.token
+            if tuple(tokens) == (*self.ahead[:accepted], token):
+                return branch
+        return None
+
     def commit(self, tokens: Sequence[int]) -> None:
         """Keep what is guessed behind these tokens, where they were guessed."""
-        count, self.stuck = len(tokens), False
+        self.committed += len(tokens)
+        count, self.stuck, self.sent = len(tokens), False, 0
         right = self.ahead[:count] == tuple(tokens)
         self.guess = self.guess.behind(count) if right else NOTHING
+
+    def choose_outcomes(self, outcomes: Sequence[Outcome], most: int, least: float) -> list[Outcome]:
+        """Return the likeliest outcomes of the draft that was sent which have no branch yet, as many as make `most`
+        branches; none that is less likely than `least`."""
+        known = {(one.outcome.accepted, one.outcome.token) for one in self.branches}
+        found = [
+            one
+            for one in outcomes
+            if one.accepted <= self.sent and one.chance >= least and (one.accepted, one.token) not in known
+        ]
+        return sorted(found, key=lambda one: -one.chance)[: max(0, most - len(self.branches))]
 
     def grow(self, draft: Draft) -> None:
         """Take in the draft that was asked for with one token more; without that it has no further guess."""
@@ -56,7 +100,15 @@ class LookaheadSequence:
         self.reading = 0 if grew else max(0, self.reading - 1)
         self.stuck = not grew and self.reading == 0
         if grew:
-            self.guess = draft
+            self.guess, self.grown = draft, True
+
+    def take_news(self) -> bool:
+        """Return whether it, or a branch of it, has grown since the last call."""
+        lines = [self, *(branch.line for branch in self.branches)]
+        grown = any(line.grown for line in lines)
+        for line in lines:
+            line.grown = False
+        return grown
 
     def draft(self, ask: Ask) -> Draft:
         """Return the leading part of `ahead` that is worth its verification."""

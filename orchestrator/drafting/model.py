@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -24,11 +25,11 @@ import numpy as np
 from adapters.contract import AdapterError, LoadedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.drafting.cache import DraftCache, DraftSequence, count_common_prefix
+from orchestrator.drafting.cache import NO_SLOT, DraftCache, DraftSequence, count_common_prefix
 from orchestrator.drafting.draft_vocabulary import Outputs
 from orchestrator.drafting.gate import DraftGate
 from orchestrator.drafting.meter import Meter
-from orchestrator.drafting.port import NOTHING, Ask, Draft
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Outcome, Recalled
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import DraftDistribution, NotFinite, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
@@ -38,7 +39,16 @@ from policies.speculation.calibration import Calibration, chance, observe_draft_
 _NEWEST_STEP = 0.1  # weight of the newest step in their mean time
 _MEASURED_ROWS = 128
 _MEASURED_STEPS = 4
+_RIVALS = 3  # of a token, that branches are made for
+_NEVER = np.float32(-1e30)  # a logit; infinity is refused
 _FOLLOWED_TOKENS = 2  # fed anyway: the target's own token, and the last accepted one
+
+
+class _Rival(NamedTuple):
+    """A token that comes behind the chosen one. `share`: its probability among all that were not chosen."""
+
+    token: int
+    share: float
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +64,7 @@ class _GrowingDraft:
     probabilities: list[float] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     proposals: list[DraftDistribution] = field(default_factory=list)
+    rivals: list[list[_Rival]] = field(default_factory=list)
     certainty: float = 1.0
 
     @property
@@ -67,24 +78,36 @@ class _GrowingDraft:
 
 @dataclass(frozen=True, slots=True)
 class _LastProposal:
-    """What was proposed last behind the committed tokens. `proposals` is empty where tokens are not drawn."""
+    """What was proposed last behind the committed tokens. `proposals` is empty where tokens are not drawn, `rivals`
+    where no branches are made."""
 
     tokens: list[int]
     probabilities: list[float]
     proposals: list[DraftDistribution]
+    rivals: list[list[_Rival]]
 
     def behind(self, count: int) -> _LastProposal:
-        return _LastProposal(self.tokens[count:], self.probabilities[count:], self.proposals[count:])
+        return _LastProposal(
+            self.tokens[count:], self.probabilities[count:], self.proposals[count:], self.rivals[count:]
+        )
 
 
 class ModelDrafter:
     calibrated = True
     """See the module. `state` says what was loaded, under which name; `vocabulary` is the target's, in tokens: the
     model's own may be padded to another size. A sequence with a token for which it has no row is not drafted for.
-    `prefill_ms` bounds what a round spends on prompts that the draft model has not seen yet."""
+    `prefill_ms` bounds what a round spends on prompts that the draft model has not seen yet. `branches`: it is to be
+    asked for branches (drafting.port.BranchingDrafter)."""
 
     def __init__(
-        self, model: LoadedModel, state: DrafterState, clock: Clock, *, vocabulary: int, prefill_ms: float
+        self,
+        model: LoadedModel,
+        state: DrafterState,
+        clock: Clock,
+        *,
+        vocabulary: int,
+        prefill_ms: float,
+        branches: bool = False,
     ) -> None:
         self.name = state.name
         self._model = model
@@ -95,14 +118,16 @@ class ModelDrafter:
         self._outputs = Outputs(model.spec)
         self._context = model.capabilities.max_context_tokens
         self._cache = DraftCache(model, prefill_ms=prefill_ms)
+        self._branches = branches
         self._known: dict[str, DraftSequence] = {}
+        self._branch_keys: set[str] = set()
         self._proposed: dict[str, _LastProposal] = {}
         # Greedy, coupled and drawn tokens are accepted at different rates.
         self._calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
         self._guard = DraftGate(self._reading_ms)
         self._step_ms = 0.0
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
         """See the port. KV of the tokens that both begin with is kept."""
         if self._meter.failed:
             return
@@ -140,6 +165,63 @@ class ModelDrafter:
         if known is not None:
             self._guard.observe_sequence_end(known)
             self._cache.drop(known)
+
+    def list_outcomes(self, key: str) -> list[Outcome]:
+        """See the port."""
+        known, made = self._known.get(key), self._proposed.get(key)
+        if known is None or made is None:
+            return []
+        found, reached = [], 1.0
+        calibration = self._calibrations[known.sampling.rule]
+        for index, (rivals, probability) in enumerate(zip(made.rivals, made.probabilities, strict=False)):
+            right = chance(calibration, probability)
+            found += [Outcome(index, rival.token, reached * (1.0 - right) * rival.share) for rival in rivals]
+            reached *= right
+        return found
+
+    def branch(self, key: str, branch: str, outcome: Outcome) -> bool:
+        """See the port."""
+        known, made = self._known.get(key), self._proposed.get(key)
+        if known is None or made is None or outcome.accepted > len(made.tokens):
+            return False
+        path = [*made.tokens[: outcome.accepted], outcome.token]
+        forked = DraftSequence(
+            branch, [*known.tokens, *path], known.sampling, known.prompt, known.apart, known.penalties
+        )
+        forked.counts = dict(known.counts)
+        for token in path if known.penalties is not None else ():
+            forked.counts[token] = forked.counts.get(token, 0) + 1
+        try:
+            if not self._cache.fork(forked, known):
+                return False
+        except AdapterError as error:
+            self._meter.fail(str(error))
+            self.close()
+            return False
+        self._known[branch] = forked
+        self._branch_keys.add(branch)
+        return True
+
+    def adopt(self, key: str, branch: str) -> None:
+        """See the port."""
+        known, forked = self._known.get(key), self._known.get(branch)
+        if known is None or forked is None or forked.tokens != known.tokens or forked.slot == NO_SLOT:
+            self.prune(branch)
+            return
+        self._branch_keys.discard(branch)
+        self._cache.drop(known)
+        del self._known[branch]
+        forked.key = key
+        self._known[key] = forked
+        if (made := self._proposed.pop(branch, None)) is not None:
+            self._proposed[key] = made
+
+    def prune(self, branch: str) -> None:
+        """See the port."""
+        self._branch_keys.discard(branch)
+        self._proposed.pop(branch, None)
+        if (forked := self._known.pop(branch, None)) is not None:
+            self._cache.drop(forked)
 
     def memory_bytes(self) -> int:
         """See the port: the KV cache, which is allocated whole."""
@@ -196,6 +278,8 @@ class ModelDrafter:
         drafting: dict[DraftSequence, _GrowingDraft] = {}
         for ask in asks:
             known = self._known.get(ask.key)
+            if known is not None and known.slot == NO_SLOT and ask.key in self._branch_keys:
+                continue  # it gave its place up, and is not worth reading all again
             if known is not None and ask.limit > 0 and len(known.tokens) + ask.limit <= self._context:
                 price = 0.0 if ask.fixed else token_price(self._step_ms + ask.row_ms, ask.round_ms)
                 least = max(ask.least, price)
@@ -204,9 +288,10 @@ class ModelDrafter:
         started_s = self._clock.monotonic_s()
         resumed = [one for one in drafting.values() if self._resume(one)]
         rows = self._cache.catch_up(
-            [one.known for one in drafting.values() if not one.tokens], [one.known for one in resumed]
+            [one.known for one in drafting.values() if not one.tokens],
+            [one.known for one in resumed],
+            {one.known: one.tokens[-1] for one in resumed if one.goes_on},
         )
-        rows |= self._cache.step({one.known: one.tokens[-1] for one in resumed if one.goes_on})
         growing = [drafting[known] for known in rows]
         while growing:
             for one in growing:
@@ -215,7 +300,7 @@ class ModelDrafter:
             rows = self._step(feeds) if feeds else {}
             growing = [drafting[known] for known in rows]
         for one in drafting.values():
-            self._proposed[one.ask.key] = _LastProposal(one.tokens, one.probabilities, one.proposals)
+            self._proposed[one.ask.key] = _LastProposal(one.tokens, one.probabilities, one.proposals, one.rivals)
         drafts = [(one, one.draft(self.name)) for one in drafting.values()]
         took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
         made = [(one.known.sampling.rule, one.ask, draft) for one, draft in drafts]
@@ -238,6 +323,7 @@ class ModelDrafter:
         if before is None or not before.tokens or not one.known.goes_on_from(before.tokens):
             return False
         one.proposals.extend(before.proposals)
+        one.rivals.extend(before.rivals)
         for token, probability in zip(before.tokens, before.probabilities, strict=True):
             self._append(one, token, probability)
         return True
@@ -264,7 +350,13 @@ class ModelDrafter:
         token = self._outputs.token(chosen) if by_column else chosen
         if token >= self._vocabulary:
             raise AdapterError(f"it drafted token {token}, and the target has {self._vocabulary}")
-        self._append(one, token, probability_of(row, chosen, sampling.temperature))
+        probability = probability_of(row, chosen, sampling.temperature)
+        self._append(one, token, probability)
+        if self._branches:
+            rivals = find_rivals(row, chosen, sampling, behind + len(one.tokens) - 1)
+            one.rivals.append(
+                [_Rival(self._outputs.token(rival) if by_column else rival, share) for rival, share in rivals]
+            )
 
     def _append(self, one: _GrowingDraft, token: int, probability: float) -> None:
         sampling = one.known.sampling
@@ -294,6 +386,22 @@ class ModelDrafter:
             base = len(before.tokens)
             right = count_common_prefix([*before.tokens, *made.tokens], tokens) - base
             self._guard.observe_accepted(before.sampling.rule, max(0, min(right, len(tokens) - base - 1)))
+
+
+def find_rivals(row: Row, column: int, sampling: Sampling, position: int) -> list[tuple[int, float]]:
+    """Return the columns that would be chosen at a position, one after the other, if a column and those before could
+    not be, each with its probability among all but that column. `row`: logits, float32, shape (columns,). Raises
+    NotFinite."""
+    left = row.copy()
+    left[column] = _NEVER
+    weights = np.exp((left - left.max()) / np.float32(sampling.temperature or 1.0))
+    every = float(weights.sum(dtype=np.float64))
+    found = []
+    for _ in range(min(_RIVALS, len(row) - 1)):
+        rival = choose(left, sampling, position)
+        found.append((rival, float(weights[rival]) / every))
+        left[rival] = _NEVER
+    return found
 
 
 def probability_of(row: Row, column: int, temperature: float) -> float:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import DraftDistribution, Sampling
+
+Recalled = Sequence[bytes]
+"""Earlier answers to prompts like a sequence's, the likeliest first, each as of workers.packed_tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,37 @@ class Ask:
     fixed: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """That the target chooses the first `accepted` tokens of a draft and then `token`, which is not the draft's next
+    one: with this chance."""
+
+    accepted: int
+    token: int
+    chance: float
+
+
+@runtime_checkable
+class BranchingDrafter(Protocol):
+    """A drafter that can go on from several outcomes of one draft, while it is not known which one it will be."""
+
+    def list_outcomes(self, key: str) -> list[Outcome]:
+        """Return what may become of the last draft of a sequence, beside all of it being right; in no order."""
+        ...
+
+    def branch(self, key: str, branch: str, outcome: Outcome) -> bool:
+        """Begin the sequence `branch`, which goes on from that outcome, as a sequence to ask for. False: it cannot."""
+        ...
+
+    def adopt(self, key: str, branch: str) -> None:
+        """The outcome came true and was told by `extend`: the sequence goes on as this branch."""
+        ...
+
+    def prune(self, branch: str) -> None:
+        """Forget a branch. One that is not known is ignored."""
+        ...
+
+
 class Drafter(Protocol):
     """Proposes continuations. Never raises for what a sequence holds; it may always propose nothing.
 
@@ -113,8 +147,9 @@ class Drafter(Protocol):
     decode loop calls it.
     """
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
         """Learn of a sequence, what it holds (prompt and anything already committed) and how its tokens are chosen.
+        `recalled` may help to draft for it, and for no other.
 
         A key that is known already is begun anew: what it held is replaced. A drafter with a cache may keep what it
         computed of the tokens that both begin with.

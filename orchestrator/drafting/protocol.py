@@ -2,13 +2,15 @@
 
 Token ids cross it, with a confidence each, and under a rule that judges distributions the sparse row that each was
 drawn from. The target's side speaks first (`Hello`, answered by `Welcome`), then sends draft requests: what became of
-sequences, and asks for drafts. A request with asks is answered, once. One round costs one message each way.
+sequences, and asks for drafts. A request with asks is answered, once. Beside that the draft's side sends what it drafts
+ahead, unasked: so a round whose outcome was foreseen waits for nothing, not even for the way.
 """
 
 from __future__ import annotations
 
 import select
 import socket
+import ssl
 import time
 from typing import TypeVar
 
@@ -20,12 +22,15 @@ from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.host import HEADER_BYTES, with_header
 from orchestrator.workers.messages import Sampling
 
-VERSION = 2
+VERSION = 3
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A longer frame can only be a broken stream: a prompt of a million tokens has 5 MB."""
 
+MOST_AHEAD = 512
+"""A longer line drafted ahead makes no sense."""
 _READ_BYTES = 256 * 1024
 _SILENT_S, _PROBE_EVERY_S, _PROBES = 15, 5, 3  # a host that has gone without a word is noticed after half a minute
+_NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _T = TypeVar("_T")
 
 
@@ -120,6 +125,26 @@ class DraftResponse(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     offsets: list[int] = []
 
 
+class WireBranch(msgspec.Struct, frozen=True, array_like=True):
+    """What is drafted for the case that the target takes the first `accepted` tokens of a line and then `token`, which
+    has this chance."""
+
+    accepted: int
+    token: int
+    chance: float
+    draft: WireDraft
+
+
+class DraftLines(msgspec.Struct, frozen=True, tag="lines", array_like=True):
+    """What is drafted ahead for a sequence, sent unasked while its target verifies. `sequence` counts the Begins of the
+    connection, from 1. Lines go on behind its first `base` tokens; later ones take the place of earlier ones."""
+
+    sequence: int
+    base: int
+    line: WireDraft
+    branches: list[WireBranch] = []
+
+
 class LinkLost(Exception):
     """The other side is gone."""
 
@@ -152,7 +177,7 @@ def check_guess(guess: WireDraft, limit: int, vocabulary: int, drafter: str) -> 
 _hellos = msgspec.msgpack.Decoder(Hello)
 _welcomes = msgspec.msgpack.Decoder(Welcome)
 _turns = msgspec.msgpack.Decoder(DraftRequest)
-_answers = msgspec.msgpack.Decoder(DraftResponse)
+_answers = msgspec.msgpack.Decoder(DraftResponse | DraftLines)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -177,7 +202,7 @@ class Link:
         """Bytes that the other side had no room for yet."""
         return len(self._out)
 
-    def send(self, message: Hello | Welcome | DraftRequest | DraftResponse) -> None:
+    def send(self, message: Hello | Welcome | DraftRequest | DraftResponse | DraftLines) -> None:
         """Send as much as goes without waiting; the rest goes with later calls. Raises LinkLost."""
         self._out += with_header(_encoder.encode(message))
         self.flush()
@@ -187,7 +212,7 @@ class Link:
         try:
             while self._out:
                 del self._out[: self._socket.send(self._out)]
-        except BlockingIOError:
+        except _NOT_NOW:
             return
         except OSError as error:
             raise LinkLost(_describe_error(error)) from error
@@ -206,7 +231,16 @@ class Link:
         return None if frame is None else _decode_message(_turns, frame)
 
     def answer(self, timeout_s: float) -> DraftResponse | None:
-        """Return the next answer; None when there is none within `timeout_s`. Raises LinkLost, ProtocolError."""
+        """Return the next answer, passing over what was drafted ahead; None when there is none within `timeout_s`.
+        Raises LinkLost, ProtocolError."""
+        end_s = time.perf_counter() + timeout_s
+        while isinstance(found := self.drafts(timeout_s), DraftLines):
+            timeout_s = max(0.0, end_s - time.perf_counter())
+        return found
+
+    def drafts(self, timeout_s: float) -> DraftResponse | DraftLines | None:
+        """Return the draft's side's next word; None when there is none within `timeout_s`. Raises LinkLost,
+        ProtocolError."""
         frame = self._receive(timeout_s)
         return None if frame is None else _decode_message(_answers, frame)
 
@@ -247,7 +281,7 @@ class Link:
         """Take what is there. False: nothing."""
         try:
             data = self._socket.recv(_READ_BYTES)
-        except BlockingIOError:
+        except _NOT_NOW:
             return False
         except OSError as error:
             raise LinkLost(_describe_error(error)) from error

@@ -79,8 +79,8 @@ class Reception:
     def _greet(self, knocking: socket.socket) -> None:
         link: Link | None = None
         try:
-            if self._server.greet(knocking):
-                link = Link(knocking)
+            if (admitted := self._server.greet(knocking)) is not None:
+                link = Link(admitted)
                 hello = link.hello(GREETING_S)
                 if self._leave(knocking) and not self._closed:
                     self._arrived(link, hello)

@@ -17,9 +17,11 @@ import msgspec
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.connection import ConnectionThread, Refusal
-from orchestrator.drafting.port import NOTHING, Ask, Draft
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Recalled
 from orchestrator.drafting.protocol import (
+    MOST_AHEAD,
     Begin,
+    DraftLines,
     DraftRequest,
     DraftResponse,
     End,
@@ -29,6 +31,8 @@ from orchestrator.drafting.protocol import (
     ProtocolError,
     Update,
     Welcome,
+    WireBranch,
+    WireDraft,
     check_guess,
 )
 from orchestrator.drafting.remote_sequence import RemoteSequence
@@ -37,6 +41,7 @@ from policies.sampling import Sampling
 from policies.speculation import draft_wait
 from policies.speculation.draft_wait import DraftWait
 
+_MOST_MESSAGES = 1024  # that are read at once: a drafter that says more than it is heard keeps up nobody
 _IN_TIME = 0.9  # of the time that a round waits, the other side may draft: the rest is the way back
 
 
@@ -102,6 +107,8 @@ class RemoteDrafter:
         self._connector = ConnectionThread(name, device, self._check, self._report)
         self._link: Link | None = None
         self._sequences: dict[str, RemoteSequence] = {}
+        self._begun: dict[int, RemoteSequence] = {}  # by the number that its Begin has on this connection
+        self._begins = 0
         self._updates: list[Update] = []
         self._pending: _PendingRequest | None = None
         self._number = 0
@@ -113,10 +120,11 @@ class RemoteDrafter:
         """Draft by the process at this endpoint from now on. Thread-safe."""
         self._connector.aim(endpoint)
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
         """See the port."""
-        self._sequences[key] = RemoteSequence(key, list(tokens), sampling)
-        self._note(Begin(key, list(tokens), sampling))
+        sequence = self._sequences[key] = RemoteSequence(key, list(tokens), sampling)
+        if self._link is not None:
+            self._updates.append(self._begin(sequence))
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""
@@ -181,6 +189,13 @@ class RemoteDrafter:
         if self._link is not None:  # a new link is told everything anyway
             self._updates.append(update)
 
+    def _begin(self, sequence: RemoteSequence) -> Begin:
+        """Return the word that a sequence begins on this connection."""
+        self._begins += 1
+        self._begun = {number: one for number, one in self._begun.items() if self._sequences.get(one.key) is one}
+        self._begun[self._begins] = sequence
+        return Begin(sequence.key, list(sequence.tokens), sequence.sampling)
+
     def _exchange(self, link: Link, asks: list[Ask]) -> None:
         """Say what happened, ask for drafts where none are awaited, and take in what comes in time."""
         self._take(link, 0.0)
@@ -215,10 +230,48 @@ class RemoteDrafter:
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 
     def _take(self, link: Link, timeout_s: float) -> None:
-        """Take in an answer, waiting for it so long. Raises LinkLost, ProtocolError."""
-        answer = link.answer(timeout_s)
-        if answer is None:
-            return
+        """Take in an answer, waiting for it so long, and the newest of what was drafted ahead. Raises LinkLost,
+        ProtocolError."""
+        end_s = self._clock.monotonic_s() + timeout_s
+        newest: dict[int, DraftLines] = {}
+        for _ in range(_MOST_MESSAGES):
+            answer = link.drafts(timeout_s)
+            if not isinstance(answer, DraftLines):
+                break
+            newest[answer.sequence] = answer
+            timeout_s = max(0.0, end_s - self._clock.monotonic_s())
+        for lines in newest.values():
+            self._take_lines(lines)
+        if isinstance(answer, DraftResponse):
+            self._take_answer(answer)
+
+    def _take_lines(self, found: DraftLines) -> None:
+        """Keep what was drafted ahead for a sequence. Raises ProtocolError."""
+        sequence = self._begun.get(found.sequence)
+        if sequence is None or self._sequences.get(sequence.key) is not sequence:
+            return  # it has ended
+        if not 0 <= found.base <= len(sequence.tokens):
+            raise ProtocolError(f"drafts go on behind {found.base} tokens of {len(sequence.tokens)}")
+        line = self._check_line(found.line)
+        branches = [self._join(line, branch) for branch in found.branches]
+        sequence.lines_base, sequence.lines = found.base, (line, *branches)
+        sequence.met = sequence.met or bool(line.tokens)
+
+    def _join(self, line: Draft, branch: WireBranch) -> Draft:
+        """Return a branch with the tokens of the line that are in front of it."""
+        begin = line.truncate(branch.accepted)
+        if not 0 <= branch.accepted == len(begin.tokens):
+            raise ProtocolError(f"a branch leaves a line of {len(line.tokens)} tokens behind {branch.accepted}")
+        first = self._check_line(WireDraft((branch.token,), (branch.chance,)))
+        rest = self._check_line(branch.draft)
+        confidences = (*begin.confidences, *first.confidences, *rest.confidences)
+        return Draft((*begin.tokens, *first.tokens, *rest.tokens), confidences, self.name)
+
+    def _check_line(self, guess: WireDraft) -> Draft:
+        return check_guess(guess, MOST_AHEAD, self._draft_vocabulary, self.name)
+
+    def _take_answer(self, answer: DraftResponse) -> None:
+        """Take in an answer. Raises ProtocolError."""
         request, self._pending = self._pending, None
         if request is None or answer.number != request.number:
             raise ProtocolError(f"an answer to request {answer.number} came, which nobody waits for")
@@ -288,9 +341,10 @@ class RemoteDrafter:
         self._counts.ahead_now = (0, 0)
         for sequence in self._sequences.values():
             sequence.met = False
-        self._updates = [
-            Begin(sequence.key, list(sequence.tokens), sequence.sampling) for sequence in self._sequences.values()
-        ]
+        self._begun, self._begins = {}, 0
+        for sequence in self._sequences.values():
+            sequence.lines = ()
+        self._updates = [self._begin(sequence) for sequence in self._sequences.values()]
 
     def _drop(self, state: Literal["lost", "hung", "garbage"], reason: str) -> None:
         """Go on without the link; one that was merely lost is made again."""

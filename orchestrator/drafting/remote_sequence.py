@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from orchestrator.drafting.cache import count_common_prefix
 from orchestrator.drafting.port import NOTHING, Draft
@@ -13,7 +14,8 @@ from policies.sampling import Sampling
 class RemoteSequence:
     """One running sequence: its tokens are all that a new process must be told. `guess` continues the first `base`
     tokens; `open`: it is not known yet how much of it the target chose. `met`: there was a guess once, so the other
-    side has read the prompt."""
+    side has read the prompt. `lines` are what it drafted ahead for several outcomes, behind the first `lines_base`
+    tokens."""
 
     key: str
     tokens: list[int]
@@ -22,14 +24,25 @@ class RemoteSequence:
     guess: Draft = NOTHING
     open: bool = False
     met: bool = False
+    lines_base: int = 0
+    lines: Sequence[Draft] = field(default=())
 
     def rest(self, limit: int) -> Draft:
-        """Return what is left of the guess behind the tokens, where they bear it out."""
-        done = len(self.tokens) - self.base
-        guess = self.guess
-        if done >= len(guess.tokens) or list(guess.tokens[:done]) != self.tokens[self.base :]:
-            return NOTHING
-        return guess.behind(done).truncate(limit)
+        """Return what is left behind the tokens of what they bear out: of the guess or the first line, the longer one,
+        or of the branch that they took."""
+        line, *branches = self.lines or (NOTHING,)
+        found = max(self._rest_of(self.guess, self.base), self._rest_of(line, self.lines_base), key=_length)
+        if not found.tokens and not self._bears_out(line, self.lines_base):
+            found = max((self._rest_of(branch, self.lines_base) for branch in branches), key=_length, default=NOTHING)
+        return found.truncate(limit)
+
+    def _rest_of(self, guess: Draft, base: int) -> Draft:
+        return guess.behind(len(self.tokens) - base) if self._bears_out(guess, base) else NOTHING
+
+    def _bears_out(self, guess: Draft, base: int) -> bool:
+        """True where the tokens behind `base` are the first of the guess."""
+        done = len(self.tokens) - base
+        return 0 <= done <= len(guess.tokens) and list(guess.tokens[:done]) == self.tokens[base:]
 
     def verdict(self) -> int | None:
         """Return how many tokens of the guess the target chose too, once, when that is decided."""
@@ -39,3 +52,7 @@ class RemoteSequence:
             return None
         self.open = False
         return right
+
+
+def _length(draft: Draft) -> int:
+    return len(draft.tokens)

@@ -22,9 +22,11 @@ from orchestrator.clock import Clock
 from orchestrator.drafting.bell import Bell
 from orchestrator.drafting.endpoint import EndpointServer, host_id
 from orchestrator.drafting.load_meter import EVERY_S
+from orchestrator.drafting.lookahead import LookaheadSequence
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.protocol import (
     VERSION,
+    DraftLines,
     DraftRequest,
     DraftResponse,
     Hello,
@@ -32,6 +34,7 @@ from orchestrator.drafting.protocol import (
     LinkLost,
     ProtocolError,
     Welcome,
+    WireBranch,
     WireDraft,
 )
 from orchestrator.drafting.reception import Reception
@@ -172,6 +175,7 @@ class _Counter:
         self._busy = self._shared.run_pass()
         if self._busy:
             self._answer()
+            self._send_lines()
         load = self._shared.meter.take_report(
             len(self._served), sum(len(one.session.sequences) for one in self._served.values())
         )
@@ -267,6 +271,26 @@ class _Counter:
         session = served.session
         counts = (self._shared.drafter.memory_bytes(), session.hits, session.misses, self._peak_bytes())
         served.link.send(DraftResponse(answer.number, drafts, took_ms, *counts, offsets=answer.offsets))
+        self._flush(served)
+
+    def _send_lines(self) -> None:
+        """Send what was drafted ahead to whoever reads what it is sent: the next lines tell all again. Drawn tokens
+        bring whole rows with them, and are sent where they are asked for."""
+        by_session = {id(served.session): served for served in self._served.values()}
+        for lines in self._shared.take_lines():
+            served = by_session[id(lines.session)]
+            connected = served.link.fileno() in self._served
+            if connected and not served.link.unsent and not lines.sequence.guess.is_drawn(0):
+                self._guard(served, partial(self._send_line, lines.sequence))
+
+    def _send_line(self, sequence: LookaheadSequence, served: _Served) -> None:
+        branches = [
+            WireBranch(one.outcome.accepted, one.outcome.token, one.outcome.chance, WireDraft.of(one.line.guess))
+            for one in sequence.branches
+            if one.line.guess.tokens
+        ]
+        line = WireDraft.of(sequence.guess)
+        served.link.send(DraftLines(sequence.number, sequence.committed, line, branches))
         self._flush(served)
 
     def _flush(self, served: _Served) -> None:

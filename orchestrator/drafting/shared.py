@@ -15,10 +15,10 @@ from itertools import count
 
 from orchestrator.clock import Clock
 from orchestrator.drafting.load_meter import LoadMeter
-from orchestrator.drafting.lookahead import LookaheadSequence
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.drafting.lookahead import Branch, LookaheadSequence
+from orchestrator.drafting.port import NOTHING, Ask, BranchingDrafter, Draft, Drafter
 from orchestrator.drafting.protocol import Begin, End, Extend, Update
-from policies.speculation.draft_pass import PassTimes, WantedRow, choose_rows
+from policies.speculation.draft_pass import PassTimes, WantedRow, choose_rows, count_branches, price_branch
 
 
 @dataclass(slots=True, eq=False)
@@ -65,10 +65,22 @@ class DraftSession:
     sequences: dict[str, LookaheadSequence] = field(default_factory=dict)
     open_ask: _OpenAsk | None = None
     in_company: bool = False
+    begun: int = 0
 
     def key(self, key: str) -> str:
         """Return what the drafter calls a sequence of this target: others may have one of the same name."""
         return f"{self.number}/{key}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLines:
+    """What is drafted ahead for a sequence and not asked for, to be sent to a session."""
+
+    session: DraftSession
+    sequence: LookaheadSequence
+
+
+_Wanted = tuple[DraftSession, LookaheadSequence, WantedRow]
 
 
 class SharedDrafter:
@@ -78,6 +90,7 @@ class SharedDrafter:
         self.drafter = drafter
         self.meter = LoadMeter(clock)
         self._clock = clock
+        self._branching = drafter if isinstance(drafter, BranchingDrafter) else None
         self._numbers = count()
         self._sessions: list[DraftSession] = []
         self._times = PassTimes()
@@ -107,17 +120,36 @@ class SharedDrafter:
                 self._close_ask(session, one)
         match update:
             case Begin(key, tokens, sampling):
-                session.sequences[key] = LookaheadSequence(session.key(key))
+                self._prune(session.sequences.get(key))
+                session.begun += 1
+                session.sequences[key] = LookaheadSequence(session.key(key), session.begun, len(tokens))
                 self.drafter.begin(session.key(key), tokens, sampling)
             case Extend(key, tokens):
                 if (sequence := session.sequences.get(key)) is not None:
-                    sequence.commit(tokens)
-                    self.drafter.extend(sequence.key, tokens)
+                    self._commit(sequence, tokens)
                     if one is not None and session.open_ask is one:
                         one.waits = one.waits or not all(sequence.ahead for sequence, _ in one.asked)
             case End(key, keep):
                 if (sequence := session.sequences.pop(key, None)) is not None:
+                    self._prune(sequence)
                     self.drafter.end(sequence.key, keep=keep)
+
+    def _commit(self, sequence: LookaheadSequence, tokens: Sequence[int]) -> None:
+        """Go on from what the target chose: with what was guessed, or with the branch that was made for it."""
+        branch = sequence.find_branch(tokens)
+        sequence.commit(tokens)
+        self.drafter.extend(sequence.key, tokens)
+        if branch is not None and self._branching is not None:
+            sequence.branches.remove(branch)
+            sequence.guess, sequence.stuck = branch.line.guess, branch.line.stuck
+            self._branching.adopt(sequence.key, branch.line.key)
+        self._prune(sequence)
+
+    def _prune(self, sequence: LookaheadSequence | None) -> None:
+        if sequence is not None and self._branching is not None:
+            for branch in sequence.branches:
+                self._branching.prune(branch.line.key)
+            sequence.branches.clear()
 
     def ask(
         self, session: DraftSession, number: int, asks: Sequence[Ask], within_s: float, round_s: float = 0.0
@@ -144,10 +176,24 @@ class SharedDrafter:
         found, self._due = self._due, []
         return found
 
+    def take_lines(self) -> list[SharedLines]:
+        """Return what has grown since the last call of what is drafted ahead, for whoever verifies meanwhile."""
+        return [
+            SharedLines(session, sequence)
+            for session in self._sessions
+            if session.runs_ahead
+            for sequence in session.sequences.values()
+            if sequence.take_news()
+        ]
+
     def run_pass(self) -> bool:
         """Draft one token further for every sequence that the next pass takes. False: there is nothing to do."""
-        wanted = [found for session in self._sessions for found in self._list_wanted(session)]
-        chosen = choose_rows([row for _, _, row in wanted], self._unread_passes)
+        wanted = [found for session in self._sessions for found in self._list_lines(session)]
+        row_share = self._times.row_share
+        for session in self._sessions:
+            self._branch_out(session, row_share, len(wanted))
+        wanted += [found for session in self._sessions for found in _list_branches(session)]
+        chosen = choose_rows([row for _, _, row in wanted], self._unread_passes, row_share)
         if not chosen:
             return False
         taken = [wanted[number] for number in chosen]
@@ -162,7 +208,22 @@ class SharedDrafter:
         self._grow([sequence for _, sequence, _ in taken], len(sessions))
         return True
 
-    def _list_wanted(self, session: DraftSession) -> list[tuple[DraftSession, LookaheadSequence, WantedRow]]:
+    def _branch_out(self, session: DraftSession, row_share: float, lines: int) -> None:
+        """Begin branches for the likeliest outcomes of what the target verifies now. So many `lines` are to grow."""
+        if self._branching is None or not session.runs_ahead:
+            return
+        most, least = count_branches(row_share, len(session.sequences)), price_branch(row_share, lines)
+        for sequence in session.sequences.values() if most else ():
+            if not sequence.sent or len(sequence.branches) >= most:
+                continue
+            outcomes = self._branching.list_outcomes(sequence.key)
+            for outcome in sequence.choose_outcomes(outcomes, most, least):
+                key = f"{sequence.key}/{outcome.accepted}/{outcome.token}"
+                if self._branching.branch(sequence.key, key, outcome):
+                    line = LookaheadSequence(key, reading=0, wanted=max(1, sequence.limit))
+                    sequence.branches.append(Branch(outcome, line))
+
+    def _list_lines(self, session: DraftSession) -> list[_Wanted]:
         one = session.open_ask
         asked = one.list_growing(self._times.mean_s) if one is not None else []
         ahead = [sequence for sequence in session.sequences.values() if sequence.wants_ahead and sequence not in asked]
@@ -182,6 +243,7 @@ class SharedDrafter:
         session.in_company = False
         found = {ask.key: sequence.draft(ask) for sequence, ask in one.asked}
         for sequence, ask in one.asked:
+            sequence.sent, sequence.limit = len(found[ask.key].tokens), ask.limit
             sequence.wanted = len(found[ask.key].tokens) + 1 + ask.limit
         drafts = [found.get(ask.key, NOTHING) for ask in one.asks]
         offsets = [one.moved[ask.key] for ask in one.asks] if one.moved else []
@@ -198,3 +260,12 @@ class SharedDrafter:
         self.meter.observe_pass(took_s, targets, reads=reads)
         if not reads:
             self._times.observe(len(sequences), took_s)
+
+
+def _list_branches(session: DraftSession) -> list[_Wanted]:
+    return [
+        (session, branch.line, WantedRow(asked=False, reading=False, chance=branch.chance, branch=True))
+        for sequence in session.sequences.values()
+        for branch in sequence.branches
+        if branch.line.wants_ahead
+    ]

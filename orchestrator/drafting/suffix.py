@@ -1,6 +1,7 @@
 """The suffix drafter: continue as the text went on after its latest tokens, here or in an earlier output.
 
-After SuffixDecoding (Oliaro et al., arXiv 2411.04975): one index per request and a shared one over earlier outputs. The
+After SuffixDecoding (Oliaro et al., arXiv 2411.04975): one index per request and a shared one over earlier outputs.
+Answers that a draft store found for a request are an index of that request's own. The
 longer a match, and the more of its occurrences agree, the deeper the draft. An index keeps the positions of every token
 and of every pair of tokens. Longer matches are found by comparing backwards from the most recent of them. So it costs
 tens of bytes a token where a suffix tree costs hundreds.
@@ -14,8 +15,9 @@ import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.drafting.meter import Meter
-from orchestrator.drafting.port import NOTHING, Ask, Draft
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Recalled
 from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.packed_tokens import unpack_tokens
 from policies.sampling import Sampling
 
 _CANDIDATES = 24  # most recent occurrences that are looked at
@@ -23,6 +25,8 @@ _PAIR_SHIFT = 32
 # Memory of one indexed token, measured over real outputs (CPython 3.11): its place in the list, its share of
 # two dictionaries and of their position lists.
 BYTES_PER_TOKEN = 240
+_SEAM = -1
+"""A token id that no text has ends each earlier output, so that no match runs over the seam."""
 
 
 class SuffixIndex:
@@ -83,8 +87,7 @@ class OutputStore:
         young = self.generations[0]
         if len(young.tokens) + len(tokens) + 1 > self._half_tokens:
             self.generations = [SuffixIndex(), young]
-        # A token id that no text has ends each output, so that no match runs over the seam.
-        self.generations[0].extend([*tokens[-(self._half_tokens - 1) :], -1])
+        self.generations[0].extend([*tokens[-(self._half_tokens - 1) :], _SEAM])
 
     def memory_bytes(self) -> int:
         """Return an estimate of what is remembered."""
@@ -100,13 +103,19 @@ class SuffixDrafter:
         self._max_match, self._memory_bytes = max_match, memory_bytes
         self._store = OutputStore(memory_bytes)
         self._indexes: dict[str, SuffixIndex] = {}
+        self._recalled: dict[str, SuffixIndex] = {}
         self._prompts: dict[str, int] = {}
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
         """See the port."""
         self._indexes[key] = index = SuffixIndex()
         self._prompts[key] = len(tokens)
         index.extend(tokens)
+        self._recalled.pop(key, None)
+        if recalled:
+            found = self._recalled[key] = SuffixIndex()
+            for output in reversed(recalled):  # the later ones count more in a vote: the likeliest goes last
+                found.extend([*unpack_tokens(output), _SEAM])
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""
@@ -117,6 +126,7 @@ class SuffixDrafter:
     def end(self, key: str, *, keep: bool) -> None:
         """See the port."""
         index = self._indexes.pop(key, None)
+        self._recalled.pop(key, None)
         prompt = self._prompts.pop(key, 0)
         if index is not None and keep and len(index.tokens) > prompt:
             self._store.add(index.tokens[prompt:])
@@ -150,7 +160,9 @@ class SuffixDrafter:
         context = own.tokens
         voters: list[tuple[float, list[int], int]] = []
         longest = 0
-        for source, index in enumerate((own, *self._store.generations)):
+        recalled = self._recalled.get(key)
+        beside = self._store.generations if recalled is None else [*self._store.generations, recalled]
+        for source, index in enumerate((own, *beside)):
             found = index.candidates(context, self._max_match)
             for age, (length, place) in enumerate(found, start=1):
                 longest = max(longest, length)

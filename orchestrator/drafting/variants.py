@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from orchestrator.drafting.group import DrafterGroup
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, Recalled
 from policies.sampling import Sampling
 
 
@@ -29,10 +29,10 @@ class VariantDrafter(DrafterGroup):
     def _of(self, key: str) -> Drafter | None:
         return self._joined.get(key, self._default)
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
         """See the port."""
         if (drafter := self._of(key)) is not None:
-            drafter.begin(key, tokens, sampling)
+            drafter.begin(key, tokens, sampling, recalled)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""

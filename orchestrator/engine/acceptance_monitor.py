@@ -60,6 +60,13 @@ class AcceptanceMonitor:
         self._classes: OrderedDict[_Key, _ClassCounts] = OrderedDict()
         self._changed: set[_Key] = set()
 
+    def set_threshold(self, threshold: float) -> None:
+        """Warn below this from now on; a warning that stands is looked at anew."""
+        if threshold != self._threshold:
+            self._threshold = threshold
+            for counts in self._classes.values():
+                counts.episode = None
+
     def add(self, submit: Submit, draft: Draft, verified: int, right: int, compared: int) -> None:
         """`verified` tokens of a request's draft were verified, its first `compared` could be compared with what the
         target chose, and `right` of them were equal. What a grammar added is no drafter's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 from adapters.contract import (
     CapacityError,
@@ -27,6 +28,7 @@ from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.kv_mover import KvMover, TakenPages
 from orchestrator.engine.prefix_cache import PrefixCache
 from orchestrator.engine.request_checks import problem_with
+from orchestrator.engine.round_traces import RoundTraces
 from orchestrator.engine.scheduler import Scheduler
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
 from orchestrator.engine.speculator import Speculator
@@ -37,6 +39,18 @@ from policies.sampling import NotFinite, Row, ToleranceGoal, VerifiedDraft
 from policies.serving.acceptance_alarm import THRESHOLD
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.policy import DepthPolicy
+
+
+class LoopTuning(NamedTuple):
+    """What of a decode loop can be another without another model: see DecodeLoop."""
+
+    policy: DepthPolicy
+    max_depth: int
+    max_itl_ms: float
+    prefix_reuse: bool
+    tolerance: ToleranceGoal
+    low_acceptance_rate: float
+    objectives: Objectives
 
 
 class DecodeLoop:
@@ -78,7 +92,7 @@ class DecodeLoop:
         self._clock = clock
         self._prefixes = PrefixCache(target, enabled=prefix_reuse)
         self._scheduler = Scheduler(
-            *(target, self._prefixes, clock, lambda: policy.cost),
+            *(target, self._prefixes, clock, lambda: self._speculator.policy.cost),
             max_running=max_running,
             max_itl_ms=max_itl_ms,
             objectives=objectives,
@@ -87,6 +101,7 @@ class DecodeLoop:
         self._levels = self._scheduler.levels
         self._by_drafter = DrafterCounts()
         self._verifier = Verifier(tolerance)
+        self._traces = RoundTraces(clock)
         self._failed: list[Refused] = []
         self._moved_in: list[MovedIn] = []
         self._taking_in_ms = 0.0
@@ -103,6 +118,27 @@ class DecodeLoop:
     def idle(self) -> bool:
         """True when no request runs or waits."""
         return not self._scheduler.running and not self._scheduler.waiting
+
+    @property
+    def policy(self) -> DepthPolicy:
+        """What chooses depths now."""
+        return self._speculator.policy
+
+    def exchange(self, drafter: Drafter | None) -> Drafter:
+        """Draft by another drafter, between two rounds; returns the one until now, for the caller to close. `retune` is
+        to follow."""
+        return self._speculator.exchange(drafter or ChainDrafter(()))
+
+    def retune(self, tuning: LoopTuning, *, drafts: bool) -> None:
+        """Go on by other settings, between two rounds. `drafts`: there is a drafter. No request notices, but for the
+        depth of its drafts and the time of its tokens."""
+        max_depth = tuning.max_depth if drafts else 0
+        self._scheduler.retune(max_itl_ms=tuning.max_itl_ms, objectives=tuning.objectives, drafts=max_depth > 0)
+        self._levels = self._scheduler.levels
+        self._prefixes.enable(tuning.prefix_reuse)
+        self._verifier.set_goal(tuning.tolerance)
+        self._watch.set_threshold(tuning.low_acceptance_rate)
+        self._speculator.retune(tuning.policy, max_depth, self._scheduler.list_running())
 
     def prepare(self, request: Submit) -> None:
         """Do ahead of `submit` what takes time; from any thread."""
@@ -126,6 +162,7 @@ class DecodeLoop:
         sequence = SequenceState.open(request, came_s, self._target.capabilities, rules)
         sequence.pages = pages
         self._scheduler.add(sequence)
+        self._traces.observe_request(request)
         return None
 
     def failures(self) -> list[Refused]:
@@ -185,6 +222,8 @@ class DecodeLoop:
         rows = _rows_by_part(parts, result)
         verdicts = self._accept(parts, rows)
         deltas, tally = self._commit(parts, verdicts, rows)
+        times = (self._rounds, started, proposed, draft_ms)
+        trace = self._traces.describe(times, parts, verdicts, deltas) if self._traces.share else None
         self._rounds += 1
         round_ms = (self._clock.monotonic_s() - started) * MS_PER_S - self._taking_in_ms
         self._speculator.settle(round_ms - draft_ms, draft_ms)
@@ -203,6 +242,7 @@ class DecodeLoop:
             device_ms=result.device_ms,
             draft_ms=draft_ms,
             expected_ms=self.expected_ms,
+            trace=trace,
         )
 
     def run_round_strictly(self) -> RoundReport:

@@ -16,6 +16,10 @@ class PrefixCache:
         self.queries = 0
         self.hits = 0
 
+    def enable(self, enabled: bool) -> None:
+        """Begin later requests with what is remembered, or do not."""
+        self._enabled = enabled
+
     def attach(self, sequence: SequenceState) -> None:
         """Begin with what is remembered of the sequence's tokens.
 

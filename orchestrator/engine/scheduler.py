@@ -60,6 +60,7 @@ class Scheduler:
         self.preemptions = 0
         self.memory = MemoryGuard(BatchLimits(caps.max_batch_rows, self.max_running, caps.paid_rows), clock)
         self.levels = SloMonitor(objectives, clock, max_running=self.max_running, drafts=drafts)
+        self._followed = (objectives, drafts)
         self._cost = cost
         self._turn = 0
         self._target = target
@@ -71,6 +72,17 @@ class Scheduler:
         self._free_slots = list(range(caps.slots - 1, -1, -1))
         self._waiting: deque[SequenceState] = deque()
         self._running: list[SequenceState] = []
+
+    def retune(self, *, max_itl_ms: float, objectives: Objectives, drafts: bool) -> None:
+        """Bound forwards by this, and follow these objectives, from the next round on."""
+        self._max_itl_ms = max_itl_ms
+        if (objectives, drafts) != self._followed:
+            self._followed = (objectives, drafts)
+            self.levels = SloMonitor(objectives, self._clock, max_running=self.max_running, drafts=drafts)
+
+    def list_running(self) -> list[SequenceState]:
+        """Return the sequences that have a slot."""
+        return list(self._running)
 
     @property
     def running(self) -> int:

@@ -68,12 +68,12 @@ class Speculator:
 
     def begin(self, sequence: SequenceState, *, drafts: bool) -> None:
         """A sequence starts, or starts again. `drafts` False: it gives way at once, and nothing is drafted for it."""
-        most = self._bound_draft_tokens(sequence)
-        fixed_or_ruled = sequence.submit.depth is not None or sequence.rules is not None
+        most, submit = self._bound_draft_tokens(sequence), sequence.submit
+        fixed_or_ruled = submit.depth is not None or sequence.rules is not None
         self._pause.begin_sequence(sequence.key, never_paused=most > 0 and fixed_or_ruled)
         self._policy.begin(sequence.key, most)
         if drafts and most > 0 and sequence.depth_bound > 0:
-            self._drafter.begin(sequence.key, sequence.tokens, sequence.submit.sampling)
+            self._drafter.begin(sequence.key, sequence.tokens, submit.sampling, submit.recalled)
 
     def end(self, key: str, *, keep: bool) -> None:
         """A sequence ends. `keep`: its output may help later drafts."""
@@ -98,6 +98,11 @@ class Speculator:
             for part in parts:
                 part.sequence.draft = NOTHING
             return True
+        self._end_pause()
+        return False
+
+    def _end_pause(self) -> None:
+        """Let policy and drafter hear of a pause that is over."""
         paused = self._pause.finish()
         if paused.rounds:
             filled = any(part.is_prefill for part in paused.last_parts)
@@ -105,7 +110,26 @@ class Speculator:
             self._policy.observe_pause(paused.rounds, rows)
             for key, tokens in paused.tokens.items():
                 self._drafter.extend(key, tokens)
-        return False
+
+    def retune(self, policy: DepthPolicy, max_depth: int, running: Sequence[SequenceState]) -> None:
+        """Choose depths by another policy and bound, between two rounds; `running` sequences go on."""
+        self._end_pause()
+        self._policy, self._max_depth, self._open = policy, max_depth, None
+        self._pause = DraftPause()
+        for sequence in running:
+            self.begin(sequence, drafts=True)
+
+    def exchange(self, drafter: Drafter) -> Drafter:
+        """Draft by another drafter, between two rounds; returns the one until now. `retune` is to follow."""
+        self._end_pause()
+        before, self._drafter = self._drafter, drafter
+        self._usable = 0
+        return before
+
+    @property
+    def policy(self) -> DepthPolicy:
+        """What chooses depths now."""
+        return self._policy
 
     def propose(self, parts: Sequence[ScheduledSequence], *, room: int, row_price: float = 1.0) -> None:
         """Give every sampling part its draft, within `room` rows and the blocks that are left, outside a pause.

@@ -30,6 +30,10 @@ class SpeculationVariants:
         self._depths = dict(depths)
         self._drafter = drafter
 
+    def take(self, other: SpeculationVariants) -> None:
+        """Serve requests that come from now on as another one does."""
+        self._default, self._depths, self._drafter = other._default, other._depths, other._drafter
+
     def apply_variant(self, request: Submit) -> Submit:
         """Return a request with its variant's depth; what it asks for itself holds within that bound."""
         variant = self._depths.get(request.lane, self._default)

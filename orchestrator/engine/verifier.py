@@ -28,6 +28,10 @@ class Verifier:
         self._goal = goal
         self._learned = {"greedy": ToleranceState(), "sampled": ToleranceState()}
 
+    def set_goal(self, goal: ToleranceGoal) -> None:
+        """Let the tolerant rule reach this; what it has learned stays."""
+        self._goal = goal
+
     def verdicts(self, asked: Sequence[tuple[SequenceState, Row]]) -> list[Verdict]:
         """Judge sequences' drafts by their rows (see policies.sampling.verify), each by itself: why it could not be
         done, where a grammar failed or a row is garbage."""

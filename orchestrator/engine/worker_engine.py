@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 import psutil
@@ -17,16 +18,30 @@ from orchestrator.engine.kv_intake import KvIntake
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
 from orchestrator.workers.contract import Step
-from orchestrator.workers.draft_messages import AttachDraft, DraftLink
+from orchestrator.workers.draft_messages import AttachDraft, ChooseDrafters, DraftLink
 from orchestrator.workers.failures import describe_failure, describe_loading_failure
-from orchestrator.workers.messages import Cancel, Command, Event, Gauges, MoveOut, Ready, Stop, Submit
+from orchestrator.workers.messages import Cancel, Command, Event, Gauges, MoveOut, Ready, Retune, Retuned, Stop, Submit
 from orchestrator.workers.process_memory import peak_rss_bytes
 
 COMPILE_TIMEOUT_S = 10.0
 _GAUGES_EVERY_S = 0.25
 
 Emit = Callable[[Event], None]
+Retuning = Future[Callable[[], Ready]]
 ROUND = Step("round", 0.0)
+
+
+class Retuner(Protocol):
+    """Lets a loaded engine go on by other options."""
+
+    def prepare(self, options: dict[str, Any]) -> Callable[[], Ready]:
+        """Load what other options need, in any thread; returns what puts them into effect, between two rounds, and says
+        how the worker is then. Raises AdapterError."""
+        ...
+
+    def choose(self, names: Collection[str] | None) -> None:
+        """Let only drafters of these names propose from now on; None: all."""
+        ...
 
 
 class Watch(Protocol):
@@ -47,6 +62,7 @@ class Watch(Protocol):
 class LoadedEngine:
     """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker. `variants`: how
     requests are served that say nothing, and the other way where one is tried. `watch` looks after the model's files.
+    `retuner`: None takes no other options, and lets no drafter rest.
     """
 
     loop: DecodeLoop
@@ -55,6 +71,7 @@ class LoadedEngine:
     attach: Callable[[AttachDraft], None]
     variants: SpeculationVariants
     watch: Watch | None = None
+    retuner: Retuner | None = None
 
 
 class WorkerEngine:
@@ -63,7 +80,9 @@ class WorkerEngine:
     def __init__(self, load: Callable[[Emit], LoadedEngine], clock: Clock) -> None:
         self._load = load
         self._clock = clock
-        self._commands: queue.SimpleQueue[tuple[Command | None, float]] = queue.SimpleQueue()  # None: tell the gauges
+        # None: tell the gauges
+        self._commands: queue.SimpleQueue[tuple[Command | Retuning | None, float]] = queue.SimpleQueue()
+        self._preparing = ThreadPoolExecutor(1, "prepare other options")
         self._loop: DecodeLoop | None = None
         self._lanes: CompileLanes | None = None
         self._intake: KvIntake | None = None
@@ -125,6 +144,7 @@ class WorkerEngine:
         except (AdapterError, MemoryError) as error:
             emit(describe_failure(error))
         finally:
+            self._preparing.shutdown(wait=True, cancel_futures=True)
             if loaded.watch is not None:
                 loaded.watch.stop()
             loaded.close()
@@ -171,8 +191,21 @@ class WorkerEngine:
                 return False
             if command is None:
                 emit(self._gauges(loaded))
+            elif isinstance(command, Future):
+                emit(_finish_retune(command))
+                emit(self._gauges(loaded))
+            elif isinstance(command, Retune):
+                self._begin_retune(loaded, command, emit)
             else:
                 self._carry_out(loaded, command, arrived_s, emit)
+
+    def _begin_retune(self, loaded: LoadedEngine, command: Retune, emit: Emit) -> None:
+        """Prepare other options while decoding goes on; the decoding thread puts them into effect."""
+        if loaded.retuner is None:
+            emit(Retuned(None, "it takes no other options while it runs"))
+            return
+        prepared = self._preparing.submit(loaded.retuner.prepare, command.options)
+        prepared.add_done_callback(lambda done: self._commands.put((done, 0.0)))
 
     def _carry_out(self, loaded: LoadedEngine, command: Command, arrived_s: float, emit: Emit) -> None:
         """Carry out a command that is not the last."""
@@ -193,3 +226,18 @@ class WorkerEngine:
                 loaded.variants.join_drafter(command)
         elif isinstance(command, AttachDraft):
             loaded.attach(command)
+        elif isinstance(command, ChooseDrafters) and loaded.retuner is not None:
+            loaded.retuner.choose(command.names)
+            emit(self._gauges(loaded))
+
+
+def _finish_retune(prepared: Retuning) -> Retuned:
+    """Put prepared options into effect; returns what came of it."""
+    try:
+        apply = prepared.result()
+    except Exception as error:  # a runtime raises what it likes; nothing has changed yet, and the worker goes on
+        return Retuned(None, str(error) or type(error).__name__)
+    try:
+        return Retuned(apply())
+    except AdapterError as error:
+        return Retuned(None, str(error) or type(error).__name__)

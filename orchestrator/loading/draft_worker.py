@@ -11,13 +11,14 @@ import msgspec
 
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.server import DraftEngine, HostedDrafter
+from orchestrator.drafting.server import DraftEngine, HostedDrafter, RunsAhead
 from orchestrator.loading.drafters import draft_state
 from orchestrator.loading.models import load_model
 from orchestrator.loading.options import DraftWorkerOptions
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.messages import Event, Progress
+from policies.speculation.draft_pass import MOST_BRANCHES
 
 Emit = Callable[[Event], None]
 
@@ -31,7 +32,9 @@ def build_draft_engine(options: dict[str, Any]) -> DraftEngine:
 def _load(options: DraftWorkerOptions, emit: Emit) -> HostedDrafter:
     started = time.perf_counter()
     draft = options.draft
-    loaded = load_model(draft.model, options.slots, lambda stage, fraction: emit(Progress(stage, fraction)))
+    runs_ahead: RunsAhead = draft.remote.overlap if draft.remote is not None else "never"
+    branches = 0 if runs_ahead == "never" else MOST_BRANCHES
+    loaded = load_model(draft.model, options.slots + branches, lambda stage, fraction: emit(Progress(stage, fraction)))
     spec = loaded.model.spec
     planned = loaded.plan.total if loaded.plan else 0  # the process is the draft's own
     drafter = ModelDrafter(
@@ -40,12 +43,13 @@ def _load(options: DraftWorkerOptions, emit: Emit) -> HostedDrafter:
         SystemClock(),
         vocabulary=spec.vocabulary_size,
         prefill_ms=draft.prefill_ms,
+        branches=branches > 0,
     )
     return HostedDrafter(
         drafter,
         vocabulary_size=spec.vocabulary_size,
         vocabulary_fingerprint=spec.vocabulary_fingerprint,
         host=os.environ.get(NODE_ADDRESS, "") if options.across_hosts else "",
-        runs_ahead=draft.remote.overlap if draft.remote is not None else "never",
+        runs_ahead=runs_ahead,
         load_s=time.perf_counter() - started,
     )

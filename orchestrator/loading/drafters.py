@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -57,13 +58,23 @@ class Remotes:
         return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepare_tokenizer(options))
 
     def attach(self, command: AttachDraft) -> None:
-        """Connect a drafter to its process. Raises KeyError for a name that is none."""
-        self._drafters[command.name].attach(command.door)
+        """Connect a drafter to its process; one that was exchanged meanwhile is ignored."""
+        if command.name in self._drafters:
+            self._drafters[command.name].attach(command.door)
+
+
+class BuiltDrafters(NamedTuple):
+    """Of a worker: the one that its loop asks, the one of requests that are not the canary's, and the one that tells
+    both apart. None: there is no such drafter."""
+
+    whole: Drafter | None
+    default: ChainDrafter | None
+    by_variant: VariantDrafter | None = None
 
 
 def build_drafter(
     options: EngineOptions, target: LoadedTarget, progress: OnProgress = silent, remotes: Remotes | None = None
-) -> Drafter | None:
+) -> ChainDrafter | None:
     """Return the drafter, with nothing remembered; None where speculation is off. A canary has no part in it.
 
     Without `remotes` every draft model runs in this process, wherever the configuration puts it. Raises what adapters
@@ -74,13 +85,12 @@ def build_drafter(
 
 def build_variant_drafters(
     options: EngineOptions, target: LoadedTarget, progress: OnProgress, remotes: Remotes
-) -> tuple[Drafter | None, VariantDrafter | None]:
-    """Return the drafter of the whole worker, and the same again where the canary has drafters of its own. Raises as
-    `build_drafter`."""
+) -> BuiltDrafters:
+    """Return the drafters of a worker, the canary's among them. Raises as `build_drafter`."""
     default = build_drafter(options, target, progress, remotes)
     canary = options.canary
     if canary is None or not canary.drafters:
-        return default, None
+        return BuiltDrafters(default, default)
     try:
         own = _build_chain(canary.drafters, options, target, progress, remotes)
     except BaseException:
@@ -88,7 +98,7 @@ def build_variant_drafters(
             default.close()
         raise
     variants = VariantDrafter(default, {} if own is None else {CanaryVariant.CANARY.value: own})
-    return variants, variants
+    return BuiltDrafters(variants, default, variants)
 
 
 def _build_chain(
@@ -97,7 +107,7 @@ def _build_chain(
     target: LoadedTarget,
     progress: OnProgress,
     remotes: Remotes | None,
-) -> Drafter | None:
+) -> ChainDrafter | None:
     built: list[Drafter] = []
     try:
         for draft in drafters:

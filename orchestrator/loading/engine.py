@@ -27,6 +27,7 @@ from orchestrator.loading.drafters import Remotes, build_variant_drafters
 from orchestrator.loading.first_cost import FirstCost, find_stored_cost
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
+from orchestrator.loading.retuner import EngineRetuner
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.messages import Event, Progress, Ready
@@ -106,24 +107,27 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     target = load_target(options, progress)
     remotes = Remotes(emit)
     try:
-        drafter, by_variant = build_variant_drafters(options, target, progress, remotes)
+        built = build_variant_drafters(options, target, progress, remotes)
     except BaseException:
         target.model.close()
         raise
+    drafter = built.whole
     first = first_cost(target, options, drafts=drafter is not None)
     deepest = msgspec.structs.replace(options, max_depth=options.deepest)
     loop = build_loop(target, deepest, drafter, adaptive(first, options))
-    planned = sum_planned_bytes(target, options, drafter)
 
-    def close() -> None:
-        if drafter is not None:
-            drafter.close()
-        target.model.close()
+    def describe(now: EngineOptions, its: Drafter | None) -> Ready:
+        return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first.source)
 
-    ready = ready_of(target, options, loop.max_running, planned, first.source)
-    variants = build_speculation_variants(options, by_variant)
+    retuner = EngineRetuner(
+        *(target, options, (built, remotes), loop),
+        report=emit,
+        describe=describe,
+        arrange=build_speculation_variants,
+    )
     watch = ArtefactWatch(Path(options.model.store), SystemClock())
-    return LoadedEngine(loop, ready, close, remotes.attach, variants, watch)
+    ready = describe(options, drafter)
+    return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, watch, retuner)
 
 
 def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafter | None = None) -> SpeculationVariants:

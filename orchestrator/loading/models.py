@@ -133,6 +133,9 @@ def load_model(
         model, classes = load_in_class(question, progress, refresh=refresh)
     else:
         model = adapter.load(prepared, asked, progress)
+    rows = model.capabilities.max_batch_rows
+    if plan is not None and rows < asked.max_batch_rows:  # its numerical class has no larger forwards
+        plan = replace(plan, workspace=plan.workspace * rows // asked.max_batch_rows)
     loaded = LoadedSource(model, found.name, found.source, "", prepared, choice, plan, classes)
     if not serves or file is None:
         return loaded

@@ -48,7 +48,7 @@ class ClassQuestion:
     store: Path
 
     @property
-    def wishes(self) -> str:
+    def wanted_formats(self) -> str:
         """The choice that the operator's options leave open, in words."""
         formats = f"{self.asked.activations or 'auto'} {self.asked.kv_cache or 'auto'} {self.asked.exactness}"
         return f"{formats} {self.adapter.__class__.__name__}"
@@ -133,7 +133,7 @@ def find_class(
         model=question.model,
         model_digest=question.model_digest,
         weights=question.weights,
-        asked=question.wishes,
+        asked=question.wanted_formats,
         threads=question.threads,
         findings=tuple(findings),
         chosen=chosen,
@@ -164,7 +164,7 @@ def _find_known(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClas
     for one in profiles.classes(question.fingerprint):
         known = (one.adapter, one.device, one.model_digest, one.weights, one.asked, one.threads)
         asked = (question.adapter.name, question.asked.device, question.model_digest, question.weights)
-        if known == (*asked, question.wishes, question.threads):
+        if known == (*asked, question.wanted_formats, question.threads):
             return one
     return None
 

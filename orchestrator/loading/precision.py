@@ -43,7 +43,7 @@ def choose_model_precision(
     device = next((found for found in adapter.devices() if found.name == options.device), None)
     if device is None:
         return None
-    wishes = PrecisionRequest(
+    wanted = PrecisionRequest(
         options.weights, options.activations, options.kv_cache_precision, exactness=Exactness(options.exactness)
     )
     try:
@@ -51,7 +51,7 @@ def choose_model_precision(
             device,
             sizes_of(file),
             read_measured_weights(adapter, device, store, file),
-            wishes,
+            wanted,
             free_bytes=_free_bytes(device),
             other_bytes=options.kv_cache_bytes,
         )

@@ -9,10 +9,12 @@ import msgspec
 
 class DraftEndpoint(msgspec.Struct, frozen=True):
     """Where a draft worker is to be found: `addresses` in the order to try ("unix:@NAME" on its own machine,
-    "tcp:HOST:PORT"), and the key that both sides prove to have. The key is never shown."""
+    "tcp:HOST:PORT"), and the key that both sides prove to have. The key is never shown. `certificate` (PEM): the only
+    one to be taken from other machines."""
 
     addresses: list[str]
     key: bytes
+    certificate: str = ""
 
     def __repr__(self) -> str:
         return f"Door({self.addresses})"
@@ -23,6 +25,13 @@ class AttachDraft(msgspec.Struct, frozen=True, tag="attach"):
 
     name: str
     door: DraftEndpoint
+
+
+class ChooseDrafters(msgspec.Struct, frozen=True, tag="choose_drafters"):
+    """From the next round on only drafters of these names propose; None: all of them. The rest go on reading along, so
+    that they can be chosen again at any time."""
+
+    names: list[str] | None
 
 
 class DraftLink(msgspec.Struct, frozen=True, tag="draft_link"):
@@ -62,7 +71,8 @@ class RemoteState(msgspec.Struct, frozen=True):
 
 
 class DrafterState(msgspec.Struct, frozen=True):
-    """A drafter's effective state. `state` is "ok" or "failed", then with the `reason`; a failed one proposes nothing.
+    """A drafter's effective state. `state` is "ok", "off" where an operator chose others, or "failed" with the
+    `reason`; only one that is "ok" proposes.
     One in another process (`remote`) may be "starting", "lost", "hung", "garbage" or "refused" too (see DraftLink).
 
     `rounds` in which it drafted took `draft_ms` together; of its tokens `drafted` were verified and `accepted` became

@@ -20,6 +20,7 @@ import msgspec
 from orchestrator.errors import WorkerLost, WorkerStartFailed
 from orchestrator.workers.code_version import digest_code, digest_worker
 from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.draft_messages import ChooseDrafters
 from orchestrator.workers.frames import decode_events, encode
 from orchestrator.workers.homes import (
     HomeRecord,
@@ -33,7 +34,7 @@ from orchestrator.workers.homes import (
 )
 from orchestrator.workers.host import HEADER_BYTES, frame_length, with_header
 from orchestrator.workers.local_host import ORPHAN_GRACE_S, Adoption
-from orchestrator.workers.messages import Command, Event, Stop
+from orchestrator.workers.messages import Command, Event, Retune, Stop
 from orchestrator.workers.output import follow
 from orchestrator.workers.process_handle import ProcessHandle, describe_end
 from orchestrator.workers.process_memory import count_memory_kills
@@ -116,6 +117,7 @@ class LocalCluster:
         while (orphan := self._take_orphan(spec.name, digest)) is not None:
             try:
                 if orphan.record.digest == digest and (adopted := await self._adopt(orphan, digest)) is not None:
+                    adopted.send(ChooseDrafters(None))  # nobody has chosen any since this daemon began
                     return adopted
                 await self._end_orphan(orphan)
             except asyncio.CancelledError:
@@ -336,6 +338,9 @@ class LocalWorker:
     def send(self, command: Command) -> None:
         """See workers.contract.Worker."""
         self._stopping = self._stopping or isinstance(command, Stop)
+        if isinstance(command, Retune) and self._started.home is not None:
+            # It is no longer what its spec says: the next daemon is to start another one.
+            _record(self._started.home, HomeRecord(self._started.name, self._started.process.pid, "", ""))
         if not self._writer.is_closing():
             self._writer.write(with_header(encode([command])))
 

@@ -14,12 +14,14 @@ import msgspec
 from device_profiles.device_load import DeviceLoad
 from orchestrator.workers.draft_messages import (
     AttachDraft,
+    ChooseDrafters,
     DraftEndpoint,
     DrafterState,
     DraftLink,
     DraftLoad,
     DraftReady,
 )
+from orchestrator.workers.trace_messages import RoundTrace, TraceContext
 from policies.sampling import Sampling as Sampling
 from policies.sampling.logprobs import TokenScore as TokenScore
 from policies.serving.acceptance_alarm import Cause
@@ -69,7 +71,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     the overrides of session and engine; control makes a depth or a bound of all overrides. `lane`: the canary's variant
     that serves it ("canary"; any other: the control). `owner`: whose request it is, for the fair order of
     those that wait. `pages`: what an earlier worker computed of it, to begin with; where they are of no use it is
-    computed again.
+    computed again. `recalled`: earlier answers to prompts like this one, as of packed_tokens, to draft from. `trace`:
+    where its spans belong; None where it is not traced.
     """
 
     request_id: str
@@ -91,6 +94,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     lane: str = ""
     owner: str = ""
     pages: KvPages | None = None
+    recalled: list[bytes] = []
+    trace: TraceContext | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
@@ -117,7 +122,14 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the worker process, running requests included."""
 
 
-Command = Submit | Cancel | MoveOut | Stop | AttachDraft | CountAsOurs
+class Retune(msgspec.Struct, frozen=True, tag="retune"):
+    """Decode by these options of the worker's entry from now on; the model and how it is loaded are as before. What
+    runs goes on. `Retuned` is the answer."""
+
+    options: dict[str, Any]
+
+
+Command = Submit | Cancel | MoveOut | Stop | AttachDraft | ChooseDrafters | CountAsOurs | Retune
 
 
 class Progress(msgspec.Struct, frozen=True, tag="progress"):
@@ -199,6 +211,13 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
         return [*self.drafters, *self.canary_drafters]
 
 
+class Retuned(msgspec.Struct, frozen=True, tag="retuned"):
+    """What came of a Retune: the worker as it is now, or why it stays as it was."""
+
+    ready: Ready | None
+    why: str = ""
+
+
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """What one request cost, counted since it was (re)submitted.
 
@@ -242,7 +261,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     sequences that had one. `by_rule`: drafted and accepted tokens by the rule they were judged by; `by_drafter`: by
     whose they were ("grammar": a grammar added them). `round_ms` is the whole round, `device_ms` the runtime's own
     forward inside it. `engine`: the replica, filled in by control.
-    `expected_ms`: predicted for the whole round, 0 where nothing is known.
+    `expected_ms`: predicted for the whole round, 0 where nothing is known. `trace`: of a round that was sampled.
     """
 
     deltas: list[Delta]
@@ -259,6 +278,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     engine: int = 0
     expected_ms: float = 0.0
     by_drafter: dict[str, tuple[int, int]] = {}
+    trace: RoundTrace | None = None
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):
@@ -422,6 +442,7 @@ Event = (
     Progress
     | StillWorking
     | Ready
+    | Retuned
     | RoundReport
     | Gauges
     | Refused

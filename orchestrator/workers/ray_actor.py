@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from orchestrator.workers.core_dumps import limit_core_dumps
 from orchestrator.workers.host import (
     NODE_ADDRESS,
     EngineHost,
@@ -29,6 +30,7 @@ class HostActor:
     def __init__(self, entry: str, options: dict[str, Any], cores: list[int]) -> None:
         import ray
 
+        limit_core_dumps()  # its Ray may be older than the daemon
         os.environ[NODE_ADDRESS] = ray.util.get_node_ip_address()
         end_process_with_its_threads()
         die_before_the_daemon()

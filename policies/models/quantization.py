@@ -112,7 +112,7 @@ def choose_precision(
     device: DeviceProfile,
     model: ModelSizes,
     measured: Sequence[MeasuredWeights] = (),
-    wishes: PrecisionRequest = PrecisionRequest(),
+    wanted: PrecisionRequest = PrecisionRequest(),
     *,
     free_bytes: int | None = None,
     other_bytes: int = 0,
@@ -122,16 +122,16 @@ def choose_precision(
 
     Raises NoPrecision when a requested format cannot be met or nothing fits; the message says why.
     """
-    activations, about_activations = _activations(device, wishes)
-    kv_cache, about_kv = _kv_cache(device, wishes)
+    activations, about_activations = _activations(device, wanted)
+    kv_cache, about_kv = _kv_cache(device, wanted)
     room = None if free_bytes is None else free_bytes - other_bytes
-    weights, why, rejected = _weights(device, model, measured, wishes, room)
+    weights, why, rejected = _weights(device, model, measured, wanted, room)
     return PrecisionChoice(
         weights=weights,
         activations=activations,
         kv_cache=kv_cache,
         reason="; ".join(filter(None, (f"weights {weights}: {why}", about_activations, about_kv))),
-        rejected=(*rejected, *_reject_kv_cache(device, kv_cache, wishes)),
+        rejected=(*rejected, *_reject_kv_cache(device, kv_cache, wanted)),
     )
 
 
@@ -139,19 +139,19 @@ def _weights(
     device: DeviceProfile,
     model: ModelSizes,
     measured: Sequence[MeasuredWeights],
-    wishes: PrecisionRequest,
+    wanted: PrecisionRequest,
     room: int | None,
 ) -> tuple[str, str, tuple[Rejected, ...]]:
     figures = {one.weights: one for one in measured}
-    if wishes.weights != AUTO:
-        problem = _impossible(device, model, wishes.weights, room)
+    if wanted.weights != AUTO:
+        problem = _impossible(device, model, wanted.weights, room)
         if problem:
-            raise NoPrecision(f"weights {wishes.weights}: {problem}")
-        return wishes.weights, _explain_request(model, wishes.weights, figures.get(FAST)), ()
+            raise NoPrecision(f"weights {wanted.weights}: {problem}")
+        return wanted.weights, _explain_request(model, wanted.weights, figures.get(FAST)), ()
     rejected: list[Rejected] = []
     left: list[str] = []
     for weights in _candidates(device):
-        problem = _impossible(device, model, weights, room) or _too_far(figures.get(weights), weights, wishes)
+        problem = _impossible(device, model, weights, room) or _too_far(figures.get(weights), weights, wanted)
         if problem:
             rejected.append(Rejected(weights, problem))
         else:
@@ -222,10 +222,10 @@ def _impossible(device: DeviceProfile, model: ModelSizes, weights: str, room: in
     return ""
 
 
-def _too_far(figures: MeasuredWeights | None, weights: str, wishes: PrecisionRequest) -> str:
-    if weights == AS_FILE or figures is None or figures.agreement >= wishes.least_agreement:
+def _too_far(figures: MeasuredWeights | None, weights: str, wanted: PrecisionRequest) -> str:
+    if weights == AS_FILE or figures is None or figures.agreement >= wanted.least_agreement:
         return ""
-    return f"keeps {figures.agreement:.1%} of the greedy choices, less than {wishes.least_agreement:.0%}"
+    return f"keeps {figures.agreement:.1%} of the greedy choices, less than {wanted.least_agreement:.0%}"
 
 
 def _why_by_kind(device: DeviceProfile, weights: str, model: ModelSizes) -> str:
@@ -238,26 +238,26 @@ def _why_by_kind(device: DeviceProfile, weights: str, model: ModelSizes) -> str:
     return f"what {kind.upper()}s compute best" if weights == first else f"the best for the {kind} that fits"
 
 
-def _activations(device: DeviceProfile, wishes: PrecisionRequest) -> tuple[Precision | None, str]:
-    if wishes.activations == AUTO:
+def _activations(device: DeviceProfile, wanted: PrecisionRequest) -> tuple[Precision | None, str]:
+    if wanted.activations == AUTO:
         return None, ""
     native = [precision for precision in _FLOATS if precision in device.precisions] or [Precision.FP32]
-    wanted = Precision(wishes.activations)
-    if wanted not in native and wanted is not Precision.FP32:
+    precision = Precision(wanted.activations)
+    if precision not in native and precision is not Precision.FP32:
         raise NoPrecision(
-            f"activations {wanted}: {device.adapter} computes in {', '.join(native)} on {device.name}; "
+            f"activations {precision}: {device.adapter} computes in {', '.join(native)} on {device.name}; "
             "ask for one of these, or leave them at auto"
         )
-    return wanted, f"activations {wanted}: asked for"
+    return precision, f"activations {precision}: asked for"
 
 
-def _kv_cache(device: DeviceProfile, wishes: PrecisionRequest) -> tuple[Precision | None, str]:
-    if wishes.kv_cache == "8bit":
-        problem = _no_8_bits(device, wishes)
+def _kv_cache(device: DeviceProfile, wanted: PrecisionRequest) -> tuple[Precision | None, str]:
+    if wanted.kv_cache == "8bit":
+        problem = _no_8_bits(device, wanted)
         if problem:
             raise NoPrecision(f"kv_cache_precision 8bit: {problem}")
         return Precision.INT8, f"KV cache {Precision.INT8}: asked for"
-    if wishes.kv_cache == "16bit" and device.kv_cache and not set(_SIXTEEN) & set(device.kv_cache):
+    if wanted.kv_cache == "16bit" and device.kv_cache and not set(_SIXTEEN) & set(device.kv_cache):
         raise NoPrecision(
             f"kv_cache_precision 16bit: {device.adapter}'s on {device.name} is {', '.join(device.kv_cache)}; "
             "leave it at auto"
@@ -265,16 +265,16 @@ def _kv_cache(device: DeviceProfile, wishes: PrecisionRequest) -> tuple[Precisio
     return None, ""
 
 
-def _reject_kv_cache(device: DeviceProfile, chosen: Precision | None, wishes: PrecisionRequest) -> list[Rejected]:
+def _reject_kv_cache(device: DeviceProfile, chosen: Precision | None, wanted: PrecisionRequest) -> list[Rejected]:
     if chosen is Precision.INT8 or Precision.INT8 not in device.kv_cache:
         return []
-    return [Rejected("KV cache int8", _no_8_bits(device, wishes) or "costs quality, and was not asked for")]
+    return [Rejected("KV cache int8", _no_8_bits(device, wanted) or "costs quality, and was not asked for")]
 
 
-def _no_8_bits(device: DeviceProfile, wishes: PrecisionRequest) -> str:
+def _no_8_bits(device: DeviceProfile, wanted: PrecisionRequest) -> str:
     if Precision.INT8 not in device.kv_cache:
         return f"{device.adapter} has none on {device.name}; leave it at auto"
-    if wishes.exactness is Exactness.BIT and Precision.INT8 not in device.exact_kv_cache:
+    if wanted.exactness is Exactness.BIT and Precision.INT8 not in device.exact_kv_cache:
         return "with 8 bits output would depend on the batch, and exactness is bit; set exactness: kernel"
     return ""
 

@@ -76,3 +76,15 @@ def pause_s(plans: int, first_s: float = FIRST_PAUSE_S) -> float:
     LONGEST_PAUSE_S.
     """
     return float(min(LONGEST_PAUSE_S, first_s * 2.0 ** min(plans - 1, 32))) if plans else 0.0
+
+
+def count_recent(plans: int, stood_s: float, first_s: float = FIRST_PAUSE_S) -> int:
+    """Return how many of so many plans still count for the next pause, where the newest has stood for `stood_s`.
+
+    A plan that stands for twice its pause is not one of those that alternate: the newest no longer counts, and the next
+    one is judged by what is left of the time.
+    """
+    while plans and stood_s >= 2.0 * pause_s(plans, first_s):
+        stood_s -= 2.0 * pause_s(plans, first_s)
+        plans -= 1
+    return plans

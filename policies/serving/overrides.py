@@ -51,22 +51,22 @@ class EffectiveBound(NamedTuple):
     cut: bool
 
 
-def effective(wishes: Sequence[Override], bounds: OperatorBounds) -> EffectiveBound:
+def effective(overrides: Sequence[Override], bounds: OperatorBounds) -> EffectiveBound:
     """Return what holds for a request, of all overrides that concern it (in any order)."""
     if not bounds.enabled:
-        return EffectiveBound(0, True, Scope.OPERATOR, any(_wants(wish) for wish in wishes))
+        return EffectiveBound(0, True, Scope.OPERATOR, any(_wants(override) for override in overrides))
     order = list(Scope)
-    for wish in sorted(wishes, key=lambda wish: order.index(wish.scope)):
-        wanted = wish.depth if wish.depth is not None else wish.most
-        if wish.enabled is False or wanted == 0:
-            return EffectiveBound(0, True, wish.scope, cut=False)
+    for override in sorted(overrides, key=lambda override: order.index(override.scope)):
+        wanted = override.depth if override.depth is not None else override.most
+        if override.enabled is False or wanted == 0:
+            return EffectiveBound(0, True, override.scope, cut=False)
         if wanted is not None:
             most = min(max(wanted, bounds.least), bounds.most)
-            return EffectiveBound(most, wish.depth is not None, wish.scope, most != wanted)
-        if wish.enabled:
-            return EffectiveBound(bounds.most, False, wish.scope, cut=False)
+            return EffectiveBound(most, override.depth is not None, override.scope, most != wanted)
+        if override.enabled:
+            return EffectiveBound(bounds.most, False, override.scope, cut=False)
     return EffectiveBound(bounds.most, bounds.fixed, Scope.DEFAULT, cut=False)
 
 
-def _wants(wish: Override) -> bool:
-    return bool(wish.enabled or wish.depth or wish.most)
+def _wants(override: Override) -> bool:
+    return bool(override.enabled or override.depth or override.most)

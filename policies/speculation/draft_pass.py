@@ -4,6 +4,9 @@ A pass takes whatever is wanted when the model is free, and waits for nobody: ro
 that are still to be read make a pass long. While an answer waits for sequences that are read, these go first, and the
 others are read in one pass of `READ_EVERY`. What is drafted ahead joins such a pass only where it is likely to be of
 use: a row more makes the pass longer for whoever waits.
+
+A branch is drafted for one outcome of a verification. Its row makes a pass longer for all lines in it, so it is taken
+from the chance on with which it brings more than they lose.
 """
 
 from __future__ import annotations
@@ -13,29 +16,53 @@ from dataclasses import dataclass, field
 
 READ_EVERY = 8
 LIKELY = 0.3
+MOST_BRANCHES = 32
+"""Of all sequences of a target, and in a pass."""
+_LEAST_CHANCE = 0.003  # a branch that is less likely to be needed is not drafted, whatever it costs
+_FIRST_ROW_SHARE = 0.1  # until passes of several rows were seen
+_LINE_CHANCE = 0.5  # that a token further of a line is needed: what a branch takes time from
+_LONGER = 0.5  # by so much of itself branches make a pass longer at most: who asks meanwhile waits for its end
 _NEWEST = 0.1  # weight of the newest pass in the mean time, and in how far passes are off it
 
 
 @dataclass(frozen=True, slots=True)
 class WantedRow:
     """A sequence that one token more is wanted of. `asked`: an answer waits for it; else it is drafted ahead.
-    `reading`: the model has not read all of its text yet. `chance`: that the token will be needed."""
+    `reading`: the model has not read all of its text yet. `chance`: that the token will be needed. `branch`: it is one
+    of a sequence, and no sequence itself."""
 
     asked: bool
     reading: bool
     chance: float = 1.0
+    branch: bool = False
 
 
-def choose_rows(rows: Sequence[WantedRow], unread_passes: int) -> list[int]:
-    """Return the numbers of the rows that the next pass takes. `unread_passes`: how many passes left texts unread."""
+def choose_rows(rows: Sequence[WantedRow], unread_passes: int, row_share: float = 0.0) -> list[int]:
+    """Return the numbers of the rows that the next pass takes, in order. `unread_passes`: how many passes left texts
+    unread. `row_share`: see PassTimes."""
     urgent = any(row.asked and not row.reading for row in rows)
     reads = not urgent or unread_passes >= READ_EVERY - 1
     least = LIKELY if urgent else 0.0
-    return [
+    lines = [
         number
         for number, row in enumerate(rows)
-        if (reads or not row.reading) and (row.asked or row.reading or row.chance >= least)
+        if not row.branch and (reads or not row.reading) and (row.asked or row.reading or row.chance >= least)
     ]
+    price = max(least, price_branch(row_share, len(lines)))
+    branches = [number for number, row in enumerate(rows) if row.branch and row.chance >= price]
+    best = sorted(branches, key=lambda number: -rows[number].chance)[: count_branches(row_share)]
+    return sorted([*lines, *best])
+
+
+def count_branches(row_share: float, sequences: int = 1) -> int:
+    """Return how many branches each of so many sequences may have."""
+    return min(MOST_BRANCHES, int(_LONGER / max(row_share, _LONGER / MOST_BRANCHES))) // max(1, sequences)
+
+
+def price_branch(row_share: float, lines: int) -> float:
+    """Return the chance from which on a branch is worth a row. It makes a pass longer by `row_share` of it, in which
+    so many `lines` grow; where these are as long as they are wanted (0), it takes time from nobody."""
+    return max(_LEAST_CHANCE, _LINE_CHANCE * row_share * lines)
 
 
 @dataclass(slots=True)
@@ -45,6 +72,7 @@ class PassTimes:
 
     mean_s: float = 0.0
     safe_s: float = 0.0
+    _rows: dict[int, float] = field(default_factory=dict)
     _means_s: dict[int, float] = field(default_factory=dict)
     _off_s: dict[int, float] = field(default_factory=dict)
 
@@ -53,5 +81,15 @@ class PassTimes:
         kind = rows.bit_length()
         mean_s, off_s = self._means_s.get(kind, took_s), self._off_s.get(kind, 0.0)
         self._off_s[kind] = off_s + (abs(took_s - mean_s) - off_s) * _NEWEST
+        self._rows[kind] = (known := self._rows.get(kind, float(rows))) + (rows - known) * _NEWEST
         self.mean_s = self._means_s[kind] = mean_s + (took_s - mean_s) * _NEWEST
         self.safe_s = self.mean_s + self._off_s[kind]
+
+    @property
+    def row_share(self) -> float:
+        """What a row more adds to a pass of the fewest rows, as a share of it, by the passes of the most."""
+        if len(self._means_s) < 2:
+            return _FIRST_ROW_SHARE
+        few, many = min(self._means_s), max(self._means_s)
+        added_s = (self._means_s[many] - self._means_s[few]) / (self._rows[many] - self._rows[few])
+        return max(0.0, added_s / self._means_s[few])

@@ -67,7 +67,7 @@ def test_an_npu_is_given_no_weights_that_its_graphs_do_not_have() -> None:
     with pytest.raises(NoPrecision, match=r"weights int8: needs 1\.4 GiB.*weights as_file: needs 5.0 GiB"):
         choose_precision(device_profile(Core(), "NPU"), model, free_bytes=GIB)
     with pytest.raises(NoPrecision, match="weights int4: openvino_rt has none for NPU"):
-        choose_precision(device_profile(Core(), "NPU"), model, wishes=PrecisionRequest("int4"))
+        choose_precision(device_profile(Core(), "NPU"), model, wanted=PrecisionRequest("int4"))
 
 
 def profile(memory_bytes: int, *, in_host_memory: bool) -> DeviceProfile:

@@ -33,9 +33,9 @@ drafter = build_drafter(options, target)
 if store.all() != before:
     sys.exit()  # it is prepared now, which took memory of its own
 models = [target.model] + ([drafter._drafters[0]._drafter._model] if drafter else [])
-rows = options.model.max_batch_rows
 for model in models:
     caps = model.capabilities
+    rows = caps.max_batch_rows
     tokens = [5 + index % 1000 for index in range(caps.max_context_tokens)]
     last = min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - rows
     for slot in range(caps.slots):  # the longest prompts that the pool holds, in the longest chunks, all rows wanted

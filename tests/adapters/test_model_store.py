@@ -70,7 +70,7 @@ def leftovers(root: Path) -> list[Path]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
         time.sleep(0.01)

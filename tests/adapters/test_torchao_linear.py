@@ -170,12 +170,12 @@ def test_a_cuda_device_offers_what_its_capability_has():
     assert cuda_device(9, 0).weights == (Precision.FP8, *int8_and_4)
     assert cuda_device(9, 0, hip="6.2").weights == ()
     for weights in ("int8", "int4"):
-        assert choose_precision(cuda_device(7, 5), MODEL, wishes=PrecisionRequest(weights)).weights == weights
-    assert choose_precision(cuda_device(9, 0), MODEL, wishes=PrecisionRequest("fp8")).weights == "fp8"
+        assert choose_precision(cuda_device(7, 5), MODEL, wanted=PrecisionRequest(weights)).weights == weights
+    assert choose_precision(cuda_device(9, 0), MODEL, wanted=PrecisionRequest("fp8")).weights == "fp8"
     with pytest.raises(
         NoPrecision, match="weights fp8: torch_device has none for CUDA:0; there are as_file, fast, int8"
     ):
-        choose_precision(cuda_device(8, 6), MODEL, wishes=PrecisionRequest("fp8"))
+        choose_precision(cuda_device(8, 6), MODEL, wanted=PrecisionRequest("fp8"))
 
 
 def test_a_cuda_device_keeps_the_files_values_while_they_fit():

@@ -18,7 +18,10 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.served import ServedTarget, TargetTerms
 from orchestrator.clock import SystemClock
-from orchestrator.control.port import DeviceView, DraftView, QuarantinedView, ReplicaView, RouteView, StateView, Totals
+from orchestrator.control.operator_desk import OperatorDesk
+from orchestrator.control.port import DeviceView, DraftView, ReplicaView, RouteView, StateView, Totals
+from orchestrator.control.steering_port import QuarantinedView, Steering
+from orchestrator.control.step import State
 from orchestrator.errors import RequestError
 from orchestrator.journal.book import AnswerBook
 from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
@@ -91,10 +94,11 @@ class ScriptedControl:
     submits: list[Submit] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     no_room: RequestError | None = None
-    wished: list[tuple[Override | None, str, str, int | None]] = field(default_factory=list)
+    overridden: list[tuple[Override | None, str, str, int | None]] = field(default_factory=list)
     held: list[tuple[str, str, str]] = field(default_factory=list)
     devices: tuple[DeviceView, ...] = ()
     routes: list[RouteView] = field(default_factory=list)
+    steering: Steering = field(default_factory=lambda: OperatorDesk(State(0), lambda event: None, SystemClock()))
     _idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def view(self) -> StateView:
@@ -111,8 +115,8 @@ class ScriptedControl:
         if self.no_room is not None:
             raise self.no_room
 
-    def wish(self, wish: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
-        self.wished.append((wish, asked_by, user, engine))
+    def override(self, wanted: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+        self.overridden.append((wanted, asked_by, user, engine))
 
     def hold(self, kind: PartKind, name: str, held: Held) -> None:
         self.held.append((kind, name, held))

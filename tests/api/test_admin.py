@@ -15,7 +15,7 @@ from tests.api.support import READY, ScriptedControl
 
 
 async def status(control: ScriptedControl) -> dict[str, Any]:
-    target = AdminTarget(control, bounds=AcceptanceBounds("rejection"))
+    target = AdminTarget(control, bounds=lambda: AcceptanceBounds("rejection"))
     app = create_admin_app([target], "http://127.0.0.1:8000/v1", "1.2.3")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://admin") as client:
         answer = await client.get("/admin/status")

@@ -198,7 +198,7 @@ def test_a_client_that_goes_away_frees_every_choice(daemon, stream):
         else:
             with pytest.raises(httpx.ReadTimeout):
                 client.post(f"{daemon.url}/v1/completions", json=body, timeout=0.3)
-    daemon.wait_for("gauges", seconds=3.0, running=0, waiting=0)
+    daemon.wait_for("gauges", seconds=6.0, running=0, waiting=0)
 
 
 def test_more_choices_than_there_are_places_are_refused_as_a_whole(daemon):
@@ -206,7 +206,7 @@ def test_more_choices_than_there_are_places_are_refused_as_a_whole(daemon):
         complete(daemon, n=16)
     with pytest.raises(openai.RateLimitError):
         list(complete(daemon, n=16, stream=True))
-    daemon.wait_for("gauges", seconds=5.0, running=0, waiting=0)
+    daemon.wait_for("gauges", seconds=10.0, running=0, waiting=0)
 
 
 @pytest.mark.parametrize("temperature", [0, 1.2])

@@ -9,6 +9,7 @@ import httpx
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, seed, settings
+from pydantic import BaseModel
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -18,6 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from orchestrator.api.openapi import _add_schema, operation
 from tests.api.support import ScriptedControl, app_over
 from tests.support.daemon import Daemon, configuration, running
 
@@ -30,7 +32,7 @@ CHECKS = [
 ]
 DOCUMENT = app_over(ScriptedControl()).openapi()
 OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
-GENERATES = ("/v1/completions", "/v1/chat/completions")
+GENERATES = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +50,17 @@ def served(daemon) -> Any:
 
 def test_the_served_document_is_the_app_s(daemon):
     assert httpx.get(f"{daemon.url}/openapi.json").json() == DOCUMENT
+
+
+def test_two_schemas_of_one_name_are_refused():
+    schemas = DOCUMENT["components"]["schemas"]
+    parts = [schemas[name]["properties"] for name in ("Message", "SaidMessage")]
+    assert ["tool_calls" in one for one in parts] == [True, False]
+    other = type("ChatRequest", (BaseModel,), {})
+    with pytest.raises(ValueError, match=r"two models are named ChatRequest: in orchestrator\.api\.wire and "):
+        operation(other, None)
+    with pytest.raises(ValueError, match="two schemas of the OpenAPI document are named Message"):
+        _add_schema(dict(schemas), "Message", schemas["SaidMessage"])
 
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
@@ -76,7 +89,7 @@ def test_no_request_brings_it_down_and_every_answer_is_as_described(served, path
         case.validate_response(response, checks=CHECKS)
 
     check()
-    # Nobody guesses the name of a model, a file or a batch.
+    # Nobody guesses the name of a model, a file, a batch or a response.
     if mode is GenerationMode.POSITIVE and "{" not in path and (path, method) != ("/v1/batches", "post"):
         assert 200 in statuses
 
@@ -100,6 +113,21 @@ BODIES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "max_completion_tokens": 9,
         **ENOUGH,
     },
+    "/v1/responses": lambda body: {
+        "model": "toy",
+        "input": str(body.get("input")) or "x",
+        "max_output_tokens": 9,
+        **dict.fromkeys(("previous_response_id", "tool_choice", "include", "text"), None),
+        **ENOUGH,
+    },
+    "/v1/messages": lambda body: {
+        "model": "toy",
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 9,
+        **dict.fromkeys(("tool_choice", "output_config"), None),
+        **ENOUGH,
+    },
+    "/v1/messages/count_tokens": lambda body: {"model": "toy", "messages": [{"role": "user", "content": "x"}]},
     "/tokenize": lambda body: {"model": None, "messages": None, "prompt": body.get("prompt") or ""},
     "/detokenize": lambda body: {"model": None, "tokens": [abs(token) % 272 for token in body.get("tokens") or []]},
 }

@@ -84,7 +84,7 @@ async def test_nothing_is_tokenised_before_the_model_is_there():
 
 @pytest.mark.parametrize(
     ("path", "instead"),
-    [("/v1/embeddings", "embedding model"), ("/v1/responses", "/v1/chat/completions"), ("/v1/nothing", "no route")],
+    [("/v1/embeddings", "embedding model"), ("/v1/complete", "/v1/messages"), ("/v1/nothing", "no route")],
 )
 async def test_what_is_not_served_says_so_and_what_to_use(path, instead):
     answer = await call(path, {"model": "toy", "input": "x"})

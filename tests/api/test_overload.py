@@ -66,7 +66,7 @@ def parts_of(text: str) -> list[dict[str, Any]]:
 async def test_a_prompt_that_cannot_fit_is_never_tokenised(path, body):
     control, tokenizer = ScriptedControl(), Watched()
     app = app_over(control, tokenizer=tokenizer, max_body_bytes=16 * MIB)
-    async with serving(app) as url, httpx.AsyncClient(timeout=30) as client:
+    async with serving(app) as url, httpx.AsyncClient(timeout=180) as client:
         answer = await client.post(url + path, json={"model": "toy"} | body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
     assert answer.json()["error"]["param"] == ("prompt" if "prompt" in body else "messages")
@@ -85,7 +85,7 @@ def asking_for(schema: dict[str, Any]) -> dict[str, Any]:
 async def test_too_large_a_schema_is_refused_with_the_way_out(count, code):
     control = ScriptedControl()
     body = CHAT | {"response_format": asking_for(properties(count))}
-    async with serving(app_over(control, max_body_bytes=16 * MIB)) as url, httpx.AsyncClient(timeout=30) as client:
+    async with serving(app_over(control, max_body_bytes=16 * MIB)) as url, httpx.AsyncClient(timeout=180) as client:
         answer = await client.post(f"{url}/v1/chat/completions", json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (400, code, "response_format")
@@ -99,7 +99,7 @@ async def test_an_outline_that_cannot_be_read_is_the_clients_mistake():
     strange = json.dumps({"model": "toy", "messages": [[1]] * MIB}).encode()
     async with (
         serving(app_over(ScriptedControl(), max_body_bytes=16 * MIB)) as url,
-        httpx.AsyncClient(timeout=30) as client,
+        httpx.AsyncClient(timeout=180) as client,
     ):
         for body in (deep, torn, strange):
             answer = await client.post(f"{url}/v1/chat/completions", content=body)
@@ -203,7 +203,7 @@ async def test_a_key_that_has_used_its_tokens_waits_for_more(tmp_path):
 async def test_tokenizing_is_bounded_and_off_the_loop_too():
     tokenizer = Watched()
     app = app_over(ScriptedControl(), tokenizer=tokenizer, max_body_bytes=8 * MIB)
-    async with serving(app) as url, httpx.AsyncClient(timeout=30) as client:
+    async with serving(app) as url, httpx.AsyncClient(timeout=180) as client:
         answer = await client.post(f"{url}/tokenize", json={"prompt": "0" * MIB})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
         answer = await client.post(f"{url}/detokenize", json={"tokens": [48] * MIB})

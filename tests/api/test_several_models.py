@@ -166,9 +166,9 @@ async def test_what_is_asked_of_all_reaches_all_and_what_is_asked_of_one_that_on
     async with serve_admin(a=a, b=b) as client:
         told = (await client.post("/admin/speculation", json=body)).json()
         assert (told["model"], told["models"][0]["model"]) == ("a", "b")
-        assert (len(a.wished), len(b.wished)) == (1, 1)
+        assert (len(a.overridden), len(b.overridden)) == (1, 1)
         assert (await client.post("/admin/speculation", json=body | {"model": "b"})).status_code == 200
-        assert (len(a.wished), len(b.wished)) == (1, 2)
+        assert (len(a.overridden), len(b.overridden)) == (1, 2)
         ambiguous = await client.post("/admin/speculation", json=body | {"engine": 0})
         assert (ambiguous.status_code, ambiguous.json()["error"]["param"]) == (400, "model")
         assert (await client.post("/admin/speculation", json=body | {"engine": 0, "model": "a"})).status_code == 200

@@ -285,7 +285,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": "sometimes"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
     (
         {"messages": [{"role": "user", "content": "x", "tool_calls": []}, {"role": "tool"}], "tool_choice": 5},
         "tool_cho",

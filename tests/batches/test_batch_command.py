@@ -32,7 +32,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 def finish(process: Any, code: int = 0) -> str:
-    output, problems = process.communicate(timeout=60)
+    output, problems = process.communicate(timeout=180)
     assert process.returncode == code, problems
     return str(output) + str(problems)
 

@@ -38,7 +38,7 @@ def create(client: OpenAI, file_id: str, endpoint: Any = "/v1/completions", **mo
 
 
 def wait_for_end(client: OpenAI, batch_id: str) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while (batch := client.batches.retrieve(batch_id)).status not in ENDED:
         assert time.monotonic() < deadline, batch
         time.sleep(0.05)
@@ -147,7 +147,7 @@ def test_a_batch_goes_on_after_a_killed_worker_and_a_killed_daemon_and_stays_beh
         wait_until(lambda: count_completed(daemon.client, batch_id) >= 5)
         assert daemon.status()["streams"] <= 3  # of four places one stays free
         answer = daemon.client.completions.create(model="toy", prompt="now", max_tokens=4)
-        assert answer.metrics["queue_time_ms"] < 2000  # type: ignore[attr-defined]
+        assert answer.metrics["queue_time_ms"] < 5000  # type: ignore[attr-defined]
         assert "outrider_batches{" in httpx.get(f"{daemon.url}/metrics").text
         kill_worker(daemon)
         done = count_completed(daemon.client, batch_id)

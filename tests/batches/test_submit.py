@@ -116,7 +116,7 @@ def test_a_batch_is_a_job_of_the_daemon_s_own_ray(tmp_path, monkeypatch):
         files = ["--input", str(source), "--output", str(output)]
 
         def run(*more: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run([*program, *files, *more], capture_output=True, text=True, check=False, timeout=120)
+            return subprocess.run([*program, *files, *more], capture_output=True, text=True, check=False, timeout=280)
 
         first = run("--submission-id", "j1", "--url", f"{daemon.url}/v1")
         assert first.returncode == 0, first.stderr

@@ -6,6 +6,7 @@ import gc
 import json
 import socket
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,28 @@ def test_a_socket_that_nobody_listens_on_is_said_so_and_nothing_is_left_open(tmp
         with pytest.raises(StatusError, match="no daemon answers on"):
             query_daemon(tried)
     gc.collect()  # what is still open warns now, and a warning is an error
+
+
+@pytest.mark.parametrize(
+    "told", [b"", b"HTTP/1.0 200 OK\r\n", b"HTTP/1.0 200 OK\r\nContent-Length: 9\r\n", b"HTTP/1.0 2"]
+)
+def test_an_answer_that_ends_within_its_headers_is_none(tmp_path, told):
+    path = tmp_path / "admin.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(told)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(StatusError, match="no daemon answers on"):
+            query_daemon(path)
+        thread.join()
 
 
 def test_a_traceback_is_there_for_those_who_ask(tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ def test_a_plan_for_three_hosts_that_are_not_there_through_the_real_command():
         [sys.executable, "-m", "orchestrator.cli.main", "plan", "--cluster", str(SKETCH), "--explain"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -22,6 +22,12 @@ ROW = re.compile(
 )
 
 
+DRAFT_SECTIONS = {
+    "drafts[model].workers": "method: model, source: x, workers",
+    "drafts[suffix].store_options": "method: suffix, store: disk, store_options",
+}
+
+
 def read_documented() -> dict[str, str]:
     """Key -> default, from the tables of docs/configuration.md."""
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -41,8 +47,8 @@ def example_of(key: str, value: str) -> str:
         return f"model: {{source: x.gguf, replicas: {{{mine}{'' if name == 'max' else ', max: 2'}}}}}\n"
     if section == "failover.standby[]":
         return f"model: {{source: x.gguf}}\nfailover: {{standby: [{{{name}: {value}}}]}}\n"
-    if section == "drafts[model].workers":
-        return f"model: {{source: x.gguf}}\ndrafts: [{{method: model, source: x, workers: {{{name}: {value}}}}}]\n"
+    if section in DRAFT_SECTIONS:
+        return f"model: {{source: x.gguf}}\ndrafts: [{{{DRAFT_SECTIONS[section]}: {{{name}: {value}}}}}]\n"
     if section.startswith("hosts[]"):
         host = (
             f"devices: [{{{_complete({name: value}, device='CPU')}}}]" if "devices" in section else f"{name}: {value}"

@@ -193,6 +193,21 @@ async def test_plans_do_not_follow_each_other_at_once(tmp_path, pause_s):
     assert workers.replaced == ["here/SIM.1", "here/SIM"]
 
 
+async def test_after_a_quiet_time_a_plan_follows_as_soon_as_the_first_ones_did(tmp_path):
+    workers, clock = Workers(), Clock()
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, pause_s=1.0)
+    for count in range(1, 5):  # each pause is twice as long
+        found.observe_health({Part("device", "here/SIM"): PartHealth(0.0, "gone")} if count % 2 else {})
+        clock.now_s += 2.0**count
+        await until(found, count)
+    clock.now_s += 100.0
+    found.observe_health({Part("device", "here/SIM"): PartHealth(0.0, "gone")})
+    await until(found, 5)
+    clock.now_s += 1.0
+    found.observe_health({})
+    await until(found, 6)
+
+
 async def test_a_plan_may_need_another_number_of_replicas_which_are_told_apart(tmp_path):
     workers, clock = Workers(numbers=[3, 1]), Clock()
     found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, clock, workers, replicas=2)

@@ -170,7 +170,7 @@ def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_wh
         assert ["".join(one) for one in pieces] == [off.choices[0].text] * len(pieces)
         status = canary(daemon, "status")
         assert sum(arm["ttft_ms"]["requests"] for arm in status["arms"].values()) < 5, "some waited for a worker"
-        for _ in range(12):
+        for _ in range(60):  # other programs' time is noise in the figures
             texts(daemon)
             if (status := canary(daemon, "status"))["phase"] != "trial":
                 break

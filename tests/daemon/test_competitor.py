@@ -23,7 +23,7 @@ PROGRAMS = 8
 """On each core. The draft's worker has to share it with them."""
 _QUIET = 0.3
 """Of the processor's time: what other programs may take for the draft to be best there all the same."""
-_WITHIN_S = 120.0
+_WITHIN_S = 240.0
 _SETTLE_S = 8.0
 """Behind the programs' end, for the mean of the load."""
 TARGET = "base_ms=20"

@@ -28,7 +28,7 @@ ASK: dict[str, Any] = {
     "seed": 3,
     "extra_body": {"ignore_eos": True, "speculative_config": {"num_speculative_tokens": 4}},
 }
-RUNTIMES = ["local", pytest.param("ray", marks=pytest.mark.ray)]
+RUNTIMES = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 
 
 def own(script: str = "", **keys: Any) -> str:
@@ -142,7 +142,7 @@ def test_a_draft_slower_than_the_target_does_not_hold_it_up(tmp_path: Path, expe
     with running(configuration(tmp_path, script="base_ms=5", extra=own("base_ms=60"))) as daemon:
         until(lambda: draft_of(daemon)["phase"] == "ready")
         seconds(daemon)
-        assert seconds(daemon) < ASK["max_tokens"] * 0.005 * 2.5
+        assert seconds(daemon) < ASK["max_tokens"] * 0.06 / 2  # it would be all of that if each draft were waited for
         daemon.wait_for("gauges", running=0)
         remote = daemon.status()["gauges"]["drafters"][0]["remote"]
         assert remote["late"] > remote["in_time"]
@@ -235,8 +235,8 @@ def test_counts_of_drafters_outlive_their_worker_and_add_up(tmp_path: Path, outr
         before = daemon.status()["totals"]
         assert before["by_drafter"]["suffix"]["drafted"] == before["drafted"] > 0
         os.kill(daemon.status()["ready"]["pid"], signal.SIGKILL)
-        daemon.wait_for("totals", seconds=30, restarts=1)
-        daemon.wait_for("", seconds=30, phase="ready")
+        daemon.wait_for("totals", seconds=120, restarts=1)
+        daemon.wait_for("", seconds=120, phase="ready")
         daemon.client.completions.create(**ask)
         daemon.wait_for("gauges", running=0)
         after = daemon.status()

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.support import tiny_models
 from tests.support.daemon import configuration, outrider_process, running
@@ -71,14 +72,16 @@ def test_a_draft_that_says_other_tokens_is_warned_of_once(tmp_path, outrider):
         daemon.wait_for("gauges", running=0)
         (warned,) = daemon.status()["gauges"]["low_acceptance"]
         assert (warned["drafter"], warned["route"], warned["user"]) == ("model", "/v1/completions", "")
-        assert warned["cause"] in ("nothing_accepted", "overconfident")  # by chance a token may be right
+        causes = ("nothing_accepted", "overconfident")  # by chance a token may be right, now or later
+        assert warned["cause"] in causes
         assert "LOW ACCEPTANCE of model" in outrider("status", "--socket", str(daemon.admin)).stdout
         assert read_counters(daemon.url, "model")["outrider_low_acceptance"] == 1
         lines = [json.loads(line) for line in daemon.log.read_text().splitlines() if "low acceptance" in line]
-        assert [(line["level"], line["cause"]) for line in lines] == [("warning", warned["cause"])]
+        assert [(line["level"], line["cause"] in causes) for line in lines] == [("warning", True)]
         assert "draft" in lines[0]["advice"]
 
 
+@pytest.mark.slow
 def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path, plain, outrider):
     """The draft's weights are random: what it says is useless, and the answers are the target's."""
     tiny_models.write_model(tmp_path / "tiny", "llama", kind="BF16")

@@ -21,7 +21,7 @@ from tests.support.profiles import store_simulated_profiles
 GREEDY: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 150, "temperature": 0}
 SEEDED: dict[str, Any] = GREEDY | {"temperature": 0.8, "seed": 7}
 LONG: dict[str, Any] = SEEDED | {"max_tokens": 600}
-FOUND_WITHIN_S = 90.0
+FOUND_WITHIN_S = 240.0
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def places(daemon: Daemon) -> list[str]:
     return sorted(part.split()[2] for part in daemon.status()["worker"].split(", ") if part.startswith("ray node"))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_hosts_are_found_planned_joined_and_lost_without_a_token(tmp_path: Path, plain: Daemon, hosts: BenchHosts):
     expected = {

@@ -35,6 +35,7 @@ def decode_expected_text(directory: Path, scratch: Path) -> str:
     return tokenizer.decode(ids[prompt:])
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = tiny_models.write_model(tmp_path / "model", "qwen3", kind="BF16", shards=2)
     hub = Hub({"org/Tiny-0.1B": {path.name: path.read_bytes() for path in directory.iterdir()}})

@@ -16,8 +16,9 @@ def test_no_framework_is_imported(module):
 
 
 def test_a_command_loads_only_what_it_needs():
-    heavy = ("pydantic", "fastapi", "orchestrator.bootstrap", "orchestrator.config.model")
-    code = f"import sys, orchestrator.cli.main; print([name for name in {heavy!r} if name in sys.modules])"
+    heavy = ("pydantic", "fastapi", "numpy", "httpx", "orchestrator.bootstrap", "orchestrator.config.model")
+    imported = "sys, orchestrator.cli.main, orchestrator.cli.status"
+    code = f"import {imported}; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

@@ -67,7 +67,7 @@ class Client:
         body = self.body | {"stream": True, "stream_options": {"include_usage": True}}
         with (
             suppress(httpx.TransportError),
-            httpx.stream("POST", f"{url}{self.path}", json=body, headers=headers, timeout=60) as response,
+            httpx.stream("POST", f"{url}{self.path}", json=body, headers=headers, timeout=180) as response,
         ):
             self.statuses.append(response.status_code)
             if response.status_code != httpx.codes.OK:
@@ -108,7 +108,7 @@ def kill_in_mid_stream(daemon: Daemon, clients: list[Client], events: int) -> No
     threads = [threading.Thread(target=client.read, args=(daemon.url,)) for client in clients]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while any(len(client.ids) < events for client in clients):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -157,7 +157,7 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams
 
 def wait_until_ended(pids: list[int]) -> None:
     """Whoever has adopted them in the system's own tree reaps them when it likes; a zombie has ended."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while any(_is_alive(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -181,7 +181,7 @@ def test_an_answer_that_is_not_streamed_is_there_for_its_key(tmp_path):
     config = configuration(tmp_path, script="base_ms=20", extra="drafts: []")
     headers = {"Idempotency-Key": "once"}
     with running(config) as first:
-        expected = httpx.post(f"{first.url}/v1/completions", json=BODY, timeout=60).json()["choices"]
+        expected = httpx.post(f"{first.url}/v1/completions", json=BODY, timeout=180).json()["choices"]
         ask = threading.Thread(target=_post, args=(f"{first.url}/v1/completions", headers))
         ask.start()
         first.wait_for("", streams=1)
@@ -189,14 +189,14 @@ def test_an_answer_that_is_not_streamed_is_there_for_its_key(tmp_path):
         ask.join(30)
     with running(config) as second:
         wait_for_tokens(second)  # it goes on before anybody asks
-        answer = httpx.post(f"{second.url}/v1/completions", json=BODY, headers=headers, timeout=60).json()
+        answer = httpx.post(f"{second.url}/v1/completions", json=BODY, headers=headers, timeout=180).json()
         assert answer["choices"] == expected
         assert answer["usage"]["completion_tokens"] == BODY["max_tokens"]
         assert second.status()["totals"]["generated"] <= BODY["max_tokens"]
 
 
 def wait_for_tokens(daemon: Daemon) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not daemon.status()["totals"]["generated"]:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -204,7 +204,7 @@ def wait_for_tokens(daemon: Daemon) -> None:
 
 def _post(url: str, headers: dict[str, str]) -> None:
     with suppress(httpx.TransportError):
-        httpx.post(url, json=BODY, headers=headers, timeout=60)
+        httpx.post(url, json=BODY, headers=headers, timeout=180)
 
 
 def test_what_a_drain_cuts_off_goes_on_in_the_next_daemon(tmp_path):
@@ -242,7 +242,7 @@ def test_a_draft_worker_is_adopted_too_and_drafts_for_its_target_again(tmp_path)
 
 
 def wait_for_draft(daemon: Daemon) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (drafts := daemon.status()["drafts"]) or drafts[0]["phase"] != "ready" or not asks_of(daemon):
         assert time.monotonic() < deadline
         Client("/v1/completions", BODY | {"max_tokens": 20}).read(daemon.url)
@@ -268,7 +268,7 @@ def test_a_worker_that_is_still_loading_goes_on_loading_for_the_next_daemon(tmp_
     command = [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config)]
     with (tmp_path / "log").open("wb") as log:
         first = subprocess.Popen(command, stderr=log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not (tmp_path / "state" / "workers").exists() or not (pids := workers_of_state(tmp_path)):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -289,6 +289,7 @@ def test_a_planned_worker_is_adopted_by_the_same_plan(tmp_path, monkeypatch):
         assert workers_of(second) == pids
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_default_models_kernels_say_what_they_would_have_said(tmp_path, first_layers_path, shared_store):
     config = tmp_path / "cluster.yaml"
@@ -315,4 +316,4 @@ def test_the_default_models_kernels_say_what_they_would_have_said(tmp_path, firs
             client.read(second.url)
             assert client.texts == undisturbed.texts
             assert len(client.ids) == len(set(client.ids))
-    assert ready_s < 30.0  # some 2 s on a machine that has nothing else to do
+    assert ready_s < 60.0  # some 2 s on a machine that has nothing else to do

@@ -105,9 +105,9 @@ def test_a_request_that_kills_workers_is_ended_and_the_daemon_serves_on(tmp_path
         deadly = LONG | {"prompt": "@"}
         for _ in range(2):
             with pytest.raises(openai.UnprocessableEntityError) as ended:  # at once: the client does not retry it
-                daemon.client.completions.create(**deadly, timeout=60)
+                daemon.client.completions.create(**deadly, timeout=180)
             assert ended.value.code == "request_quarantined"
-        daemon.wait_for("", phase="ready", seconds=20)
+        daemon.wait_for("", phase="ready", seconds=120)
         assert daemon.client.completions.create(**LONG).choices[0].text
         assert daemon.status()["totals"]["restarts"] == 2
         socket = ("--socket", str(daemon.admin))
@@ -173,7 +173,7 @@ def test_before_it_is_ready_it_lives_and_says_so(tmp_path, outrider):
         [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config)], stderr=log
     )
     try:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         answer: dict[str, Any] = {}
         while time.monotonic() < deadline and not answer.get("worker"):
             code, out, _ = outrider("status", "--json", "--socket", str(tmp_path / "admin.sock"))
@@ -220,7 +220,7 @@ def late_tokens_are_followed(daemon: Daemon) -> None:
     text = httpx.get(f"{daemon.url}/metrics").text
     assert 'outrider_slo_requests_met_total{engine="0",model_name="toy",objective="ttft"} 3.0' in text
     assert 'outrider_slo_requests_missed_total{engine="0",model_name="toy",objective="all"} 3.0' in text
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + 60.0
     while "prefill_gives_way" not in daemon.status()["replicas"][0]["gauges"]["slo"]["levers"]:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -16,7 +16,7 @@ from tools.measure_shift import read_others, serve
 
 _QUIET = 0.2
 _NOISY = 0.35
-_MOST_S = 60.0
+_MOST_S = 240.0
 """Generous: on a machine of its own each of these takes a few seconds (tools/measure_shift.py)."""
 
 
@@ -55,7 +55,7 @@ def test_a_competing_process_moves_requests_and_they_come_back(tmp_path: Path) -
 
 
 def test_the_status_has_this_hosts_processor_and_a_request_is_explained(plain: Daemon) -> None:
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + 120.0
     while not any(one["ours"] is not None for one in plain.status()["devices"]):
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -42,7 +42,7 @@ def test_every_line_is_json_and_none_has_a_text(tmp_path, runtime):
     with running(configuration(tmp_path, script="base_ms=2", runtime=runtime)) as daemon:
         use(daemon)
         os.kill(daemon.status()["ready"]["pid"], signal.SIGABRT)  # Python's faulthandler prints where it was
-        daemon.client.completions.create(**ASK, timeout=60)
+        daemon.client.completions.create(**ASK, timeout=180)
         assert daemon.stop() == 0
     text = daemon.log.read_text(encoding="utf-8")
     entries = [json.loads(line) for line in text.splitlines()]

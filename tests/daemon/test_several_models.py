@@ -53,7 +53,7 @@ def pids(daemon: Daemon) -> dict[str, int]:
 
 
 def until_ready(daemon: Daemon, name: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while statuses(daemon)[name]["phase"] != "ready":
         assert time.monotonic() < deadline, daemon.log.read_text()
         time.sleep(0.05)
@@ -161,7 +161,7 @@ def test_a_batch_may_name_each_model_in_its_lines(daemon):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     file = daemon.client.files.create(file=("in.jsonl", io.BytesIO(text.encode())), purpose="batch")
     batch = daemon.client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while (batch := daemon.client.batches.retrieve(batch.id)).status != "completed":
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -180,7 +180,7 @@ def test_a_batch_may_name_each_model_in_its_lines(daemon):
     assert (bad["custom_id"], bad["response"]["status_code"]) == ("third-4", 404)
 
 
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 def test_a_killed_worker_of_one_costs_the_other_nothing_and_its_own_streams_a_pause(tmp_path, runtime):
     config = write_two(tmp_path, script="base_ms=15", runtime=runtime)
     with running(config) as daemon:
@@ -207,7 +207,7 @@ def test_a_killed_worker_of_one_costs_the_other_nothing_and_its_own_streams_a_pa
 
 
 def until_begun(clients: Any, events: int = 3) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while any(len(client.ids) < events for client in clients):
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -219,7 +219,7 @@ def test_while_one_is_down_the_other_serves_and_probes_say_which(tmp_path):
         before = pids(daemon)
         os.kill(before["other"], signal.SIGKILL)
         saw_down = False
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
             phases = httpx.get(f"{daemon.url}/health").json()["models"]
             assert phases["toy"] == "ready"
@@ -325,6 +325,7 @@ def test_models_of_other_runtimes_and_vocabularies_stand_side_by_side(tmp_path):
         assert again.choices[0].text == tiny.choices[0].text
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_package_model_twice_with_other_drafts(tmp_path, first_layers_path, shared_store):
     config = tmp_path / "cluster.yaml"
@@ -346,11 +347,12 @@ def test_the_package_model_twice_with_other_drafts(tmp_path, first_layers_path, 
         assert found["bare"]["ready"]["kv_blocks"] < found["drafted"]["ready"]["kv_blocks"]
 
 
+@pytest.mark.slow
 def test_planned_models_are_placed_beside_each_other(tmp_path, monkeypatch, outrider):
     monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "2")
     for name, script in (("toy", "base_ms=2"), ("other", "shift=3&base_ms=2")):
         store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 3.0}, name, script=script)
-    config = write_two(tmp_path, script="base_ms=2", extra="placement: {profile: never}\n")
+    config = write_two(tmp_path, script="base_ms=2", extra="placement: {profile: never, drift_tolerance: 9}\n")
     config.write_text(config.read_text().replace("adapter: simulated", "adapter: auto, device: auto", 1))
     config.write_text(config.read_text().replace("    adapter: simulated\n", "    adapter: auto\n    device: auto\n"))
     with running(config) as daemon:

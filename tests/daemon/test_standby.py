@@ -13,6 +13,7 @@ import pytest
 
 from tests.daemon.test_replicas import Readers, ask
 from tests.support.daemon import Daemon, configuration, outrider_process, running
+from tests.support.waiting import until
 
 STANDBY = "failover: {back_after_s: 0.5, standby: [{readiness: %s}]}"
 
@@ -30,7 +31,7 @@ def ask_for_headers(daemon: Daemon) -> tuple[str, str]:
 
 def until_standby(daemon: Daemon, **expected: Any) -> None:
     """Wait until the only standby waits, loaded."""
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + 120.0
     while time.monotonic() < deadline:
         found = daemon.status()["standbys"]
         if found and all(found[0][key] == value for key, value in expected.items()):
@@ -40,11 +41,13 @@ def until_standby(daemon: Daemon, **expected: Any) -> None:
 
 
 def test_a_hot_standby_goes_on_with_the_streams_of_a_killed_target_and_gives_back(tmp_path: Path, expected) -> None:
-    with running(configuration(tmp_path, script="base_ms=10", extra=STANDBY % "hot")) as daemon:
+    # A start takes longer than the streams that go on without it, on a busy machine, too.
+    with running(configuration(tmp_path, script="base_ms=30&load_ms=8000", extra=STANDBY % "hot")) as daemon:
         until_standby(daemon, phase="ready", unlike="")
         readers = Readers(daemon, range(4))
         readers.until_all_have_begun()
         os.kill(daemon.status()["ready"]["pid"], signal.SIGKILL)
+        until(lambda: "standby" in [one["name"] for one in daemon.status()["replicas"]])
         readers.until_all_go_on(2)
         status = daemon.status()
         assert [one["name"] for one in status["replicas"] if one["streams"]] == ["standby"], "before the target is back"
@@ -94,3 +97,24 @@ def test_a_device_that_drains_hands_its_streams_to_a_standby(tmp_path: Path, exp
         daemon.wait_for(
             "", health=[{"kind": "worker", "name": "target", "state": "cordoned", "why": "", "wait_s": 0.0}]
         )
+
+
+def test_an_operator_fails_the_target_over_to_its_standby_and_back(tmp_path: Path, expected) -> None:
+    with running(configuration(tmp_path, script="base_ms=10", extra=STANDBY % "warm")) as daemon:
+        steer = ("failover", "target", "--yes", "--socket", str(daemon.admin))
+        readers = Readers(daemon, range(4))
+        readers.until_all_have_begun()
+        found = outrider_process(*steer, "--to", "standby")
+        assert found.returncode == 0, found.stderr
+        until_answered_by(daemon, "standby; bits=same", expected[0])
+        assert readers.texts() == expected
+        assert outrider_process(*steer, "--back").returncode == 0
+        until_answered_by(daemon, "", expected[0])
+
+
+def until_answered_by(daemon: Daemon, who: str, text: str) -> None:
+    """Wait until requests are answered there: a warm standby is loaded first."""
+    deadline = time.monotonic() + 240.0
+    while (found := ask_for_headers(daemon)) != (who, text):
+        assert time.monotonic() < deadline, (found, daemon.log.read_text())
+        assert found[1] == text

@@ -58,7 +58,7 @@ def test_a_daemon_that_loads_its_model_ends_soon(tmp_path, number):
         command = [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config)]
         process = subprocess.Popen(command, stderr=log, stdout=log)
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 240
             while (
                 not read_url(tmp_path / "admin.sock") or "started: local pid" not in Path(tmp_path, "log").read_text()
             ):

@@ -31,6 +31,7 @@ def hosts() -> Iterator[Hosts]:
         yield made
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_way_between_two_hosts_is_measured_and_a_device_over_there(tmp_path: Path, hosts):
     found = hosts.on_near(lambda: profile_over_the_cable(tmp_path, hosts))

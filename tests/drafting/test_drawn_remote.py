@@ -49,7 +49,7 @@ class InStep(RemoteDrafter):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         super().propose(asks)
-        deadline_s = time.monotonic() + 10.0
+        deadline_s = time.monotonic() + 60.0
         while self._pending is not None:
             assert time.monotonic() < deadline_s
             time.sleep(0.0001)

@@ -288,9 +288,9 @@ def test_without_the_key_nobody_is_let_in(texts):
 
 def test_it_is_reached_over_tcp_where_the_unix_socket_is_not(expected, texts):
     with in_a_thread(KnowingDrafter(texts), host="127.0.0.1") as door:
-        far = DraftEndpoint([door.addresses[0] + "x", door.addresses[1]], door.key)
+        far = DraftEndpoint([door.addresses[0] + "x", door.addresses[1]], door.key, door.certificate)
         with remote(far) as (drafter, _):
-            out, rounds = decode(loop_over(toy(), drafter, policy=FixedDepth(12)), REQUESTS)
+            out, rounds = decode(loop_over(toy(script="base_ms=3"), drafter, policy=FixedDepth(12)), REQUESTS)
             assert out == expected
             assert sum(done.accepted for done in rounds) > 100
 

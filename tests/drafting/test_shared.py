@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain, repeat
 
 import msgspec
 import pytest
@@ -138,21 +139,27 @@ def test_a_target_that_comes_back_has_a_session_of_its_own_and_the_old_one_is_ov
                 assert len(inner._held) == 1
 
 
-def test_strangers_that_say_nothing_or_drip_keep_nobody_out(expected, texts):
-    with in_a_thread(KnowingDrafter(texts)) as door, ExitStack() as stack:
-        address = door.addresses[0].partition(":")[2].replace("@", "\0", 1)
+@pytest.mark.parametrize("host", ["", "127.0.0.1"], ids=["one machine", "another"])
+def test_strangers_that_say_nothing_or_drip_keep_nobody_out(expected, texts, host):
+    with in_a_thread(KnowingDrafter(texts), host=host) as near, ExitStack() as stack:
+        door = msgspec.structs.replace(near, addresses=near.addresses[-1:])
+        place = door.addresses[0].partition(":")[2]
         strangers = []
         for _ in range(40):  # more than are greeted at a time
-            stranger = stack.enter_context(socket.socket(socket.AF_UNIX))
-            stranger.connect(address)
+            stranger = stack.enter_context(socket.socket(socket.AF_INET if host else socket.AF_UNIX))
+            stranger.connect((host, int(place.rpartition(":")[2])) if host else place.replace("@", "\0", 1))
             strangers.append(stranger)
         stop = threading.Event()
 
         def drip() -> None:
+            long_record = chain(
+                b"\x16\x03\x01\x40\x00", repeat(0)
+            )  # as TLS begins, and what nobody waits for the end of
             while not stop.wait(0.05):
+                piece = bytes([next(long_record)])
                 for stranger in strangers:
                     try:
-                        stranger.send(b"\0")
+                        stranger.send(piece)
                     except OSError:
                         continue
 

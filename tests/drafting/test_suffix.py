@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.suffix import BYTES_PER_TOKEN, SuffixDrafter
+from orchestrator.workers.packed_tokens import pack_tokens
 from policies.sampling import Sampling
 
 TOKENS = st.integers(0, 5)
@@ -107,3 +108,17 @@ def test_an_unknown_request_is_ignored():
     d.extend("x", [1])
     d.end("x", keep=True)
     assert ask(d, "x", 4).tokens == ()
+
+
+def test_what_a_store_found_helps_its_request_alone_and_from_the_first_token_on():
+    d = drafter()
+    found = [pack_tokens([8, 9, 10, 11, 12, 13]), pack_tokens([8, 9, 77, 78, 79])]
+    d.begin("a", [7, 8, 9], GREEDY, found)
+    d.begin("b", [7, 8, 9], GREEDY)
+    assert ask(d, "a", 4).tokens == (10, 11, 12, 13)  # the likeliest goes first
+    assert ask(d, "b", 4).tokens == ()
+    d.extend("a", [77])
+    assert ask(d, "a", 4).tokens == (78, 79)
+    d.end("a", keep=False)
+    d.begin("a", [7, 8, 9], GREEDY)
+    assert ask(d, "a", 4).tokens == ()

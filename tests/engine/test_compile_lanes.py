@@ -12,7 +12,7 @@ from orchestrator.engine.compile_lanes import LARGE_BYTES, CompileLanes
 from orchestrator.side_lane import MOST_LEFT, SideLane
 from orchestrator.workers.messages import Grammar, Refused, Submit
 
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 class Scripted:

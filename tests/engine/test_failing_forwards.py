@@ -217,7 +217,7 @@ class Raising(WildDrafter):
             if self._left < 0:
                 raise IndexError("a mistake\nof ours")
 
-    def begin(self, key, tokens, sampling):
+    def begin(self, key, tokens, sampling, recalled=()):
         self._count("begin")
 
     def extend(self, key, tokens):

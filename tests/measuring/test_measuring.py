@@ -172,7 +172,7 @@ def test_a_link_is_measured_through_its_door_again_and_again():
     kinds = [address.partition(":")[0] for address in door.addresses]
     assert kinds == ["unix", "tcp"]
     for address in door.addresses:
-        (link,) = measure_link(DraftEndpoint([address], door.key), "here", "there")
+        (link,) = measure_link(DraftEndpoint([address], door.key, door.certificate), "here", "there")
         assert (link.left, link.right, link.source) == ("here", "there", "measured")
         assert 0.001 < link.rtt_ms < 100.0
         assert link.bytes_per_s > 1e6

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.draft_pass import LIKELY, READ_EVERY, PassTimes, WantedRow, choose_rows
+from policies.speculation.draft_pass import (
+    LIKELY,
+    MOST_BRANCHES,
+    READ_EVERY,
+    PassTimes,
+    WantedRow,
+    choose_rows,
+    count_branches,
+    price_branch,
+)
 
 ROWS = st.lists(st.builds(WantedRow, st.booleans(), st.booleans(), st.floats(0.0, 1.0)), max_size=12)
 
@@ -42,3 +52,35 @@ def test_the_times_of_passes_are_those_of_their_kind(passes):
     kind = [took_s for rows, took_s in passes if rows.bit_length() == passes[-1][0].bit_length()]
     assert min(kind) - 1e-9 <= times.mean_s <= max(kind) + 1e-9
     assert times.mean_s <= times.safe_s <= times.mean_s + max(kind) - min(kind) + 1e-9
+
+
+@given(ROWS, st.lists(st.floats(0.0, 1.0), max_size=50), st.floats(0.0, 1.0))
+def test_branches_change_nothing_for_lines_and_are_taken_where_they_are_worth_it(rows, chances, row_share):
+    branches = [WantedRow(asked=False, reading=False, chance=chance, branch=True) for chance in chances]
+    chosen = choose_rows([*rows, *branches], 0, row_share)
+    lines = [number for number in chosen if number < len(rows)]
+    assert lines == choose_rows(rows, 0, row_share)
+    taken = [chances[number - len(rows)] for number in chosen[len(lines) :]]
+    assert len(taken) <= count_branches(row_share) <= MOST_BRANCHES
+    assert all(chance >= price_branch(row_share, len(lines)) for chance in taken)
+    left = sorted(chances, reverse=True)[len(taken) :]
+    assert not taken or not left or min(taken) >= left[0], "the likeliest are taken"
+    assert row_share * len(taken) <= 0.5 + 1e-9, "a pass gets no longer than by half"
+
+
+@given(st.floats(0.0, 1.0), st.integers(0, 20))
+def test_a_branch_costs_more_the_more_lines_it_holds_up(row_share, lines):
+    assert 0.0 < price_branch(row_share, lines) <= price_branch(row_share, lines + 1)
+
+
+def test_what_a_row_takes_is_learned_from_passes_of_few_and_of_many():
+    times = PassTimes()
+    for _ in range(50):
+        times.observe(1, 0.010)
+        times.observe(16, 0.025)
+    assert times.row_share == pytest.approx(0.1)
+
+
+@given(st.integers(0, 100), st.floats(0.0, 1.0))
+def test_all_branches_of_a_target_fit_in_a_pass(sequences, row_share):
+    assert sequences * count_branches(row_share, sequences) <= count_branches(row_share)

@@ -3,7 +3,17 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.serving.drift import LEAST_GAIN, PATIENCE, Drift, has_drifted, lasts, observe_drift, pause_s, worth_moving
+from policies.serving.drift import (
+    LEAST_GAIN,
+    PATIENCE,
+    Drift,
+    count_recent,
+    has_drifted,
+    lasts,
+    observe_drift,
+    pause_s,
+    worth_moving,
+)
 
 
 def after(ratio: float, rounds: int, drift: Drift | None = None, tolerance: float = 0.2) -> Drift:
@@ -59,3 +69,12 @@ def test_pauses_grow_and_the_first_plan_needs_none():
     assert pauses[0] == 0
     assert pauses == sorted(pauses)
     assert pauses[-1] == pauses[-2] == 3600
+
+
+@given(st.integers(0, 40), st.floats(0.0, 1e6), st.floats(0.0, 1e6), st.floats(0.1, 60.0))
+def test_plans_that_stood_long_count_no_more_and_those_that_alternate_do(plans, stood_s, more_s, first_s):
+    left = count_recent(plans, stood_s, first_s)
+    assert 0 <= left <= plans
+    assert count_recent(plans, stood_s + more_s, first_s) <= left
+    assert count_recent(plans, pause_s(plans, first_s), first_s) == plans, "made again as soon as may be"
+    assert count_recent(plans, 1e9, first_s) == 0

@@ -9,7 +9,7 @@ from policies.serving.overrides import OperatorBounds, Override, Scope, effectiv
 
 SCOPES = st.sampled_from([Scope.REQUEST, Scope.SESSION, Scope.ENGINE])
 NUMBERS = st.none() | st.integers(0, 20)
-WISHES = st.lists(st.builds(Override, SCOPES, st.none() | st.booleans(), NUMBERS, NUMBERS), max_size=3)
+OVERRIDES = st.lists(st.builds(Override, SCOPES, st.none() | st.booleans(), NUMBERS, NUMBERS), max_size=3)
 BOUNDS = st.builds(
     lambda enabled, ends: OperatorBounds(enabled, max(ends), min(ends)),
     st.booleans(),
@@ -17,27 +17,27 @@ BOUNDS = st.builds(
 )
 
 
-@given(WISHES, BOUNDS)
-def test_nobody_goes_beyond_the_operator(wishes, bounds):
-    found = effective(wishes, bounds)
+@given(OVERRIDES, BOUNDS)
+def test_nobody_goes_beyond_the_operator(overrides, bounds):
+    found = effective(overrides, bounds)
     assert 0 <= found.most <= bounds.most
     if not bounds.enabled:
         assert (found.most, found.by) == (0, Scope.OPERATOR)
 
 
-@given(WISHES, st.booleans(), st.integers(0, 12))
-def test_the_request_wins_over_wider_scopes(wishes, enabled, depth):
+@given(OVERRIDES, st.booleans(), st.integers(0, 12))
+def test_the_request_wins_over_wider_scopes(overrides, enabled, depth):
     bounds = OperatorBounds(most=12)
-    others = [wish for wish in wishes if wish.scope != Scope.REQUEST]
+    others = [override for override in overrides if override.scope != Scope.REQUEST]
     found = effective([*others, Override(Scope.REQUEST, enabled, depth)], bounds)
     assert found == effective([Override(Scope.REQUEST, enabled, depth)], bounds)
     assert found.by == Scope.REQUEST
     assert found.most == (depth if enabled else 0)
 
 
-@given(WISHES, BOUNDS)
-def test_the_order_of_wishes_does_not_matter(wishes, bounds):
-    unique = list({wish.scope: wish for wish in wishes}.values())
+@given(OVERRIDES, BOUNDS)
+def test_the_order_of_wishes_does_not_matter(overrides, bounds):
+    unique = list({override.scope: override for override in overrides}.values())
     assert effective(unique, bounds) == effective(unique[::-1], bounds)
 
 

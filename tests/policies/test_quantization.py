@@ -64,7 +64,7 @@ figures = st.lists(
     max_size=6,
     unique_by=lambda one: one.weights,
 )
-wishes = st.builds(
+requests = st.builds(
     PrecisionRequest,
     weights=st.just(AUTO) | names,
     activations=st.sampled_from([AUTO, "fp32", "bf16", "fp16"]),
@@ -81,30 +81,30 @@ def choose_or_none(*facts, **keywords) -> PrecisionChoice | None:
         return None if str(refusal) else pytest.fail("refused without a reason")
 
 
-@given(devices, models, figures, wishes, st.integers(0, 10**12), st.integers(0, 10**10))
-def test_what_is_chosen_fits_is_offered_and_keeps_exactness(at, model, measured, wish, free, other):
-    choice = choose_or_none(at, model, measured, wish, free_bytes=free, other_bytes=other)
+@given(devices, models, figures, requests, st.integers(0, 10**12), st.integers(0, 10**10))
+def test_what_is_chosen_fits_is_offered_and_keeps_exactness(at, model, measured, wanted, free, other):
+    choice = choose_or_none(at, model, measured, wanted, free_bytes=free, other_bytes=other)
     if choice is None:
         return
     assert weights_bytes(model, choice.weights) + other <= free
     assert choice.weights in (AS_FILE, FAST, *at.weights)
-    assert choice.weights != FAST or wish.weights == FAST  # it is never chosen unasked
-    assert wish.weights in (AUTO, choice.weights)
-    assert wish.activations in (AUTO, choice.activations)
+    assert choice.weights != FAST or wanted.weights == FAST  # it is never chosen unasked
+    assert wanted.weights in (AUTO, choice.weights)
+    assert wanted.activations in (AUTO, choice.activations)
     if {Precision.BF16, Precision.FP16} & set(at.kv_cache):
-        assert (choice.kv_cache is Precision.INT8) == (wish.kv_cache == "8bit")
-    if wish.kv_cache == "8bit" and wish.exactness is Exactness.BIT:
+        assert (choice.kv_cache is Precision.INT8) == (wanted.kv_cache == "8bit")
+    if wanted.kv_cache == "8bit" and wanted.exactness is Exactness.BIT:
         assert Precision.INT8 in at.exact_kv_cache
     assert choice.reason
 
 
-@given(devices, models, figures, wishes)
-def test_the_same_facts_give_the_same_choice_in_any_order(at, model, measured, wish):
-    choice = choose_or_none(at, model, measured, wish)
+@given(devices, models, figures, requests)
+def test_the_same_facts_give_the_same_choice_in_any_order(at, model, measured, wanted):
+    choice = choose_or_none(at, model, measured, wanted)
     if choice is None:
         return
-    assert choice == choose_precision(at, model, measured, wish)
-    again = choose_precision(at, model, measured[::-1], wish)
+    assert choice == choose_precision(at, model, measured, wanted)
+    again = choose_precision(at, model, measured[::-1], wanted)
     assert (again.weights, again.reason) == (choice.weights, choice.reason)
 
 
@@ -149,39 +149,39 @@ def test_an_npu_gets_int8_and_a_gpu_16_bits_while_they_fit():
 
 
 def test_fast_says_what_it_costs_measured_or_not_and_where_it_costs_nothing():
-    wish, offsets = (
+    wanted, offsets = (
         PrecisionRequest(weights=FAST),
         ModelSizes(1_000_000, 600_000, "int8 (Q4_1's values)", 1_100_000, rounds=True),
     )
-    assert "perplexity x 1.15" in choose_precision(device(), offsets, wishes=wish).reason
-    told = choose_precision(device(), offsets, [MeasuredWeights(FAST, 1.0, 0.75, 1.206)], wish)
+    assert "perplexity x 1.15" in choose_precision(device(), offsets, wanted=wanted).reason
+    told = choose_precision(device(), offsets, [MeasuredWeights(FAST, 1.0, 0.75, 1.206)], wanted)
     assert "perplexity x 1.206 and 75.0% of the greedy choices, measured here" in told.reason
     assert told.weights == FAST
     assert weights_bytes(offsets, FAST) == 600_000
-    assert "the same as as_file" in choose_precision(device(), BF16_FILE, wishes=wish).reason
+    assert "the same as as_file" in choose_precision(device(), BF16_FILE, wanted=wanted).reason
 
 
 def test_what_a_file_takes_is_what_runtimes_hold_of_it():
     offsets = ModelSizes(1_000_000, 600_000, "int8 (Q4_1's values)", 1_100_000, rounds=True)
     assert weights_bytes(offsets, choose_precision(device(), offsets, free_bytes=1_100_000).weights) == 1_100_000
     assert (
-        choose_precision(device(weights=()), offsets, wishes=PrecisionRequest(weights=FAST), free_bytes=600_000).weights
+        choose_precision(device(weights=()), offsets, wanted=PrecisionRequest(weights=FAST), free_bytes=600_000).weights
         == FAST
     )
     with pytest.raises(NoPrecision, match="as_file: needs"):
         choose_precision(device(weights=()), offsets, free_bytes=1_000_000)
 
 
-def test_wishes_that_cannot_be_met_say_why_and_what_can():
+def test_requests_that_cannot_be_met_say_why_and_what_can():
     with pytest.raises(NoPrecision, match=r"int8: .* there are as_file, fast, fp32"):
-        choose_precision(device(weights=(Precision.FP32,)), BF16_FILE, wishes=PrecisionRequest(weights="int8"))
+        choose_precision(device(weights=(Precision.FP32,)), BF16_FILE, wanted=PrecisionRequest(weights="int8"))
     with pytest.raises(NoPrecision, match="exactness: kernel"):
-        choose_precision(device(), BF16_FILE, wishes=PrecisionRequest(kv_cache="8bit"))
+        choose_precision(device(), BF16_FILE, wanted=PrecisionRequest(kv_cache="8bit"))
     with pytest.raises(NoPrecision, match=r"16bit: .* is fp32"):
-        choose_precision(device(kv_cache=(Precision.FP32,)), BF16_FILE, wishes=PrecisionRequest(kv_cache="16bit"))
+        choose_precision(device(kv_cache=(Precision.FP32,)), BF16_FILE, wanted=PrecisionRequest(kv_cache="16bit"))
     with pytest.raises(NoPrecision, match="computes in bf16, fp32"):
-        choose_precision(device(), BF16_FILE, wishes=PrecisionRequest(activations="fp16"))
+        choose_precision(device(), BF16_FILE, wanted=PrecisionRequest(activations="fp16"))
     with pytest.raises(NoPrecision, match="needs"):
         choose_precision(device(), BF16_FILE, free_bytes=10)
-    wish = PrecisionRequest(kv_cache="8bit", exactness=Exactness.KERNEL)
-    assert choose_precision(device(), BF16_FILE, wishes=wish).kv_cache is Precision.INT8
+    wanted = PrecisionRequest(kv_cache="8bit", exactness=Exactness.KERNEL)
+    assert choose_precision(device(), BF16_FILE, wanted=wanted).kv_cache is Precision.INT8

@@ -14,7 +14,7 @@ from pathlib import Path
 
 # The process id must be the daemon's own, which is known only once it runs; so a shell says it, and becomes the daemon.
 _BECOME = 'LISTEN_PID=$$; export LISTEN_PID; exec "$@"'
-WITHIN_S = 90.0
+WITHIN_S = 240.0
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.daemon import Daemon
 
-_ENDS_WITHIN_S = 120.0
+_ENDS_WITHIN_S = 240.0
 
 
 @contextmanager

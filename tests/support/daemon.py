@@ -17,8 +17,8 @@ from openai import OpenAI
 
 from orchestrator.cli.daemon_socket import StatusError, query_daemon
 
-READY_WITHIN_S = 90.0
-STOP_WITHIN_S = 40.0
+READY_WITHIN_S = 240.0
+STOP_WITHIN_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Daemon:
         """What `outrider status --json` prints."""
         return query_daemon(self.admin)
 
-    def wait_for(self, what: str, seconds: float = 10.0, **expected: Any) -> None:
+    def wait_for(self, what: str, seconds: float = 60.0, **expected: Any) -> None:
         """Wait until the status' section `what` shows the expected values."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -80,7 +80,7 @@ def outrider_process(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "orchestrator.cli.main", *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
 

@@ -13,7 +13,7 @@ from adapters.contract import DeviceLost, ModelRefused
 from adapters.tokenizer import byte_texts
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.port import NOTHING, Ask, Draft
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Recalled
 from orchestrator.drafting.server import DraftEngine, HostedDrafter
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftReady
@@ -55,7 +55,7 @@ class KnowingDrafter:
         self._held: dict[str, list[int]] = {}
         self._drafted: dict[str, int] = {}
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
         self._held[key] = list(tokens)
         self._drafted[key] = 0
 

@@ -36,6 +36,7 @@ from orchestrator.workers.messages import (
     Stop,
     Submit,
 )
+from orchestrator.workers.trace_messages import RoundTrace, SequenceTrace
 
 ENTRY = "tests.support.engines:script_engine"
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,7 +162,13 @@ class ScriptedEngine:
             stats = RequestStats(len(submit.prompt), len(request.tokens), request.steps, 0, 0, 0.0, 0.0)
             deltas.append(Delta(submit.request_id, request.tokens[-1:], "length", stats))
         self._rounds += 1
-        return RoundReport(deltas, len(running), 2 * len(running), len(running), len(running), 0, [0], 1.0, 0.5, 0.1)
+        counts = (len(running), 2 * len(running), len(running), len(running), 0, [0])
+        return RoundReport(deltas, *counts, 1.0, 0.5, 0.1, trace=self._trace(running))
+
+    def _trace(self, running: list[_Request]) -> RoundTrace | None:
+        told = [(one.submit, one.submit.trace) for one in running]
+        mine = [SequenceTrace(trace, one.request_id, False, 1, 0, 0, 1) for one, trace in told if trace is not None]
+        return RoundTrace(self._rounds, os.getpid(), time.time(), 0.1, 0.1, 0.8, mine) if mine else None
 
     def _gauges(self) -> Gauges:
         return Gauges(min(len(self._live), self._slots), 0, 1024, 1024, 0, 0, self._rounds, 0)

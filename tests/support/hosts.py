@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 _CLONE_NEWNET = 0x40000000
-_START_S = 60.0
+_START_S = 240.0
 _T = TypeVar("_T")
 
 

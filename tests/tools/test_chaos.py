@@ -245,7 +245,7 @@ async def test_poison_ends_the_worker_that_decodes_it_and_other_requests_do_not(
     try:
         await service.wait_ready(1)
         asked = {"model": "toy", "prompt": "the sea", "max_tokens": 20, "ignore_eos": True, "seed": 3}
-        async with httpx.AsyncClient(base_url=service.url, timeout=60.0) as client:
+        async with httpx.AsyncClient(base_url=service.url, timeout=180.0) as client:
             (before,) = read_workers(await service.status() or {})
             assert (await client.post("/v1/completions", json=asked)).is_success
             (same,) = read_workers(await service.status() or {})

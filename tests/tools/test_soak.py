@@ -30,7 +30,7 @@ def test_the_daemon_gives_everything_back_and_answers_right_in_bad_company(tmp_p
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -23,6 +23,7 @@ from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Cancel, Event, Failed, Ready, Refused, RoundReport, Stop, Submit
 from orchestrator.workers.ray_runtime import RayCluster
+from orchestrator.workers.trace_messages import TraceContext
 from tests.support import engines
 from tests.support.workers import collect, deltas, is_gone, rays_environment, start_worker, tokens_until
 
@@ -88,6 +89,16 @@ async def test_a_stream_from_prompt_to_finish(cluster: Cluster) -> None:
                 assert delta.stats.generated == 20
                 break
         assert got == engines.tokens(PROMPT, 20)
+
+
+async def test_the_context_of_a_trace_goes_there_and_comes_back(cluster: Cluster) -> None:
+    async with start_worker(cluster) as (worker, events, ready):
+        context = TraceContext(f"00-{'1' * 32}-{'2' * 16}-01", "vendor=left", 1.0)
+        worker.send(Submit("a", PROMPT, max_tokens=2, trace=context))
+        done = await anext(event async for event in events if isinstance(event, RoundReport))
+        assert done.trace is not None
+        assert done.trace.pid == ready.pid
+        assert [one.trace for one in done.trace.sequences] == [context]
 
 
 async def test_a_stream_goes_on_behind_committed_tokens(cluster: Cluster) -> None:
@@ -218,7 +229,7 @@ async def test_stop_ends_the_stream_and_the_process(cluster: Cluster) -> None:
     worker.send(Submit("a", PROMPT, max_tokens=100_000))
     await tokens_until(events, 5)
     await asyncio.gather(worker.stop(5.0), worker.stop(5.0))
-    assert await is_gone(ready.pid, within_s=0.5)
+    assert await is_gone(ready.pid, within_s=3.0)
     assert [event async for event in events if isinstance(event, Failed)] == []
     await worker.stop(5.0)
 
@@ -238,7 +249,7 @@ async def test_a_worker_that_hangs_is_killed_after_the_grace(cluster: Cluster) -
     before = time.monotonic()
     await worker.stop(0.2)
     assert 0.2 <= time.monotonic() - before < 4.0
-    assert await is_gone(ready.pid, within_s=0.5)
+    assert await is_gone(ready.pid, within_s=3.0)
 
 
 async def test_the_spec_adds_to_the_workers_environment(cluster: Cluster) -> None:
@@ -296,7 +307,7 @@ async def test_what_a_worker_prints_is_in_the_log(cluster: Cluster) -> None:
             worker.send(Submit("a", [engines.RAISE, 0], max_tokens=10))
             with pytest.raises(WorkerLost):
                 await collect(events, [])
-        deadline = time.monotonic() + 10.0
+        deadline = time.monotonic() + 60.0
         while time.monotonic() < deadline and not any("second line" in str(entry.get("line")) for entry in entries):  # noqa: ASYNC110 -- Ray tells when it likes
             await asyncio.sleep(0.05)
     printed = [entry for entry in entries if entry["event"] == "worker output" and entry["pid"] == ready.pid]

@@ -34,7 +34,7 @@ async def test_a_stopped_process_is_killed_all_the_same() -> None:
     async with start_worker(LocalCluster()) as (worker, _, ready):
         os.kill(ready.pid, signal.SIGSTOP)
         await worker.stop(0.1)
-        assert await is_gone(ready.pid, within_s=2.0)
+        assert await is_gone(ready.pid, within_s=10.0)
 
 
 async def find_kind_of_loss(end: Callable[[int], object]) -> str:
@@ -71,7 +71,7 @@ async def test_close_stops_every_worker() -> None:
         pids.append(ready.pid)
     await cluster.close()
     for pid in pids:
-        assert await is_gone(pid, within_s=0.5)
+        assert await is_gone(pid, within_s=3.0)
 
 
 async def test_frames_that_are_no_events_end_the_worker() -> None:
@@ -108,7 +108,7 @@ async def test_a_worker_whose_events_nobody_takes_ends() -> None:
         worker.send(Submit("a", [1, 2], max_tokens=100_000))
         await tokens_until(events, 3)
         cast(Any, worker)._writer.get_extra_info("socket").shutdown(socket.SHUT_RD)
-        assert await is_gone(ready.pid, within_s=10.0), "it decodes for nobody"
+        assert await is_gone(ready.pid, within_s=60.0), "it decodes for nobody"
 
 
 @pytest.mark.parametrize(("how", "thread"), [("encoding", "events"), ("thread", "helper")])

@@ -65,7 +65,8 @@ async def kill_daemon(runtime: str, prompt: int, directory: Path | None = None, 
     )
     with driver:
         assert driver.stdout is not None
-        pid = int(await asyncio.to_thread(driver.stdout.readline))
+        lines = iter(driver.stdout.readline, "")  # a log line may come before
+        pid = int(await asyncio.to_thread(lambda: next(line for line in lines if line.strip().isdigit())))
         assert psutil.pid_exists(pid)
         if prompt == engines.HANG:
             await asyncio.sleep(0.2)

@@ -49,13 +49,13 @@ async def lose_the_far_host(cluster: RayCluster, hosts: Hosts) -> None:
         await tokens_until(events, 100_000)
     assert lost.value.kind == "host"
     lost_s = time.monotonic()
-    assert lost_s - cut_s < 8.0
+    assert lost_s - cut_s < 16.0
     await worker.stop(5.0)
     assert time.monotonic() - lost_s < 3.0  # nobody waits for a process that cannot be reached
     with pytest.raises(ClusterAway, match=f"host {hosts.far_ip} "):
         await cluster.start(far_spec(hosts))
     hosts.cable("up")
-    assert await is_gone(ready.pid, within_s=40.0)
+    assert await is_gone(ready.pid, within_s=120.0)
 
 
 async def lose_the_head(cluster: RayCluster, hosts: Hosts, nodes: RayNodes) -> None:

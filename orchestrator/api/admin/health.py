@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.api.admin.targets import AdminTargets
+from orchestrator.api.admin.targets import AdminTarget, AdminTargets
+from orchestrator.api.audit import note_change
 from orchestrator.errors import RequestError
 from policies.serving.failover.health import Held, PartKind
 
 
 class Hold(BaseModel):
-    """The part, and what is to become of it: "draining", "cordoned", or "" to let it work again. `model`: whose it is;
-    left out: that of every model that has it, which a worker is not."""
+    """The part, and what is to become of it: "draining", "cordoned", or "" to let it work again. `kind` left out: the
+    one thing of this name. `model`: whose it is; left out: that of every model that has it, which a worker is not."""
 
     model_config = ConfigDict(extra="forbid")
-    kind: PartKind
+    kind: PartKind | None = None
     name: str
     state: Held
     model: str | None = None
@@ -35,17 +37,47 @@ def install_health_routes(app: FastAPI, targets: AdminTargets) -> None:
     async def health(model: str | None = None) -> dict[str, Any]:
         return list_parts(model)
 
+    @app.get("/admin/parts")
+    async def list_all_parts(model: str | None = None) -> dict[str, Any]:
+        told = [(targets.label(one), one.control.steering.list_parts()) for one in targets.choose(model)]
+        return {"parts": [{**dataclasses.asdict(part), **label} for label, parts in told for part in parts]}
+
     @app.post("/admin/hold")
-    async def hold(asked: Hold) -> dict[str, Any]:
-        if asked.kind == "worker":
-            targets.choose_one(asked.model, f"worker {asked.name}")
-        missing: list[RequestError] = []
+    async def hold(asked: Hold, request: Request) -> dict[str, Any]:
         chosen = targets.choose(asked.model)
+        kind = asked.kind or find_kind(chosen, asked.name)
+        if kind == "worker":
+            chosen = _list_having(chosen, asked.name)
+            if len(chosen) != 1:
+                chosen = [targets.choose_one(asked.model, f"worker {asked.name}")]
+        missing: list[RequestError] = []
         for one in chosen:
             try:
-                one.control.hold(asked.kind, asked.name, asked.state)
+                one.control.hold(kind, asked.name, asked.state)
             except RequestError as error:
                 missing.append(error)
         if len(missing) == len(chosen):
             raise missing[0]
-        return list_parts(asked.model)
+        note_change(request.scope, f"{kind} {asked.name}: {asked.state or 'may work again'}")
+        return {"kind": kind, "name": asked.name, "state": asked.state, **list_parts(asked.model)}
+
+
+def find_kind(targets: Sequence[AdminTarget], name: str) -> PartKind:
+    """Return what the one thing of this name is. Raises RequestError: 404 where there is none, 409 where there are
+    several; both list what there is."""
+    every = {(part.kind, part.name) for one in targets for part in one.control.steering.list_parts()}
+    kinds = sorted(kind for kind, known in every if known == name)
+    there = ", ".join(f"{kind} {known}" for kind, known in sorted(every)) or "nothing yet"
+    if not kinds:
+        raise RequestError(f"nothing here is called {name!r}; there is: {there}", status=404, code="part_not_found")
+    if len(kinds) > 1:
+        text = f"{' and '.join(kinds)} are called {name!r}: say which, as in `{kinds[0]} {name}`; there is: {there}"
+        raise RequestError(text, status=409, code="ambiguous_name")
+    found: PartKind = next(kind for kind in get_args(PartKind) if kind == kinds[0])
+    return found
+
+
+def _list_having(targets: Sequence[AdminTarget], worker: str) -> list[AdminTarget]:
+    """Return the targets that have a worker of this name."""
+    parts = {one: one.control.steering.list_parts() for one in targets}
+    return [one for one, known in parts.items() if any((part.kind, part.name) == ("worker", worker) for part in known)]

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
 
+from orchestrator.api.admin.requests import MOST_NAME
 from orchestrator.api.admin.targets import AdminTargets
+from orchestrator.api.audit import note_change
 from orchestrator.errors import RequestError
+
+MOST_MINUTES = 7 * 24 * 60.0
+SECONDS_PER_MINUTE = 60.0
 
 
 class Release(BaseModel):
@@ -17,6 +22,15 @@ class Release(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     digests: list[str] = []
+    model: str | None = None
+
+
+class Add(BaseModel):
+    """The id of a request of late, or the digest of what it asks for: requests like it are refused for so long."""
+
+    model_config = ConfigDict(extra="forbid")
+    request: str = Field(min_length=1, max_length=MOST_NAME)
+    minutes: float = Field(default=60.0, gt=0.0, le=MOST_MINUTES)
     model: str | None = None
 
 
@@ -28,8 +42,21 @@ def install_quarantine_routes(app: FastAPI, targets: AdminTargets) -> None:
         told = [(targets.label(one), one.control.list_quarantined()) for one in targets.choose(model)]
         return {"quarantined": [{**dataclasses.asdict(one), **label} for label, some in told for one in some]}
 
+    @app.post("/admin/quarantine/add")
+    async def add(asked: Add, request: Request) -> dict[str, Any]:
+        unknown: list[RequestError] = []
+        for target in targets.choose(asked.model):
+            try:
+                found = target.control.steering.quarantine(asked.request, asked.minutes * SECONDS_PER_MINUTE)
+            except RequestError as error:
+                unknown.append(error)
+            else:
+                note_change(request.scope, f"quarantine {found.digest} for {asked.minutes:g} minutes")
+                return {"quarantined": [{**dataclasses.asdict(found), **targets.label(target)}]}
+        raise unknown[0]
+
     @app.post("/admin/quarantine/release")
-    async def release(asked: Release) -> dict[str, Any]:
+    async def release(asked: Release, request: Request) -> dict[str, Any]:
         known = {one: [held.digest for held in one.control.list_quarantined()] for one in targets.choose(asked.model)}
         every = [digest for digests in known.values() for digest in digests]
         unknown = [digest for digest in asked.digests if digest not in every]
@@ -40,4 +67,5 @@ def install_quarantine_routes(app: FastAPI, targets: AdminTargets) -> None:
         for one, digests in known.items():
             mine = [digest for digest in asked.digests if digest in digests] if asked.digests else digests
             released += one.control.release_quarantined(mine)
+        note_change(request.scope, f"released {', '.join(released) or 'nothing'}")
         return {"released": released}

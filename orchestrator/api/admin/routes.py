@@ -3,37 +3,59 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import FastAPI, Query
 from starlette.responses import Response
 
 from device_profiles.device_load import DeviceLoad
+from orchestrator.alerts.watch import AlertWatch
 from orchestrator.api import errors
-from orchestrator.api.admin import canary, explain, health, quarantine, speculation
+from orchestrator.api.admin import canary, health, logs, quarantine, requests, speculation, support, workers
+from orchestrator.api.admin.reload import ReloadPort, install_reload_route
 from orchestrator.api.admin.targets import AdminTarget, AdminTargets
 from orchestrator.api.audit import AdminAudit, AuditLog
+from orchestrator.api.trace_scope import NO_TELEMETRY
 from orchestrator.control.port import DeviceView, DraftView, ReplicaView, Totals
 
 _SHOWN = tuple(one.name for one in dataclasses.fields(DeviceLoad) if one.name != "sampled_s")
 
 
 def create_admin_app(
-    targets: Sequence[AdminTarget], api_url: str, version: str, audit: AuditLog | None = None
+    targets: Sequence[AdminTarget],
+    api_url: str,
+    version: str,
+    audit: AuditLog | None = None,
+    name_owner: requests.NameOwner = lambda _: "",
+    reloading: ReloadPort | None = None,
+    log: logs.KeptLog | None = None,
+    pages: support.SupportPages | None = None,
+    alerts: AlertWatch | None = None,
 ) -> FastAPI:
-    """Return the app. `api_url` is where the public API listens. `audit` has each call that may change something."""
-    app = FastAPI(title="Outrider admin", version=version, docs_url=None, redoc_url=None)
+    """Return the app. `api_url` is where the public API listens. `audit` has each call that may change something.
+    `name_owner` returns the name of a key by its id. `reloading`: None has no route for it. `log` is the daemon's own,
+    `pages` are for its support, and `alerts` is its own watch."""
+    app = FastAPI(
+        title="Outrider admin",
+        version=version,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        telemetry=NO_TELEMETRY,
+    )
     errors.install_error_handlers(app)
     app.add_middleware(AdminAudit, audit=audit or AuditLog())
     served = AdminTargets(targets)
     speculation.install_speculation_route(app, served)
 
     @app.get("/admin/status")
-    async def status() -> Response:
-        first, *further = (describe_target(one) for one in targets)
-        found = {"version": version, **first, "api": api_url, "models": further}
+    async def status(most_devices: Annotated[int | None, Query(ge=0)] = None) -> Response:
+        first, *further = (describe_target(one, most_devices) for one in targets)
+        told = reloading.describe() if reloading is not None else None
+        found = {"version": version, **first, "api": api_url, "models": further, "reload": told}
         return Response(msgspec.json.encode(found), media_type="application/json")  # of 10,000 devices, too
 
     @app.get("/admin/plan")
@@ -41,17 +63,29 @@ def create_admin_app(
         target = served.choose(model)[0]
         return target.running_plan() or {"plan": None}
 
+    @app.get("/admin/alerts")
+    async def show_alerts() -> dict[str, Any]:
+        return {"alerts": [], "ended": []} if alerts is None else alerts.view()
+
     canary.install_canary_routes(app, next((one.trial for one in targets if one.trial is not None), None))
     quarantine.install_quarantine_routes(app, served)
     health.install_health_routes(app, served)
-    explain.install_explain_route(app, served)
+    requests.install_request_routes(app, served, name_owner)
+    workers.install_worker_routes(app, served)
+    logs.install_log_route(app, log or logs.KeptLog())
+    support.install_support_routes(app, pages or support.SupportPages())
+    if reloading is not None:
+        install_reload_route(app, reloading)
     return app
 
 
-def describe_target(target: AdminTarget) -> dict[str, Any]:
-    """Return a target's state."""
+def describe_target(target: AdminTarget, most_devices: int | None = None) -> dict[str, Any]:
+    """Return a target's state. `most_devices`: of so many, the busiest, where there are more."""
     control, view = target.control, target.control.view()
-    bounds, trial = target.bounds, target.trial
+    devices: Sequence[DeviceView] = view.devices
+    if most_devices is not None and len(devices) > most_devices:
+        devices = heapq.nlargest(most_devices, devices, key=lambda one: one.load.utilisation or 0.0)
+    bounds, trial = target.bounds(), target.trial
     return {
         "model": target.name(),
         "phase": view.phase,
@@ -71,13 +105,15 @@ def describe_target(target: AdminTarget) -> dict[str, Any]:
         "replicas": [replica_of(replica) for replica in view.replicas],
         "standbys": [replica_of(replica) for replica in view.standbys],
         "taken_over": view.taken_over,
-        "devices": [describe_device(one) for one in view.devices],
+        "devices": [describe_device(one) for one in devices],
+        "devices_left_out": len(view.devices) - len(devices),
         "health": [dataclasses.asdict(part) for part in view.health],
         "slo": target.slo(),
         "costs": target.costs(),
         "speed": target.speed(),
         "hosts": target.hosts(),
         "scaling": dataclasses.asdict(view.scaling) if view.scaling is not None else None,
+        "draft_store": dataclasses.asdict(view.draft_store) if view.draft_store is not None else None,
         "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
         "speculation": speculation.describe_overrides(view, trial),
         "canary": canary.trial_of(trial.view()) if trial is not None else None,

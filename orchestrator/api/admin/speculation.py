@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.api import errors
 from orchestrator.api.admin.targets import AdminTargets
-from orchestrator.api.speculation import wish_of
+from orchestrator.api.speculation import read_override
 from orchestrator.api.wire import MAX_USER_TAG, Body, SpeculativeConfig
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.overrides import RecordedOverride, format_override
@@ -48,17 +48,17 @@ def install_speculation_route(app: FastAPI, targets: AdminTargets) -> None:
     """Add the route."""
 
     @app.post("/admin/speculation")
-    async def wish(request: Request) -> dict[str, Any]:
+    async def set_override(request: Request) -> dict[str, Any]:
         body: OverrideBody = errors.parse_body(OverrideBody, await request.body())
-        config, wish = body.speculative_config, None
+        config, override = body.speculative_config, None
         if config is not None:  # it leaves nothing open: without a depth the policy chooses
             scope = Scope.SESSION if body.user else Scope.ENGINE
-            wish = wish_of(config, scope)._replace(enabled=config.method != "off")
+            override = read_override(config, scope)._replace(enabled=config.method != "off")
         if body.engine is not None:
             targets.choose_one(body.model, f"engine {body.engine}")
         chosen = targets.choose(body.model)
         for one in chosen:
-            one.control.wish(wish, body.asked_by, user=body.user, engine=body.engine)
+            one.control.override(override, body.asked_by, user=body.user, engine=body.engine)
         first, *further = (
             {**targets.label(one), **describe_overrides(one.control.view(), one.trial)} for one in chosen
         )
@@ -72,13 +72,14 @@ def describe_overrides(view: StateView, trial: CanaryTrial | None) -> dict[str, 
         "bounds": view.bounds._asdict() if view.bounds is not None else None,
         "canary_bounds": canary._asdict() if canary is not None else None,
         "engines": [
-            {"engine": number, **_describe_override(wished)} for number, wished in sorted(view.wishes.engines.items())
+            {"engine": number, **_describe_override(recorded)}
+            for number, recorded in sorted(view.overrides.engines.items())
         ],
         "sessions": [
-            {"user": user, **_describe_override(wished)} for user, wished in sorted(view.wishes.sessions.items())
+            {"user": user, **_describe_override(recorded)} for user, recorded in sorted(view.overrides.sessions.items())
         ],
     }
 
 
-def _describe_override(wished: RecordedOverride) -> dict[str, Any]:
-    return {"wish": format_override(wished.wish), "asked_by": wished.asked_by, "since_s": wished.since_s}
+def _describe_override(recorded: RecordedOverride) -> dict[str, Any]:
+    return {"override": format_override(recorded.override), "asked_by": recorded.asked_by, "since_s": recorded.since_s}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.api.acceptance import AcceptanceBounds
@@ -20,7 +20,7 @@ class AdminTarget:
 
     control: AdminControl
     name: Callable[[], str] = str
-    bounds: AcceptanceBounds = field(default_factory=AcceptanceBounds)
+    bounds: Callable[[], AcceptanceBounds] = AcceptanceBounds
     running_plan: Callable[[], dict[str, Any] | None] = lambda: None
     slo: Callable[[], dict[str, Any] | None] = lambda: None
     costs: Callable[[], dict[str, Any] | None] = lambda: None

@@ -8,25 +8,29 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 
 from orchestrator.api.connections import Connections
+from orchestrator.api.metrics.alert_series import AlertSeries
 from orchestrator.api.metrics.batch_series import BatchCounts, BatchSeries
 from orchestrator.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
 from orchestrator.api.metrics.cost_series import NO_PRICE, CostSeries, HourlyPrice
 from orchestrator.api.metrics.device_series import DeviceSeries
+from orchestrator.api.metrics.draft_store_series import DraftStoreSeries
 from orchestrator.api.metrics.drafter_series import DrafterSeries
 from orchestrator.api.metrics.health_series import HealthSeries
 from orchestrator.api.metrics.intake_series import IntakeSeries
 from orchestrator.api.metrics.memory_series import MemoryMetrics
 from orchestrator.api.metrics.plan_series import PlanSeries
-from orchestrator.api.metrics.recent_speed import RecentSpeed
+from orchestrator.api.metrics.recent_speed import PercentileSeries, RecentSpeed
 from orchestrator.api.metrics.request_timing import RequestTotals, SequenceTiming
 from orchestrator.api.metrics.scale_series import ScaleSeries
 from orchestrator.api.metrics.series import Engine, Registered
 from orchestrator.api.metrics.slo_series import ServedRequest, SloSeries
+from orchestrator.api.metrics.trace_series import TraceSeries
 from orchestrator.api.metrics.vllm_names import VllmNames
 from orchestrator.api.metrics.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeries
 from orchestrator.api.shares import BodyBudget
 from orchestrator.clock import Clock
 from orchestrator.control.port import Control, ReplicaView, TrialView
+from orchestrator.tracing.port import ExportCounts
 from orchestrator.workers.messages import RoundReport
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
@@ -103,6 +107,7 @@ class Metrics:
         self._memory = MemoryMetrics(make.gauge)
         self._plan = PlanSeries(make)
         self._scaling = ScaleSeries(make)
+        self._draft_store = DraftStoreSeries(make)
         self._health = HealthSeries(make)
         self.slo = SloSeries(make, objectives, clock)
         self._trial = TrialSeries(make)
@@ -110,12 +115,19 @@ class Metrics:
         self._devices = DeviceSeries(make)
         self._trial_view = trial_view
         self._batches = BatchSeries(make)
+        self._traces = TraceSeries(make)
         self._costs = CostSeries(make, price, clock)
+        self._alerts = AlertSeries(make)
         self.speed = RecentSpeed(clock)
+        self._percentiles = PercentileSeries(make, self.speed)
 
     def observe_batches(self, source: BatchCounts) -> None:
         """Batches are told from here on."""
         self._batches.source = source
+
+    def observe_tracing(self, source: Callable[[], ExportCounts]) -> None:
+        """Spans are told of from here on."""
+        self._traces.source = source
 
     def _of(self, engine: int) -> Engine:
         ready = self._control.view().ready
@@ -126,7 +138,9 @@ class Metrics:
         view = self._control.view()
         if view.ready is None:
             return
-        self._rounds.observe((view.ready.model, str(done.engine)), done)
+        of = (view.ready.model, str(done.engine))
+        self._rounds.observe(of, done)
+        self._alerts.observe(of, done)
         tokens = sum(len(delta.tokens) for delta in done.deltas)
         self._costs.observe(tokens, view.plan)
         self.speed.observe_tokens(tokens)
@@ -175,14 +189,19 @@ class Metrics:
             self._drafters.remotes.refresh(model, view.drafts)
             self._memory.refresh(model, view)
             self._health.refresh(model, view)
+            self._alerts.refresh(model, view)
             self._intake.refresh((model, "0"))
             self._batches.refresh((model, "0"))
+            self._traces.refresh((model, "0"))
             self._devices.refresh(model, view.devices)
             self._costs.refresh((model, "0"), view.plan)
+            self._percentiles.refresh((model, "0"))
             if view.plan is not None:
                 self._plan.refresh((model, "0"), view.plan)
             if view.scaling is not None:
                 self._scaling.refresh((model, "0"), view.scaling)
+            if view.draft_store is not None:
+                self._draft_store.refresh((model, "0"), view.draft_store)
             if self._trial_view is not None:
                 self._trial.refresh((model, "0"), self._trial_view())
 

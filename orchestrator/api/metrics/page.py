@@ -20,6 +20,15 @@ class MetricsPage:
             _merge_registries([one.aliases for one in models]),
         ]
 
+    def read(self, names: Iterable[str]) -> Iterable[tuple[str, dict[str, str], float]]:
+        """Yield name, labels and value of the samples of these names, as everything is now."""
+        wanted = list(names)
+        for one in self._models:
+            one.refresh()
+            for family in one.registry.restricted_registry(wanted).collect():
+                for sample in family.samples:
+                    yield sample.name, sample.labels, sample.value
+
     def render(self) -> bytes:
         """Return the exposition text, as everything is now."""
         for one in self._models:

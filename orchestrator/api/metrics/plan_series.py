@@ -13,6 +13,9 @@ class PlanSeries:
         self._predicted = make.gauge("plan_predicted_tokens_per_second", "Output tokens a second that it predicts.")
         self._measured = make.gauge("plan_measured_tokens_per_second", "Output tokens a second of rounds that decode.")
         self._ratio = make.gauge("plan_drift_ratio", "Measured by predicted time of rounds, a running mean.")
+        self._factor = make.gauge(
+            "plan_misprediction_factor", "The drift ratio or a correction, or 1 by it, where above 1."
+        )
         self._moves = make.counter("plan_moves", "Times that workers were replaced for another plan.")
         self._cost = make.gauge(
             "plan_predicted_cost_per_million_tokens", "Cost of a million output tokens that it predicts.", "currency"
@@ -25,6 +28,8 @@ class PlanSeries:
         self._predicted.labels(*of).set(plan.predicted_tokens_per_s)
         self._measured.labels(*of).set(plan.measured_tokens_per_s)
         self._ratio.labels(*of).set(plan.ratio)
+        known = [ratio for ratio in (plan.ratio, *plan.corrections) if ratio > 0.0]
+        self._factor.labels(*of).set(max((max(ratio, 1.0 / ratio) for ratio in known), default=1.0))
         for gauge in (self._cost, self._joules):
             gauge.clear()  # where it is not known there is no series
         if plan.predicted_cost_per_million_tokens:

@@ -49,20 +49,26 @@ def check_objectives(objectives: Objectives, served: ServedRequest) -> dict[str,
     return {**verdicts, ALL: all(verdicts.values())}
 
 
+def _list_objectives(objectives: Objectives) -> dict[str, Objective]:
+    """Return the objectives that there are, by name."""
+    named = (("ttft", objectives.ttft), ("tpot", objectives.tpot))
+    return {name: one for name, one in named if one.ms is not None}
+
+
 class SloSeries:
     """No series where there are no objectives."""
 
     def __init__(self, make: Registered, objectives: Objectives, clock: Clock) -> None:
         self._objectives = objectives
         self._clock = clock
-        self._of = {
-            name: one for name, one in (("ttft", objectives.ttft), ("tpot", objectives.tpot)) if one.ms is not None
-        }
+        self._of = _list_objectives(objectives)
         self._served: deque[tuple[float, ServedRequest]] = deque(maxlen=_MOST_REQUESTS)
         self._goods: dict[Engine, Recent] = {}
         self._counts = [0, 0]
         self._met = make.counter("slo_requests_met", "Requests that met an objective.", "objective")
         self._missed = make.counter("slo_requests_missed", "Requests that missed an objective.", "objective")
+        self._judged = make.counter("slo_requests_judged", "Requests that met or missed it.", "objective")
+        self._budget = make.gauge("slo_error_budget", "Share of requests that may miss it.", "objective")
         self._goodput = make.gauge("goodput_requests_per_second", f"Requests that met all, last {WINDOW_S:g} s.")
         self._wanted = make.gauge("slo_objective_seconds", "The objective.", "objective")
         self._seen = make.gauge("slo_latency_seconds", f"Its percentile, last {WINDOW_S:g} s.", "objective")
@@ -71,11 +77,21 @@ class SloSeries:
         self._share = make.gauge("slo_prefill_share", "Share of the default bound of prefill.")
         self._running = make.gauge("slo_max_running", "Requests that may run at a time.")
 
+    def set_objectives(self, objectives: Objectives) -> None:
+        """Judge requests that end from now on by these."""
+        if objectives == self._objectives:
+            return
+        self._objectives, self._of = objectives, _list_objectives(objectives)
+        self._wanted.clear()
+        self._seen.clear()
+
     def observe(self, of: Engine, served: ServedRequest) -> None:
         """A request that a replica had last has ended."""
         verdicts = check_objectives(self._objectives, served) if self._of else {}
         for name, good in verdicts.items():
-            (self._met if good else self._missed).labels(*of, name).inc()
+            self._met.labels(*of, name).inc(good)
+            self._missed.labels(*of, name).inc(not good)
+            self._judged.labels(*of, name).inc()
         if not verdicts:
             return
         now_s = self._clock.monotonic_s()
@@ -90,6 +106,9 @@ class SloSeries:
         now_s = self._clock.monotonic_s()
         self._seen.clear()
         for of, replica in replicas:
+            for name in (*self._of, ALL):
+                for counter in (self._met, self._missed, self._judged):
+                    counter.labels(*of, name).inc(0)  # a counter that begins above 0 has not grown
             self._goodput.labels(*of).set(self._goods.setdefault(of, Recent(WINDOW_S)).rate(now_s, 0))
             slo = replica.gauges.slo if replica.gauges is not None else None
             if slo is not None:
@@ -101,6 +120,7 @@ class SloSeries:
                 self._running.labels(*of).set(slo.max_running)
         for name, objective in self._of.items():
             of = replicas[0][0]
+            self._budget.labels(*of, name).set(1.0 - objective.percentile / 100.0)
             self._wanted.labels(*of, name).set((objective.ms or 0.0) / MS_PER_S)
             seen_ms = self._percentile_ms(name, objective, now_s)
             if seen_ms is not None:

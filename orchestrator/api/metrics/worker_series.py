@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 from orchestrator.api.metrics.canary_series import TOKEN_S
 from orchestrator.api.metrics.request_timing import Recent
@@ -118,6 +119,8 @@ class WorkerSeries:
 
     def count_losses(self, model: str, losses: Mapping[tuple[int, LossKind], int]) -> None:
         """Take the losses so far."""
+        for kind in get_args(LossKind):
+            self._losses.labels(model, "0", kind).inc(0)  # a counter that begins above 0 has not grown
         for (engine, kind), count in losses.items():
             more = count - self._losses_counted.get((engine, kind), 0)
             self._losses.labels(model, str(engine), kind).inc(more)

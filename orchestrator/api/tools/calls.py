@@ -230,14 +230,26 @@ def _call(value: Any) -> tuple[str, str | None]:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):  # JSON inside of JSON
         arguments = _load_json(arguments)
-    return value["name"], json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else None
+    return value["name"], _write_json(arguments) if isinstance(arguments, dict) else None
 
 
 def _load_json(text: str) -> Any:
     try:
         return json.loads(text, strict=False)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
+
+
+def _write_json(value: dict[str, Any]) -> str | None:
+    """Return an object as JSON text; None where it is too deep."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        text.encode()
+    except UnicodeEncodeError:  # it has halves of characters: they stay escaped
+        return json.dumps(value)
+    except RecursionError:
+        return None
+    return text
 
 
 def _join_pieces(pieces: Iterator[Piece]) -> list[Piece]:

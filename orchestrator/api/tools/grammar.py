@@ -29,6 +29,16 @@ def free_calls(tools: Sequence[Tool], *, many: bool) -> str:
     return "\n".join([start, *rules, *_bodies(tools, strict)])
 
 
+def build_calls_or_json_grammar(tools: Sequence[Tool], schema: str, *, many: bool) -> str:
+    """Return a Lark grammar of an answer that is either calls or JSON of this schema, given as text. Arguments are as
+    in `free_calls`."""
+    calls = 'call ("\\n" call)*' if many else "call"
+    strict = {tool.function.name for tool in tools if tool.function.strict}
+    answer = json.dumps(json.loads(schema) | {"x-guidance": _STYLE})
+    rules = [f"start: {calls} | answer", f"answer: %json {answer}", f'call: "{OPEN}\\n" body']
+    return "\n".join([*rules, *_bodies(tools, strict)])
+
+
 def _bodies(tools: Sequence[Tool], strict: set[str]) -> list[str]:
     """Return the rules of what stands between the opening tag's line and the end of the closing tag."""
     rules = [f'body: ({" | ".join(f"call_{index}" for index in range(len(tools)))}) "\\n{CLOSE}"']

@@ -29,10 +29,11 @@ async def with_calls(
             if parser.ended and not many:
                 found = _first_call(found)
             finish = "tool_calls" if parser.begun and piece.finish == "stop" else piece.finish
-            text = "".join(part.text for part in found if isinstance(part, Text))
-            calls = tuple(_delta(part, request_id) for part in found if not isinstance(part, Text))
+            parts = tuple(part.text if isinstance(part, Text) else _delta(part, request_id) for part in found)
+            text = "".join(part for part in parts if isinstance(part, str))
+            calls = tuple(part for part in parts if not isinstance(part, str))
             if text or calls or piece.tokens or finish:
-                yield replace(piece, text=text, calls=calls, finish=finish)
+                yield replace(piece, text=text, calls=calls, finish=finish, parts=parts)
 
 
 def _first_call(found: Iterable[Found]) -> list[Found]:

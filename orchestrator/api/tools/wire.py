@@ -87,7 +87,7 @@ class CalledFunction(_Part):
         """Return it with its arguments as an object, where the model wrote one: templates print them as JSON."""
         try:
             arguments = json.loads(self.arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = self.arguments
         return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
 

@@ -1,0 +1,1 @@
+"""`/v1/responses`, OpenAI's API of items and typed events."""

@@ -1,0 +1,142 @@
+"""Between a route and the decode loop: how a body was read, and what writes its answer. Each API has a form of both.
+
+Whatever the form, a request goes one way: tokens, seeds, grammars, limits, keys and metrics are the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from orchestrator.api.fingerprint import AnswerSource
+from orchestrator.api.follow import RequestRecord
+from orchestrator.api.port import TokenizerPort
+from orchestrator.api.resume import EventCursor
+from orchestrator.api.streaming import Answer, Choice, Piece
+from orchestrator.api.wire import ChatRequest, CompletionRequest
+from orchestrator.errors import RequestError
+from policies.sampling import Rule
+
+TellSource = Callable[[int], AnswerSource]
+"""Says of a replica, by its number, what its answers tell of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What is known of an answer before its first token. `cursor` names the events, and knows which the client has;
+    without one they have no names."""
+
+    request_id: str
+    created_s: int
+    model: str
+    prompt: Sequence[int]
+    tell_source: TellSource
+    rule: Rule
+    tokenizer: TokenizerPort
+    cursor: EventCursor | None = None
+
+
+class AnswerWriter(Protocol):
+    """Writes one answer in the form of its API."""
+
+    def observe_engine(self, engine: int) -> None:
+        """The replica of this number says what follows."""
+        ...
+
+    def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed, from all of its pieces and what it cost."""
+        ...
+
+    def opening(self, choices: int) -> bytes:
+        """Return the events before the first piece."""
+        ...
+
+    def piece(self, piece: Piece, answer: Answer) -> bytes:
+        """Return the events of a piece; `answer` is what its choice has cost so far."""
+        ...
+
+    def ending(self, answer: Answer) -> bytes:
+        """Return the events behind the last piece. `answer`: what all of it cost."""
+        ...
+
+    def failure(self, error: RequestError) -> bytes:
+        """Return the events of an answer that ends with an error."""
+        ...
+
+    def headers(self, answer: Answer) -> dict[str, str]:
+        """Return what the answer's headers say of it, once its first piece is there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A body as its route read it. `body` is what the decode loop is asked; `build_writer` returns what writes the
+    answer. `names`: what the route calls parameters of a chat, for its errors. `resumable`: its events have names.
+    `clips`: a limit that the context has no room for is no error."""
+
+    body: CompletionRequest | ChatRequest
+    route: str
+    id_prefix: str
+    build_writer: Callable[[AnswerHead], AnswerWriter]
+    names: Mapping[str, str] = field(default_factory=dict)
+    resumable: bool = True
+    clips: bool = False
+
+    @property
+    def grammar_param(self) -> str:
+        """The parameter that a grammar comes from, by the route's own name."""
+        offers_tools = isinstance(self.body, ChatRequest) and bool(self.body.offered)
+        name = "tools" if offers_tools else "response_format"
+        return self.names.get(name, name)
+
+
+def rename_parameters(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Return an error with a route's own names of parameters."""
+    message, param = error.message, error.param
+    for ours, theirs in names.items():
+        message = message.replace(f"'{ours}'", f"'{theirs}'").replace(f" in the {ours} ", f" in the {theirs} ")
+    return RequestError(
+        message,
+        status=error.status,
+        kind=error.kind,
+        code=error.code,
+        param=names.get(param, param) if param is not None else None,
+        retry_after_s=error.retry_after_s,
+        headers=error.headers,
+    )
+
+
+ReadQuestion = Callable[[bytes], Question]
+"""Reads a body. Raises RequestError."""
+
+
+async def write_events(
+    writer: AnswerWriter,
+    first: Piece,
+    pieces: AsyncGenerator[Piece, None],
+    choices: Sequence[Choice],
+    combine: Callable[[Sequence[Choice]], Answer],
+    follow: RequestRecord,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of an answer, and write its last log line. Closing it closes `pieces`."""
+
+    def write_piece(piece: Piece) -> bytes:
+        follow.record_sent(piece)
+        writer.observe_engine(choices[piece.index].answer.engine)
+        return writer.piece(piece, choices[piece.index].answer)
+
+    async with aclosing(pieces):
+        yield writer.opening(len(choices)) + write_piece(first)
+        try:
+            async for piece in pieces:
+                yield write_piece(piece)
+        except Exception as error:  # the status is out: whatever it is, the client can only be told here
+            known = error if isinstance(error, RequestError) else follow.bug(error)
+            follow.log_end(known.status, reason=known.code)
+            yield writer.failure(known)
+            return
+        follow.log_end(HTTPStatus.OK)
+        yield writer.ending(combine(choices))

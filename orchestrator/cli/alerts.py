@@ -1,0 +1,66 @@
+"""`outrider alerts`: what fires now, and the same alerts as rules of Prometheus."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.daemon_socket import find_daemon, query_daemon
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl
+
+app = typer.Typer(help="Show alerts that fire, or print them as rules of Prometheus.")
+
+TimeFactor = Annotated[
+    float, typer.Option("--time-factor", min=0.001, max=100, help="Windows and waits, so many times.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def alerts(
+    context: typer.Context,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """Show the alerts that fire, and what to do. Needs no Prometheus."""
+    if context.invoked_subcommand is None:
+        _show(query_daemon(find_daemon(url, socket, config, port), "/admin/alerts"), as_json=as_json)
+
+
+@app.command("rules")
+def rules(time_factor: TimeFactor = 1.0) -> None:
+    """Print recording and alerting rules for Prometheus' `rule_files`."""
+    from orchestrator.alerts.rules import write_rules
+
+    print(write_rules(time_factor), end="")
+
+
+def _show(answer: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer, indent=1))
+        return
+    from rich.table import Table
+
+    from orchestrator.plain_table import add_row, wide_console
+
+    console = wide_console()
+    shown = [*answer["alerts"], *reversed(answer["ended"])]
+    if not shown:
+        console.print("no alert fires")
+        return
+    table = Table("alert", "state", "severity", "of", "value", "since")
+    for one in shown:
+        of = ", ".join(f"{name} {value}" for name, value in one["labels"].items())
+        value = "-" if one["value"] is None else f"{one['value']:.3g}"
+        add_row(table, one["alert"], one["state"], one["severity"], of, value, one["since"])
+    console.print(table)
+    told = {one["alert"]: one for one in answer["alerts"]}
+    for name, one in told.items():
+        lines = [name, f"  {one['meaning']}", f"  look: {one['look']}", f"  remedy: {one['remedy']}"]
+        console.print("\n".join(lines), markup=False, highlight=False)
+    if not told:
+        console.print("no alert fires now")

@@ -1,0 +1,105 @@
+"""`outrider draft`: which drafters propose tokens, and letting other ones do it while requests run."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.daemon_socket import Place, find_daemon, name_model, query_daemon
+from orchestrator.cli.options import (
+    AdminSocket,
+    DaemonConfig,
+    DaemonJson,
+    DaemonPort,
+    DaemonUrl,
+    ModelName,
+)
+
+app = typer.Typer(help="Show which drafters propose tokens, and choose among them while requests run.")
+_Engine = Annotated[
+    int | None, typer.Option("--replica", "--engine", min=0, help="Of this replica, by its number; else of all.")
+]
+_OFF = "off"
+
+
+@app.command("list")
+def list_drafters(
+    model: ModelName = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """Show the drafters of each replica: whether they propose, and how much of what they proposed was right."""
+    place = find_daemon(url, socket, config, port)
+    _show(query_daemon(place, name_model(model, "/admin/drafters")), as_json=as_json)
+
+
+@app.command()
+def swap(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Drafters as `list` shows them, or `off`.")],
+    engine: _Engine = None,
+    model: ModelName = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """Let only these drafters propose, from the next round on, for requests that run too. Outputs stay the same."""
+    if _OFF in names and len(names) > 1:
+        raise typer.BadParameter("`off` stands alone: it lets no drafter propose")
+    chosen = [] if names == [_OFF] else names
+    _choose(find_daemon(url, socket, config, port), chosen, engine, model, as_json=as_json)
+
+
+@app.command()
+def reset(
+    engine: _Engine = None,
+    model: ModelName = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """Let all drafters propose that cluster.yaml has."""
+    _choose(find_daemon(url, socket, config, port), None, engine, model, as_json=as_json)
+
+
+def _choose(place: Place, names: list[str] | None, engine: int | None, model: str | None, *, as_json: bool) -> None:
+    _show(query_daemon(place, "/admin/drafters", {"names": names, "engine": engine, "model": model}), as_json=as_json)
+
+
+def _show(answer: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer, indent=1))
+        return
+    from rich.table import Table
+
+    from orchestrator.plain_table import add_row, wide_console
+
+    console = wide_console()
+    several = any("model" in one for one in answer["replicas"])
+    table = Table("engine", "replica", *(["model"] * several), "chosen", "drafter", "method", "state", "accepted")
+    for one in answer["replicas"]:
+        chosen = "as configured" if one["chosen"] is None else ", ".join(one["chosen"]) or _OFF
+        whose = [one["model"]] if several else []
+        for drafter in one["drafters"] or [None]:
+            told = ("-",) * 4 if drafter is None else _describe_drafter(drafter)
+            add_row(table, str(one["engine"]), one["replica"], *whose, chosen, *told)
+    console.print(table)
+    console.print(
+        "`outrider draft swap NAME|off` and `draft reset` change it, from the next round on",
+        markup=False,
+    )
+
+
+def _describe_drafter(drafter: dict[str, Any]) -> tuple[str, str, str, str]:
+    drafted = drafter["drafted"]
+    rate = f"{drafter['accepted'] / drafted:.0%} of {drafted}" if drafted else "-"
+    state = f"{drafter['state']}: {drafter['reason']}" if drafter["reason"] else drafter["state"]
+    return drafter["name"], drafter["method"], state, rate

@@ -1,0 +1,117 @@
+"""`outrider cordon`, `uncordon` and `drain`: keep work away from a host, a device or a worker."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.daemon_socket import Place, StatusError, find_daemon, name_model, query_daemon
+from orchestrator.cli.health import show_health
+from orchestrator.cli.live_names import KINDS, complete_part
+from orchestrator.cli.options import (
+    AdminSocket,
+    DaemonConfig,
+    DaemonJson,
+    DaemonPort,
+    DaemonUrl,
+    ModelName,
+    Yes,
+    confirm,
+)
+
+_Name = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[KIND] NAME",
+        help="A host, a device (`here/CPU`) or a worker (`target-0`).",
+        autocompletion=complete_part,
+    ),
+]
+_LOOK_S = 0.25
+_DRAINED = "cordoned"
+
+
+def cordon(
+    name: _Name,
+    drain: Annotated[bool, typer.Option("--drain", help="Let it finish its requests first, and do not wait.")] = False,
+    model: ModelName = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """Keep new requests away from a host, a device or a worker. What it has it finishes."""
+    place = find_daemon(url, socket, config, port)
+    show_health(_hold(place, name, "draining" if drain else "cordoned", model), as_json=as_json)
+
+
+def uncordon(
+    name: _Name,
+    model: ModelName = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """Let a host, a device or a worker take requests again."""
+    show_health(_hold(find_daemon(url, socket, config, port), name, "", model), as_json=as_json)
+
+
+def drain(
+    name: _Name,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait; 0: do not wait.")] = 300.0,
+    yes: Yes = False,
+    model: ModelName = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """Empty a host, a device or a worker: its requests move to where they can go on to the bit, or end there. Waits
+    until none is left; ends with 1 where some are left after the time, and it goes on draining then."""
+    place = find_daemon(url, socket, config, port)
+    confirm(f"take all work from {' '.join(name)}", yes=yes)
+    held = _hold(place, name, "draining", model)
+    left = _wait_drained(place, held, model, timeout_s, quiet=as_json)
+    if as_json:
+        drained = not left and timeout_s > 0.0
+        told = {"kind": held["kind"], "name": held["name"], "drained": drained, "requests": left}
+        print(json.dumps(told, indent=1))
+    elif timeout_s and not left:
+        print(f"{held['kind']} {held['name']} is drained; `outrider uncordon {held['name']}` lets it work again")
+    if left and timeout_s:
+        raise StatusError(
+            f"{held['kind']} {held['name']} still has {len(left)} requests after {timeout_s:g} s: {', '.join(left[:5])}"
+            f"{', ...' if len(left) > 5 else ''}; it goes on draining. `outrider cancel ID` ends one"
+        )
+
+
+def _hold(place: Place, name: list[str], state: str, model: str | None) -> dict[str, Any]:
+    if len(name) > 2 or (len(name) == 2 and name[0] not in KINDS):
+        raise typer.BadParameter(f"'{' '.join(name)}' is no name; before it may stand {', '.join(KINDS)}")
+    kind = name[0] if len(name) == 2 else None
+    asked = {"kind": kind, "name": name[-1], "state": state, "model": model}
+    return query_daemon(place, "/admin/hold", asked)
+
+
+def _wait_drained(place: Place, held: dict[str, Any], model: str | None, timeout_s: float, *, quiet: bool) -> list[str]:
+    """Wait until the part has no requests; returns those that are left."""
+    deadline_s = time.monotonic() + timeout_s
+    shown = -1
+    while True:
+        parts = query_daemon(place, name_model(model, "/admin/parts"))["parts"]
+        mine = [one for one in parts if (one["kind"], one["name"]) == (held["kind"], held["name"])]
+        left = [request for one in mine for request in one["requests"]]
+        if not quiet and len(left) != shown:
+            shown = len(left)
+            sys.stderr.write(f"{held['kind']} {held['name']}: {shown} requests left\n")
+        if all(one["held"] == _DRAINED for one in mine) or time.monotonic() >= deadline_s:
+            return left
+        time.sleep(_LOOK_S)

@@ -1,0 +1,73 @@
+"""`outrider reload`: let a running daemon take its cluster.yaml as it is now, without dropping a stream."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.daemon_socket import DaemonRefused, find_daemon, query_daemon
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl
+
+
+def reload(
+    check: Annotated[bool, typer.Option("--check", help="Show what would change, and change nothing.")] = False,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """Let the daemon take its cluster.yaml as it is now; running streams go on.
+
+    The file is checked whole. One that cannot be used changes nothing, and the exit code is 1.
+    """
+    try:
+        found = query_daemon(find_daemon(url, socket, config, port), "/admin/reload", {"check": check}, answer_s=None)
+    except DaemonRefused as error:
+        told = "" if "nothing has changed" in str(error) else "\nnothing has changed; mend the file and reload again"
+        raise DaemonRefused(f"{error}{told}") from error
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    from rich.table import Table
+
+    from orchestrator.plain_table import add_row, wide_console
+
+    console = wide_console()
+    if found["changes"]:
+        table = Table("key", "before", "after", "takes effect")
+        for one in found["changes"]:
+            add_row(table, one["key"], one["before"], one["after"], describe_effect(one))
+        console.print(table)
+    for line in list_lines(found, check=check):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def describe_effect(change: dict[str, Any]) -> str:
+    """Return how a change takes effect, and why so where that is not its key's usual way."""
+    return f"{change['effect']}: {change['why']}" if change["why"] else str(change["effect"])
+
+
+def list_lines(found: dict[str, Any], *, check: bool) -> list[str]:
+    """Return what stands below the table: what happens to workers and plan, and what comes next."""
+    if not found["changes"]:
+        return [f"{found['file']}: nothing has changed"]
+    several = len(found["workers"]) > 1
+    lines = [f"{one['model']}: {line}" if several else line for one in found["workers"] for line in one["told"]]
+    waiting = found["waiting"]
+    done = len(found["changes"]) - waiting
+    if check:
+        lines.append(f"{found['file']}: ok; nothing has changed yet. Next: outrider reload")
+    elif done:
+        lines.append(
+            f"{found['file']}: {done} {'changes' if done > 1 else 'change'} took effect; no stream was dropped"
+        )
+    if waiting:
+        one = waiting == 1
+        lines.append(
+            f"{waiting} {'change waits' if one else 'changes wait'} for a restart of the daemon: "
+            "systemctl restart outrider, or stop it and start it again"
+        )
+    return lines

@@ -1,0 +1,70 @@
+"""`outrider requests` and `cancel`: the requests that are live, and ending one."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from orchestrator.cli.daemon_socket import find_daemon, name_model, query_daemon
+from orchestrator.cli.options import (
+    AdminSocket,
+    DaemonConfig,
+    DaemonJson,
+    DaemonPort,
+    DaemonUrl,
+    ModelName,
+    Yes,
+    confirm,
+)
+
+
+def requests(
+    model: ModelName = None,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """Show the live requests: their state, replica, tokens, draft depth and the name of their key; never what they
+    say."""
+    answer = query_daemon(find_daemon(url, socket, config, port), name_model(model, "/admin/requests"))
+    if as_json:
+        print(json.dumps(answer, indent=1))
+        return
+    from rich.table import Column, Table
+
+    from orchestrator.plain_table import add_row, wide_console
+
+    console = wide_console()
+    if not answer["requests"]:
+        console.print("no request is running")
+        return
+    several = any("model" in one for one in answer["requests"])
+    columns = ("state", "age", "replica", "prompt", "tokens", "depth", "queue", "key")
+    table = Table(Column("id", no_wrap=True), *(["model"] * several), *columns)
+    for one in answer["requests"]:
+        whose = [one["model"]] if several else []
+        times = (f"{one['age_s']:.1f} s", one["replica"] or "-", str(one["prompt_tokens"]), str(one["tokens"]))
+        drafts = (f"{one['depth']:.1f}", f"{one['queue_ms']:.0f} ms", one["key"] or "-")
+        add_row(table, one["request_id"], *whose, one["state"], *times, *drafts)
+    console.print(table)
+    console.print("`outrider explain ID` says why, `outrider cancel ID` ends one", markup=False, highlight=False)
+
+
+def cancel(
+    request: Annotated[str, typer.Argument(metavar="ID", help="As `outrider requests` shows it.")],
+    yes: Yes = False,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: DaemonJson = False,
+) -> None:
+    """End a live request: its client gets an error that says so, and its place is free at once."""
+    place = find_daemon(url, socket, config, port)
+    confirm(f"end the request {request}", yes=yes)
+    answer = query_daemon(place, "/admin/requests/cancel", {"request": request})
+    print(json.dumps(answer, indent=1) if as_json else f"cancelled: {', '.join(answer['cancelled'])}")

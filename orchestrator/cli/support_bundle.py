@@ -1,0 +1,136 @@
+"""`outrider support-bundle`: one file for whoever is to help, without prompts, answers and secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket as sockets
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonPort, DaemonUrl
+from orchestrator.cli.support_parts import Part, collect_parts
+from orchestrator.errors import OutriderError
+from orchestrator.redaction import HostNames, redact_secrets, redact_values
+
+_NEVER = (
+    "prompts and answers: no page of the daemon has them",
+    "keys, tokens and passwords: the daemon knows digests; what looks like one is taken out of every file",
+    "environment variables, the file of keys, certificates",
+    "the journal of answers and the files of batches, which have prompts",
+)
+_OWNERS_ONLY = 0o600
+
+
+class BundleError(OutriderError):
+    """The bundle cannot be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A file in the bundle, and its size in bytes."""
+
+    name: str
+    about: str
+    size_bytes: int
+
+
+def support_bundle(
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; else outrider-support-TIME.tar.gz, here.")
+    ] = None,
+    hide_hosts: Annotated[
+        bool, typer.Option("--hide-hosts", help="Replace hosts' names and addresses: host-1, host-2.")
+    ] = False,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what is inside as JSON.")] = False,
+) -> None:
+    """Gather status, configuration, plan, health, log, metrics, versions and doctor's findings in a tar.gz; without a
+    daemon as much as there is. It says what is inside and what was left out."""
+    path = output or Path(f"outrider-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
+    if path.exists():
+        raise BundleError(f"{path}: is there already; name another file with --output")
+    parts = list(collect_parts(config, port, socket, url))
+    hosts = HostNames(_list_hosts(parts)) if hide_hosts else None
+    files = {part.name: redact_part(part, hosts) for part in parts if not part.problem}
+    left_out = [f"{part.name} ({part.about}): {part.problem}" for part in parts if part.problem]
+    left_out += _NEVER
+    if hosts is not None:
+        left_out.append(f"hosts' names and addresses: {len(hosts)} have another name")
+        left_out = [hosts.replace(line) for line in left_out]
+    left_out = [redact_secrets(line) for line in left_out]
+    contents = [Content(one.name, one.about, len(files[one.name].encode())) for one in parts if one.name in files]
+    manifest = {"made_at": _now(), "contents": [asdict(one) for one in contents], "left_out": left_out}
+    _write(path, {"manifest.json": json.dumps(manifest, indent=1) + "\n", **files})
+    told = {"file": str(path), "size_bytes": path.stat().st_size, **manifest}
+    if as_json:
+        print(json.dumps(told, indent=1))
+    else:
+        _print(told)
+
+
+def redact_part(part: Part, hosts: HostNames | None) -> str:
+    """Return a part's text without secrets, and with other names of hosts where those are hidden."""
+    text = part.text
+    if part.name.endswith(".json"):
+        text = json.dumps(redact_values(json.loads(text)), indent=1) + "\n"
+    text = redact_secrets(text)
+    return text if hosts is None else hosts.replace(text)
+
+
+def _list_hosts(parts: list[Part]) -> list[str]:
+    """Return the names and addresses of this host and of those that the daemon knows."""
+    found = [sockets.gethostname(), sockets.getfqdn()]
+    status = next((json.loads(part.text) for part in parts if part.name == "status.json" and part.text), None)
+    for one in [] if status is None else (status, *status["models"]):
+        found += [str(host[key]) for host in one["hosts"] for key in ("name", "host", "address") if host.get(key)]
+        found += [device["name"].partition("/")[0] for device in one["devices"]]
+    return found
+
+
+def _write(path: Path, files: dict[str, str]) -> None:
+    """Write an archive that only this user can read. Raises BundleError."""
+    import io
+    import tarfile
+
+    folder = path.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNERS_ONLY)
+        with os.fdopen(descriptor, "wb") as out, tarfile.open(fileobj=out, mode="w:gz") as archive:
+            for name, text in files.items():
+                data = text.encode("utf-8", "backslashreplace")
+                entry = tarfile.TarInfo(f"{folder}/{name}")
+                entry.size, entry.mtime, entry.mode = len(data), int(time.time()), _OWNERS_ONLY
+                archive.addfile(entry, io.BytesIO(data))
+    except OSError as error:
+        raise BundleError(f"{path}: {error.strerror}; name another file with --output") from error
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _print(told: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from device_profiles.units import human_bytes
+    from orchestrator.plain_table import add_row, wide_console
+
+    console = wide_console()
+    table = Table("file", "size", "it is")
+    for one in told["contents"]:
+        add_row(table, one["name"], human_bytes(one["size_bytes"]), one["about"])
+    console.print(table)
+    console.print("left out:")
+    for line in told["left_out"]:
+        console.print(f"  {line}", markup=False, highlight=False)
+    size = human_bytes(told["size_bytes"])
+    note = "Read it before you pass it on: lines of native libraries are in it as they were printed."
+    console.print(f"{told['file']} ({size}). {note}", markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,37 @@
+"""`outrider top`: the fleet on a screen that keeps itself up to date."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from orchestrator.cli.daemon_socket import Place, StatusError, find_daemon, query_daemon
+from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonPort, DaemonUrl
+
+_SHORTEST_S = 0.2
+
+
+def top(
+    interval: Annotated[float, typer.Option(min=_SHORTEST_S, help="Seconds from one look to the next.")] = 1.0,
+    config: DaemonConfig = None,
+    port: DaemonPort = None,
+    socket: AdminSocket = None,
+    url: DaemonUrl = None,
+) -> None:
+    """Watch replicas, drafts, requests and devices. Arrows move, Tab goes to the next table, s sorts by the next
+    column, r the other way round, / filters, q quits."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise StatusError("`outrider top` needs a terminal; for programs there is `outrider status --watch --json`")
+    place = find_daemon(url, socket, config, port)
+    look_at_fleet(place)  # says in a line where none answers
+    from orchestrator.cli.top_app import TopApp
+
+    TopApp(partial(look_at_fleet, place), interval).run()
+
+
+def look_at_fleet(place: Place) -> dict[str, Any]:
+    """Return a daemon's status, with its live `requests`. Raises StatusError."""
+    return {**query_daemon(place), "requests": query_daemon(place, "/admin/requests")["requests"]}
