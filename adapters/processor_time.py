@@ -2,7 +2,8 @@
 
 The kernel counts the time of each core, and of each process. What our processes took is shared out over the cores that
 they may use, those that are pinned to the fewest cores first. The rest of a core's time is somebody else's; time that a
-hypervisor gave to another machine is, too.
+hypervisor gave to another machine is, too. How many threads want a core is counted once a measurement, for all cores
+together, and shared out over those that others use.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from device_profiles.device_load import CoreLoad
 
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUP: Final = Path("/proc/self/cgroup")
+_LOAD: Final = Path("/proc/loadavg")
 _US_PER_S: Final = 1e6
 _GONE: Final = (psutil.Error, OSError)
 
@@ -28,11 +30,12 @@ _GONE: Final = (psutil.Error, OSError)
 @dataclass(frozen=True, slots=True)
 class ProcessorTime:
     """Who takes the processor. `utilisation` and `others` are shares of the time that this process may use: of the
-    cores that it may run on, or of what its control group may have of them."""
+    cores that it may run on, or of what its control group may have of them. `rivals`: as CoreLoad has them."""
 
     utilisation: float
     others: float
     cores: Mapping[int, CoreLoad]
+    rivals: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,7 @@ class _Counters:
     processes: Mapping[tuple[int, float], tuple[float, tuple[int, ...]]]  # seconds, and the cores that it may use
     group: GroupTime | None
     allowed: tuple[int, ...] = field(default=())
+    runnable: int | None = None
 
 
 class ProcessorMeter:
@@ -78,6 +82,7 @@ class ProcessorMeter:
             core: CoreLoad(_share(ours[core], whole[core]), _share(busy[core] - ours[core], whole[core]))
             for core in busy
         }
+        cores = share_out_rivals(cores, now.runnable)
         return sum_up(cores, now.allowed, *_measure_group(last, now, sum(seconds for seconds, _ in spent)))
 
 
@@ -94,6 +99,16 @@ def share_out(busy: Mapping[int, float], spent: Iterable[tuple[float, Sequence[i
     return ours
 
 
+def share_out_rivals(cores: Mapping[int, CoreLoad], runnable: int | None) -> dict[int, CoreLoad]:
+    """Return these cores with how many threads of other programs want each. `runnable`: the threads that run on them
+    or want to, of all programs, with the one that asks; None where that is not known."""
+    if runnable is None:
+        return dict(cores)
+    others = sum(one.others for one in cores.values())
+    theirs = max(others, runnable - 1 - sum(one.ours for one in cores.values()))
+    return {core: replace(one, rivals=theirs * _share(one.others, others)) for core, one in cores.items()}
+
+
 def sum_up(
     cores: Mapping[int, CoreLoad], allowed: Sequence[int], group_cores: float = 0.0, group_others: float = 0.0
 ) -> ProcessorTime:
@@ -104,8 +119,10 @@ def sum_up(
     if not count:
         return ProcessorTime(0.0, 0.0, cores)
     ours, others = sum(one.ours for one in known), sum(one.others for one in known)
+    counted = [one.rivals for one in known if one.rivals is not None]
+    rivals = sum(counted) / count if len(counted) == count else None
     if not 0.0 < group_cores < count:
-        return ProcessorTime(min(1.0, (ours + others) / count), others / count, cores)
+        return ProcessorTime(min(1.0, (ours + others) / count), others / count, cores, rivals)
     beyond = 1.0 - min(1.0, (count - others) / group_cores)
     taken = max(group_others, beyond)
     return ProcessorTime(min(1.0, ours / group_cores + taken), taken, cores)
@@ -164,7 +181,14 @@ def _read_counters(own: Iterable[psutil.Process]) -> _Counters:
         cores[core] = (whole - idle, whole)
     usable = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(cores)
     every = {key: (seconds, allowed or tuple(cores)) for key, (seconds, allowed) in processes.items()}
-    return _Counters(time.monotonic(), cores, every, read_group_time(), usable)
+    return _Counters(time.monotonic(), cores, every, read_group_time(), usable, count_runnable())
+
+
+def count_runnable(told: Path = _LOAD) -> int | None:
+    """Return how many threads run on this host's cores or want to, this one too; None where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        return int(told.read_text().split()[3].partition("/")[0])
+    return None
 
 
 def read_group_time(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> GroupTime | None:

@@ -12,24 +12,27 @@ PROCESSOR: Final = "CPU"
 
 @dataclass(frozen=True, slots=True)
 class CoreLoad:
-    """The shares of a core's time, or of a device's, that our own processes and all other programs take: 0 to 1."""
+    """The shares of a core's time, or of a device's, that our own processes and all other programs take: 0 to 1.
+    `rivals`: how many threads of these programs want a core at one time; None where nobody knows."""
 
     ours: float = 0.0
     others: float = 0.0
+    rivals: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLoad:
     """One device. What it does not tell is None, 0 or empty.
 
-    `utilisation`: the share of its time in use, by whomever; `others`: by programs that are not ours. `cores`: of a
-    processor, by the numbers of its cores. `memory_free_bytes` can still be had; `memory_ours_bytes` is held by our
-    workers. At the limits the device makes itself slower. `queue_depth`: requests that wait for our workers on it.
-    `sampled_s`: when, by the clock of whoever keeps it.
+    `utilisation`: the share of its time in use, by whomever; `others`: by programs that are not ours. `rivals`: how
+    many threads of theirs want a core at one time. `cores`: of a processor, by their numbers. `memory_free_bytes` can
+    still be had; `memory_ours_bytes` is held by our workers. At the limits the device makes itself slower.
+    `queue_depth`: requests that wait for our workers on it. `sampled_s`: when, by the clock of whoever keeps it.
     """
 
     utilisation: float | None = None
     others: float | None = None
+    rivals: float | None = field(default=None, kw_only=True)
     cores: Mapping[int, CoreLoad] = field(default_factory=dict)
     memory_total_bytes: int = 0
     memory_free_bytes: int = 0
@@ -52,10 +55,15 @@ class DeviceLoad:
         """Return who takes the time of these cores, where each is known; else of the whole device."""
         known = [self.cores[core] for core in cores if core in self.cores]
         if known and len(known) == len(cores):
-            return CoreLoad(fmean(one.ours for one in known), fmean(one.others for one in known))
+            counted = [one.rivals for one in known if one.rivals is not None]
+            return CoreLoad(
+                fmean(one.ours for one in known),
+                fmean(one.others for one in known),
+                fmean(counted) if len(counted) == len(known) else None,
+            )
         if self.others is None:
             return None
-        return CoreLoad(self.ours or 0.0, self.others)
+        return CoreLoad(self.ours or 0.0, self.others, self.rivals)
 
 
 def smooth_load(before: DeviceLoad | None, now: DeviceLoad, smoothing: float) -> DeviceLoad:
@@ -65,7 +73,11 @@ def smooth_load(before: DeviceLoad | None, now: DeviceLoad, smoothing: float) ->
         return now
     weight = 1.0 - (1.0 - smoothing) ** max(0.0, now.sampled_s - before.sampled_s)
     cores = {
-        core: CoreLoad(_mix(was.ours, one.ours, weight), _mix(was.others, one.others, weight))
+        core: CoreLoad(
+            _mix(was.ours, one.ours, weight),
+            _mix(was.others, one.others, weight),
+            _mix_known(was.rivals, one.rivals, weight),
+        )
         for core, one in now.cores.items()
         if (was := before.cores.get(core, one)) is not None
     }
@@ -73,6 +85,7 @@ def smooth_load(before: DeviceLoad | None, now: DeviceLoad, smoothing: float) ->
         now,
         utilisation=_mix_known(before.utilisation, now.utilisation, weight),
         others=_mix_known(before.others, now.others, weight),
+        rivals=_mix_known(before.rivals, now.rivals, weight),
         cores=cores,
         power_w=_mix_known(before.power_w, now.power_w, weight),
         queue_depth=_mix(before.queue_depth, now.queue_depth, weight),

@@ -41,7 +41,7 @@ class _Kept:
             known = {core: one for core, one in self.mean.cores.items() if core in self.counted_cores}
             if not known.keys() & set(cores):
                 return None
-            quiet = {core: CoreLoad(self.mean.cores[core].ours) for core in cores}
+            quiet = {core: CoreLoad(self.mean.cores[core].ours, rivals=0.0) for core in cores}
             return replace(self.mean, cores={**quiet, **known}).find_share(cores)
         return self.mean.find_share() if self.counted else None
 

@@ -37,6 +37,7 @@ class DeviceSampler:
             PROCESSOR: DeviceLoad(
                 utilisation=None if used is None else used.utilisation,
                 others=None if used is None else used.others,
+                rivals=None if used is None else used.rivals,
                 cores={} if used is None else used.cores,
                 memory_total_bytes=memory.total_bytes,
                 memory_free_bytes=memory.free_bytes,

@@ -1,8 +1,9 @@
 """By how much longer work takes on a device that other programs use too, or that is hot.
 
 A share of a device's time that others take stretches what is left: half of it makes rounds twice as long. While our
-workers rest, others may take all of it, and a fair scheduler would still give us half. So nothing below half is
-believed before our own work was seen to get no more.
+workers rest, others may take all of it, and a fair scheduler would still give us a part: one of n + 1 beside n threads
+that want a core. Where these are not counted, one is assumed, and nothing below half is believed before our own work
+was seen to get no more.
 
 What is small, or was so a moment ago, counts for nothing: a load counts from COUNTS_FROM on, until it is below
 GONE_BELOW. So two replicas that are equal stay equal, and requests do not swing between them.
@@ -47,7 +48,8 @@ def find_usable_share(share: CoreLoad) -> float:
     """Return the share of a device's time that our work can have there."""
     left = 1.0 - min(max(share.others, 0.0), 1.0)
     seen = share.ours >= max(_TAKES_ALL * left, LEAST_SHARE)
-    return max(left, LEAST_SHARE if seen else FAIR_SHARE)
+    fair = FAIR_SHARE if share.rivals is None else min(FAIR_SHARE, 1.0 / (1.0 + max(share.rivals, 0.0)))
+    return max(left, LEAST_SHARE, 0.0 if seen else fair)
 
 
 def predict_stretch(share: CoreLoad | None, hot: str = "") -> Stretch:

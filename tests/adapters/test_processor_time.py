@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.processor_time import ProcessorMeter, list_own_processes, read_group_time, share_out, sum_up
+from adapters.processor_time import (
+    ProcessorMeter,
+    count_runnable,
+    list_own_processes,
+    read_group_time,
+    share_out,
+    share_out_rivals,
+    sum_up,
+)
 from device_profiles.device_load import CoreLoad
 
 busy_cores = st.dictionaries(st.integers(0, 5), st.floats(0.0, 1.0), min_size=1)
@@ -64,6 +72,25 @@ def test_the_tightest_group_counts(tmp_path) -> None:
     found = read_group_time(own, groups)
     assert found is not None
     assert (found.cores, found.used_s) == (1.5, 2.5)
+
+
+def test_threads_that_want_a_core_are_counted(tmp_path) -> None:
+    told = tmp_path / "loadavg"
+    told.write_text("0.20 0.18 0.12 19/80 11206\n")
+    assert count_runnable(told) == 19
+    told.write_text("?")
+    assert count_runnable(told) is None
+    assert count_runnable(tmp_path / "none") is None
+
+
+def test_they_are_where_others_use_the_time() -> None:
+    cores = {0: CoreLoad(0.0, 1.0), 1: CoreLoad(0.0, 0.5), 2: CoreLoad(1.0, 0.0)}
+    shared = share_out_rivals(cores, 1 + 1 + 6)
+    assert [one.rivals for one in shared.values()] == [4.0, 2.0, 0.0], "one of the eight counts, and one is ours"
+    assert sum_up(shared, range(3)).rivals == 2.0
+    assert sum_up(shared, range(3), group_cores=1.0).rivals is None, "a group is bounded by its quota, not by them"
+    assert [one.rivals for one in share_out_rivals(cores, 0).values()] == [1.0, 0.5, 0.0], "no fewer than they use"
+    assert share_out_rivals(cores, None) == cores
 
 
 LOOP = "import os\nos.sched_setaffinity(0, {%d})\nwhile True: pass"

@@ -68,6 +68,14 @@ def test_requests_leave_a_core_that_is_taken_and_come_back() -> None:
     assert send(world, "c") == 0
 
 
+@pytest.mark.parametrize(("rivals", "lost"), [(None, 0.5), (1.0, 0.5), (3.0, 0.75), (8.0, 8 / 9)])
+def test_work_that_rests_is_not_planned_where_many_want_the_processor(rivals: float | None, lost: float) -> None:
+    """A draft that was switched off there takes no time, so nobody sees how little it would get."""
+    board = LoadBoard()
+    board.observe({"here/CPU": DeviceLoad(1.0, 0.95, rivals=rivals)}, {}, 1.0)
+    assert board.list_loads()["here/CPU"].others == pytest.approx(lost)
+
+
 def test_samples_of_another_host_come_the_same_way() -> None:
     far = [msgspec.structs.replace(spec(f"t{number}", device="CUDA:0"), node=f"host-{number}") for number in (0, 1)]
     world = serve_two(far)

@@ -70,6 +70,16 @@ def test_work_gets_what_is_left_or_a_fair_half(ours: float, others: float) -> No
     assert find_usable_share(CoreLoad(ours, min(1.0, others + 0.1))) <= usable
 
 
+@given(shares, st.floats(0.0, 40.0), st.floats(0.0, 8.0))
+def test_resting_work_would_get_its_part_beside_those_that_want_a_core(
+    others: float, rivals: float, more: float
+) -> None:
+    usable = find_usable_share(CoreLoad(0.0, others, rivals))
+    assert usable == max(1.0 - others, LEAST_SHARE, min(0.5, 1.0 / (1.0 + rivals)))
+    assert find_usable_share(CoreLoad(0.0, others, rivals + more)) <= usable
+    assert usable <= find_usable_share(CoreLoad(0.0, others)), "one is assumed where nobody counts"
+
+
 def test_what_our_work_was_seen_to_get_is_believed() -> None:
     assert find_usable_share(CoreLoad(0.0, 1.0)) == 0.5
     assert find_usable_share(CoreLoad(0.25, 0.75)) == 0.25
@@ -93,6 +103,11 @@ def test_heat_counts_at_the_limit_until_it_is_well_below() -> None:
 
 
 def test_shares_are_of_the_cores_that_are_asked_for() -> None:
+    counted = DeviceLoad(0.6, 0.5, {0: CoreLoad(0.2, 0.0, 0.0), 1: CoreLoad(0.0, 1.0, 3.0)}, rivals=1.5)
+    assert counted.find_share([0, 1]) == CoreLoad(0.1, 0.5, 1.5)
+    found = counted.find_share()
+    assert found is not None
+    assert found.rivals == 1.5
     load = DeviceLoad(0.6, 0.5, {0: CoreLoad(0.2, 0.0), 1: CoreLoad(0.0, 1.0)})
     assert load.find_share([0]) == CoreLoad(0.2, 0.0)
     assert load.find_share([0, 1]) == CoreLoad(0.1, 0.5)
