@@ -56,7 +56,7 @@ def start_batch(source: Path, output: Path, url: str, *more: str) -> subprocess.
     )
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 240.0) -> None:
     """Wait for a condition. Raises AssertionError where it does not come true."""
     deadline = time.monotonic() + seconds
     while not condition():

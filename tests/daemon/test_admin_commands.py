@@ -75,7 +75,7 @@ def run_command(*words: str, code: int = 0) -> str:
     return told
 
 
-def until(true: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+def until(true: Callable[[], bool], what: str, seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, what

@@ -68,7 +68,7 @@ def number_of(page: Page) -> int:
     return int(page.get_attribute("#content", "data-number") or 0)
 
 
-def until(page: Page, happened: Callable[[], Any], seconds: float = 60.0) -> None:
+def until(page: Page, happened: Callable[[], Any], seconds: float = 240.0) -> None:
     deadline_s = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline_s
@@ -154,7 +154,7 @@ def test_a_lost_target_is_on_the_timeline_and_in_the_life_of_its_request(daemon,
         os.kill(busy["ready"]["pid"], signal.SIGKILL)
         asking.join()
         (answer,) = answers
-        page.wait_for_selector("#failovers td:text-is('was lost')", timeout=30_000)
+        page.wait_for_selector("#failovers td:text-is('was lost')", timeout=120_000)
         assert page.query_selector("#timeline circle.loss") is not None
         until(page, lambda: read_figure(page, "losses") >= 1)
         page.fill("#find-id", answer.id)

@@ -46,7 +46,7 @@ def draft_of(daemon: Daemon) -> dict[str, Any]:
     return found
 
 
-def until(happened: Callable[[], Any], seconds: float = 60.0) -> None:
+def until(happened: Callable[[], Any], seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < deadline
@@ -95,9 +95,9 @@ def text_while(daemon: Daemon, pid: int, number: signal.Signals) -> str:
     stream = daemon.client.completions.create(**ASK, stream=True)
     reader = threading.Thread(target=collect, args=(stream, pieces, started))
     reader.start()
-    assert started.wait(10)
+    assert started.wait(120)
     os.kill(pid, number)
-    reader.join(60)
+    reader.join(240)
     return "".join(pieces)
 
 

@@ -104,9 +104,9 @@ def outputs_while_a_host_leaves(daemon: Daemon, hosts: BenchHosts) -> list[str]:
         reader.start()
         readers.append((reader, started))
     for _, started in readers:
-        assert started.wait(30)
+        assert started.wait(120)
     time.sleep(0.3)
     hosts.leave(1)
     for reader, _ in readers:
-        reader.join(90)
+        reader.join(240)
     return ["".join(pieces) for pieces in texts]

@@ -114,7 +114,7 @@ def kill_in_mid_stream(daemon: Daemon, clients: list[Client], events: int) -> No
         time.sleep(0.005)
     daemon.kill()
     for thread in threads:
-        thread.join(30)
+        thread.join(240)
 
 
 def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams(tmp_path):
@@ -186,7 +186,7 @@ def test_an_answer_that_is_not_streamed_is_there_for_its_key(tmp_path):
         ask.start()
         first.wait_for("", streams=1)
         first.kill()
-        ask.join(30)
+        ask.join(240)
     with running(config) as second:
         wait_for_tokens(second)  # it goes on before anybody asks
         answer = httpx.post(f"{second.url}/v1/completions", json=BODY, headers=headers, timeout=180).json()

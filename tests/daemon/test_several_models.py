@@ -195,7 +195,7 @@ def test_a_killed_worker_of_one_costs_the_other_nothing_and_its_own_streams_a_pa
         before = pids(daemon)
         os.kill(before["other"], signal.SIGKILL)
         for thread in threads:
-            thread.join(90)
+            thread.join(240)
         for name in NAMES:
             assert clients[name].done
             assert clients[name].texts == plain[name].texts

@@ -32,7 +32,7 @@ def test_a_second_ctrl_c_ends_a_drain_at_once(tmp_path):
         assert daemon.process.poll() is None
         asked_s = time.monotonic()
         daemon.process.send_signal(signal.SIGINT)
-        assert daemon.process.wait(30) == 0
+        assert daemon.process.wait(120) == 0
         assert time.monotonic() - asked_s < SOON_S
         assert not psutil.pid_exists(pid)
         assert not daemon.admin.exists()
@@ -48,7 +48,7 @@ def test_one_ctrl_c_that_comes_twice_at_once_is_one(tmp_path):
         daemon.process.send_signal(signal.SIGINT)
         daemon.process.send_signal(signal.SIGINT)
         assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
-        assert daemon.process.wait(30) == 0
+        assert daemon.process.wait(120) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -67,7 +67,7 @@ def test_a_daemon_that_loads_its_model_ends_soon(tmp_path, number):
             workers = psutil.Process(process.pid).children(recursive=True)
             asked_s = time.monotonic()
             process.send_signal(number)
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
             assert time.monotonic() - asked_s < SOON_S
         finally:
             process.kill()

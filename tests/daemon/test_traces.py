@@ -137,7 +137,7 @@ def test_chat_and_streams(daemon, receiver):
     parent, trace_id, _ = new_parent()
     asked = {"model": "toy", "messages": [{"role": "user", "content": "sea"}], "max_tokens": 8, "stream": True}
     with httpx.stream(
-        "POST", f"{daemon.url}/v1/chat/completions", json=asked, headers={"traceparent": parent}, timeout=60
+        "POST", f"{daemon.url}/v1/chat/completions", json=asked, headers={"traceparent": parent}, timeout=240
     ) as response:
         assert response.headers["traceparent"].startswith(f"00-{trace_id}-")
         response.read()

@@ -73,12 +73,12 @@ def draft_over_the_cable(directory: Path, hosts: Hosts, expected: str) -> None:
         stream = daemon.client.completions.create(**ASK, stream=True)
         reader = threading.Thread(target=collect, args=(stream, pieces, started))
         reader.start()
-        assert started.wait(10)
+        assert started.wait(120)
         hosts.cable("down")
         time.sleep(CUT_S)
         before = count_accepted(daemon)
         hosts.cable("up")
-        reader.join(60)
+        reader.join(240)
         assert "".join(pieces) == expected
         until_it_drafts(daemon, expected)
         assert count_accepted(daemon) > before

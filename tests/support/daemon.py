@@ -35,7 +35,7 @@ class Daemon:
         """What `outrider status --json` prints."""
         return query_daemon(self.admin)
 
-    def wait_for(self, what: str, seconds: float = 60.0, **expected: Any) -> None:
+    def wait_for(self, what: str, seconds: float = 120.0, **expected: Any) -> None:
         """Wait until the status' section `what` shows the expected values."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -148,7 +148,7 @@ def test_systemd_hears_ready_only_when_serving_and_stopping_at_the_end(tmp_path)
             process.terminate()
             while not any("STOPPING=1" in message for message in heard):
                 heard.append(notify.recv(4096).decode())
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
             process.wait()
