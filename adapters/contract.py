@@ -35,6 +35,9 @@ from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
 
 Logits = NDArray[np.float32]
+Hidden = NDArray[np.float32]
+"""Hidden states between two ranges of layers: a row for each token, as wide as the model's hidden size. Runtimes that
+compute in fewer bits give theirs in float32, which holds them exactly."""
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done in 0..1); fraction is negative where it is not known."""
 
@@ -160,22 +163,16 @@ class Capabilities:
         return self.numerical_class.kv_cache
 
 
-class LoadedModel(Protocol):
-    """A model on a device. Not thread-safe: one thread calls it."""
+class KvSlots(Protocol):
+    """What is loaded on a device, and the sequences that it holds. Not thread-safe: one thread calls it."""
 
     @property
-    def spec(self) -> ModelSpec: ...
+    def spec(self) -> ModelSpec:
+        """The whole model's facts, also where some of its layers are loaded."""
+        ...
 
     @property
     def capabilities(self) -> Capabilities: ...
-
-    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """Run one ragged batch.
-
-        Raises Unsupported for a malformed batch, CapacityError when blocks are missing (nothing changed), and
-        DeviceLost, or the class of it that says more, when the device failed.
-        """
-        ...
 
     def count_cached_positions(self, slot: int) -> int:
         """Return how many positions the slot holds (0 for a free one)."""
@@ -217,6 +214,54 @@ class LoadedModel(Protocol):
 
     def close(self) -> None:
         """Give the device's memory back. Idempotent."""
+        ...
+
+
+class LoadedModel(KvSlots, Protocol):
+    """A model on a device."""
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """Run one ragged batch.
+
+        Raises Unsupported for a malformed batch, CapacityError when blocks are missing (nothing changed), and
+        DeviceLost, or the class of it that says more, when the device failed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRange:
+    """Consecutive layers of a model, from `first` up to `end`, which is not among them."""
+
+    first: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"layers {self.first} to {self.end - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardResult:
+    """What a range of layers gives, valid until its next forward: behind the last layer `output` is logits, as
+    ForwardResult has them; else hidden states, float32, shape (all tokens of the batch in order, hidden size).
+    `device_ms`: the runtime's own time."""
+
+    output: NDArray[np.float32]
+    device_ms: float
+
+
+class LoadedShard(KvSlots, Protocol):
+    """A range of a model's layers on a device. Its slots hold the keys and values of its own layers."""
+
+    @property
+    def layers(self) -> LayerRange: ...
+
+    def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
+        """Run one ragged batch through these layers. `hidden`: what the range before gave for the same batch; None in
+        the range that begins with layer 0, which reads the tokens.
+
+        Raises what `LoadedModel.forward` raises.
+        """
         ...
 
 
@@ -366,5 +411,17 @@ class Adapter(Protocol):
         """Load a prepared model onto a device.
 
         Raises ModelRefused, Unsupported, OutOfMemory, AdapterUnavailable.
+        """
+        ...
+
+
+@runtime_checkable
+class ShardingAdapter(Protocol):
+    """An adapter that loads a part of a model's layers, for pipelines over devices and runtimes."""
+
+    def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> LoadedShard:
+        """Load a range of a prepared model's layers onto a device; its memory holds nothing of other layers.
+
+        Raises what `Adapter.load` raises; Unsupported where the range is not in the model.
         """
         ...
