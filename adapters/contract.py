@@ -376,14 +376,11 @@ class FixedShapes(Protocol):
         ...
 
 
-class Adapter(Protocol):
-    """A runtime. Importing the module that defines it must not import the framework."""
+class ModelLoader(Protocol):
+    """What loads prepared models: a runtime, or several together."""
 
-    name: str
-
-    def devices(self) -> list[DeviceProfile]:
-        """List what this runtime can use. Raises AdapterUnavailable."""
-        ...
+    @property
+    def name(self) -> str: ...
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         """Return the numerical classes that a model may be run in, in tiers.
@@ -395,6 +392,21 @@ class Adapter(Protocol):
         """
         ...
 
+    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LoadedModel:
+        """Load a prepared model onto a device.
+
+        Raises ModelRefused, Unsupported, OutOfMemory, AdapterUnavailable.
+        """
+        ...
+
+
+class Adapter(ModelLoader, Protocol):
+    """A runtime. Importing the module that defines it must not import the framework."""
+
+    def devices(self) -> list[DeviceProfile]:
+        """List what this runtime can use. Raises AdapterUnavailable."""
+        ...
+
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Return a text that changes whenever `prepare` would write something else (versions included)."""
         ...
@@ -404,13 +416,6 @@ class Adapter(Protocol):
         another number format (FAST among them) where one is given.
 
         Raises ModelRefused when the file cannot be converted, AdapterUnavailable without the framework.
-        """
-        ...
-
-    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LoadedModel:
-        """Load a prepared model onto a device.
-
-        Raises ModelRefused, Unsupported, OutOfMemory, AdapterUnavailable.
         """
         ...
 

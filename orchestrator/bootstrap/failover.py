@@ -33,6 +33,8 @@ def build_standbys(
 def _build_standby(config: ClusterConfig, base: Path, one: StandbyTarget, number: int) -> StandbySpec:
     placement = Placement(host=one.host, cores=one.cores, threads=one.threads)
     model = _list_own(one, "adapter", "device", "weights", "activations", "kv_cache_precision")
+    if model.keys() & {"adapter", "device"}:
+        model["shards"] = []  # it is a whole target
     limits = _list_own(one, "kv_cache", "max_running", "max_batch_rows")
     placed = config.model_copy(
         update={

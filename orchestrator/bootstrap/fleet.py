@@ -25,7 +25,7 @@ from orchestrator.config.target import THIS_NODE
 from orchestrator.control.device_watch import LoadObserver
 from orchestrator.control.plan_keeper import PlanKeeper
 from orchestrator.errors import OutriderError
-from orchestrator.planning.applied import build_option_filter, whole_targets
+from orchestrator.planning.applied import build_option_filter
 from orchestrator.planning.here import PresentHost, PresentLinks
 from orchestrator.planning.neighbours import TakenPlace
 from orchestrator.planning.proposal import PlanError, PlanProposal, build_request_from_config, propose_hosts
@@ -115,8 +115,7 @@ class FleetPlanning:
         return build_start_plan(self._config, self._base, self._propose(), cores)
 
     def _propose(self) -> PlanProposal:
-        asked = whole_targets(build_request_from_config(self._config, self._base))
-        asked = replace(asked, taken=self._list_taken())
+        asked = replace(build_request_from_config(self._config, self._base), one_host=True, taken=self._list_taken())
         allowed = build_option_filter(self._config, asked)
         found = propose_hosts(asked, self._store, self._list_hosts(), self._list_links(), allowed)
         left_out = [f"{address} is left out: {why}" for address, why in sorted(self.fleet.left_out.items())]

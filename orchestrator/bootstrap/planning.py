@@ -24,7 +24,7 @@ from orchestrator.control.events import StandbySpec
 from orchestrator.errors import WorkerError
 from orchestrator.loading.devices import list_devices_here
 from orchestrator.loading.options import draft_specs, engine_options, worker_specs
-from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device, whole_targets
+from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.beside import sum_reserved_bytes
 from orchestrator.planning.core_split import CoresByHost
@@ -127,7 +127,7 @@ def make_plan(
 
     Raises PlanError, and what resolving the models raises.
     """
-    asked = replace(whole_targets(build_request_from_config(config, base)), taken=taken)
+    asked = replace(build_request_from_config(config, base), one_host=True, taken=taken)
     here = list_devices_here()
     free = {**here.free_bytes}
     if "CPU" in free:
@@ -208,7 +208,8 @@ def _plan_standbys(config: ClusterConfig, base: Path, found: PlanProposal) -> li
     """Return the standbys that are configured; where none is, the one that the plan names."""
     placed = apply_plan(config, found, 0)
     named = found.plan.standby
-    if config.failover.standby or named is None:
+    # A standby is a whole target, and what the plan names beside shards holds one of them.
+    if config.failover.standby or named is None or len(found.plan.replicas[0].shards) > 1:
         return build_standbys(placed, base)
     shard = named.shards[0]
     device = name_shard_device(found, shard)

@@ -139,8 +139,8 @@ class TargetLife:
         _log.info(
             "planned",
             target=found.proposal.plan.target,
-            device=replica.shards[0].device,
-            runtime=replica.shards[0].runtime,
+            device=", ".join(shard.device for shard in replica.shards),
+            runtime=", ".join(dict.fromkeys(shard.runtime for shard in replica.shards)),
             depth=replica.depth,
             drafts=replica.draft.drafter if replica.draft else "none",
             predicted_tokens_per_s=round(replica.prediction.goodput_tokens_per_s, 1),

@@ -53,7 +53,7 @@ _TABLE: Final[dict[Effect, dict[str, str]]] = {
     },
     Effect.DRAFTS: {"drafts": ""},
     Effect.ROLL: {
-        "model": "adapter device exactness weights activations kv_cache_precision replicas static_shapes "
+        "model": "adapter device exactness weights activations kv_cache_precision replicas shards static_shapes "
         "static_context_tokens static_prefill_rows static_verify_rows",
         "devices": "threads cores",
         "placement": "objective concurrency prompt_tokens output_tokens draft_acceptance pin_target pin_draft "

@@ -24,6 +24,7 @@ from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.language_changes import accept_old_keys
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.replica_checks import check_bounds, list_placements
+from orchestrator.config.shard_checks import check_shards
 from orchestrator.config.socket_place import USUAL_PLACES, choose_socket, find_config_path
 from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
 from orchestrator.config.target import AUTO, Target
@@ -75,6 +76,7 @@ def check_config(config: ClusterConfig, path: Path, lines: Lines, *, sources: bo
             _check_objectives(target, path, lines)
             _check_vocabularies(target, path, lines)
             check_own_placement(target, path, lines)
+            check_shards(target, path, lines)
         check_access(config.api, path, lines)
         _check_keys(config, path, lines)
         check_tracing(config.tracing, path, lines)
@@ -143,6 +145,9 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Find the models' files now, so that a wrong source is told with its line. Raises ConfigError."""
     own = (config.find_place("model", "source"), config.model.source, config.model.adapter)
     sources: list[tuple[Place, str, str]] = [own]
+    for index, shard in enumerate(config.model.shards):
+        if shard.adapter:
+            sources.append((config.find_place("model", "shards", index, "adapter"), own[1], shard.adapter))
     for at, draft in config.all_drafts:
         if isinstance(draft, ModelDraft):
             sources.append(((*at, "source"), draft.source, draft.adapter))

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from device_profiles.profile import Exactness
 from orchestrator.config.adapter_names import AUTO as AUTO
-from orchestrator.config.adapter_names import AdapterName
+from orchestrator.config.adapter_names import AdapterName, RuntimeName
 from orchestrator.config.section import Section
 
 MAX_REPLICAS = 64
@@ -65,6 +65,19 @@ Replicas = Annotated[
 ]
 
 
+class TargetShard(Section):
+    """Consecutive layers of the target on one device."""
+
+    layers: int = Field(ge=1, le=10_000)
+    """How many; the first shard has the first layers."""
+    adapter: RuntimeName = ""
+    """The runtime that runs them. Empty: `model.adapter`."""
+    device: str = ""
+    """The device, as the runtime names it. Empty: `model.device`."""
+    threads: int = Field(default=0, ge=0, le=1024)
+    """Threads of its runtime; 0 is as many as the target would have."""
+
+
 class StaticShapesSection(Section):
     """How a model runs where shapes are static."""
 
@@ -110,6 +123,9 @@ class Target(StaticShapesSection):
     replicas: Replicas = 1
     """How many workers serve it: a number, a list that says where each runs, or bounds between which it follows load.
     Each has a KV cache of `limits.kv_cache` and decodes `limits.max_running` sequences."""
+    shards: list[TargetShard] = Field(default=[], max_length=64)
+    """The target's layers on several devices of one host, in order, where no device is to hold them all. Empty: on
+    one device, or as a plan chooses (`placement.sharding`)."""
 
     @property
     def bounds(self) -> ReplicaBounds | None:

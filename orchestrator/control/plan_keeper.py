@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import RoundReport
 from policies.planning.merit import describe_merit, slow_down, sum_merits
 from policies.planning.placement.running import predict_running
-from policies.planning.plan import Option, Prediction, ReplicaPlacement, Role, diff
+from policies.planning.plan import Prediction, ReplicaPlacement, Role, diff
 from policies.planning.shard_cost import ModelPart, context_tokens
 from policies.serving import drift
 from policies.serving.drift import Drift
@@ -113,12 +113,12 @@ class PlanKeeper:
         self._making = making
         self._patience = patience
         self._clock = clock
-        self._options = _options(running.proposal)
-        self._places = {number: number for number in range(len(self._options))}  # in the plan, by replica
+        self._costs = _list_costs(running.proposal)
+        self._places = {number: number for number in range(len(self._costs))}  # in the plan, by replica
         self._corrections: dict[Key, float] = {}
-        self._drifts = [Drift() for _ in self._options]
+        self._drifts = [Drift() for _ in self._costs]
         self._profiles = ProfileWatch(running.proposal, patience.tolerance, patience.marked_after_s)
-        self._tokens_per_s = [0.0 for _ in self._options]
+        self._tokens_per_s = [0.0 for _ in self._costs]
         self._plans = 0
         self._recent = 0  # of these, as far as they count for the pause before the next
         self._moves = 0
@@ -185,8 +185,8 @@ class PlanKeeper:
         if not sequences or sequences != done.sequences or engine is None:
             return
         workload = self.proposal.wanted.workload
-        option = self._options[engine]
-        if done.rows > sequences * (workload.depth_bound + 1 + option.paid_rows):
+        paid_rows = max(part.option.paid_rows for part in self._costs[engine])
+        if done.rows > sequences * (workload.depth_bound + 1 + paid_rows):
             return
         held = [one.stats.prompt_tokens + one.stats.generated for one in done.deltas if one.stats is not None]
         context = sum(held) / len(held) if held else context_tokens(workload)
@@ -199,12 +199,13 @@ class PlanKeeper:
 
     def _judge(self, seen: _Round) -> None:
         """Compare a round with its prediction, as it would have been without other programs on its device."""
-        engine, option = seen.engine, self._options[seen.engine]
-        predicted_ms, measured_ms = ModelPart(option).ms(*seen.shape), seen.measured_ms
+        engine, parts = seen.engine, self._costs[seen.engine]
+        predicted_ms, measured_ms = sum(part.ms(*seen.shape) for part in parts), seen.measured_ms
         tolerance = self._patience.tolerance
         self._drifts[engine] = drift.observe_drift(self._drifts[engine], predicted_ms, measured_ms, tolerance)
-        if self._profiles.observe(key_of(option), seen.shape, measured_ms):
-            self._begin_marking(key_of(option))
+        # Of a target in shards nobody knows whose profile does not hold.
+        if len(parts) == 1 and self._profiles.observe(key_of(parts[0].option), seen.shape, measured_ms):
+            self._begin_marking(key_of(parts[0].option))
         due = self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._recent, self._patience.pause_s)
         if due and self._task is None and drift.has_drifted(self._drifts[engine]):
             self._task = asyncio.get_running_loop().create_task(self._again(engine), name="plan again")
@@ -296,7 +297,7 @@ class PlanKeeper:
     def _reach(self, one: ReplicaPlacement, ratio: float = 1.0) -> Prediction:
         """Return what a replica of the running plan reaches, as far as it is known. Its rounds take `ratio` times what
         was predicted. Other programs may take another share of its device than planned."""
-        return slow_down(one.prediction, ratio / self._loads.find_change(one.shards[0].device))
+        return slow_down(one.prediction, ratio / min(self._loads.find_change(shard.device) for shard in one.shards))
 
     def observe_health(self, unwell: Mapping[Part, PartHealth]) -> None:
         """Plan again at once without devices and hosts that refuse work, and later with those that work again."""
@@ -335,9 +336,9 @@ class PlanKeeper:
         told = ", ".join(happened) or "all devices take work again"
         _log.warning("%s: planning again", told)
         reached = [
-            self._reach(one, self._corrections.get(key_of(one.shards[0]), 1.0))
+            self._reach(one, max(self._corrections.get(key_of(shard), 1.0) for shard in one.shards))
             for one in self.proposal.plan.replicas
-            if not {one.shards[0].device, one.shards[0].host} & out
+            if not {place for shard in one.shards for place in (shard.device, shard.host)} & out
         ]
         if {one.host for one in self.proposal.plan.shards} - there:
             reached = []  # whatever is planned now: the running plan cannot be run
@@ -380,19 +381,22 @@ class PlanKeeper:
 
     async def _again(self, engine: int) -> None:
         ratio, before = self._drifts[engine].ratio, self.proposal.plan
-        shard = before.replicas[engine].shards[0]
-        key = key_of(shard)
-        self._corrections[key] = self._corrections.get(key, 1.0) * ratio
+        shards = before.replicas[engine].shards
+        keys = {key_of(shard) for shard in shards}
+        self._corrections |= {key: self._corrections.get(key, 1.0) * ratio for key in keys}
         _log.warning(
             "rounds on %s take %.2f times what was predicted (tolerance %g): planning again",
-            *(shard.device, ratio, self._patience.tolerance),
+            *(", ".join(shard.device for shard in shards), ratio, self._patience.tolerance),
         )
         # What the running plan reaches, as far as it is known: replicas that run alike have drifted alike.
-        reached = [self._reach(one, ratio if key_of(one.shards[0]) == key else 1.0) for one in before.replicas]
+        reached = [
+            self._reach(one, ratio if keys & {key_of(shard) for shard in one.shards} else 1.0)
+            for one in before.replicas
+        ]
         try:
             await self._plan_again(reached)
         except OutriderError as error:  # go on as before, and compare with costs as they turned out to be
-            self._options = [scale_option(one, ratio) if key_of(one) == key else one for one in self._options]
+            self._costs = [[_scale(part, ratio, keys) for part in parts] for parts in self._costs]
             self._reset_drifts(f"kept: {error}")
 
     async def _plan_again(self, reached: Sequence[Prediction] | None = None) -> None:
@@ -440,12 +444,12 @@ class PlanKeeper:
         self._adopt(found, told)
 
     def _adopt(self, found: Planned, told: str) -> None:
-        self._running, self._options = found, _options(found.proposal)
+        self._running, self._costs = found, _list_costs(found.proposal)
         self._unjudged.clear()
         self._reset_drifts(told)
 
     def _reset_drifts(self, told: str) -> None:
-        self._drifts = [Drift() for _ in self._options]
+        self._drifts = [Drift() for _ in self._costs]
         self._last = told
         _log.info("the plan is %s", told)
 
@@ -459,7 +463,16 @@ class _Round:
     measured_ms: float
 
 
-def _options(proposal: PlanProposal) -> list[Option]:
-    """Return the option that each replica's target runs."""
+def _list_costs(proposal: PlanProposal) -> list[list[ModelPart]]:
+    """Return what the parts of each replica's target run: one, or its layer shards."""
     known = {key_of(one): one for one in proposal.cluster.options if one.role is Role.TARGET}
-    return [known[key_of(replica.shards[0])] for replica in proposal.plan.replicas]
+    layers = proposal.wanted.workload.target.layers
+    return [
+        [ModelPart(known[key_of(one)], (one.end_layer - one.first_layer) / layers) for one in replica.shards]
+        for replica in proposal.plan.replicas
+    ]
+
+
+def _scale(part: ModelPart, factor: float, keys: Collection[Key]) -> ModelPart:
+    """Return a part that takes so many times as long, where its option is one of these."""
+    return replace(part, option=scale_option(part.option, factor)) if key_of(part.option) in keys else part

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from adapters import registry
-from adapters.contract import Adapter, AdapterError, LoadedModel, LoadOptions, NumericalClass
+from adapters.contract import AdapterError, LoadedModel, LoadOptions, ModelLoader, NumericalClass
 from adapters.decoder.short_text import ShortText
 from adapters.invariance import fingerprint_bits
 from adapters.parent_process import end_with_parent
@@ -53,7 +53,7 @@ def run_job(job: ClassJob, tried: NumericalClass) -> ClassFinding:
     return ClassFinding(tried, False, said[-1] if said and done.returncode > 0 else ended)
 
 
-def run_here(adapter: Adapter, job: ClassJob) -> ClassFinding:
+def run_here(adapter: ModelLoader, job: ClassJob) -> ClassFinding:
     """Run a job in this process. Raises what adapters raise."""
     clock = SystemClock()
     started_s = clock.monotonic_s()

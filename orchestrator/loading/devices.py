@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -11,6 +13,7 @@ from adapters.device_memory import read_device_memory
 from adapters.hardware import cores, hardware, name_device_kind, runtime_version
 from device_profiles.measured import Hardware, fingerprint
 from device_profiles.profile import DeviceProfile
+from orchestrator.loading.options import ModelOptions
 
 
 def effective_device(adapter: str, device: str) -> str:
@@ -62,6 +65,19 @@ def class_mark_of(device: DeviceProfile) -> str:
     """Return the fingerprint that numerical classes are kept by: the same for workers that may use other cores of one
     processor, so that they find each other's class."""
     return fingerprint(replace(hardware(device), physical_cores=0), runtime_version(device.adapter))
+
+
+def list_places(options: ModelOptions) -> list[tuple[str, str]]:
+    """Return the runtimes and devices that a model runs on, in the order of its layers."""
+    named = [(one.adapter, one.device) for one in options.shards] or [(options.adapter, options.device)]
+    return [(adapter, effective_device(adapter, device)) for adapter, device in named]
+
+
+def join_marks(marks: Sequence[str]) -> str:
+    """Return one fingerprint for all of these: the only one's own where it is one."""
+    if len(marks) == 1:
+        return marks[0]
+    return hashlib.blake2b("+".join(marks).encode(), digest_size=6).hexdigest()
 
 
 def threads_on(device: DeviceProfile, threads: int) -> int:

@@ -22,7 +22,7 @@ from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.loading.artefact_watch import ArtefactWatch
 from orchestrator.loading.class_words import describe_choice, describe_rejected
-from orchestrator.loading.devices import device_name
+from orchestrator.loading.devices import device_name, list_places
 from orchestrator.loading.drafters import Remotes, build_variant_drafters
 from orchestrator.loading.first_cost import FirstCost, find_stored_cost
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
@@ -164,14 +164,15 @@ def _digest_of(target: LoadedTarget, options: EngineOptions) -> str:
 def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: int, costs_from: str) -> Ready:
     """Return what a worker says of itself once its target is loaded."""
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
+    places = list_places(chosen)
     return Ready(
         model=target.name,
         vocabulary_size=spec.vocabulary_size,
         vocabulary_fingerprint=spec.vocabulary_fingerprint,
         context_tokens=caps.max_context_tokens,
-        adapter=chosen.adapter,
-        device=caps.device,
-        device_name=device_name(chosen.adapter, caps.device),
+        adapter="+".join(dict.fromkeys(adapter for adapter, _ in places)),
+        device="+".join(device for _, device in places) if chosen.shards else caps.device,
+        device_name=", ".join(dict.fromkeys(device_name(adapter, device) for adapter, device in places)),
         weights=caps.weights,
         activations=caps.activations.value,
         kv_cache=caps.kv_cache.value,
@@ -206,5 +207,6 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         classes_rejected=describe_rejected(target.classes) if target.classes else [],
         memory_reduced=list(target.failed),
         host=host_id(),
+        shards=list(target.shards),
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -34,6 +34,8 @@ def find_stored_cost(target: LoadedSource, options: ModelOptions) -> FirstCost |
 
     One that has drifted is taken too: how long all rounds take is learned from the first of them, and the shape counts.
     """
+    if options.shards:
+        return None  # profiles are of whole models
     try:
         device = find_device(options.adapter, options.device)
     except (AdapterUnavailable, Unsupported):  # a name that the runtime takes and does not list

@@ -10,7 +10,16 @@ from pathlib import Path
 import msgspec
 
 from adapters import registry
-from adapters.contract import Adapter, Exactness, LoadedModel, LoadOptions, ModelRefused, OutOfMemory, Unsupported
+from adapters.contract import (
+    Adapter,
+    Exactness,
+    LoadedModel,
+    LoadOptions,
+    ModelRefused,
+    OutOfMemory,
+    Unsupported,
+)
+from adapters.decoder.source import open_source
 from adapters.devices_there import check_device
 from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
@@ -20,11 +29,19 @@ from adapters.variant import Variant
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
 from device_profiles.units import human_bytes
-from orchestrator.loading.devices import class_mark_of, effective_device, find_device, threads_on
+from orchestrator.loading.devices import (
+    class_mark_of,
+    effective_device,
+    find_device,
+    join_marks,
+    list_places,
+    threads_on,
+)
 from orchestrator.loading.fallback import Attempt, execute_with_fallback
 from orchestrator.loading.memory import predict_memory
 from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.loading.options import EngineOptions, ModelOptions
+from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, cut_layers
 from orchestrator.loading.precision import choose_model_precision
 from orchestrator.planning.digests import digest_simulated_model, parse_simulated_script
 from policies.models.quantization import PrecisionChoice
@@ -44,7 +61,8 @@ def silent(stage: str, fraction: float) -> None:
 class LoadedSource:
     """A loaded model. `source` is where it came from, with the commit for a model of the hub. `tokenizer_dir` is "" for
     the simulated model's built-in tokenizer, and for a draft. `choice` and `plan` are None for the simulated model.
-    `classes`: what was found of the numerical classes, None for a draft that takes the first."""
+    `classes`: what was found of the numerical classes, None for a draft that takes the first. `shards`: which layers
+    are where, a line for each range, where several devices hold them."""
 
     model: LoadedModel
     name: str
@@ -54,6 +72,7 @@ class LoadedSource:
     choice: PrecisionChoice | None
     plan: MemoryPlan | None
     classes: MeasuredClasses | None
+    shards: tuple[str, ...]
 
     @property
     def row_invariant(self) -> bool:
@@ -115,7 +134,9 @@ def load_model(
     adapter, file, prepared, choice = found.adapter, found.file, found.prepared, found.choice
     plan = None
     asked = LoadOptions(
-        device=effective_device(options.adapter, options.device),
+        device=adapter.device
+        if isinstance(adapter, PipelineLoader)
+        else effective_device(options.adapter, options.device),
         exactness=Exactness(options.exactness),
         activations=choice.activations if choice else None,
         kv_cache=choice.kv_cache if choice else None,
@@ -125,7 +146,7 @@ def load_model(
         threads=options.threads,
         static=options.static,
     )
-    if choice is not None and file is not None:
+    if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
         plan = predict_memory(asked, adapter, file, prepared, choice)
     classes: MeasuredClasses | None = None
     if serves or asked.exactness is Exactness.BIT:
@@ -136,7 +157,8 @@ def load_model(
     rows = model.capabilities.max_batch_rows
     if plan is not None and rows < asked.max_batch_rows:  # its numerical class has no larger forwards
         plan = replace(plan, workspace=plan.workspace * rows // asked.max_batch_rows)
-    loaded = LoadedSource(model, found.name, found.source, "", prepared, choice, plan, classes)
+    shards = adapter.shards if isinstance(adapter, PipelineLoader) else ()
+    loaded = LoadedSource(model, found.name, found.source, "", prepared, choice, plan, classes, shards)
     if not serves or file is None:
         return loaded
     _refuse_draft(model, found.source)
@@ -148,7 +170,7 @@ class PreparedModel:
     """A model's files, ready to be loaded. The fields are those of LoadedSource; `file` is None for the simulated
     model."""
 
-    adapter: Adapter
+    adapter: Adapter | PipelineLoader
     name: str
     source: str
     file: ModelSource | None
@@ -163,6 +185,37 @@ def prepare_tokenizer_of(options: ModelOptions, file: ModelSource, progress: OnP
 
 def prepare_model(options: ModelOptions, progress: OnProgress) -> PreparedModel:
     """Prepare (once) what `load_model` loads. Raises what adapters raise."""
+    return _prepare_shards(options, progress) if options.shards else _prepare_whole(options, progress)
+
+
+def _prepare_shards(options: ModelOptions, progress: OnProgress) -> PreparedModel:
+    """Prepare a model for each runtime and device that has some of its layers."""
+    by_place: dict[tuple[str, str], PreparedModel] = {}
+    parts = []
+    for shard in options.shards:
+        place = (shard.adapter, shard.device)
+        if place not in by_place:
+            whole = msgspec.structs.replace(options, adapter=shard.adapter, device=shard.device, shards=[])
+            by_place[place] = _prepare_whole(whole, progress, part=True)
+        parts.append(by_place[place])
+    first = parts[0]
+    ranges = cut_layers([shard.layers for shard in options.shards], _count_layers(options, first.file), first.name)
+    placed = [
+        PlacedLayers(one.adapter, effective_device(shard.adapter, shard.device), shard.threads, layers, one.prepared)
+        for shard, one, layers in zip(options.shards, parts, ranges, strict=True)
+        if not isinstance(one.adapter, PipelineLoader)
+    ]
+    return replace(first, adapter=PipelineLoader(placed))
+
+
+def _count_layers(options: ModelOptions, file: ModelSource | None) -> int:
+    if file is None:
+        return 1
+    return open_source(file.path).spec.layers
+
+
+def _prepare_whole(options: ModelOptions, progress: OnProgress, *, part: bool = False) -> PreparedModel:
+    """Prepare a model for one device; `part`: which is to hold a part of it only."""
     adapter = registry.get_for(options.adapter, options.device, options.static)
     check_device(options.adapter, options.device)  # before minutes of converting
     store = ModelStore(Path(options.store))
@@ -170,18 +223,24 @@ def prepare_model(options: ModelOptions, progress: OnProgress) -> PreparedModel:
         prepared = _write_simulated_source(options, adapter, store.root)
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = store.whole(resolve(options.source, Path(options.base), progress), progress)
-    chosen = choose_model_precision(options, adapter, store, file)
+    chosen = choose_model_precision(options, adapter, store, file, whole=not part)
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
     choice = chosen.choice if chosen else None
     return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice)
 
 
 def _question(
-    options: ModelOptions, adapter: Adapter, asked: LoadOptions, prepared: Path, file: ModelSource | None
+    options: ModelOptions,
+    adapter: Adapter | PipelineLoader,
+    asked: LoadOptions,
+    prepared: Path,
+    file: ModelSource | None,
 ) -> ClassQuestion:
     try:
-        device = find_device(options.adapter, options.device)
-        mark, threads = class_mark_of(device), threads_on(device, options.threads)
+        devices = [find_device(*place) for place in list_places(options)]
+        shards = adapter.shards if isinstance(adapter, PipelineLoader) else ()
+        mark = join_marks([*map(class_mark_of, devices), *shards])
+        threads = threads_on(devices[0], options.threads)
     except Unsupported:  # a name that the runtime takes and does not list
         mark, threads = "", options.threads
     return ClassQuestion(
@@ -195,6 +254,8 @@ def _question(
         threads=threads,
         file=file.path if file is not None else None,
         store=Path(options.store),
+        # Nothing of a simulated model crashes for good, or is worth a process.
+        isolated=file is not None and not isinstance(adapter, PipelineLoader),
     )
 
 

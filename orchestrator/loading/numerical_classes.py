@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 from filelock import FileLock, Timeout
 
-from adapters.contract import Adapter, Exactness, LoadedModel, LoadOptions, ModelRefused, NumericalClass, Progress
+from adapters.contract import Exactness, LoadedModel, LoadOptions, ModelLoader, ModelRefused, NumericalClass, Progress
 from adapters.decoder.short_text import ShortText, read_short_text
 from adapters.decoder.source import open_source
 from adapters.invariance import fingerprint_bits
@@ -34,9 +34,10 @@ _MOST_ELEMENTS = 1_000_000_000
 @dataclass(frozen=True, slots=True)
 class ClassQuestion:
     """Which class a prepared model is to run in. `asked` has the operator's options; the other fields are the key
-    of the answer (see MeasuredClasses). `file`: the model's own, None for a simulated one."""
+    of the answer (see MeasuredClasses). `file`: the model's own, None for a simulated one. `isolated`: each class is
+    tried in a process of its own."""
 
-    adapter: Adapter
+    adapter: ModelLoader
     prepared: Path
     asked: LoadOptions
     fingerprint: str
@@ -46,6 +47,7 @@ class ClassQuestion:
     threads: int
     file: Path | None
     store: Path
+    isolated: bool
 
     @property
     def wanted_formats(self) -> str:
@@ -145,14 +147,14 @@ def find_class(
 def _try(question: ClassQuestion, one: NumericalClass, text: ShortText | None) -> ClassFinding:
     options = replace(question.asked, numerical_class=one)
     job = ClassJob(question.adapter.name, str(question.prepared), options, text)
-    if question.file is None:  # nothing of a simulated model crashes for good, or is worth a process
+    if not question.isolated:
         return run_here(question.adapter, job)
     return run_job(job, one)
 
 
 def _check_one_thread(question: ClassQuestion, found: ClassFinding) -> ClassFinding:
     """Return a finding that says whether one thread gives the same bits as all of them."""
-    if question.file is None or question.threads < 2:
+    if not question.isolated or question.threads < 2:
         return found
     options = replace(question.asked, numerical_class=found.numerical_class, threads=1)
     job = ClassJob(question.adapter.name, str(question.prepared), options, only_bits=True)

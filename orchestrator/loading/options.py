@@ -32,9 +32,18 @@ CANARY_PREFIX = "canary-"
 """What the names of the canary's own drafters begin with."""
 
 
+class ShardOptions(msgspec.Struct, frozen=True):
+    """So many consecutive layers of a model, and where they run. `threads` 0: as many as the model would have."""
+
+    adapter: str
+    device: str
+    layers: int
+    threads: int = 0
+
+
 class ModelOptions(msgspec.Struct, frozen=True):
     """One model and how to load it. `base` is the directory that a relative `source` starts from, `store` the one
-    that keeps prepared models."""
+    that keeps prepared models. `shards`: its layers in order, where several devices hold them; else it is whole."""
 
     source: str
     base: str
@@ -50,6 +59,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     kv_cache_bytes: int
     max_batch_rows: int
     static: StaticShapes = StaticShapes()
+    shards: list[ShardOptions] = []
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):
@@ -167,6 +177,12 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             kv_cache_bytes=int(config.limits.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,
             static=_static(config.model),
+            shards=[
+                ShardOptions(
+                    one.adapter or config.model.adapter, one.device or config.model.device, one.layers, one.threads
+                )
+                for one in config.model.shards
+            ],
         ),
         max_running=config.limits.max_running,
         max_itl_ms=config.limits.max_itl_ms,

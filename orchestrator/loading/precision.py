@@ -34,9 +34,10 @@ class PreparedChoice:
 
 
 def choose_model_precision(
-    options: ModelOptions, adapter: Adapter, store: ModelStore, file: ModelSource
+    options: ModelOptions, adapter: Adapter, store: ModelStore, file: ModelSource, *, whole: bool = True
 ) -> PreparedChoice | None:
-    """Return how to run a model; None where the runtime knows no such device, which its `load` explains.
+    """Return how to run a model, or not the `whole` of it, whose size says nothing of memory then; None where the
+    runtime knows no such device, which its `load` explains.
 
     Raises ModelRefused when a requested format cannot be met or nothing fits.
     """
@@ -52,7 +53,7 @@ def choose_model_precision(
             sizes_of(file),
             read_measured_weights(adapter, device, store, file),
             wanted,
-            free_bytes=_free_bytes(device),
+            free_bytes=_free_bytes(device) if whole else None,
             other_bytes=options.kv_cache_bytes,
         )
     except NoPrecision as refusal:

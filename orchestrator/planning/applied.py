@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.config.drafts import Draft, SuffixDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import AUTO
+from orchestrator.config.target import AUTO, TargetShard
 from orchestrator.planning.core_split import CoresByHost, pin_target, place_on_cores
 from orchestrator.planning.here import Allowed
 from orchestrator.planning.proposal import PlanProposal, PlanRequest
@@ -34,7 +34,7 @@ def apply_plan(
     """Return the configuration that runs the plan's replica of this number. `cores_by_host`: those that workers may use
     there, by physical core; workers that share a host's processor by plan get cores of their own.
 
-    A plan in layer shards has no such configuration: it must have been made without (`whole_targets`).
+    Layer shards of one replica must be on one host (PlanRequest.one_host).
     """
     replica = proposal.plan.replicas[number]
     target = replica.shards[0]
@@ -45,6 +45,8 @@ def apply_plan(
     ]
     placed = tuple(draft for draft in drafts if draft is not None)
     placed_target: dict[str, Any] = {"adapter": target.runtime, "device": name_shard_device(proposal, target)}
+    if len(replica.shards) > 1:
+        placed_target["shards"] = [_cut(config, proposal, shard) for shard in replica.shards]
     if cores.target:
         placed_target["replicas"] = pin_target(config, number, cores.target, target.threads)
     changes: dict[str, Any] = {
@@ -76,9 +78,19 @@ def list_unplaced_drafts(config: ClusterConfig, proposal: PlanProposal) -> list[
 
 
 def whole_targets(asked: PlanRequest) -> PlanRequest:
-    """Return what is asked for without layer shards, which workers of this version do not run."""
+    """Return what is asked for without layer shards."""
     placement = asked.placement.model_copy(update={"sharding": "never"})
     return replace(asked, placement=placement)
+
+
+def _cut(config: ClusterConfig, proposal: PlanProposal, shard: Shard) -> TargetShard:
+    """Return a shard as cluster.yaml says it."""
+    return TargetShard(
+        layers=shard.end_layer - shard.first_layer,
+        adapter=shard.runtime,
+        device=name_shard_device(proposal, shard),
+        threads=0 if config.devices.threads else shard.threads,
+    )
 
 
 def name_shard_device(proposal: PlanProposal, shard: Shard) -> str:

@@ -50,7 +50,8 @@ class PlanError(OutriderError):
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
-    served in another way, which is not planned; `beside`: what is loaded for that. `price_per_hour`: of this machine
+    served in another way, which is not planned; `beside`: what is loaded for that. `one_host`: a target in layer shards
+    is on one, as workers run it. `price_per_hour`: of this machine
     with its devices, 0 where not known. `taken`: what the daemon's other targets take. There are to be
     `least_replicas`, and at most `replicas`."""
 
@@ -66,6 +67,7 @@ class PlanRequest:
     price_per_hour: float = 0.0
     least_replicas: int = 1
     taken: tuple[TakenPlace, ...] = ()
+    one_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +300,7 @@ def _settle_plan(cluster: Inventory, asked: PlanRequest, pairs: Sequence[PairAcc
             depth_bound=asked.depth_bound,
             replicas=asked.replicas,
             least_replicas=asked.least_replicas,
+            one_host=asked.one_host,
         )
         found = plan_placement(cluster, goal)
         chosen = found.replicas[0].depth

@@ -41,6 +41,7 @@ def build_plan_goal(
     depth_bound: int,
     replicas: int,
     least_replicas: int = 1,
+    one_host: bool = False,
 ) -> PlanGoal:
     """Return it as the planner takes it."""
     weights = placement.score_weights.model_dump()
@@ -62,6 +63,7 @@ def build_plan_goal(
             replicas_apart=placement.replicas_apart,
             zones=placement.zones,
             sharding=placement.sharding,
+            one_host=one_host,
             max_replicas=replicas,
             min_replicas=least_replicas,
             standby=placement.standby,

@@ -160,7 +160,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     `class_fingerprint`: of its bits, the same where replicas are interchangeable; `class_reason` and
     `classes_rejected`: why that one, and why not the others. `kv_format`: the same where pages of the KV cache mean the
     same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
-    `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`: as in DraftReady."""
+    `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`: as in DraftReady.
+    `shards`: which layers are where, a line for each range, where several devices hold them; `adapter`, `device` and
+    `device_name` are of all of them then."""
 
     model: str
     vocabulary_size: int
@@ -204,6 +206,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     kv_page_bytes: int = 0
     memory_reduced: list[str] = []
     host: str = ""
+    shards: list[str] = []
 
     @property
     def all_drafters(self) -> list[str]:

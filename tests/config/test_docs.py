@@ -42,6 +42,8 @@ def example_of(key: str, value: str) -> str:
         return f"model: {{source: x.gguf, name: a}}\nmodels:\n{one}"
     if section == "model.replicas[]":
         return f"model: {{source: x.gguf, replicas: [{{{name}: {value}}}]}}\n"
+    if section == "model.shards[]":
+        return f"model: {{source: x.gguf, shards: [{{{_complete({name: value}, layers='1')}}}, {{layers: 1}}]}}\n"
     if section.startswith("model.replicas"):
         mine = f"places: [{{{name}: {value}}}]" if section.endswith("[]") else f"{name}: {value}"
         return f"model: {{source: x.gguf, replicas: {{{mine}{'' if name == 'max' else ', max: 2'}}}}}\n"

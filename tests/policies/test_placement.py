@@ -190,6 +190,18 @@ def test_constraints_hold(cluster: Inventory, load: Workload, data: st.DataObjec
 
 @SHARDS
 @given(needs_shards, loads())
+def test_shards_are_on_one_host_where_that_is_asked(cluster: Inventory, load: Workload) -> None:
+    wish = PlanGoal(load, Constraints(shards=2, keep_free=0.0, one_host=True))
+    found = plan_or_none(cluster, wish)
+    if found is not None:
+        assert all(len({shard.host for shard in replica.shards}) == 1 for replica in found.replicas)
+        return
+    for host in cluster.hosts:
+        mine = tuple(one for one in cluster.devices if one.host == host.name)
+        assert plan_or_none(replace(cluster, devices=mine), wish) is None
+
+
+@given(needs_shards, loads())
 def test_shards_are_contiguous_and_complete(cluster: Inventory, load: Workload) -> None:
     found = plan_or_none(cluster, PlanGoal(load, Constraints(shards=2, keep_free=0.0)))
     if found is None:

@@ -25,6 +25,9 @@ def store_simulated_profiles(
     cores: int = 0,
     hardware_name: str = "simulated device {}",
     more_row_ms: float = 0.0,
+    layers: int = 1,
+    weights_bytes: int = 1024,
+    peak_bytes: int = 64 << 20,
 ) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same, and `more_row_ms` for
     each row beyond the first. `hardware_name`: "{}" in it is the device. Where `cores` are given, the devices are
@@ -58,10 +61,10 @@ def store_simulated_profiles(
                 load_s=0.1,
                 row_invariant=True,
                 paid_rows=1,
-                layers=1,
+                layers=layers,
                 kv_bytes_per_token=1024,
-                weights_bytes=1024,
-                peak_bytes=64 << 20,
+                weights_bytes=weights_bytes,
+                peak_bytes=peak_bytes,
                 measured_at=measured_at,
             )
         )

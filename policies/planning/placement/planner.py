@@ -148,6 +148,20 @@ def _same(one: ScoredCandidate, left: Usable, wanted: PlanGoal) -> frozenset[str
     )
 
 
+def _best_on_one_host(ground: SearchSpace) -> ScoredCandidate | None:
+    """Return the best way to run the target in shards on devices of one host, None where there is none."""
+    best: ScoredCandidate | None = None
+    devices = ground.left.target_devices
+    for host in sorted({one.host for one in devices}):
+        mine = tuple(one for one in devices if one.host == host)
+        if len(mine) < 2:
+            continue
+        found = best_sharded(replace(ground, left=replace(ground.left, target_devices=mine)))
+        if found is not None and (best is None or found.beats(best)):
+            best = found
+    return best
+
+
 def _one(ground: SearchSpace, looked: SearchResult) -> tuple[ScoredCandidate | None, list[str]]:
     """Return the best single replica, whole or in shards, and what decided between the two."""
     limits = ground.wanted.constraints
@@ -156,7 +170,7 @@ def _one(ground: SearchSpace, looked: SearchResult) -> tuple[ScoredCandidate | N
         return whole, []
     if whole is not None and limits.sharding == "when_needed":
         return whole, []
-    cut = best_sharded(ground)
+    cut = _best_on_one_host(ground) if limits.one_host else best_sharded(ground)
     if whole is None or cut is None:
         return whole or cut, []
     aim = (ground.wanted.objective, ground.wanted.currency)

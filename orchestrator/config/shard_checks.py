@@ -1,0 +1,33 @@
+"""What `model.shards` may not say together with the rest of cluster.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.config.drafts import ModelDraft
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.source_text import Lines, Place, format_place
+from orchestrator.config.target import AUTO
+from orchestrator.errors import ConfigError
+
+
+def check_shards(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse layer shards that contradict the model's other keys. Raises ConfigError."""
+    model = config.model
+    if not model.shards:
+        return
+    place: Place = config.find_place("model", "shards")
+    where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+    if len(model.shards) == 1:
+        raise ConfigError(f"{where} one shard is the whole target; name two or more, or leave it out")
+    if AUTO in (model.adapter, model.device):
+        key = "adapter" if model.adapter == AUTO else "device"
+        raise ConfigError(f"{where} a plan chooses shards where the {key} is {AUTO!r}; name it, or leave shards out")
+    for at, draft in config.all_drafts:
+        if isinstance(draft, ModelDraft) and AUTO in (draft.adapter, draft.device):
+            raise ConfigError(
+                f"{path}:{lines.get(at, 1)}: {format_place(at)}: no plan is made beside {format_place(place)}; "
+                "name the draft's adapter and device"
+            )
+    if model.static_shapes == "on":
+        raise ConfigError(f"{where} graphs of fixed shape hold whole targets; leave one of static_shapes and this out")

@@ -1,0 +1,59 @@
+"""`model.shards`: what is refused, at its line, and how workers are started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.config.load import load_config
+from orchestrator.errors import ConfigError
+from orchestrator.loading.options import ShardOptions, engine_options
+from tests.support.config import parse_config
+
+HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\n"
+TWO = "[{layers: 1}, {layers: 2}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (HEAD + "  shards: [{layers: 4}]\n", "4: model.shards: one shard is the whole target"),
+        (HEAD + "  shards: [{layers: 0}, {layers: 1}]\n", "4: model.shards[0].layers: must be 1 to 10000, not 0"),
+        (HEAD + "  shards: [{device: SIM}, {layers: 1}]\n", "4: model.shards[0].layers: is missing"),
+        (HEAD + "  shards:\n  - {layers: 1, adaptor: simulated}\n", "5: model.shards[0].adaptor: unknown key"),
+        (HEAD + "  shards: [{layers: 1, adapter: vulkan}, {layers: 1}]\n", "4: model.shards[0].adapter: must be"),
+        (HEAD + "  shards: [{layers: 1, adapter: auto}, {layers: 1}]\n", "4: model.shards[0].adapter: must be"),
+        (
+            HEAD + "  shards: [{layers: 1, adapter: onnx_rt}, {layers: 1}]\n",
+            "4: model.shards[0].adapter: 'simulated:toy' does not go with adapter 'onnx_rt'",
+        ),
+        (HEAD + f"  device: auto\n  shards: {TWO}\n", "5: model.shards: a plan chooses shards where the device is"),
+        (
+            HEAD + f"  shards: {TWO}\ndrafts:\n- {{method: model, source: 'simulated:toy', adapter: auto}}\n",
+            "6: drafts[0]: no plan is made beside model.shards; name the draft's adapter and device",
+        ),
+        (
+            HEAD + f"  static_shapes: on\n  shards: {TWO}\n",
+            "5: model.shards: graphs of fixed shape hold whole targets",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused_at_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_config(path)
+    assert f"c.yaml:{said}" in str(refused.value)
+
+
+def test_a_shard_has_what_the_model_has_where_it_says_nothing(tmp_path: Path) -> None:
+    config = parse_config(
+        "model: {source: 'simulated:toy', adapter: simulated, device: SIM,\n"
+        "  shards: [{layers: 1}, {layers: 2, device: SIM.1, threads: 3}]}\n",
+        Path("c.yaml"),
+    )
+    assert engine_options(config, tmp_path).model.shards == [
+        ShardOptions("simulated", "SIM", 1),
+        ShardOptions("simulated", "SIM.1", 2, 3),
+    ]
