@@ -168,7 +168,7 @@ class KvSlots(Protocol):
 
     @property
     def spec(self) -> ModelSpec:
-        """The whole model's facts, also where some of its layers are loaded."""
+        """The whole model's facts, also where some of its layers are loaded; `bytes_per_token` is theirs."""
         ...
 
     @property
@@ -237,7 +237,14 @@ class LayerRange:
     end: int
 
     def __str__(self) -> str:
+        """Return the first and the last layer's numbers, in words."""
         return f"layers {self.first} to {self.end - 1}"
+
+
+def check_layers(layers: LayerRange, count: int) -> None:
+    """Refuse a range that a model of so many layers does not have. Raises Unsupported."""
+    if not 0 <= layers.first < layers.end <= count:
+        raise Unsupported(f"{layers} are not in the model, which has {count}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from adapters.contract import (
     AdapterUnavailable,
+    LayerRange,
     LoadOptions,
     ModelRefused,
     NumericalClass,
@@ -18,6 +19,7 @@ from adapters.contract import (
     Progress,
     RuntimeFailed,
     Unsupported,
+    check_layers,
 )
 from adapters.device_memory import read_openvino_memory
 from adapters.hf_directory import title
@@ -124,8 +126,8 @@ class OpenVinoAdapter:
         if weights is Precision.FP8:
             raise Unsupported("weights in fp8: OpenVINO is given none; ask for int8 or int4, or for torch on CUDA")
         if weights is None:
-            return f"stateful IR, the file's values, 3; {libraries}"
-        return f"stateful IR, {weights} weights, 2; {libraries}; {_nncf(weights)}".removesuffix("; ")
+            return f"stateful IR, the file's values, 4; {libraries}"
+        return f"stateful IR, {weights} weights, 3; {libraries}; {_nncf(weights)}".removesuffix("; ")
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Convert a model in a process of its own. Raises ModelRefused with the converter's reason."""
@@ -146,19 +148,28 @@ class OpenVinoAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> PagedModel:
         """See the contract."""
+        return self.load_layers(prepared, options, LayerRange(0, read_facts(prepared)["layers"]), progress)
+
+    def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> PagedModel:
+        """See the contract."""
         core = core_with(options.device)
         facts = read_facts(prepared)
+        check_layers(layers, facts["layers"])
         chosen = options.numerical_class or self.classes(options)[0][0]
         progress("load", 0.0)
-        compiled = self._compile(core, prepared / MODEL_FILE, options, chosen)
+        compiled = self._compile(core, prepared / MODEL_FILE, options, chosen, (layers, facts["layers"]))
         progress("load", 0.9)
         spec = model_spec(facts, _bytes_per_token(compiled))
-        model = PagedModel(compiled, spec, options, effective_class(compiled, chosen), weights=facts["weights"])
+        model = PagedModel(
+            *(compiled, spec, options, effective_class(compiled, chosen)), weights=facts["weights"], layers=layers
+        )
         progress("load", 1.0)
         return model
 
-    def _compile(self, core: Any, path: Path, options: LoadOptions, chosen: NumericalClass) -> Any:
-        from adapters.openvino_rt.graph import read_paged
+    def _compile(
+        self, core: Any, path: Path, options: LoadOptions, chosen: NumericalClass, kept: tuple[LayerRange, int]
+    ) -> Any:
+        from adapters.openvino_rt.graph import keep_layers, read_paged
 
         settings: dict[str, Any] = {
             "INFERENCE_PRECISION_HINT": HINTS[chosen.activations],
@@ -170,7 +181,11 @@ class OpenVinoAdapter:
         if options.threads:
             settings["INFERENCE_NUM_THREADS"] = options.threads
         try:
-            return core.compile_model(read_paged(path), options.device, settings)
+            layers, count = kept
+            graph = read_paged(path)
+            if layers != LayerRange(0, count):
+                graph = keep_layers(graph, layers, count)
+            return core.compile_model(graph, options.device, settings)
         except FAILURES as error:
             failure = classify_openvino_failure(error)
             if not isinstance(failure, RuntimeFailed):

@@ -18,6 +18,7 @@ import numpy as np
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import Rope, Weights
 from adapters.openvino_rt.constants import Constants, keep_compressed
+from adapters.openvino_rt.graph import name_input_of
 from adapters.openvino_rt.layers import Layers
 
 _MASKED = -65504.0  # the lowest f16: what exported graphs use for "not to be seen"
@@ -64,6 +65,8 @@ class _Builder(Layers):
         if spec.embedding_scale != 1.0:
             hidden = ops.multiply(hidden, self.scalar(spec.embedding_scale))
         for layer in range(spec.layers):
+            if layer:
+                hidden.set_friendly_name(name_input_of(layer))  # where shards are cut
             hidden = self.layer(hidden, layer)
         hidden = self.norm(hidden, "final_norm")
         logits = self.logits(hidden, table if spec.tied_embeddings else self.weight("head"))

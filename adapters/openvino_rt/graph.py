@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from adapters.contract import LayerRange
+
 ROWS_INPUT = "wanted_rows"
+HIDDEN_INPUT = "hidden_states"
+
+
+def name_input_of(layer: int) -> str:
+    """Return what a prepared graph calls the node that a layer, not the first, reads."""
+    return f"hidden.{layer}"
 
 
 def read_paged(source: Path) -> Any:
@@ -21,6 +29,43 @@ def read_paged(source: Path) -> Any:
     paged_attention_transformation(model)
     _gather_before_output_layer(model)
     return model
+
+
+def keep_layers(model: Any, layers: LayerRange, count: int) -> Any:
+    """Return the part of a paged graph of `count` layers that is these: its input is hidden states where it does not
+    begin with the first, its output where it does not end with the last. Both are float32, shape (rows, 1, hidden)."""
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    nodes = {node.get_friendly_name(): node for node in model.get_ops()}
+    results = model.get_results()
+    if layers.end < count:
+        results = [ops.result(nodes[name_input_of(layers.end)].output(0))]
+    if layers.first:
+        read = nodes[name_input_of(layers.first)].output(0)
+        width = read.get_partial_shape()[2].get_length()
+        hidden = ops.parameter([-1, 1, width], ov.Type.f32, name=HIDDEN_INPUT)
+        hidden.output(0).get_tensor().set_names({HIDDEN_INPUT})
+        for reader in read.get_target_inputs():
+            reader.replace_source_output(hidden.output(0))
+    return ov.Model(results, [], _list_parameters(results), str(layers))
+
+
+def _list_parameters(results: list[Any]) -> list[Any]:
+    """Return the inputs that these results depend on."""
+    seen: set[str] = set()
+    found = []
+    waiting = [result.input_value(0).get_node() for result in results]
+    while waiting:
+        node = waiting.pop()
+        name = node.get_name()
+        if name in seen:
+            continue
+        seen.add(name)
+        if node.get_type_name() == "Parameter":
+            found.append(node)
+        waiting += [one.get_node() for one in node.input_values()]
+    return found
 
 
 def _gather_before_output_layer(model: Any) -> None:

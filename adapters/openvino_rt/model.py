@@ -18,17 +18,20 @@ from adapters.contract import (
     Capabilities,
     DeviceLost,
     ForwardResult,
+    Hidden,
     KvLayout,
+    LayerRange,
     LoadOptions,
     Logits,
     NumericalClass,
     OutOfMemory,
     Precision,
     Segment,
+    ShardResult,
 )
 from adapters.kv_blocks import BlockPool
 from adapters.openvino_rt.failures import FAILURES, classify_openvino_failure
-from adapters.openvino_rt.graph import ROWS_INPUT
+from adapters.openvino_rt.graph import HIDDEN_INPUT, ROWS_INPUT
 from adapters.openvino_rt.rows import Rows
 from adapters.pooled import Bytes, PooledModel
 from device_profiles.profile import Exactness
@@ -48,8 +51,12 @@ class PagedModel(PooledModel):
         numerical_class: NumericalClass,
         *,
         weights: str,
+        layers: LayerRange,
     ) -> None:
         import openvino as ov
+
+        self.layers = layers
+        self._inputs = {name for port in compiled.inputs for name in port.get_names()}
 
         self._tensor = ov.Tensor
         self._compiled = compiled
@@ -104,21 +111,29 @@ class PagedModel(PooledModel):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
+        found = self.forward_layers(batch, None)
+        return ForwardResult(found.output, found.device_ms)
+
+    def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
+        """See the contract."""
         if self._request is None:
             raise DeviceLost("the model was closed")
         self._check(batch)
         self._pool.reserve(batch)
         rows = self._rows(batch)
+        if hidden is not None:
+            rows.read_hidden(hidden)
         width = self._class.fixed_width
         if not width:
-            logits, device_ms = self._run(rows, self._class.output_rows)
-            return ForwardResult(logits, device_ms)
+            output, device_ms = self._run(rows, self._class.output_rows)
+            return ShardResult(output, device_ms)
         parts = [self._run(part, width) for part in rows.split_rows(width)]
-        return ForwardResult(np.concatenate([part for part, _ in parts]), sum(device_ms for _, device_ms in parts))
+        return ShardResult(np.concatenate([part for part, _ in parts]), sum(device_ms for _, device_ms in parts))
 
     def _run(self, rows: Rows, least_outputs: int) -> tuple[Logits, float]:
-        """Return the logits of the wanted rows, and the milliseconds that it took. The output layer runs over
-        `least_outputs` rows or more: a gather of nothing would leave it without a shape that it knows."""
+        """Return the logits of the wanted rows, or the hidden states of those that were asked for, and the
+        milliseconds that it took. The output layer runs over `least_outputs` rows or more: a gather of nothing would
+        leave it without a shape that it knows."""
         wanted = rows.wanted or [0]
         self._set_inputs(rows, wanted + wanted[-1:] * (least_outputs - len(wanted)))
         started = time.perf_counter()
@@ -132,8 +147,11 @@ class PagedModel(PooledModel):
                 self.close()
             raise failure from error
         device_ms = (time.perf_counter() - started) * 1000.0
-        logits = self._request.get_output_tensor(0).data
-        logits = logits.reshape(-1, logits.shape[-1])[: len(rows.wanted)]
+        output = self._request.get_output_tensor(0).data
+        output = output.reshape(-1, output.shape[-1])
+        if ROWS_INPUT not in self._inputs:
+            return output[rows.asked], device_ms
+        logits = output[: len(rows.wanted)]
         return (logits.copy() if self._class.fixed_width else logits), device_ms
 
     def _rows(self, batch: Sequence[Segment]) -> Rows:
@@ -160,10 +178,14 @@ class PagedModel(PooledModel):
         self._set("block_indices_begins", rows.block_begins, np.int32)
         self._set("max_context_len", rows.longest, np.int32)
         self._set(ROWS_INPUT, wanted, np.int64)
+        if rows.hidden is not None:
+            self._set(HIDDEN_INPUT, rows.hidden[:, None, :], np.float32)
 
-    def _set(self, name: str, values: Sequence[int] | int, kind: type[np.int32] | type[np.int64]) -> None:
-        """Write an input. The request keeps a tensor that is only overwritten while its shape stays the same:
-        binding one takes longer than filling it."""
+    def _set(self, name: str, values: Sequence[int] | int | Hidden, kind: type[np.generic]) -> None:
+        """Write an input, where these layers have it. The request keeps a tensor that is only overwritten while its
+        shape stays the same: binding one takes longer than filling it."""
+        if name not in self._inputs:
+            return
         bound = self._bound.get(name)
         fresh = np.array(values, dtype=kind)
         if bound is not None and bound.shape == fresh.shape:

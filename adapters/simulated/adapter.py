@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from adapters.contract import Exactness, LoadOptions, NumericalClass, Progress, Unsupported
+from adapters.contract import Exactness, LayerRange, LoadOptions, NumericalClass, Progress, Unsupported, check_layers
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from device_profiles.profile import DeviceProfile, Precision, WeightsFormat
@@ -62,11 +62,20 @@ class SimulatedAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> ToyModel:
         """Load the toy model. Raises ModelRefused when its script is wrong, Unsupported for a device."""
+        return self._load(prepared, options, None, progress)
+
+    def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> ToyModel:
+        """Load a range of its layers. Raises what `load` raises; Unsupported where the range is not in the model."""
+        return self._load(prepared, options, layers, progress)
+
+    def _load(self, prepared: Path, options: LoadOptions, layers: LayerRange | None, progress: Progress) -> ToyModel:
         names = [device.name for device in self.devices()]
         if options.device not in names:
             raise Unsupported(f"simulated: there is no device {options.device!r}; there is {', '.join(names)}")
         script = Script.parse((prepared / SCRIPT_FILE).read_text(encoding="utf-8"))
+        kept = layers or LayerRange(0, script.layers)
+        check_layers(kept, script.layers)
         progress("load", 0.0)
-        time.sleep(script.load_ms / 1000.0)
+        time.sleep(script.keep(kept).load_ms / 1000.0)
         progress("load", 1.0)
-        return ToyModel(script, options, options.numerical_class or self.classes(options)[0][0])
+        return ToyModel(script, options, options.numerical_class or self.classes(options)[0][0], kept)

@@ -16,11 +16,14 @@ from adapters.contract import (
     Capabilities,
     DeviceLost,
     ForwardResult,
+    Hidden,
     KvLayout,
+    LayerRange,
     LoadOptions,
     NumericalClass,
     OutOfMemory,
     Segment,
+    ShardResult,
     Unsupported,
 )
 from adapters.kv_blocks import BlockPool
@@ -58,9 +61,19 @@ _CLASS = NumericalClass(Precision.FP32, Precision.FP32, apart=True)
 class ToyModel(PooledModel):
     """See the module. One thread calls it."""
 
-    def __init__(self, script: Script, options: LoadOptions, numerical_class: NumericalClass = _CLASS) -> None:
-        blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * BYTES_PER_TOKEN))
-        self._script, self._width = script.on(options.device), numerical_class.fixed_width
+    def __init__(
+        self,
+        script: Script,
+        options: LoadOptions,
+        numerical_class: NumericalClass = _CLASS,
+        layers: LayerRange | None = None,
+    ) -> None:
+        self.layers = layers or LayerRange(0, script.layers)
+        self._reads_tokens, self._gives_logits = not self.layers.first, self.layers.end == script.layers
+        share = (self.layers.end - self.layers.first) / script.layers
+        held = int(BYTES_PER_TOKEN * share)
+        blocks = max(1, int(options.kv_cache_bytes / (BLOCK_TOKENS * BYTES_PER_TOKEN * share)))
+        self._script, self._width = script.keep(self.layers).on(options.device), numerical_class.fixed_width
         super().__init__(BlockPool(blocks, BLOCK_TOKENS, options.slots))
         self._context, self._history = _tables()
         # What a KV cache holds, by block: each position's token, and the hash of everything up to it.
@@ -69,10 +82,10 @@ class ToyModel(PooledModel):
         self._forwards = 0
         self._dead = False
         self.spec = ModelSpec(
-            layers=1,
+            layers=script.layers,
             vocabulary_size=VOCABULARY,
             context_length=CONTEXT_TOKENS,
-            bytes_per_token=BYTES_PER_TOKEN,
+            bytes_per_token=held,
             vocabulary_fingerprint=vocabulary_fingerprint(byte_texts()),
         )
         self.capabilities = Capabilities(
@@ -92,6 +105,11 @@ class ToyModel(PooledModel):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
+        found = self.forward_layers(batch, None)
+        return ForwardResult(found.output, found.device_ms)
+
+    def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
+        """See the contract. A hidden state is the hash of everything up to its token, in four numbers."""
         if self._dead:
             raise DeviceLost("simulated: the model was closed or its device was lost")
         self._check(batch)
@@ -113,15 +131,24 @@ class ToyModel(PooledModel):
         width = self._width or rows
         padded = ceil_div(rows, width) * width
         self._script.wait(padded, self._forwards)
-        parts = [self._run(segment) for segment in batch]
-        logits = np.concatenate(parts) if parts else np.empty((0, VOCABULARY), np.float32)
+        first, hashes = 0, _join_hashes(hidden) if hidden is not None else []
+        found = []
+        for segment in batch:
+            found.append(self._run(segment, hashes[first : first + len(segment.tokens)]))
+            first += len(segment.tokens)
+        device_ms = self._script.base_ms + self._script.row_ms * padded
+        if not self._gives_logits:
+            return ShardResult(_split_hashes([one for _, mine in found for one in mine]), device_ms)
+        logits = np.concatenate([part for part, _ in found]) if found else np.empty((0, VOCABULARY), np.float32)
         if bits := self._script.last_bits(width, self._forwards):
             logits += np.float32(bits)
         if garbage:
             logits[:] = np.nan
-        return ForwardResult(logits, self._script.base_ms + self._script.row_ms * padded)
+        return ShardResult(logits, device_ms)
 
-    def _run(self, segment: Segment) -> NDArray[np.float32]:
+    def _run(self, segment: Segment, given: Sequence[int]) -> tuple[NDArray[np.float32], list[int]]:
+        """Return the logits of the wanted rows, and the hash behind each token: `given`, where layers come before."""
+        hashes = []
         table = self._pool.table(segment.slot, segment.start + len(segment.tokens))
         before, last = self._at(table, segment.start - 1)
         garbage = self._script.garbage >= 0 and self._script.garbage in self._list_held_tokens(table, segment.start)
@@ -131,6 +158,9 @@ class ToyModel(PooledModel):
             position = segment.start + index
             # Rows of the single-row kernel are a numerical class of their own, as on real runtimes: mixing shows.
             before = ((before ^ (token + 1 + VOCABULARY * segment.apart)) * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & _MASK
+            if not self._reads_tokens:
+                before = given[index]
+            hashes.append(before)
             garbage = garbage or token == self._script.garbage
             self._cache[table[position // BLOCK_TOKENS], position % BLOCK_TOKENS] = before, token
             if first <= index < end:
@@ -141,7 +171,7 @@ class ToyModel(PooledModel):
                     out[index - first] = np.nan
             last = token
         shift = self._script.shift_now()
-        return np.roll(out, shift, axis=1) if shift else out
+        return np.roll(out, shift, axis=1) if shift else out, hashes
 
     def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
         return self._cache[list(table)].reshape(-1).view(np.uint8)
@@ -169,6 +199,15 @@ class ToyModel(PooledModel):
     def close(self) -> None:
         """See the contract."""
         self._dead = True
+
+
+def _split_hashes(hashes: Sequence[int]) -> Hidden:
+    """Return each hash of 64 bits as four numbers of 16, which float32 holds exactly."""
+    return np.array([[one >> shift & 0xFFFF for shift in (0, 16, 32, 48)] for one in hashes], np.float32).reshape(-1, 4)
+
+
+def _join_hashes(hidden: Hidden) -> list[int]:
+    return [sum(int(part) << shift for part, shift in zip(row, (0, 16, 32, 48), strict=True)) for row in hidden]
 
 
 def _demote_choice(row: NDArray[np.float32], place: int) -> None:

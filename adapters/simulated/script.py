@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from adapters.contract import CapacityError, DeviceLost, MemoryCorrupt, ModelRefused, OutOfMemory, Overheated
+from adapters.contract import (
+    CapacityError,
+    DeviceLost,
+    LayerRange,
+    MemoryCorrupt,
+    ModelRefused,
+    OutOfMemory,
+    Overheated,
+)
 
 FAULTS = ("", "abort", "segfault", "exit", "hang", "device_lost", "out_of_memory", "ecc", "thermal", "capacity", "nan")
 
@@ -39,6 +47,7 @@ class Script:
     `memory_rows`: a forward of more rows runs out of memory, and a smaller one does not (0: none does).
     `spin`: with 1, a forward computes for its time instead of waiting, so that other programs make it longer; with 2
     on the first device only.
+    `layers`: how many it has; a range of them takes its part of the time.
     `garbage`: the logits behind that token, and of all that follows it in its sequence, are NaN (-1: of none)."""
 
     base_ms: float = 0.0
@@ -61,6 +70,7 @@ class Script:
     memory_rows: int = 0
     garbage: int = -1
     spin: int = 0
+    layers: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Script:
@@ -75,9 +85,17 @@ class Script:
             except ValueError:
                 raise ModelRefused(f"simulated: {key} must be a {kinds[key].__name__}, not {value!r}") from None
         script = cls(**values)  # type: ignore[arg-type]  # each value was converted to its field's type above
+        if script.layers < 1:
+            raise ModelRefused(f"simulated: layers must be 1 or more, not {script.layers}")
         if script.fault not in FAULTS:
             raise ModelRefused(f"simulated: no fault is called {script.fault!r}; there are {', '.join(FAULTS[1:])}")
         return script
+
+    def keep(self, layers: LayerRange) -> Script:
+        """Return what holds for a range of the layers."""
+        share = (layers.end - layers.first) / self.layers
+        times = {name: getattr(self, name) * share for name in ("base_ms", "row_ms", "load_ms", "other_ms", "drift_ms")}
+        return dataclasses.replace(self, **times)
 
     def on(self, device: str) -> Script:
         """Return what holds on that device."""

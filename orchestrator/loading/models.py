@@ -23,6 +23,7 @@ from adapters.decoder.source import open_source
 from adapters.devices_there import check_device
 from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
+from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.variant import Variant
@@ -210,7 +211,7 @@ def _prepare_shards(options: ModelOptions, progress: OnProgress) -> PreparedMode
 
 def _count_layers(options: ModelOptions, file: ModelSource | None) -> int:
     if file is None:
-        return 1
+        return Script.parse(parse_simulated_script(options.source)).layers
     return open_source(file.path).spec.layers
 
 

@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adapters.pipeline import PipelineModel
-
 from adapters.contract import (
     Adapter,
     LayerRange,
@@ -21,6 +19,7 @@ from adapters.contract import (
     ShardingAdapter,
     Unsupported,
 )
+from adapters.pipeline import PipelineModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.model_source import resolve
+from adapters.simulated.script import Script
 from device_profiles.profile import FAST, Precision
 from device_profiles.workload import DecoderShape
 from orchestrator.config.load import SIMULATED_PREFIX
 from orchestrator.config.sketch import Shape, SketchedModel
-from orchestrator.planning.digests import digest_at_hand
+from orchestrator.planning.digests import digest_at_hand, parse_simulated_script
 from policies.models.quantization import AS_FILE, BITS_PER_WEIGHT
 from policies.planning.plan import ModelFacts
 
@@ -75,7 +76,8 @@ def model_at_hand(source: str, name: str, base: Path, weights: str, store: Path)
     """
     digest = digest_at_hand(source, base, store)
     if source.startswith(SIMULATED_PREFIX):
-        return PlannedModel(name or "simulated-toy", _TOY, digest=digest)
+        layers = Script.parse(parse_simulated_script(source)).layers
+        return PlannedModel(name or "simulated-toy", replace(_TOY, layers=layers), digest=digest)
     file = resolve(source, base)
     opened = open_source(file.path)
     spec = opened.spec

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from adapters.names import SHARDING_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
@@ -64,6 +65,7 @@ def build_plan_goal(
             zones=placement.zones,
             sharding=placement.sharding,
             one_host=one_host,
+            shard_runtimes=SHARDING_ADAPTERS if one_host else (),
             max_replicas=replicas,
             min_replicas=least_replicas,
             standby=placement.standby,

@@ -34,16 +34,20 @@ def read_documented() -> dict[str, str]:
     return {row["key"]: row["default"].strip().strip("`") for row in ROW.finditer(text)}
 
 
+def example_of_model(section: str, name: str, value: str) -> str:
+    if section == "model.shards[]":
+        return f"model: {{source: x.gguf, shards: [{{{_complete({name: value}, layers='1')}}}, {{layers: 1}}]}}\n"
+    one = f"  - {{{_complete({name: value}, source='y.gguf', name='b')}}}\n"
+    return f"model: {{source: x.gguf, name: a}}\nmodels:\n{one}"
+
+
 def example_of(key: str, value: str) -> str:
     """A whole cluster.yaml in which `key` has this value, written as it stands in the documentation."""
     section, _, name = key.rpartition(".")
-    if section == "models[]":
-        one = f"  - {{{_complete({name: value}, source='y.gguf', name='b')}}}\n"
-        return f"model: {{source: x.gguf, name: a}}\nmodels:\n{one}"
+    if section.startswith(("models[]", "model.shards[]")):
+        return example_of_model(section, name, value)
     if section == "model.replicas[]":
         return f"model: {{source: x.gguf, replicas: [{{{name}: {value}}}]}}\n"
-    if section == "model.shards[]":
-        return f"model: {{source: x.gguf, shards: [{{{_complete({name: value}, layers='1')}}}, {{layers: 1}}]}}\n"
     if section.startswith("model.replicas"):
         mine = f"places: [{{{name}: {value}}}]" if section.endswith("[]") else f"{name}: {value}"
         return f"model: {{source: x.gguf, replicas: {{{mine}{'' if name == 'max' else ', max: 2'}}}}}\n"

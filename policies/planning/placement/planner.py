@@ -151,12 +151,16 @@ def _same(one: ScoredCandidate, left: Usable, wanted: PlanGoal) -> frozenset[str
 def _best_on_one_host(ground: SearchSpace) -> ScoredCandidate | None:
     """Return the best way to run the target in shards on devices of one host, None where there is none."""
     best: ScoredCandidate | None = None
-    devices = ground.left.target_devices
+    devices, able = ground.left.target_devices, ground.wanted.constraints.shard_runtimes
+    targets = {
+        profile: tuple(one for one in options if not able or one.runtime in able)
+        for profile, options in ground.left.targets.items()
+    }
     for host in sorted({one.host for one in devices}):
         mine = tuple(one for one in devices if one.host == host)
         if len(mine) < 2:
             continue
-        found = best_sharded(replace(ground, left=replace(ground.left, target_devices=mine)))
+        found = best_sharded(replace(ground, left=replace(ground.left, target_devices=mine, targets=targets)))
         if found is not None and (best is None or found.beats(best)):
             best = found
     return best

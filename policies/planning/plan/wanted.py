@@ -78,9 +78,10 @@ class Constraints:
     `pin_target`, `pin_draft`: only these may host that role. `exclude`: these host nothing. `apart`: draft and target
     share no `device`, `host` or `zone`. `zones`: only these (empty: all). `sharding`: `when_needed` cuts the target
     into layer shards only where no device can hold it. `shards`: so many exactly, 0 leaves it to the plan, at most
-    `max_shards`. `one_host`: the shards of a target are on one. `max_replicas`: how many targets may be placed; all on
-    the same terms. `min_replicas`: how many are, where there is room, though fewer would be as good. `standby`: name a
-    standby for the target. `keep_free`: the share of memory that stays free.
+    `max_shards`. `one_host`: the shards of a target are on one. `shard_runtimes`: these alone run shards (empty: all).
+    `max_replicas`: how many targets may be placed; all on the same terms. `min_replicas`: how many are, where there is
+    room, though fewer would be as good. `standby`: name a standby for the target. `keep_free`: the share of memory that
+    stays free.
     """
 
     pin_target: tuple[str, ...] = ()
@@ -93,6 +94,7 @@ class Constraints:
     shards: int = 0
     max_shards: int = 16
     one_host: bool = False
+    shard_runtimes: tuple[str, ...] = ()
     max_replicas: int = 1
     min_replicas: int = 1
     standby: bool = True

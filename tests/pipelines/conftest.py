@@ -1,0 +1,99 @@
+"""The conformance suite's models, cut into shards on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adapters import registry
+from adapters.conformance.case import Case, Prepared, load, prepare_case
+from adapters.conformance.fixtures import all_free as all_free
+from adapters.conformance.fixtures import far as far
+from adapters.conformance.fixtures import model as model
+from adapters.contract import Adapter, LoadedModel, LoadOptions, NumericalClass, Progress
+from adapters.pipeline import PipelineModel
+from device_profiles.profile import DeviceProfile, WeightsFormat
+from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, cut_layers
+from tests.support import tiny_models
+from tests.support.conformance import DEVICES
+from tests.support.failing import poison
+
+LAYERS = 4
+CUTS = [
+    pytest.param(("simulated", "", (1, 3)), id="simulated-2"),
+    pytest.param(("simulated", "", (2, 1, 1)), id="simulated-3"),
+    pytest.param(("openvino_rt", "llama3", (3, 1)), id="openvino_rt-2"),
+    pytest.param(("openvino_rt", "gemma3", (1, 2, 1)), id="openvino_rt-gemma3-3"),
+]
+
+
+class InShards:
+    """An adapter whose models are loaded in layer shards."""
+
+    def __init__(self, whole: Adapter, counts: Sequence[int]) -> None:
+        self.name, self._whole, self._counts = whole.name, whole, counts
+
+    def devices(self) -> list[DeviceProfile]:
+        return self._whole.devices()
+
+    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        return self._whole.classes(options)
+
+    def recipe(self, weights: WeightsFormat | None = None) -> str:
+        return self._whole.recipe(weights)
+
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
+        self._whole.prepare(source, target, progress, weights)
+
+    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LoadedModel:
+        ranges = cut_layers(self._counts, LAYERS, "the model")
+        parts = [PlacedLayers(self._whole, options.device, 0, layers, prepared) for layers in ranges]
+        return PipelineLoader(parts).load(prepared, options, progress)
+
+
+def poison_all(model: LoadedModel, slot: int) -> bool:
+    assert isinstance(model, PipelineModel)
+    return all(poison(shard, slot) for shard in model.shards)
+
+
+@pytest.fixture(scope="session", params=CUTS)
+def cut(request: pytest.FixtureRequest) -> tuple[str, str, tuple[int, ...]]:
+    """An adapter, the model of tests/support/tiny_models.py, and how many layers each shard has."""
+    found: tuple[str, str, tuple[int, ...]] = request.param
+    return found
+
+
+@pytest.fixture(scope="session")
+def case(cut: tuple[str, str, tuple[int, ...]], tmp_path_factory: pytest.TempPathFactory) -> Case:
+    name, tiny, _ = cut
+    root = tmp_path_factory.mktemp(name)
+    shared: dict[str, Any] = {"adapter": name, "device": DEVICES[name], "poison": poison_all}
+    if not tiny:
+        source = root / "script.txt"
+        source.write_text(f"layers={LAYERS}")
+        return Case(source=source, damaged=b"layers=0", damage_told="layers must be 1 or more", **shared)
+    return Case(source=tiny_models.write_model(root / tiny, tiny, kind="BF16", num_hidden_layers=LAYERS), **shared)
+
+
+@pytest.fixture(scope="session")
+def whole(case: Case, shared_store: Path) -> Prepared:
+    """The model, to be loaded whole."""
+    return prepare_case(case, registry.get(case.adapter), shared_store)
+
+
+@pytest.fixture(scope="session")
+def prepared(cut: tuple[str, str, tuple[int, ...]], whole: Prepared) -> Prepared:
+    """The same, to be loaded in shards."""
+    return replace(whole, adapter=InShards(whole.adapter, cut[2]))
+
+
+@pytest.fixture
+def uncut(whole: Prepared, model: LoadedModel) -> Iterator[LoadedModel]:
+    """The whole model, loaded in the class that its shards have."""
+    loaded = load(whole, numerical_class=model.capabilities.numerical_class)
+    yield loaded
+    loaded.close()
