@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
 from device_profiles.device_load import DeviceLoad
 from orchestrator.api.admin.targets import AdminTarget
 from orchestrator.api.dashboard import viewers
+from orchestrator.api.dashboard.cluster_map import build_map
 from orchestrator.api.dashboard.failovers import FailoverTimeline
 from orchestrator.api.dashboard.routes import Dashboard, install_dashboard
 from orchestrator.api.dashboard.static_files import HEADERS, read_static_files
@@ -322,3 +324,21 @@ async def test_a_model_that_never_served_is_shown_as_well(phase):
         ((_, event),) = await read_events(response, 1)
     assert event["parts"]["model/0/state"]["phase"] == phase
     assert event["parts"]["model/0/figures"] == {"engines": {}, "percentiles": {}}
+
+
+def test_a_target_that_is_cut_is_on_the_map_once_for_each_shard():
+    cut = ["layers 0 to 1 on simulated SIM", "layers 2 to 3 on simulated SIM.1"]
+    ready = msgspec.structs.replace(READY, device="SIM+SIM.1", shards=cut)
+    replica = ReplicaView(0, "target", "ready", "", "", ready, None, Totals(), 0)
+    view = StateView("ready", "", "", "local", ready, None, replicas=(replica,))
+    found = build_map(view, None, [])
+    assert [(one["device"], one["layers"]) for one in found["workers"]] == [
+        ("here/SIM", "layers 0 to 1"),
+        ("here/SIM.1", "layers 2 to 3"),
+    ]
+    assert [one["kind"] for one in found["links"]] == ["layers"]
+    shards = [
+        {"device": "here/SIM", "first_layer": 0, "end_layer": 2},
+        {"device": "here/SIM.1", "first_layer": 2, "end_layer": 4},
+    ]
+    assert build_map(view, {"plan": {"replicas": [{"shards": shards}]}}, []) == found

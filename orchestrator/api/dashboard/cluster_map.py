@@ -66,10 +66,10 @@ def _describe_load(device: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _take_shards(planned: list[Any], replica: ReplicaView, known: Sequence[str]) -> list[dict[str, Any]]:
-    """Return where a replica's layers are, and take its entry out of the plan's. Without one it is on one device."""
+    """Return where a replica's layers are, and take its entry out of the plan's. Without one its worker says so."""
     name = _name_device(replica)
     for index, one in enumerate(planned):
-        if not name or one["shards"][0]["device"].rpartition("/")[2] == name:
+        if not name or "+".join(shard["device"].rpartition("/")[2] for shard in one["shards"]) == name:
             shards = planned.pop(index)["shards"]
             several = len(shards) > 1
             return [
@@ -79,7 +79,13 @@ def _take_shards(planned: list[Any], replica: ReplicaView, known: Sequence[str])
                 }
                 for shard in shards
             ]
-    return [{"device": _find_device(name, known), "layers": ""}]
+    cut = replica.ready.shards if replica.ready is not None else []
+    if not cut:
+        return [{"device": _find_device(name, known), "layers": ""}]
+    return [
+        {"device": _find_device(device, known), "layers": layers.partition(" on ")[0]}
+        for device, layers in zip(name.split("+"), cut, strict=True)
+    ]
 
 
 def _name_device(replica: ReplicaView) -> str:
