@@ -9,6 +9,7 @@ import ssl
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -19,6 +20,8 @@ from orchestrator.errors import ConfigError
 from tests.support.daemon import configuration, running
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates")
+
+WHOLE: dict[str, Any] = {"model": "toy", "prompt": "x", "stream": True, "extra_body": {"ignore_eos": True}}
 
 
 def make_certificate(directory: Path, kind: str = "rsa:2048", name: str = "one") -> tuple[Path, Path]:
@@ -59,12 +62,12 @@ def test_the_real_client_streams_through_tls_and_a_renewed_certificate_is_shown_
     with running(config) as daemon:
         assert daemon.url.startswith("https://")
         port = int(daemon.url.rpartition(":")[2])
-        chunks = list(daemon.client.completions.create(model="toy", prompt="x", max_tokens=20, stream=True))
+        chunks = list(daemon.client.completions.create(**WHOLE, max_tokens=20))
         assert chunks[-1].choices[0].finish_reason == "length"
         with pytest.raises(httpx.HTTPError):
             httpx.get(daemon.url.replace("https", "http") + "/health")
         with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="x", max_retries=0) as held:
-            stream = held.completions.create(model="toy", prompt="x", max_tokens=40, stream=True)
+            stream = held.completions.create(**WHOLE, max_tokens=40)
             next(iter(stream))
             shutil.copy(renewed, certificate)
             daemon.process.send_signal(signal.SIGHUP)  # the key does not fit: all stays as it was

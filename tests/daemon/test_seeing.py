@@ -34,7 +34,7 @@ from tests.support.daemon import Daemon, outrider_process
 
 WITHIN_S = 240.0
 ENTRY = [sys.executable, "-m", "orchestrator.cli.entry"]
-ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 8}
+ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 8, "ignore_eos": True}
 
 
 def until(found: Callable[[], object], what: str) -> None:
