@@ -146,7 +146,12 @@ def theirs(prepared: Path, spec: DecoderSpec, device: str) -> Any:
         return linear
 
     network = build(
-        spec, read_prepared_tensors(prepared, spec), dtype=torch.bfloat16, device=torch.device(device), make_linear=make
+        spec,
+        spec.all_layers,
+        read_prepared_tensors(prepared, spec, spec.all_layers),
+        dtype=torch.bfloat16,
+        device=torch.device(device),
+        make_linear=make,
     )
     network.set_attn_implementation("sdpa")
     return network

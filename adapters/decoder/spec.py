@@ -22,11 +22,13 @@ rows are in the order of rotate-half (NeoX) position embedding.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from adapters.contract import LayerRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ class DecoderSpec:
         return self.draft_outputs or self.vocabulary_size
 
     @property
+    def all_layers(self) -> LayerRange:
+        """Return the range of all layers."""
+        return LayerRange(0, self.layers)
+
+    @property
     def matrix_elements(self) -> int:
         """How many weights the matrices have together."""
         layer = ("query", "key", "value", "output", "gate", "up", "down")
@@ -80,6 +87,11 @@ class DecoderSpec:
         return sum(math.prod(self.shape_of(name)) for name in outer) + self.layers * sum(
             math.prod(self.shape_of(name)) for name in layer
         )
+
+    def keep_layers(self, layers: LayerRange) -> DecoderSpec:
+        """Return the spec of these layers alone, numbered from 0."""
+        kept = slice(layers.first, layers.end)
+        return replace(self, layers=layers.end - layers.first, ropes=self.ropes[kept], windows=self.windows[kept])
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of the tensor of a canonical name."""

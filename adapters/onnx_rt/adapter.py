@@ -9,6 +9,7 @@ from typing import Any
 
 from adapters.contract import (
     AdapterUnavailable,
+    LayerRange,
     LoadOptions,
     ModelRefused,
     NumericalClass,
@@ -16,10 +17,11 @@ from adapters.contract import (
     Progress,
     RuntimeFailed,
     Unsupported,
+    check_layers,
 )
 from adapters.device_memory import read_host_memory, read_nvidia_memory
 from adapters.failures import classify_failure
-from adapters.onnx_rt.graph import MODEL_FILE, write_graph
+from adapters.onnx_rt.graph import MODEL_FILE, keep_layers, write_graph
 from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import ProviderChoice, choose_provider, confirm, device_names
 from adapters.pooled import choose_min_rows
@@ -40,6 +42,7 @@ _GROUP = 32
 """MatMulNBits quantises activations in the groups that the weights have, all of them here of 32."""
 _FIXED_WIDTH = 16
 _SPIN_US = 200  # ADR 0008
+_WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 _FATAL = 4  # log severity: failures reach us as exceptions, and a copy on standard error only confuses
 
 
@@ -147,9 +150,14 @@ class OnnxRuntimeAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
         """See the contract."""
+        return self.load_layers(prepared, options, LayerRange(0, read_facts(prepared)["layers"]), progress)
+
+    def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> OrtModel:
+        """See the contract."""
         choice = choose_provider(options.device, _runtime().get_available_providers())
         chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)
+        check_layers(layers, facts["layers"])
         as_they_come = options.exactness is Exactness.BIT and not chosen.fixed_width
         if as_they_come and facts["head_dim"] > _EXACT_HEAD_DIM:
             raise Unsupported(
@@ -157,9 +165,9 @@ class OnnxRuntimeAdapter:
                 "Set exactness: kernel, or adapter: openvino_rt"
             )
         progress("load", 0.0)
-        session = self._session(prepared / MODEL_FILE, options, choice)
+        session = self._session(prepared / MODEL_FILE, options, choice, (layers, facts["layers"]))
         progress("load", 0.9)
-        cache = CacheShape(facts["layers"], facts["kv_heads"], facts["head_dim"])
+        cache = CacheShape(layers, facts["kv_heads"], facts["head_dim"])
         model = OrtModel(
             session,
             model_spec(facts, cache.bytes_per_token),
@@ -172,7 +180,7 @@ class OnnxRuntimeAdapter:
         progress("load", 1.0)
         return model
 
-    def _session(self, path: Path, options: LoadOptions, choice: ProviderChoice) -> Any:
+    def _session(self, path: Path, options: LoadOptions, choice: ProviderChoice, kept: tuple[LayerRange, int]) -> Any:
         runtime = _runtime()
         settings = runtime.SessionOptions()
         settings.log_severity_level = _FATAL
@@ -182,8 +190,14 @@ class OnnxRuntimeAdapter:
         settings.add_session_config_entry("session.force_spinning_stop", "1")
         if choice.device != "CPU":  # a node that the provider cannot run is an error, not a detour over the CPU
             settings.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+        layers, count = kept
+        graph: str | bytes = str(path)
+        if layers != LayerRange(0, count):
+            _require_package("onnx")
+            settings.add_session_config_entry(_WEIGHTS_FOLDER, str(path.parent))
+            graph = keep_layers(path, layers, count)
         try:
-            session = runtime.InferenceSession(str(path), settings, providers=[(choice.provider, choice.options)])
+            session = runtime.InferenceSession(graph, settings, providers=[(choice.provider, choice.options)])
         except Exception as error:  # the runtime's errors have no other root
             failure = classify_failure(error, "ONNX Runtime", last_line=True)
             if not isinstance(failure, RuntimeFailed):

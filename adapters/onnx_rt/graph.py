@@ -14,16 +14,19 @@ past: new positions are written in place.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adapters.contract import ModelRefused
+from adapters.contract import LayerRange, ModelRefused
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor, Weights
 from adapters.onnx_rt.initializers import WeightFile, pack_values, pack_zeros, stack_matrices
 
 MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
+HIDDEN_INPUT, HIDDEN_OUTPUT = "hidden_states", "hidden_out"
+_NOTHING = "hidden_states.nothing"
 MICROSOFT = "com.microsoft"
 OPSET = 21
 INT8_ACTIVATIONS = 4
@@ -89,12 +92,77 @@ def _caches(spec: DecoderSpec, prefix: str) -> list[Any]:
     from onnx import TensorProto, helper
 
     shape = ["batch", spec.kv_heads, "capacity", spec.head_dim]
-    return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in cache_names(spec.layers, prefix)]
+    names = cache_names(spec.all_layers, prefix)
+    return [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in names]
 
 
-def cache_names(layers: int, prefix: str) -> list[str]:
-    """Return the names of all layers' caches, `prefix` being past or present."""
-    return [f"{prefix}.{layer}.{kind}" for layer in range(layers) for kind in ("key", "value")]
+def cache_names(layers: LayerRange, prefix: str) -> list[str]:
+    """Return the names of the layers' caches, `prefix` being past or present."""
+    return [f"{prefix}.{layer}.{kind}" for layer in range(layers.first, layers.end) for kind in ("key", "value")]
+
+
+def keep_layers(path: Path, layers: LayerRange, count: int) -> bytes:
+    """Return the part of a written graph of `count` layers that is these. Its weights stay in the file beside it.
+
+    A range that does not begin with the first layer has the input `hidden_states`, and one that does not end with the
+    last has the output `hidden_out`: float32, shape (batch, sequence, hidden size).
+    """
+    import onnx
+    from onnx import TensorProto, helper
+
+    model = onnx.load_model(path, load_external_data=False)
+    graph = model.graph
+    nodes = {name: node for node in graph.node for name in node.output if name}
+    width = next(one.dims[0] for one in graph.initializer if one.name == f"{layers.first}.attention_norm")
+    shape = ["batch", "sequence", width]
+    inputs = {one.name: one for one in graph.input}
+    outputs = {one.name: one for one in graph.output}
+    results = [outputs[name] for name in cache_names(layers, "present")]
+    if layers.end < count:
+        residual, change = nodes[_name_sum(layers.end)].input[:2]
+        nodes[HIDDEN_OUTPUT] = helper.make_node("Add", [residual, change], [HIDDEN_OUTPUT], name=HIDDEN_OUTPUT)
+        results.insert(0, helper.make_tensor_value_info(HIDDEN_OUTPUT, TensorProto.FLOAT, shape))
+    else:
+        results.insert(0, outputs["logits"])
+    if layers.first:
+        # The operator that adds and norms goes on, over nothing to add: another one may norm with other last bits.
+        norm = nodes[_name_sum(layers.first)]
+        inputs[HIDDEN_INPUT] = helper.make_tensor_value_info(HIDDEN_INPUT, TensorProto.FLOAT, shape)
+        nodes[_NOTHING] = helper.make_node("Sub", [HIDDEN_INPUT, HIDDEN_INPUT], [_NOTHING], name=_NOTHING)
+        norm.input[0], norm.input[1] = HIDDEN_INPUT, _NOTHING
+    needed = _list_needed(nodes, [one.name for one in results])
+    kept = {name for node in needed for name in node.input}
+    part = helper.make_graph(
+        needed,
+        str(layers),
+        [one for name, one in inputs.items() if name in kept],
+        results,
+        [one for one in graph.initializer if one.name in kept],
+    )
+    made = helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
+    return bytes(made.SerializeToString())
+
+
+def _name_sum(layer: int) -> str:
+    """Return the name of what a layer, not the first, reads: its norm gives it as a second output."""
+    return f"{layer}.attention_norm.sum"
+
+
+def _list_needed(nodes: Mapping[str, Any], results: Sequence[str]) -> list[Any]:
+    """Return the nodes that these results are computed from, in an order in which they can be run."""
+    found: dict[str, Any] = {}
+    waiting = [(name, False) for name in reversed(results)]
+    while waiting:
+        name, behind = waiting.pop()
+        node = nodes.get(name)
+        if node is None or node.name in found:
+            continue
+        if behind:
+            found[node.name] = node
+            continue
+        waiting.append((name, True))
+        waiting += [(source, False) for source in node.input]
+    return list(found.values())
 
 
 class _Builder:

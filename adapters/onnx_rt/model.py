@@ -21,15 +21,18 @@ from adapters.contract import (
     Capabilities,
     DeviceLost,
     ForwardResult,
+    Hidden,
+    LayerRange,
     LoadOptions,
     NumericalClass,
     OutOfMemory,
     Segment,
+    ShardResult,
 )
 from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
 from adapters.kv_memory import KvMemory, block_tokens
-from adapters.onnx_rt.graph import cache_names
+from adapters.onnx_rt.graph import HIDDEN_INPUT, HIDDEN_OUTPUT, cache_names
 from adapters.pooled import Bytes, PooledModel
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
@@ -41,16 +44,21 @@ _LEAST_ROW_BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The KV cache of one position: `layers` times keys and values, (kv_heads, head_dim) in float32."""
+    """The KV cache of one position: for each of the layers keys and values, (kv_heads, head_dim) in float32."""
 
-    layers: int
+    layers: LayerRange
     kv_heads: int
     head_dim: int
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of a position over all layers."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * 4
+        return self.caches * self.kv_heads * self.head_dim * 4
+
+    @property
+    def caches(self) -> int:
+        """Keys and values of all layers."""
+        return 2 * (self.layers.end - self.layers.first)
 
 
 class OrtModel(PooledModel):
@@ -68,8 +76,11 @@ class OrtModel(PooledModel):
         device: str,
     ) -> None:
         self._session = session
-        self._layers = cache.layers
+        self._inputs = {one.name for one in session.get_inputs()}
+        self.layers = cache.layers
+        self._last = cache.layers.end == spec.layers
         self._outputs = spec.outputs
+        self._hidden = 0 if self._last else int(session.get_outputs()[0].shape[2])
         self._width = numerical_class.fixed_width
         pad_to = numerical_class.segment_rows
         block = block_tokens(cache.head_dim * 4, options.kv_cache_bytes)
@@ -80,7 +91,7 @@ class OrtModel(PooledModel):
         )
         super().__init__(pool)
         self._memory = KvMemory(
-            caches=2 * cache.layers,
+            caches=cache.caches,
             slots=options.slots,
             kv_heads=cache.kv_heads,
             head_dim=cache.head_dim,
@@ -108,35 +119,68 @@ class OrtModel(PooledModel):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
+        found = self.forward_layers(batch, None)
+        return ForwardResult(found.output, found.device_ms)
+
+    def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
+        """See the contract."""
         if self._session is None:
             raise DeviceLost("the model was closed")
         self._check(batch)
         self._pool.reserve(batch)
         try:
-            return self._forward(batch)
+            return self._forward(batch, hidden) if self._last else self._forward_inner(batch, hidden)
         except MemoryError as error:  # of numpy
             raise OutOfMemory(f"there is no memory for a forward: {error}", can_go_on=True) from error
 
-    def _forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        batch = [piece for segment in batch for piece in cut_segment(segment, self._width)] if self._width else batch
+    def _forward(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
+        """Run layers whose last is the model's: the rows are logits."""
+        batch = self._cut(batch)
         counts = [segment.rows[1] - segment.rows[0] for segment in batch]
         logits = self._room(sum(counts))
         begins = [0, *accumulate(counts)]
         started = time.perf_counter()
-        for group in self._groups(batch):
+        for group, call in self._calls_of(batch, hidden):
             first = group[0]
-            call = self._call(batch[first].slot, len(group))
-            self._place([batch[index] for index in group])
-            call.set_inputs([batch[index] for index in group], self._pool.count_padded_rows(batch[first]))
             if len(group) == 1:
-                call.bind_logits(logits[begins[first] : begins[first + 1]])
+                call.bind_output("logits", logits[begins[first] : begins[first + 1]])
                 self._run(call)
             else:
                 rows = np.empty((sum(counts[index] for index in group), self._outputs), np.float32)
-                call.bind_logits(rows)
+                call.bind_output("logits", rows)
                 self._run(call)
                 logits[[begins[index] for index in group if counts[index]]] = rows
-        return ForwardResult(logits, (time.perf_counter() - started) * 1000.0)
+        return ShardResult(logits, (time.perf_counter() - started) * 1000.0)
+
+    def _forward_inner(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
+        """Run layers behind which others come: the rows are hidden states."""
+        batch = self._cut(batch)
+        begins = [0, *accumulate(len(segment.tokens) for segment in batch)]
+        given = np.empty((begins[-1], self._hidden), np.float32)
+        started = time.perf_counter()
+        for group, call in self._calls_of(batch, hidden):
+            made = np.empty((len(group), self._pool.count_padded_rows(batch[group[0]]), self._hidden), np.float32)
+            call.bind_output(HIDDEN_OUTPUT, made)
+            self._run(call)
+            for rows, index in zip(made, group, strict=True):
+                given[begins[index] : begins[index + 1]] = rows[: len(batch[index].tokens)]
+        return ShardResult(given, (time.perf_counter() - started) * 1000.0)
+
+    def _cut(self, batch: Sequence[Segment]) -> Sequence[Segment]:
+        """Return the segments that calls are made of: pieces of one width where the class has one."""
+        return [piece for segment in batch for piece in cut_segment(segment, self._width)] if self._width else batch
+
+    def _calls_of(self, batch: Sequence[Segment], hidden: Hidden | None) -> Iterator[tuple[list[int], _Call]]:
+        """Yield the calls of a forward with their inputs set, and which segments each is for."""
+        begins = [0, *accumulate(len(segment.tokens) for segment in batch)]
+        for group in self._groups(batch):
+            segments = [batch[index] for index in group]
+            call = self._call(segments[0].slot, len(group))
+            self._place(segments)
+            call.set_inputs(segments, self._pool.count_padded_rows(segments[0]))
+            if hidden is not None:
+                call.set_hidden([hidden[begins[index] : begins[index + 1]] for index in group])
+            yield group, call
 
     def _place(self, segments: Sequence[Segment]) -> None:
         for segment in segments:
@@ -175,7 +219,7 @@ class OrtModel(PooledModel):
         """Return the binding of `sequences` slots from `slot` on."""
         found = self._calls.get((slot, sequences))
         if found is None:
-            found = _Call(self._session.io_binding(), self._layers, self._memory, slot, sequences)
+            found = _Call(self._session.io_binding(), self._inputs, self.layers, self._memory, slot, sequences)
             self._calls[slot, sequences] = found
         return found
 
@@ -227,8 +271,12 @@ def cut_segment(segment: Segment, width: int) -> Iterator[Segment]:
 class _Call:
     """The binding of neighbouring slots: their caches once, inputs again only where their shape changes."""
 
-    def __init__(self, binding: Any, layers: int, memory: KvMemory, slot: int, sequences: int) -> None:
+    def __init__(
+        self, binding: Any, inputs: set[str], layers: LayerRange, memory: KvMemory, slot: int, sequences: int
+    ) -> None:
+        """`inputs`: those that these layers have."""
         self.binding = binding
+        self._inputs = inputs
         self._kept: dict[str, NDArray[Any]] = {}  # the runtime borrows their memory
         self._seqlens = np.zeros(sequences, np.int32)
         self._total = np.zeros((), np.int32)
@@ -258,10 +306,20 @@ class _Call:
             self._wanted = wanted
             self._bind("wanted_rows", np.array(wanted, np.int64))
 
-    def bind_logits(self, rows: NDArray[np.float32]) -> None:
-        """Have the logits written to `rows`."""
-        self.binding.bind_output("logits", "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+    def set_hidden(self, states: Sequence[Hidden]) -> None:
+        """Write what each sequence's tokens are. Rows that only fill up are 0."""
+        sequences, rows = self._ids.shape
+        padded = np.zeros((sequences, rows, states[0].shape[1]), np.float32)
+        for own, one in zip(padded, states, strict=True):
+            own[: len(one)] = one
+        self._bind(HIDDEN_INPUT, padded)
+
+    def bind_output(self, name: str, rows: NDArray[np.float32]) -> None:
+        """Have an output written to `rows`."""
+        self.binding.bind_output(name, "cpu", 0, np.float32, rows.shape, rows.ctypes.data)
 
     def _bind(self, name: str, values: NDArray[Any]) -> None:
+        if name not in self._inputs:
+            return
         self._kept[name] = values
         self.binding.bind_input(name, "cpu", 0, values.dtype.type, values.shape, values.ctypes.data)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract import (
     AdapterUnavailable,
     Exactness,
+    LayerRange,
     LoadOptions,
     NumericalClass,
     Precision,
     Progress,
     Unsupported,
+    check_layers,
 )
 from adapters.decoder.spec import DecoderSpec
 from adapters.device_memory import read_host_memory
@@ -158,12 +160,17 @@ class TorchAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> TorchModel:
         """See the contract."""
+        return self.load_layers(prepared, options, LayerRange(0, read_facts(prepared)["layers"]), progress)
+
+    def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> TorchModel:
+        """See the contract."""
         torch = _torch()
+        check_layers(layers, read_facts(prepared)["layers"])
         profile = self._profile(options.device)
         chosen = options.numerical_class or _classes(profile, options)[0][0]
         if options.threads and profile.kind == "cpu":
             torch.set_num_threads(options.threads)
-        return _load(prepared, options, chosen, progress)
+        return _load(prepared, options, chosen, layers, progress)
 
 
 def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
@@ -182,7 +189,9 @@ def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[
     return [first, [NumericalClass(one, one, fixed_width=_FIXED_WIDTH) for one in left]]
 
 
-def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress: Progress) -> TorchModel:
+def _load(
+    prepared: Path, options: LoadOptions, chosen: NumericalClass, layers: LayerRange, progress: Progress
+) -> TorchModel:
     import torch
 
     from adapters.torch_device.failures import classify_torch_failure
@@ -198,17 +207,18 @@ def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress
     products = Products(device, activations, shapes.product_tile)
     progress("load", 0.0)
     try:
-        network = _network(prepared, decoder, products, activations, device)
+        network = _network(prepared, decoder, layers, products, activations, device)
         progress("load", 0.9)
         model = TorchModel(
             network,
-            decoder,
-            model_spec(facts, bytes_per_token(decoder, activations)),
+            own := decoder.keep_layers(layers),
+            model_spec(facts, bytes_per_token(own, activations)),
             options,
             shapes,
             weights=products.describe_storage(facts["weights"]),
             numerical_class=chosen,
             device=device,
+            layers=layers,
         )
     except (RuntimeError, MemoryError) as error:
         raise classify_torch_failure(error) from error
@@ -216,12 +226,14 @@ def _load(prepared: Path, options: LoadOptions, chosen: NumericalClass, progress
     return model
 
 
-def _network(prepared: Path, decoder: DecoderSpec, products: Products, activations: Precision, device: Any) -> Any:
+def _network(
+    prepared: Path, decoder: DecoderSpec, layers: LayerRange, products: Products, activations: Precision, device: Any
+) -> Any:
     from adapters.torch_device import attention
     from adapters.torch_device.decoder import build
     from adapters.torch_device.model import DTYPES
     from adapters.torch_device.weights import read_prepared_tensors
 
     attention.register()
-    tensors = read_prepared_tensors(prepared, decoder)
-    return build(decoder, tensors, dtype=DTYPES[activations], device=device, make_linear=products.make)
+    tensors = read_prepared_tensors(prepared, decoder, layers)
+    return build(decoder, layers, tensors, dtype=DTYPES[activations], device=device, make_linear=products.make)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from adapters.contract import ModelRefused
+from adapters.contract import LayerRange, ModelRefused
 from adapters.decoder.from_safetensors import tensor_names
 from adapters.decoder.hf_config import FAMILIES
 from adapters.decoder.spec import DecoderSpec, Dense
@@ -26,16 +26,25 @@ _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def build(
-    spec: DecoderSpec, tensors: Iterable[tuple[str, Stored]], *, dtype: Any, device: Any, make_linear: MakeLinear
+    whole: DecoderSpec,
+    layers: LayerRange,
+    tensors: Iterable[tuple[str, Stored]],
+    *,
+    dtype: Any,
+    device: Any,
+    make_linear: MakeLinear,
 ) -> Any:
-    """Return the model in evaluation mode; products are what `make_linear(weight, bias)` makes of them, `weight` as it
-    is stored where it is quantised, else torch's tensor.
+    """Return a range of a model's layers in evaluation mode, as a model of that many; products are what
+    `make_linear(weight, bias)` makes of them, `weight` as it is stored where it is quantised, else torch's tensor.
+    Its embeddings are empty where the range does not begin with the first layer. It has neither last norm nor output
+    layer where the range does not end with the last.
 
     Raises ModelRefused for what the family's class has no words for, torch's errors when memory runs out.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    spec = whole.keep_layers(layers)
     if len(set(spec.ropes)) > 1 and spec.family != "gemma3":
         raise ModelRefused(f"{spec.family} with ropes that differ by layer is not supported on torch")
     try:
@@ -61,6 +70,8 @@ def build(
         model.lm_head.weight = model.model.embed_tokens.weight
         if names["embedding"][0] in quantised:
             quantised["lm_head.weight"] = quantised[names["embedding"][0]]
+    if layers.end < whole.layers:
+        model.model.norm = model.lm_head = nn.Identity()
     _set_buffers(model, spec, device)
     _replace_linears(model, quantised, make_linear)
     return model.eval().requires_grad_(False)

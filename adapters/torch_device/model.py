@@ -16,12 +16,15 @@ from adapters.contract import (
     Capabilities,
     DeviceLost,
     ForwardResult,
+    Hidden,
     KvLayout,
+    LayerRange,
     LoadOptions,
     NumericalClass,
     OutOfMemory,
     Precision,
     Segment,
+    ShardResult,
     Unsupported,
 )
 from adapters.decoder.spec import DecoderSpec
@@ -91,8 +94,11 @@ class TorchModel(PooledModel):
         weights: str,
         numerical_class: NumericalClass,
         device: Any,
+        layers: LayerRange,
     ) -> None:
-        """Allocate the KV pool on the device. Raises torch's errors when memory runs out."""
+        """Allocate the KV pool on the device. `network` and `decoder` are of these layers alone, `spec` of the whole
+        model. Raises torch's errors when memory runs out."""
+        self.layers = layers
         blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * spec.bytes_per_token))
         super().__init__(BlockPool(blocks, BLOCK_TOKENS, options.slots))
         self._shapes = shapes
@@ -119,6 +125,7 @@ class TorchModel(PooledModel):
             scratch_block=blocks,
             windows=decoder.windows,
             device=device,
+            last=layers.end == spec.layers,
         )
         self.spec = spec
         self.capabilities = Capabilities(
@@ -137,6 +144,11 @@ class TorchModel(PooledModel):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
+        found = self.forward_layers(batch, None)
+        return ForwardResult(found.output, found.device_ms)
+
+    def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
+        """See the contract."""
         if self._runner is None:
             raise DeviceLost("the model was closed")
         self._check(batch)
@@ -146,7 +158,7 @@ class TorchModel(PooledModel):
                 raise Unsupported(f"slot {segment.slot}: a token is outside the vocabulary")
         self._pool.reserve(batch)
         try:
-            logits, device_ms = self._runner.run(plan_forward(batch, self._pool, self._shapes))
+            output, device_ms = self._runner.run(plan_forward(batch, self._pool, self._shapes), hidden)
         except (RuntimeError, MemoryError) as error:
             failure = classify_torch_failure(error)
             if isinstance(failure, OutOfMemory) and self._runner.take_memory_back():
@@ -154,7 +166,7 @@ class TorchModel(PooledModel):
             else:
                 self.close()
             raise failure from error
-        return ForwardResult(logits, device_ms)
+        return ShardResult(output, device_ms)
 
     def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
         if self._memory is None:

@@ -59,7 +59,7 @@ class Group:
 class ForwardPlan:
     """`ids`, `positions`, `writes` (each row's place in the KV pool), all (rows,). `tiles`: the rows of all tiles
     one after the other; `sources`, (rows,): where among them a row's attention stands. `wanted`: rows whose
-    logits come back, of which the first `wanted_count` were asked for."""
+    logits come back, of which the first `wanted_count` were asked for. The first `token_count` rows are tokens'."""
 
     ids: Indices
     positions: Indices
@@ -68,6 +68,7 @@ class ForwardPlan:
     sources: Indices
     wanted: Indices
     wanted_count: int
+    token_count: int
     groups: tuple[Group, ...]
 
 
@@ -109,6 +110,7 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
         sources=sources,
         wanted=np.concatenate([asked, np.zeros(heads - len(asked), np.int64)]),
         wanted_count=len(asked),
+        token_count=count,
         groups=tuple(groups),
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from adapters.contract import Logits
+from adapters.contract import Hidden, Logits
 from adapters.torch_device.attention import DeviceGroup, KvPool, PagedBatch
 from adapters.torch_device.graphs import Graphs
 from adapters.torch_device.plan import ForwardPlan, Indices
@@ -21,12 +21,22 @@ _MASKED_BACKENDS = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
 
 
 class ForwardRunner:
-    """A model on a device, one forward at a time. `windows` are the layers' sliding windows."""
+    """Layers of a model on a device, one forward at a time. `windows` are the layers' sliding windows. `last`: they end
+    with the model's last one, so that they give logits, else hidden states."""
 
     def __init__(
-        self, model: Any, pool: KvPool, *, block: int, scratch_block: int, windows: tuple[int, ...], device: Any
+        self,
+        model: Any,
+        pool: KvPool,
+        *,
+        block: int,
+        scratch_block: int,
+        windows: tuple[int, ...],
+        device: Any,
+        last: bool = True,
     ) -> None:
         self._model, self._pool, self._block, self._windows = model, pool, block, windows
+        self._last = last
         self._device = device
         self._graphs: Graphs | None = None
         if device.type == "cuda":
@@ -37,13 +47,15 @@ class ForwardRunner:
         self._stage = _Stage(device)
         self._host: Any = None
 
-    def run(self, plan: ForwardPlan) -> tuple[Logits, float]:
-        """Return the wanted rows, valid until the next call, and the milliseconds that the device took."""
+    def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> tuple[Logits | Hidden, float]:
+        """Return the wanted rows of logits, or the hidden states of all tokens, valid until the next call, and the
+        milliseconds that the device took. `hidden`: what the tokens are where the model's first layer is not here."""
         with torch.inference_mode(), _on_device(self._device):
-            size = self._graphs.prepare(plan) if self._graphs else None
+            # Graphs have no input for hidden states: these layers run as they come.
+            size = self._graphs.prepare(plan) if self._graphs and hidden is None else None
             self._clock.start()
-            made = self._graphs.replay(plan, size) if self._graphs and size else self._rows(plan)
-            rows = made[: plan.wanted_count]
+            made = self._graphs.replay(plan, size) if self._graphs and size else self._rows(plan, hidden)
+            rows = made[: plan.wanted_count if self._last else plan.token_count]
             logits = self._on_host(rows)
             return logits, self._clock.stop_ms()
 
@@ -57,8 +69,8 @@ class ForwardRunner:
         torch.cuda.empty_cache()
         return True
 
-    def _rows(self, plan: ForwardPlan) -> Any:
-        """Return the logits of a plan's wanted rows, padding included, on the device."""
+    def _rows(self, plan: ForwardPlan, hidden: Hidden | None) -> Any:
+        """Return what `compute` makes of a plan, padding included, on the device."""
         tables = [group.table for group in plan.groups]
         fixed = [plan.ids, plan.positions, plan.writes, plan.sources, plan.wanted, plan.tiles]
         sent = self._stage.send([*fixed, plan.positions[plan.tiles], *tables])
@@ -70,14 +82,24 @@ class ForwardRunner:
             groups.append(DeviceGroup(tiles[own], tile_positions[own].view(count, group.tile), table))
             at = own.stop
         paged = PagedBatch(self._pool, writes, sources, groups, self._block, self._windows)
-        return self.compute(ids, positions, wanted, paged)
+        return self.compute(ids, positions, wanted, paged, self._pad_hidden(hidden, len(plan.ids)))
 
-    def compute(self, ids: Any, positions: Any, wanted: Any, paged: PagedBatch) -> Any:
-        """Run the model: (rows,) ids and positions to (wanted, vocabulary) in float32."""
-        made = self._model(
-            input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=wanted, paged=paged
-        )
-        return made.logits[0].float()
+    def compute(self, ids: Any, positions: Any, wanted: Any, paged: PagedBatch, hidden: Any = None) -> Any:
+        """Run the layers: (rows,) ids, or (rows, hidden size) states, and positions to (wanted, vocabulary), or to
+        (rows, hidden size), in float32."""
+        read = {"input_ids": ids[None]} if hidden is None else {"inputs_embeds": hidden[None]}
+        shared = {"position_ids": positions[None], "use_cache": False, "paged": paged}
+        if not self._last:
+            return self._model.model(**read, **shared).last_hidden_state[0].float()
+        return self._model(**read, **shared, logits_to_keep=wanted).logits[0].float()
+
+    def _pad_hidden(self, hidden: Hidden | None, rows: int) -> Any:
+        """Return hidden states on the device, in the model's format; rows that only fill up are 0."""
+        if hidden is None:
+            return None
+        padded = torch.zeros((rows, hidden.shape[1]), dtype=self._model.dtype, device=self._device)
+        padded[: len(hidden)] = torch.from_numpy(hidden)
+        return padded
 
     def _on_host(self, rows: Any) -> Logits:
         if self._device.type == "cpu":

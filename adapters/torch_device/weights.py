@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import ModelRefused
+from adapters.contract import LayerRange, ModelRefused
 from adapters.decoder.from_safetensors import tensor_names
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, pack_pairs
 
@@ -96,7 +96,7 @@ def write_weights(weights: StoredWeights, target: Path) -> None:
     from safetensors.numpy import save_file
 
     (target / _SPEC_FILE).write_text(json.dumps(asdict(weights.spec)), encoding="utf-8")
-    for part, names in _parts(weights.spec).items():
+    for part, names in _parts(weights.spec, weights.spec.all_layers).items():
         tensors: dict[str, NDArray[Any]] = {}
         for name in names:
             tensors |= _pack_tensor(name, weights.tensor(name))
@@ -113,16 +113,18 @@ def read_decoder(prepared: Path) -> DecoderSpec:
         raise _build_damage_error(prepared / _SPEC_FILE, error) from error
 
 
-def read_prepared_tensors(prepared: Path, spec: DecoderSpec) -> Iterator[tuple[str, Stored]]:
-    """Yield (canonical name, tensor), part by part. Raises ModelRefused when a file is gone or damaged."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+def read_prepared_tensors(prepared: Path, spec: DecoderSpec, layers: LayerRange) -> Iterator[tuple[str, Stored]]:
+    """Yield (canonical name, tensor) of a range of layers, part by part; layers are numbered from the range's first on.
+    Raises ModelRefused when a file is gone or damaged."""
+    from safetensors import SafetensorError, safe_open
 
-    for part, names in _parts(spec).items():
+    for part, names in _parts(spec, layers).items():
         path = prepared / f"{part}.safetensors"
         try:
-            stored = load_file(path)
-            found = [(name, _tensor(name, stored)) for name in names]
+            with safe_open(path, "np") as file:
+                held = [key for key in file.keys() if key.partition(":")[0] in names]  # noqa: SIM118  # it is no mapping
+                stored = {key: file.get_tensor(key) for key in held}
+            found = [(_renumber(name, layers.first), _tensor(name, stored)) for name in names]
         except (OSError, SafetensorError, KeyError) as error:
             raise _build_damage_error(path, error) from error
         yield from found
@@ -132,13 +134,26 @@ def _build_damage_error(path: Path, error: Exception) -> ModelRefused:
     return ModelRefused(f"{path} cannot be read ({error}). Delete its directory, and start again.")
 
 
-def _parts(spec: DecoderSpec) -> dict[str, list[str]]:
-    """Return the canonical names by the file that holds them."""
+def _parts(spec: DecoderSpec, layers: LayerRange) -> dict[str, list[str]]:
+    """Return the canonical names that a range of layers needs, by the file that holds them."""
+    last = layers.end == spec.layers
+    rest = {
+        "embedding": layers.first == 0 or (last and spec.tied_embeddings),
+        "final_norm": last,
+        "head": last,
+    }
     parts: dict[str, list[str]] = {}
     for name in tensor_names(spec):
         layer, _, _ = name.rpartition(".")
-        parts.setdefault(f"layer-{int(layer):05}" if layer else _REST, []).append(name)
+        if layers.first <= int(layer) < layers.end if layer else rest[name]:
+            parts.setdefault(f"layer-{int(layer):05}" if layer else _REST, []).append(name)
     return parts
+
+
+def _renumber(name: str, first: int) -> str:
+    """Return the name of a layer's tensor where layer `first` is number 0."""
+    layer, _, part = name.rpartition(".")
+    return f"{int(layer) - first}.{part}" if layer else name
 
 
 def _pack_tensor(name: str, tensor: Stored) -> dict[str, NDArray[Any]]:

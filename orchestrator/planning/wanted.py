@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from adapters.names import SHARDING_ADAPTERS
+from adapters.names import OWN_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
@@ -65,7 +65,7 @@ def build_plan_goal(
             zones=placement.zones,
             sharding=placement.sharding,
             one_host=one_host,
-            shard_runtimes=SHARDING_ADAPTERS if one_host else (),
+            shard_runtimes=OWN_ADAPTERS if one_host else (),
             max_replicas=replicas,
             min_replicas=least_replicas,
             standby=placement.standby,

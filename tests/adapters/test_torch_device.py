@@ -99,7 +99,7 @@ def test_the_files_hold_what_the_source_holds_to_the_bit(tmp_path, default_model
     write_weights(weights, tmp_path)
     spec = read_decoder(tmp_path)
     assert spec == weights.spec
-    found = dict(read_prepared_tensors(tmp_path, spec))
+    found = dict(read_prepared_tensors(tmp_path, spec, spec.all_layers))
     for name in ("embedding", "final_norm", "0.query", "7.down", "29.mlp_norm"):
         expected = weights.tensor(name)
         assert type(found[name]) is type(expected)
@@ -112,7 +112,7 @@ def test_what_torchao_made_is_kept_to_the_bit_and_is_near_the_weights(tmp_path, 
     weights = open_weights(tiny_models.write_model(tmp_path / "model", "llama"))
     quantised = QuantizedTorchWeights(weights, precision)
     write_weights(quantised, tmp_path)
-    found = dict(read_prepared_tensors(tmp_path, read_decoder(tmp_path)))
+    found = dict(read_prepared_tensors(tmp_path, (spec := read_decoder(tmp_path)), spec.all_layers))
     for name, most_steps in (("embedding", 0.51), ("head", 0.51), ("0.down", 0.51), ("3.query", 0.51)):
         kept, made = found[name], quantised.tensor(name)
         assert isinstance(kept, Affine)

@@ -138,7 +138,7 @@ def test_fp8_is_prepared_read_back_and_computes_what_it_stands_for(tmp_path):
         model.close()
     assert np.corrcoef(rows[0].ravel(), rows[1].ravel())[0, 1] > 0.9  # three bits of a fraction, in a random model
     exact = open_weights(source)
-    for name, kept in read_prepared_tensors(target, read_decoder(target)):
+    for name, kept in read_prepared_tensors(target, (read := read_decoder(target)), read.all_layers):
         values = exact.tensor(name).float32()
         if values.ndim > 1:
             assert isinstance(kept, Float8Rows)

@@ -28,6 +28,11 @@ CUTS = [
     pytest.param(("simulated", "", (2, 1, 1)), id="simulated-3"),
     pytest.param(("openvino_rt", "llama3", (3, 1)), id="openvino_rt-2"),
     pytest.param(("openvino_rt", "gemma3", (1, 2, 1)), id="openvino_rt-gemma3-3"),
+    pytest.param(("onnx_rt", "llama3", (1, 3)), id="onnx_rt-2"),
+    pytest.param(("onnx_rt", "gemma3", (1, 2, 1)), id="onnx_rt-gemma3-3"),
+    pytest.param(("torch_device", "llama3", (3, 1)), id="torch_device-2"),
+    pytest.param(("torch_device", "gemma2", (1, 2, 1)), id="torch_device-gemma2-3"),
+    pytest.param(("torch_device", "gemma3", (1, 1, 2)), id="torch_device-gemma3-3"),
 ]
 
 
