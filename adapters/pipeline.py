@@ -30,8 +30,7 @@ class PipelineModel:
     """See the module and `adapters.contract.LoadedModel`. One thread calls it."""
 
     def __init__(self, shards: Sequence[LoadedShard]) -> None:
-        """`shards` are in the order of their layers. Raises Unsupported where they are not all layers of one model, or
-        run in formats that differ."""
+        """`shards` are in the order of their layers. Raises Unsupported where they are not all layers of one model."""
         self.shards = tuple(shards)
         _check_shards(self.shards)
         self.spec = replace(shards[0].spec, bytes_per_token=sum(one.spec.bytes_per_token for one in shards))
@@ -128,15 +127,12 @@ def _check_shards(shards: Sequence[LoadedShard]) -> None:
     if layers[0].first or layers[-1].end != whole or any(left.end != right.first for left, right in pairwise(layers)):
         raise Unsupported(f"{', '.join(map(str, layers))} are not the {whole} layers of the model, one after the other")
     vocabularies = {(one.spec.vocabulary_fingerprint, one.spec.outputs) for one in shards}
-    formats = {(one.capabilities.activations, one.capabilities.kv_cache) for one in shards}
     if len(vocabularies) > 1:
         raise Unsupported("the shards are of models with other vocabularies")
-    if len(formats) > 1:
-        raise Unsupported("the shards differ in the formats of activations or of the KV cache")
 
 
 def _join_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
-    """Return what all of them can do. Rows are run apart only as far as all of them do so."""
+    """Return what all of them can do, in the first one's formats. Rows are run apart only as far as all do so."""
     first = all_of[0]
     block_tokens = max(one.block_tokens for one in all_of)
     if any(block_tokens % one.block_tokens for one in all_of):

@@ -158,7 +158,7 @@ def load_model(
     rows = model.capabilities.max_batch_rows
     if plan is not None and rows < asked.max_batch_rows:  # its numerical class has no larger forwards
         plan = replace(plan, workspace=plan.workspace * rows // asked.max_batch_rows)
-    shards = adapter.shards if isinstance(adapter, PipelineLoader) else ()
+    shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
     loaded = LoadedSource(model, found.name, found.source, "", prepared, choice, plan, classes, shards)
     if not serves or file is None:
         return loaded
@@ -202,7 +202,15 @@ def _prepare_shards(options: ModelOptions, progress: OnProgress) -> PreparedMode
     first = parts[0]
     ranges = cut_layers([shard.layers for shard in options.shards], _count_layers(options, first.file), first.name)
     placed = [
-        PlacedLayers(one.adapter, effective_device(shard.adapter, shard.device), shard.threads, layers, one.prepared)
+        PlacedLayers(
+            one.adapter,
+            effective_device(shard.adapter, shard.device),
+            shard.threads,
+            layers,
+            one.prepared,
+            one.choice.activations if one.choice else None,
+            one.choice.kv_cache if one.choice else None,
+        )
         for shard, one, layers in zip(options.shards, parts, ranges, strict=True)
         if not isinstance(one.adapter, PipelineLoader)
     ]

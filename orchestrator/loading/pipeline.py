@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from adapters.contract import (
@@ -15,6 +16,7 @@ from adapters.contract import (
     LoadOptions,
     ModelRefused,
     NumericalClass,
+    Precision,
     Progress,
     ShardingAdapter,
     Unsupported,
@@ -24,20 +26,29 @@ from adapters.pipeline import PipelineModel
 
 @dataclass(frozen=True, slots=True)
 class PlacedLayers:
-    """A range of a prepared model's layers, and where it runs. `threads` 0: as many as the model would have."""
+    """A range of a prepared model's layers, and where it runs. `threads` 0: as many as the model would have.
+    `activations` and `kv_cache`: the formats that were chosen for it, None where the whole model's options say them."""
 
     adapter: Adapter
     device: str
     threads: int
     layers: LayerRange
     prepared: Path
+    activations: Precision | None = None
+    kv_cache: Precision | None = None
 
     def __str__(self) -> str:
         return f"{self.layers} on {self.adapter.name} {self.device}"
 
     def fit(self, options: LoadOptions) -> LoadOptions:
         """Return the options of a model's load as this part of it takes them, its share of the KV cache apart."""
-        return replace(options, device=self.device, threads=self.threads or options.threads)
+        return replace(
+            options,
+            device=self.device,
+            threads=self.threads or options.threads,
+            activations=self.activations or options.activations,
+            kv_cache=self.kv_cache or options.kv_cache,
+        )
 
 
 class PipelineLoader:
@@ -62,22 +73,15 @@ class PipelineLoader:
         return "+".join(part.device for part in self._parts)
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        """Return the first runtime's classes, as far as every other one has one of the same formats.
-
-        Raises Unsupported where they have none in common, AdapterUnavailable.
-        """
+        """Return the first runtime's classes: each stands for the pipeline whose first part runs in it."""
         first = self._parts[0]
-        tiers = [
-            [one for one in tier if all(_match(part, one, options) is not None for part in self._parts)]
-            for tier in first.adapter.classes(first.fit(options))
-        ]
-        found = [tier for tier in tiers if tier]
-        if not found:
-            raise Unsupported(
-                f"{', '.join(self.shards)}: their runtimes have no formats of activations and KV cache in common; "
-                "set model.activations and model.kv_cache_precision, or choose other shards"
-            )
-        return found
+        return first.adapter.classes(first.fit(options))
+
+    def describe(self, model: LoadedModel) -> tuple[str, ...]:
+        """Return which layers of a loaded model are where, in which formats, a line for each range."""
+        assert isinstance(model, PipelineModel)  # noqa: S101  # this loads nothing else
+        loaded = zip(self._parts, (shard.capabilities for shard in model.shards), strict=True)
+        return tuple(f"{part} in {caps.activations}, KV cache in {caps.kv_cache}" for part, caps in loaded)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LoadedModel:
         """Load all parts. `prepared` is not read: each part has its own. Raises what adapters raise."""
@@ -98,8 +102,29 @@ class PipelineLoader:
         share = (part.layers.end - part.layers.first) / self._parts[-1].layers.end
         mine = replace(part.fit(options), kv_cache_bytes=int(options.kv_cache_bytes * share))
         if options.numerical_class is not None:
-            mine = replace(mine, numerical_class=_match(part, options.numerical_class, options))
+            mine = replace(mine, numerical_class=self._match(part, options.numerical_class, options))
         return part.adapter.load_layers(part.prepared, mine, part.layers, lambda stage, fraction: None)
+
+
+    def _match(self, part: PlacedLayers, wanted: NumericalClass, options: LoadOptions) -> NumericalClass:
+        """Return the class in which a part runs where the first one runs in `wanted`: of a tier as far from the first,
+        the same class, else one of the same formats, of the same activations, or any. Hidden states go between the
+        parts in float32, so formats may differ."""
+        asked = replace(options, numerical_class=None)
+        tiers = part.adapter.classes(part.fit(asked))
+        there = tiers[_place_tier(self.classes(asked), wanted, len(tiers))]
+        same = [
+            [one for one in there if one == wanted],
+            [one for one in there if (one.activations, one.kv_cache) == (wanted.activations, wanted.kv_cache)],
+            [one for one in there if one.activations is wanted.activations],
+        ]
+        return next(chain(*same, there))
+
+
+def _place_tier(firsts: Sequence[Sequence[NumericalClass]], wanted: NumericalClass, count: int) -> int:
+    """Return which of `count` tiers goes with that of the first runtime's `wanted`: the last one with its last."""
+    number = next((index for index, tier in enumerate(firsts) if wanted in tier), 0)
+    return count - 1 if 0 < number == len(firsts) - 1 else min(number, count - 1)
 
 
 def cut_layers(counts: Sequence[int], layers: int, model: str) -> list[LayerRange]:
@@ -112,15 +137,3 @@ def cut_layers(counts: Sequence[int], layers: int, model: str) -> list[LayerRang
     return [LayerRange(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
 
-def _match(part: PlacedLayers, wanted: NumericalClass, options: LoadOptions) -> NumericalClass | None:
-    """Return the class in which a part runs where the first one runs in `wanted`: the same, or one of its formats."""
-    open_options = replace(part.fit(options), numerical_class=None)
-    there = [one for tier in part.adapter.classes(open_options) for one in tier]
-    if wanted in there:
-        return wanted
-    return next(_with_formats(wanted, there), None)
-
-
-def _with_formats(wanted: NumericalClass, there: Sequence[NumericalClass]) -> Iterator[NumericalClass]:
-    formats = (wanted.activations, wanted.kv_cache)
-    return (one for one in there if (one.activations, one.kv_cache) == formats)

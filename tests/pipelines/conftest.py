@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from adapters.conformance.case import Case, Prepared, load, prepare_case
 from adapters.conformance.fixtures import all_free as all_free
 from adapters.conformance.fixtures import far as far
 from adapters.conformance.fixtures import model as model
-from adapters.contract import Adapter, LoadedModel, LoadOptions, NumericalClass, Progress
+from adapters.contract import LoadedModel, LoadOptions, NumericalClass, Progress
 from adapters.pipeline import PipelineModel
 from device_profiles.profile import DeviceProfile, WeightsFormat
 from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, cut_layers
@@ -23,40 +24,50 @@ from tests.support.conformance import DEVICES
 from tests.support.failing import poison
 
 LAYERS = 4
+OPENVINO, ONNX, TORCH, SIMULATED = ("openvino_rt",), ("onnx_rt",), ("torch_device",), ("simulated",)
 CUTS = [
-    pytest.param(("simulated", "", (1, 3)), id="simulated-2"),
-    pytest.param(("simulated", "", (2, 1, 1)), id="simulated-3"),
-    pytest.param(("openvino_rt", "llama3", (3, 1)), id="openvino_rt-2"),
-    pytest.param(("openvino_rt", "gemma3", (1, 2, 1)), id="openvino_rt-gemma3-3"),
-    pytest.param(("onnx_rt", "llama3", (1, 3)), id="onnx_rt-2"),
-    pytest.param(("onnx_rt", "gemma3", (1, 2, 1)), id="onnx_rt-gemma3-3"),
-    pytest.param(("torch_device", "llama3", (3, 1)), id="torch_device-2"),
-    pytest.param(("torch_device", "gemma2", (1, 2, 1)), id="torch_device-gemma2-3"),
-    pytest.param(("torch_device", "gemma3", (1, 1, 2)), id="torch_device-gemma3-3"),
+    pytest.param((SIMULATED, "", (1, 3)), id="simulated-2"),
+    pytest.param((SIMULATED, "", (2, 1, 1)), id="simulated-3"),
+    pytest.param((OPENVINO, "llama3", (3, 1)), id="openvino_rt-2"),
+    pytest.param((OPENVINO, "gemma3", (1, 2, 1)), id="openvino_rt-gemma3-3"),
+    pytest.param((ONNX, "llama3", (1, 3)), id="onnx_rt-2"),
+    pytest.param((ONNX, "gemma3", (1, 2, 1)), id="onnx_rt-gemma3-3"),
+    pytest.param((TORCH, "llama3", (3, 1)), id="torch_device-2"),
+    pytest.param((TORCH, "gemma2", (1, 2, 1)), id="torch_device-gemma2-3"),
+    pytest.param((TORCH, "gemma3", (1, 1, 2)), id="torch_device-gemma3-3"),
+    pytest.param((OPENVINO + ONNX, "llama3", (2, 2)), id="openvino_rt-onnx_rt"),
+    pytest.param((TORCH + OPENVINO + ONNX, "gemma3", (1, 2, 1)), id="torch_device-openvino_rt-onnx_rt-gemma3"),
 ]
+Cut = tuple[tuple[str, ...], str, tuple[int, ...]]
 
 
 class InShards:
-    """An adapter whose models are loaded in layer shards."""
+    """An adapter whose models are loaded in layer shards, each by the next one of some adapters in turn, from what that
+    one has prepared."""
 
-    def __init__(self, whole: Adapter, counts: Sequence[int]) -> None:
-        self.name, self._whole, self._counts = whole.name, whole, counts
+    def __init__(self, parts: Sequence[Prepared], counts: Sequence[int]) -> None:
+        self._parts, self._counts = parts, counts
+        self._first = parts[0].adapter
+        self.name = self._first.name
 
     def devices(self) -> list[DeviceProfile]:
-        return self._whole.devices()
+        return self._first.devices()
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        return self._whole.classes(options)
+        return self._first.classes(options)
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
-        return self._whole.recipe(weights)
+        return self._first.recipe(weights)
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
-        self._whole.prepare(source, target, progress, weights)
+        self._first.prepare(source, target, progress, weights)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LoadedModel:
         ranges = cut_layers(self._counts, LAYERS, "the model")
-        parts = [PlacedLayers(self._whole, options.device, 0, layers, prepared) for layers in ranges]
+        parts = [
+            PlacedLayers(part.adapter, options.device, 0, layers, part.path)
+            for part, layers in zip(itertools.cycle(self._parts), ranges, strict=False)
+        ]
         return PipelineLoader(parts).load(prepared, options, progress)
 
 
@@ -66,15 +77,15 @@ def poison_all(model: LoadedModel, slot: int) -> bool:
 
 
 @pytest.fixture(scope="session", params=CUTS)
-def cut(request: pytest.FixtureRequest) -> tuple[str, str, tuple[int, ...]]:
-    """An adapter, the model of tests/support/tiny_models.py, and how many layers each shard has."""
-    found: tuple[str, str, tuple[int, ...]] = request.param
+def cut(request: pytest.FixtureRequest) -> Cut:
+    """Adapters, the model of tests/support/tiny_models.py, and how many layers each shard has."""
+    found: Cut = request.param
     return found
 
 
 @pytest.fixture(scope="session")
-def case(cut: tuple[str, str, tuple[int, ...]], tmp_path_factory: pytest.TempPathFactory) -> Case:
-    name, tiny, _ = cut
+def case(cut: Cut, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    (name, *_), tiny, _ = cut
     root = tmp_path_factory.mktemp(name)
     shared: dict[str, Any] = {"adapter": name, "device": DEVICES[name], "poison": poison_all}
     if not tiny:
@@ -86,14 +97,17 @@ def case(cut: tuple[str, str, tuple[int, ...]], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def whole(case: Case, shared_store: Path) -> Prepared:
-    """The model, to be loaded whole."""
+    """The model, to be loaded whole by the first of its adapters."""
     return prepare_case(case, registry.get(case.adapter), shared_store)
 
 
 @pytest.fixture(scope="session")
-def prepared(cut: tuple[str, str, tuple[int, ...]], whole: Prepared) -> Prepared:
+def prepared(cut: Cut, case: Case, whole: Prepared, shared_store: Path) -> Prepared:
     """The same, to be loaded in shards."""
-    return replace(whole, adapter=InShards(whole.adapter, cut[2]))
+    names, _, counts = cut
+    parts = [whole, *(prepare_case(case, registry.get(name), shared_store) for name in names[1:])]
+    own = whole.path / f"{'+'.join(names)} {counts}"  # nothing reads it: each part has its own
+    return replace(whole, adapter=InShards(parts, counts), path=own)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from adapters.contract import (
 from adapters.names import OWN_ADAPTERS
 from adapters.pipeline import PipelineModel
 from adapters.simulated.adapter import SimulatedAdapter
-from tests.pipelines.conftest import LAYERS
+from tests.pipelines.conftest import LAYERS, Cut
 
 PREPARED = "script.txt"
 
@@ -41,10 +41,11 @@ def test_shards_say_what_the_whole_says(prepared: Prepared, model: LoadedModel, 
     assert np.allclose(cut, whole, atol=5e-2 * float(np.abs(whole).max()))
 
 
-def test_each_shard_has_its_part_of_the_kv_cache(model: LoadedModel, uncut: LoadedModel) -> None:
+def test_each_shard_has_its_part_of_the_kv_cache(cut: Cut, model: LoadedModel, uncut: LoadedModel) -> None:
     assert isinstance(model, PipelineModel)
-    assert model.spec == uncut.spec, "all of them together take what the whole takes"
-    for shard in model.shards:
+    alike = len(cut[0]) == 1
+    assert alike is (model.spec == uncut.spec), "all of them together take what the whole takes, in one format"
+    for shard in model.shards if alike else ():
         layers = shard.layers.end - shard.layers.first
         assert shard.spec.bytes_per_token == pytest.approx(uncut.spec.bytes_per_token * layers / LAYERS)
         room, most = ((one := each.capabilities).total_blocks * one.block_tokens for each in (shard, uncut))
