@@ -7,7 +7,6 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
-from threading import Thread
 from typing import Any
 
 import httpx
@@ -146,14 +145,11 @@ def test_a_lost_target_is_on_the_timeline_and_in_the_life_of_its_request(daemon,
     with opening(browser) as page:
         look_at(page, daemon.url)
         asked = {**ASK, "max_tokens": 1500}
-        answers: list[Any] = []
-        asking = Thread(target=lambda: answers.append(daemon.client.completions.create(**asked)))
-        asking.start()
-        until(page, lambda: any(one["gauges"] and one["streams"] for one in daemon.status()["replicas"]))
+        stream = iter(daemon.client.completions.create(**asked, stream=True))
+        answer = next(stream)
         busy = next(one for one in daemon.status()["replicas"] if one["streams"])
         os.kill(busy["ready"]["pid"], signal.SIGKILL)
-        asking.join()
-        (answer,) = answers
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
         page.wait_for_selector("#failovers td:text-is('was lost')", timeout=120_000)
         assert page.query_selector("#timeline circle.loss") is not None
         until(page, lambda: read_figure(page, "losses") >= 1)
