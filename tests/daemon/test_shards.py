@@ -55,7 +55,8 @@ def test_shards_serve_and_drafts_change_no_token(tmp_path, outrider):
     with running(write_tiny(tmp_path / "cut", shards)) as daemon:
         cut = list_texts(daemon)
         ready = daemon.status()["ready"]
-        assert ready["shards"] == ["layers 0 to 0 on openvino_rt CPU", f"layers 1 to {LAYERS - 1} on openvino_rt CPU"]
+        places = [place.partition(" in ")[0] for place in ready["shards"]]
+        assert places == ["layers 0 to 0 on openvino_rt CPU", f"layers 1 to {LAYERS - 1} on openvino_rt CPU"]
         assert ready["row_invariant"]
         shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].replace("│", " ").split())
         assert f"layers 1 to {LAYERS - 1} on openvino_rt CPU" in shown
@@ -66,13 +67,25 @@ def test_shards_serve_and_drafts_change_no_token(tmp_path, outrider):
         assert cut == whole
 
 
+def test_shards_of_three_runtimes_are_one_model_that_keeps_its_bits(tmp_path):
+    names = ("torch_device", "onnx_rt", "openvino_rt")
+    counts = (1, 1, LAYERS - 2)
+    shards = ", ".join(f"{{adapter: {name}, layers: {count}}}" for name, count in zip(names, counts, strict=True))
+    with running(write_tiny(tmp_path, f", shards: [{shards}]")) as daemon:
+        list_texts(daemon)
+        ready = daemon.status()["ready"]
+        assert ready["row_invariant"]
+        assert ready["adapter"] == "+".join(names)
+        assert ready["shards"][1] == "layers 1 to 1 on onnx_rt CPU in fp32, KV cache in fp32"
+        assert [line.split()[5] for line in ready["shards"]] == list(names)
+
+
 @pytest.mark.parametrize(
     ("shards", "said"),
     [
         ("[{layers: 4}]", "c.yaml:1: model.shards: one shard is the whole target"),
         ("[{layers: 2}, {layers: 1}]", f"tiny has {LAYERS} layers, and model.shards name 3 (2 + 1)"),
         ("[{layers: 2}, {layers: 2, device: NPU}]", "no device 'NPU' here; there is CPU"),
-        ("[{layers: 2}, {layers: 2, adapter: torch_device}]", "torch_device runs whole models only; name another"),
     ],
 )
 def test_shards_that_cannot_be_are_refused_with_the_reason(tmp_path, shards, said):
