@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
-MODEL_TESTS := tests/exactness tests/engine tests/adapters
+MODEL_TESTS := tests/exactness tests/engine tests/adapters tests/pipelines
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
 .PHONY: setup demo test slow check format lint types imports docs mutants chaos lock audit release clean

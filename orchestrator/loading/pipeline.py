@@ -105,7 +105,6 @@ class PipelineLoader:
             mine = replace(mine, numerical_class=self._match(part, options.numerical_class, options))
         return part.adapter.load_layers(part.prepared, mine, part.layers, lambda stage, fraction: None)
 
-
     def _match(self, part: PlacedLayers, wanted: NumericalClass, options: LoadOptions) -> NumericalClass:
         """Return the class in which a part runs where the first one runs in `wanted`: of a tier as far from the first,
         the same class, else one of the same formats, of the same activations, or any. Hidden states go between the
@@ -135,5 +134,3 @@ def cut_layers(counts: Sequence[int], layers: int, model: str) -> list[LayerRang
         )
     ends = [sum(counts[: number + 1]) for number in range(len(counts))]
     return [LayerRange(first, end) for first, end in zip([0, *ends], ends, strict=False)]
-
-
