@@ -150,6 +150,7 @@ class OnnxRuntimeAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
         """See the contract."""
+        choose_provider(options.device, _runtime().get_available_providers())  # a device that is not here is said first
         return self.load_layers(prepared, options, LayerRange(0, read_facts(prepared)["layers"]), progress)
 
     def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> OrtModel:
