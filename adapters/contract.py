@@ -163,6 +163,23 @@ class Capabilities:
         return self.numerical_class.kv_cache
 
 
+@dataclass(frozen=True, slots=True)
+class BlockRules:
+    """How the slots of a model take KV blocks: `blocks` of `block_tokens` positions for `slots` sequences. Whoever has
+    them can count along with the model (adapters/kv_blocks.py).
+
+    `pad_to` is the number of rows that a segment is padded to. All segments are padded to a multiple of `multiple`, and
+    those of more than `even_behind` rows (0: none) to an even number.
+    """
+
+    blocks: int
+    block_tokens: int
+    slots: int
+    pad_to: int = 1
+    even_behind: int = 0
+    multiple: int = 1
+
+
 class KvSlots(Protocol):
     """What is loaded on a device, and the sequences that it holds. Not thread-safe: one thread calls it."""
 
@@ -229,6 +246,32 @@ class LoadedModel(KvSlots, Protocol):
         ...
 
 
+class PendingForward(Protocol):
+    """A forward that was started and may not have ended."""
+
+    def result(self) -> ForwardResult:
+        """Wait for it, and return what it gives, valid until the same caller's next forward. Raises what
+        `LoadedModel.forward` raises of devices."""
+        ...
+
+
+@runtime_checkable
+class StagedModel(Protocol):
+    """A loaded model of several stages, each of which can run a forward while another runs the next one."""
+
+    @property
+    def stages(self) -> int:
+        """Return how many forwards can run at the same time."""
+        ...
+
+    def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
+        """Start one ragged batch behind those started before. Calls about slots count from then on as if it had ended.
+
+        Raises Unsupported for a malformed batch, and CapacityError when blocks are missing (nothing changed).
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LayerRange:
     """Consecutive layers of a model, from `first` up to `end`, which is not among them."""
@@ -262,6 +305,9 @@ class LoadedShard(KvSlots, Protocol):
 
     @property
     def layers(self) -> LayerRange: ...
+
+    @property
+    def block_rules(self) -> BlockRules: ...
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
         """Run one ragged batch through these layers. `hidden`: what the range before gave for the same batch; None in
