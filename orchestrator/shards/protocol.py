@@ -65,8 +65,8 @@ class ListClasses(msgspec.Struct, frozen=True, tag="classes"):
 
 
 class Load(msgspec.Struct, frozen=True, tag="load"):
-    """See adapters.contract.ShardingAdapter.load_layers; a model that was loaded before is closed. Answered by
-    Loaded."""
+    """See adapters.contract.ShardingAdapter.load_layers. Answered by Loaded. Calls to what is loaded name this call's
+    number."""
 
     options: LoadOptions
     layers: LayerRange
@@ -108,14 +108,20 @@ class Free(msgspec.Struct, frozen=True, tag="free"):
     garbage: bool
 
 
+class Close(msgspec.Struct, frozen=True, tag="close"):
+    """See adapters.contract.KvCalls.close."""
+
+
 Asking = Describe | ListClasses | Load | Forward | Attach
-Telling = Share | Fork | Free
+Telling = Share | Fork | Free | Close
 
 
 class Call(msgspec.Struct, frozen=True, array_like=True):
-    """`number` grows by one with each call of a connection."""
+    """`number` grows by one with each call of a connection. `shard`: the number of the call that loaded the layers that
+    are called, 0 where it is none."""
 
     number: int
+    shard: int
     call: Asking | Telling
 
 
@@ -144,13 +150,12 @@ class Classes(msgspec.Struct, frozen=True, tag="classes"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """See Load. `forks`: sequences can go on in several ways. `rss_bytes`: what its process holds."""
+    """See Load. `forks`: sequences can go on in several ways."""
 
     spec: ModelSpec
     capabilities: Capabilities
     block_rules: BlockRules
     forks: bool
-    rss_bytes: int
 
 
 class Computed(msgspec.Struct, frozen=True, tag="computed"):

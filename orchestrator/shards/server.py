@@ -9,8 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import psutil
-
 from adapters.contract import (
     AdapterError,
     DeviceLost,
@@ -31,7 +29,9 @@ from orchestrator.shards.protocol import (
     Asking,
     Attach,
     Attached,
+    Call,
     Classes,
+    Close,
     Computed,
     Describe,
     Description,
@@ -154,24 +154,24 @@ def _meet_target(admitted: socket.socket) -> ShardLink:
 
 
 class _ServedTarget:
-    """One connection, and the layers that it has loaded."""
+    """One connection, and the layers that it has loaded, by the numbers of the calls that did so."""
 
     def __init__(self, link: ShardLink, source: LayerSource) -> None:
         self._link = link
         self._source = source
-        self._shard: LoadedShard | None = None
-        self._failed: AdapterError | None = None  # in a call that is not answered
+        self._shards: dict[int, LoadedShard] = {}
+        self._failed: dict[int, AdapterError] = {}  # in calls that are not answered
 
     def obey_next(self) -> None:
         """Carry out the next call. Raises LinkLost, ProtocolError."""
         call, rows = self._link.call()
         if isinstance(call.call, Telling):
-            self._take(call.call)
+            self._take(call.shard, call.call)
             return
         given: Rows | None = None
         result: Result
         try:
-            result, given = self._answer(call.call, rows)
+            result, given = self._answer(call, call.call, rows)
         except AdapterError as error:
             result = pack_refusal(error)
         except Exception as error:  # a runtime raises what it likes
@@ -180,39 +180,36 @@ class _ServedTarget:
 
     def close(self) -> None:
         """Give back what is loaded. Idempotent."""
-        shard, self._shard = self._shard, None
-        if shard is not None:
-            shard.close()
+        while self._shards:
+            self._shards.popitem()[1].close()
 
-    def _answer(self, call: Asking, rows: Rows | None) -> tuple[Result, Rows | None]:
-        match call:
+    def _answer(self, call: Call, asked: Asking, rows: Rows | None) -> tuple[Result, Rows | None]:
+        match asked:
             case Describe():
                 return self._source.description, None
             case ListClasses():
-                return Classes(self._source.classes(call.options)), None
+                return Classes(self._source.classes(asked.options)), None
             case Load():
-                return self._load(call), None
+                self._shards[call.number] = shard = self._source.load(asked.options, asked.layers)
+                forks = isinstance(shard, ForkableKv)
+                return Loaded(shard.spec, shard.capabilities, shard.block_rules, forks), None
             case Forward():
-                shard = self._use_shard()
-                found = shard.forward_layers([segment.unpack() for segment in call.batch], rows)
+                found = self._find(call.shard).forward_layers([one.unpack() for one in asked.batch], rows)
                 return Computed(found.device_ms), found.output
             case Attach():
-                return Attached(self._use_shard().attach(call.slot, call.tokens)), None
+                return Attached(self._find(call.shard).attach(asked.slot, asked.tokens)), None
 
-    def _load(self, call: Load) -> Loaded:
-        self.close()
-        self._failed = None
-        self._shard = shard = self._source.load(call.options, call.layers)
-        rss_bytes = psutil.Process().memory_info().rss
-        forks = isinstance(shard, ForkableKv)
-        return Loaded(shard.spec, shard.capabilities, shard.block_rules, forks, rss_bytes)
-
-    def _take(self, call: Telling) -> None:
+    def _take(self, number: int, call: Telling) -> None:
         """Carry out a call that is not answered; what goes wrong is said with the next one that is."""
-        if self._failed is not None:
+        if isinstance(call, Close):
+            self._failed.pop(number, None)
+            if (closed := self._shards.pop(number, None)) is not None:
+                closed.close()
+            return
+        if number in self._failed:
             return
         try:
-            shard = self._use_shard()
+            shard = self._find(number)
             match call:
                 case Share():
                     shard.share(call.slot, call.tokens)
@@ -224,11 +221,11 @@ class _ServedTarget:
                     (shard.discard if call.garbage else shard.release)(call.slot)
         except AdapterError as error:
             died = isinstance(error, DeviceLost) and not isinstance(error, OutOfMemory)
-            self._failed = error if died else RuntimeFailed(f"out of step with its target: {error}")
+            self._failed[number] = error if died else RuntimeFailed(f"out of step with its target: {error}")
 
-    def _use_shard(self) -> LoadedShard:
-        if self._failed is not None:
-            raise self._failed
-        if self._shard is None:
-            raise DeviceLost("no layers are loaded")
-        return self._shard
+    def _find(self, number: int) -> LoadedShard:
+        if number in self._failed:
+            raise self._failed[number]
+        if number not in self._shards:
+            raise DeviceLost("no such layers are loaded")
+        return self._shards[number]
