@@ -27,6 +27,7 @@ from orchestrator.loading.drafters import Remotes, build_variant_drafters
 from orchestrator.loading.first_cost import FirstCost, find_stored_cost
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
+from orchestrator.loading.pipeline import list_planned_parts
 from orchestrator.loading.retuner import EngineRetuner
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
@@ -210,5 +211,6 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         host=host_id(),
         shards=list(target.shards),
         part_pids=[part.pid for part in target.parts if part.pid],
+        part_planned_bytes=list_planned_parts(target.model),
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -23,6 +23,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.pipeline import PipelineModel
+from orchestrator.shards.remote import RemoteShard
 
 
 class LayerRuntime(Protocol):
@@ -150,6 +151,12 @@ def _place_tier(firsts: Sequence[Sequence[NumericalClass]], wanted: NumericalCla
     """Return which of `count` tiers goes with that of the first runtime's `wanted`: the last one with its last."""
     number = next((index for index, tier in enumerate(firsts) if wanted in tier), 0)
     return count - 1 if 0 < number == len(firsts) - 1 else min(number, count - 1)
+
+
+def list_planned_parts(model: LoadedModel) -> list[int]:
+    """Return what the processes beside this one that have some of a model's layers were announced to hold."""
+    shards = model.shards if isinstance(model, PipelineModel) else ()
+    return [shard.planned_bytes for shard in shards if isinstance(shard, RemoteShard)]
 
 
 def check_whole_runtime(adapter: Adapter | PipelineLoader) -> Adapter:

@@ -16,6 +16,7 @@ from adapters.contract import (
     Unsupported,
 )
 from orchestrator.loading.devices import class_mark_of, device_name, effective_device, find_device, threads_on
+from orchestrator.loading.memory import predict_memory
 from orchestrator.loading.models import PreparedModel, count_layers, prepare_part, silent
 from orchestrator.loading.options import ShardWorkerOptions
 from orchestrator.loading.pipeline import check_whole_runtime
@@ -46,7 +47,7 @@ class _PreparedLayers:
         if not isinstance(adapter, ShardingAdapter):
             raise Unsupported(f"{adapter.name} runs whole models only; name another adapter for these layers")
         self._adapter, self._loader = adapter, adapter
-        self._prepared = found.prepared
+        self._found = found
         device = effective_device(model.adapter, model.device)
         there = find_device(model.adapter, model.device)
 
@@ -68,6 +69,14 @@ class _PreparedLayers:
         """See shards.server.LayerSource."""
         return [list(tier) for tier in self._adapter.classes(options)]
 
+    def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
+        """See shards.server.LayerSource."""
+        found = self._found
+        if found.file is None or found.choice is None:
+            return 0
+        plan = predict_memory(options, self._adapter, found.file, found.prepared, found.choice, layers)
+        return plan.total if plan is not None else 0
+
     def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:
         """See shards.server.LayerSource."""
-        return self._loader.load_layers(self._prepared, options, layers, silent)
+        return self._loader.load_layers(self._found.prepared, options, layers, silent)

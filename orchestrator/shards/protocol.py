@@ -150,12 +150,14 @@ class Classes(msgspec.Struct, frozen=True, tag="classes"):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
-    """See Load. `forks`: sequences can go on in several ways."""
+    """See Load. `forks`: sequences can go on in several ways. `planned_bytes`: what its process was announced to hold
+    at its peak (0: its costs are not known)."""
 
     spec: ModelSpec
     capabilities: Capabilities
     block_rules: BlockRules
     forks: bool
+    planned_bytes: int
 
 
 class Computed(msgspec.Struct, frozen=True, tag="computed"):

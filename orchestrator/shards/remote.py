@@ -114,6 +114,7 @@ class RemoteShard:
         self.spec = loaded.spec
         self.capabilities = loaded.capabilities
         self.block_rules = loaded.block_rules
+        self.planned_bytes = loaded.planned_bytes
         self._forks = loaded.forks
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:

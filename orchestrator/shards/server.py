@@ -68,6 +68,10 @@ class LayerSource(Protocol):
         """See adapters.contract.ModelLoader.classes."""
         ...
 
+    def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
+        """Return what this process will hold at its peak with these layers loaded, 0 where that is not known."""
+        ...
+
     def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:
         """See adapters.contract.ShardingAdapter.load_layers."""
         ...
@@ -190,9 +194,10 @@ class _ServedTarget:
             case ListClasses():
                 return Classes(self._source.classes(asked.options)), None
             case Load():
+                planned = self._source.predict_bytes(asked.options, asked.layers)
                 self._shards[call.number] = shard = self._source.load(asked.options, asked.layers)
                 forks = isinstance(shard, ForkableKv)
-                return Loaded(shard.spec, shard.capabilities, shard.block_rules, forks), None
+                return Loaded(shard.spec, shard.capabilities, shard.block_rules, forks, planned), None
             case Forward():
                 found = self._find(call.shard).forward_layers([one.unpack() for one in asked.batch], rows)
                 return Computed(found.device_ms), found.output

@@ -163,7 +163,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
     `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`: as in DraftReady.
     `shards`: which layers are where, a line for each range, where several devices hold them; `adapter`, `device` and
-    `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some."""
+    `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some,
+    `part_planned_bytes`: as planned_memory_bytes, of each."""
 
     model: str
     vocabulary_size: int
@@ -209,6 +210,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     host: str = ""
     shards: list[str] = []
     part_pids: list[int] = []
+    part_planned_bytes: list[int] = []
 
     @property
     def all_drafters(self) -> list[str]:

@@ -27,6 +27,9 @@ class Layers:
     def classes(self, options: LoadOptions) -> list[list[NumericalClass]]:
         return [list(tier) for tier in self._adapter.classes(options)]
 
+    def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
+        return 0
+
     def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:
         shard: LoadedShard = self._adapter.load_layers(self._prepared, options, layers, lambda stage, done: None)
         self.loaded.append(shard)
