@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 MODEL_TESTS := tests/exactness tests/engine tests/adapters tests/pipelines
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
+# The tests start hundreds of processes: each is to find what the one before it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test slow check format lint types imports docs mutants chaos lock audit release clean
 
 setup: $(STAMP)
