@@ -50,7 +50,7 @@ test: setup
 
 # Tests that take a minute each: more hosts, more replicas, more runtimes. To be run before a release.
 slow: setup
-	$(PYTEST) --numprocesses 2 -m slow tests/daemon
+	$(PYTEST) --numprocesses 2 -m slow tests/daemon tests/batches
 
 check: setup lint types imports docs test
 
