@@ -15,8 +15,8 @@ from contextlib import suppress
 
 from device_profiles.units import MS_PER_S
 from orchestrator.drafting.bell import Bell
-from orchestrator.drafting.endpoint import GREETING_S, EndpointServer
-from orchestrator.drafting.protocol import Hello, Link, LinkLost, ProtocolError
+from orchestrator.drafting.protocol import Hello, Link, ProtocolError
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost
 
 _MOST_KNOCKING = 32
 

@@ -20,7 +20,6 @@ from adapters.contract import AdapterError
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.bell import Bell
-from orchestrator.drafting.endpoint import EndpointServer, host_id
 from orchestrator.drafting.load_meter import EVERY_S
 from orchestrator.drafting.lookahead import LookaheadSequence
 from orchestrator.drafting.port import Drafter
@@ -31,7 +30,6 @@ from orchestrator.drafting.protocol import (
     DraftResponse,
     Hello,
     Link,
-    LinkLost,
     ProtocolError,
     Welcome,
     WireBranch,
@@ -39,6 +37,7 @@ from orchestrator.drafting.protocol import (
 )
 from orchestrator.drafting.reception import Reception
 from orchestrator.drafting.shared import DraftSession, SharedAnswer, SharedDrafter
+from orchestrator.links.endpoint import EndpointServer, LinkLost, host_id
 from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import DrafterState, DraftReady
 from orchestrator.workers.failures import describe_failure, describe_loading_failure
