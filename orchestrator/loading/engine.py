@@ -12,7 +12,6 @@ import msgspec
 from adapters.grammar import GrammarCompiler
 from device_profiles.memory import MemoryPlan
 from orchestrator.clock import Clock, SystemClock
-from orchestrator.drafting.endpoint import host_id
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.variants import VariantDrafter
 from orchestrator.engine.grammar import Grammars
@@ -20,6 +19,7 @@ from orchestrator.engine.kv_mover import KvMover, describe_layout
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
+from orchestrator.links.endpoint import host_id
 from orchestrator.loading.artefact_watch import ArtefactWatch
 from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import device_name

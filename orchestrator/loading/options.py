@@ -18,8 +18,8 @@ from orchestrator.config.slo import SloSection
 from orchestrator.config.source_text import Place, format_place
 from orchestrator.config.speculation import Speculation
 from orchestrator.config.target import Placement, Target
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.draft_messages import DraftEndpoint
 from policies.sampling import ToleranceGoal
 from policies.serving.draft_pool import PoolSize
 from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives
@@ -67,7 +67,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     max_batch_rows: int
     static: StaticShapes = StaticShapes()
     shards: list[ShardOptions] = []
-    shard_endpoints: list[DraftEndpoint] = []
+    shard_endpoints: list[LinkEndpoint] = []
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):

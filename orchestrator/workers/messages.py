@@ -12,10 +12,10 @@ from typing import Any, Literal
 import msgspec
 
 from device_profiles.device_load import DeviceLoad
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.draft_messages import (
     AttachDraft,
     ChooseDrafters,
-    DraftEndpoint,
     DrafterState,
     DraftLink,
     DraftLoad,
@@ -438,7 +438,7 @@ class DevicesSampled(msgspec.Struct, frozen=True, tag="devices"):
 class EndpointOpened(msgspec.Struct, frozen=True, tag="opened"):
     """A measuring worker answers at this endpoint."""
 
-    door: DraftEndpoint
+    door: LinkEndpoint
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
