@@ -119,7 +119,9 @@ class Replica:
         match event:
             case RoundReport():
                 tokens = sum(len(delta.tokens) for delta in event.deltas)
-                counts = (event.sequences, tokens, event.rows, event.drafted)
+                # Rounds that are under way together are as one of all their sequences.
+                own = (event.sequences, tokens, event.rows, event.drafted)
+                counts = [event.in_flight * count for count in own]
                 self.untold.append(SeenRound(*counts, event.round_ms, event.draft_ms, self.draft))
             case Ready():
                 self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)

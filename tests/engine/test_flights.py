@@ -146,9 +146,11 @@ def test_all_cancelled_with_rounds_under_way_leave_an_idle_loop(model):
     loop.run_round()
     for submit in requests(4):
         loop.cancel(submit.request_id)
-    assert not loop.idle, "a round is still under way"
+    under_way = 0
     while not loop.idle:
         assert loop.run_round().deltas == []
+        under_way += 1
+    assert under_way == 1
     out = start(loop, requests(4))
     run_out(loop, out)
     assert out == alone(requests(4))
@@ -186,7 +188,7 @@ def test_forwards_without_memory_are_run_again_in_smaller_ones(tmp_path, expecte
     model.close()
 
 
-def test_garbage_and_a_failed_grammar_end_their_requests_alone(tmp_path):
+def test_garbage_ends_its_request_alone_and_grammars_hold(tmp_path):
     model = cut_toy(tmp_path, "garbage=250")
     submits = [
         *requests(4),
