@@ -182,7 +182,7 @@ class BlockRules:
     multiple: int = 1
 
 
-class KvSlots(Protocol):
+class KvCalls(Protocol):
     """What is loaded on a device, and the sequences that it holds. Not thread-safe: one thread calls it."""
 
     @property
@@ -192,18 +192,6 @@ class KvSlots(Protocol):
 
     @property
     def capabilities(self) -> Capabilities: ...
-
-    def count_cached_positions(self, slot: int) -> int:
-        """Return how many positions the slot holds (0 for a free one)."""
-        ...
-
-    def free_blocks(self) -> int:
-        """Return how many KV blocks of `capabilities.block_tokens` positions are free."""
-        ...
-
-    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
-        """Return how many free blocks a forward of this batch would take."""
-        ...
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         """Let a free slot begin with what is remembered of a prefix of `tokens`; nothing is computed.
@@ -233,6 +221,22 @@ class KvSlots(Protocol):
 
     def close(self) -> None:
         """Give the device's memory back. Idempotent."""
+        ...
+
+
+class KvSlots(KvCalls, Protocol):
+    """What is loaded on a device and says what its sequences hold."""
+
+    def count_cached_positions(self, slot: int) -> int:
+        """Return how many positions the slot holds (0 for a free one)."""
+        ...
+
+    def free_blocks(self) -> int:
+        """Return how many KV blocks of `capabilities.block_tokens` positions are free."""
+        ...
+
+    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
+        """Return how many free blocks a forward of this batch would take."""
         ...
 
 
@@ -302,8 +306,9 @@ class ShardResult:
     device_ms: float
 
 
-class LoadedShard(KvSlots, Protocol):
-    """A range of a model's layers on a device. Its slots hold the keys and values of its own layers."""
+class CountedShard(KvCalls, Protocol):
+    """A range of a model's layers on a device. Its slots hold the keys and values of its own layers. Whoever calls it
+    counts what they hold (`block_rules`)."""
 
     @property
     def layers(self) -> LayerRange: ...
@@ -318,6 +323,10 @@ class LoadedShard(KvSlots, Protocol):
         Raises what `LoadedModel.forward` raises.
         """
         ...
+
+
+class LoadedShard(CountedShard, KvSlots, Protocol):
+    """The same, where it says itself what its slots hold."""
 
 
 @dataclass(frozen=True, slots=True)

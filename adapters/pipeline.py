@@ -15,9 +15,9 @@ from itertools import pairwise
 from adapters.contract import (
     Capabilities,
     CapacityError,
+    CountedShard,
     DeviceLost,
     ForwardResult,
-    LoadedShard,
     OutOfMemory,
     PendingForward,
     Segment,
@@ -31,7 +31,7 @@ from device_profiles.units import ceil_div
 class PipelineModel:
     """See the module and `adapters.contract.LoadedModel` and `StagedModel`. One thread calls it."""
 
-    def __init__(self, shards: Sequence[LoadedShard]) -> None:
+    def __init__(self, shards: Sequence[CountedShard]) -> None:
         """`shards` are in the order of their layers. Raises Unsupported where they are not all layers of one model."""
         self.shards = tuple(shards)
         _check_shards(self.shards)
@@ -140,7 +140,7 @@ class _Started:
         return ForwardResult(found[-1].output, sum(stage_ms), stage_ms)
 
 
-def _check_shards(shards: Sequence[LoadedShard]) -> None:
+def _check_shards(shards: Sequence[CountedShard]) -> None:
     """Raises Unsupported where they do not make one model."""
     layers, whole = [one.layers for one in shards], shards[0].spec.layers
     if layers[0].first or layers[-1].end != whole or any(left.end != right.first for left, right in pairwise(layers)):

@@ -14,9 +14,9 @@ from concurrent.futures import Future
 
 from adapters.contract import (
     AdapterError,
+    CountedShard,
     DeviceLost,
     ForkableKv,
-    LoadedShard,
     RuntimeFailed,
     Segment,
     ShardResult,
@@ -33,7 +33,7 @@ _Call = Callable[[], None]
 class Stage:
     """See the module. One thread calls it; `start` hands out futures that any thread may wait for."""
 
-    def __init__(self, shard: LoadedShard) -> None:
+    def __init__(self, shard: CountedShard) -> None:
         self.shard = shard
         self.layers = shard.layers
         self.spec = shard.spec

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
-from adapters.contract import AdapterError, LoadedModel, StagedModel
-from adapters.hardware import name_device_kind
-from orchestrator.loading.devices import find_device, list_places
-from orchestrator.loading.options import EngineOptions
+from adapters.contract import LoadedModel, StagedModel
+from orchestrator.loading.options import EngineOptions, ShardOptions
+
+_PROCESSOR = "CPU"
 
 
 def count_flights(model: LoadedModel, options: EngineOptions) -> int:
     """Return how many flights a target's worker has: no more than requests run, and one for a target of one stage."""
     if not isinstance(model, StagedModel):
         return 1
-    places = [name_compute(*place) for place in list_places(options.model)]
-    return max(1, min(count_parallel_stages(places), model.stages, options.max_running))
+    return max(1, min(count_parallel_stages(options.model.shards), model.stages, options.max_running))
 
 
-def count_parallel_stages(places: Iterable[str]) -> int:
-    """Return how many stages can compute at the same time. `places`: what each of them computes with, equal names where
-    it is the same: two stages on one device only take turns."""
-    return len(set(places))
+def count_parallel_stages(shards: Sequence[ShardOptions]) -> int:
+    """Return how many shards can compute at the same time: two of them take turns on one device, or on the same cores
+    of a processor, whatever the runtimes."""
+    return len({_name_compute(shard) for shard in shards})
 
 
-def name_compute(adapter: str, device: str) -> str:
-    """Return a name of what a stage computes with: of this process's cores where it is on the processor, whatever the
-    runtime, and else of the device."""
-    try:
-        kind = name_device_kind(find_device(adapter, device))
-    except AdapterError:  # a name that the runtime takes and does not list
-        kind = ""
-    return kind if kind == "cpu" else f"{adapter} {device}"
+def _name_compute(shard: ShardOptions) -> tuple[str, str, tuple[int, ...]]:
+    """Return what a shard computes with: host, device and cores. A device is another one to another runtime, as names
+    of devices are the runtime's own; the processor is not."""
+    device = shard.device if shard.device == _PROCESSOR else f"{shard.adapter} {shard.device}"
+    return (shard.host, device, tuple(shard.cores)) if shard.own else ("", device, ())
