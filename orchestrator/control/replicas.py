@@ -120,8 +120,13 @@ class Replica:
             case RoundReport():
                 tokens = sum(len(delta.tokens) for delta in event.deltas)
                 # Rounds that are under way together are as one of all their sequences.
-                own = (event.sequences, tokens, event.rows, event.drafted)
-                counts = [event.in_flight * count for count in own]
+                together = event.in_flight
+                counts = (
+                    together * event.sequences,
+                    together * tokens,
+                    together * event.rows,
+                    together * event.drafted,
+                )
                 self.untold.append(SeenRound(*counts, event.round_ms, event.draft_ms, self.draft))
             case Ready():
                 self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.contract import LoadedModel, StagedModel
+from orchestrator.loading.devices import effective_device
 from orchestrator.loading.options import EngineOptions, ShardOptions
 
 _PROCESSOR = "CPU"
@@ -26,5 +27,6 @@ def count_parallel_stages(shards: Sequence[ShardOptions]) -> int:
 def _name_compute(shard: ShardOptions) -> tuple[str, str, tuple[int, ...]]:
     """Return what a shard computes with: host, device and cores. A device is another one to another runtime, as names
     of devices are the runtime's own; the processor is not."""
-    device = shard.device if shard.device == _PROCESSOR else f"{shard.adapter} {shard.device}"
+    device = effective_device(shard.adapter, shard.device)
+    device = device if device == _PROCESSOR else f"{shard.adapter} {device}"
     return (shard.host, device, tuple(shard.cores)) if shard.own else ("", device, ())
