@@ -219,7 +219,7 @@ def test_requests_that_are_left_in_one_flight_are_shared_out_and_keep_their_vari
     loop = flights_over(model, drafters, running=4)
     loop.joins = lambda request: drafters[0].join(request.request_id, request.lane)
     submits = [
-        Submit(f"r{n}", [60 + n, 32, 101] * 4, 300 if n % 2 == 0 else 8, lane="canary" if n == 0 else "")
+        Submit(f"r{n}", [60 + n, 32, 101] * 4, 200 if n % 2 == 0 else 8, depth=3, lane="canary" if n == 2 else "")
         for n in range(4)
     ]
     expected = alone(submits)
@@ -232,8 +232,8 @@ def test_requests_that_are_left_in_one_flight_are_shared_out_and_keep_their_vari
     run_out(loop, out)
     assert out == expected
     rounds = [one.gauges(0).rounds for one in loop.loops]
-    assert min(rounds) > 50, "those that were left were split"
-    assert sum(one.states()[0].rounds for one in own) > 50
+    assert min(rounds) > 30, "those that were left were split"
+    assert own[1].states()[0].rounds > 10, "the younger one moved, and is drafted for as before"
     assert joined == {}
 
 
