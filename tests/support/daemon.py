@@ -112,13 +112,14 @@ def running(config: Path, *arguments: str) -> Iterator[Daemon]:
 
 def _url(process: WarmProcess | subprocess.Popen[bytes], admin: Path, log: Path) -> str:
     deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise AssertionError(f"the daemon ended with {process.returncode}:\n{log.read_text()}")
-        url = read_url(admin)
-        if url and httpx.get(f"{url}/ready").status_code == httpx.codes.OK:
-            return url
-        time.sleep(0.05)
+    with httpx.Client() as client:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise AssertionError(f"the daemon ended with {process.returncode}:\n{log.read_text()}")
+            url = read_url(admin)
+            if url and client.get(f"{url}/ready").status_code == httpx.codes.OK:
+                return url
+            time.sleep(0.05)
     raise AssertionError(f"the daemon was not ready:\n{log.read_text()}")
 
 
