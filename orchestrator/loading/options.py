@@ -113,7 +113,8 @@ class CanaryOptions(msgspec.Struct, frozen=True):
 
 class EngineOptions(msgspec.Struct, frozen=True):
     """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of every
-    request. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round."""
+    request. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round. `across_hosts`: workers on
+    other machines may have to reach it."""
 
     model: ModelOptions
     max_running: int
@@ -128,6 +129,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     fixed_depth: bool = False
     pid: PidSettings = DEFAULTS
     canary: CanaryOptions | None = None
+    across_hosts: bool = False
 
     @property
     def all_drafters(self) -> list[DraftOptions]:
@@ -199,7 +201,12 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         pid=PidSettings(**config.speculation.pid.model_dump()),
         low_acceptance_rate=config.speculation.low_acceptance_rate,
         objectives=objectives_of(config.slo),
+        across_hosts=_reaches_other_hosts(config),
     )
+
+
+def _reaches_other_hosts(config: ClusterConfig) -> bool:
+    return config.cluster.on_ray and bool(config.cluster.address)
 
 
 def objectives_of(slo: SloSection) -> Objectives:
@@ -271,7 +278,7 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
     """Return how the draft workers are started: one for each draft that has a process of its own. One with a pool has
     slots for the sequences of all replicas: any number of them may be its own."""
     shares = dict.fromkeys(list_draft_pools(config), config.model.most_replicas)
-    across_hosts = config.cluster.on_ray and bool(config.cluster.address)
+    across_hosts = _reaches_other_hosts(config)
     return [
         WorkerSpec(
             name=draft.name,
