@@ -17,7 +17,7 @@ from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.local import LocalCluster
 from tests.control.test_controller import at_once, until
-from tests.control.test_kv_moves_live import LIMITS, SCRIPT, STREAMS, Brake, ask, failing, move_all, totals
+from tests.control.test_kv_moves_live import LIMITS, SCRIPT, STREAMS, Brake, ask, failing, tokens_of, totals
 from tests.support import moving
 from tests.support.daemon import configuration
 from tests.support.loops import decode, loop_over, toy
@@ -54,6 +54,20 @@ async def apart(*specs: WorkerSpec) -> AsyncIterator[TargetControl]:
         yield control
     finally:
         await control.close()
+
+
+async def move_all(control: TargetControl, slow: Brake, spec: WorkerSpec) -> dict[str, list[int]]:
+    """Decode all streams, and change to this worker once each has some tokens. Rounds are slow until all have moved, so
+    that none ends before its pages have gone."""
+    slow.set()
+    tasks = [asyncio.create_task(tokens_of(control, ask(number))) for number in range(STREAMS)]
+    await until(lambda: control.view().totals.generated >= 10 * STREAMS)
+    changing = asyncio.create_task(control.change([spec], []))
+    await until(lambda: totals(control).pages + totals(control).recomputed >= STREAMS)
+    slow.release()
+    texts = await asyncio.wait_for(asyncio.gather(*tasks), 60.0)
+    await asyncio.wait_for(changing, 60.0)
+    return {f"r{number}": text for number, text in enumerate(texts)}
 
 
 async def test_streams_of_a_replaced_worker_cross_the_link(worker, slow, expected, caplog):

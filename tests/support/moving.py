@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.engine import page_inbox, page_sender
 from orchestrator.engine.kv_mover import KvMover
 from orchestrator.engine.worker_engine import WorkerEngine
-from orchestrator.links.pages import PieceHead
+from orchestrator.links.pages import PieceHead, send_piece
 from orchestrator.loading.engine import build_engine
 from orchestrator.workers.messages import KvPages, SharedMemory
 from orchestrator.workers.shared_memory import open_memory
@@ -50,25 +50,23 @@ def build_failing(options: dict[str, Any]) -> WorkerEngine:
         return read(self, pages, tokens)
 
     if fault in (DIE_SENDING, CORRUPT_LINK):
-        page_sender.send_piece = _failing_send(fault)
+        vars(page_sender)["send_piece"] = _failing_send(fault)
     if fault == DIE_RECEIVING:
-        page_inbox.receive_into = _die_receiving
+        vars(page_inbox)["receive_into"] = _die_receiving
     KvMover.write, KvMover.read = failing_write, failing_read  # type: ignore[method-assign]
     return build_engine(options)
 
 
 def _failing_send(fault: str) -> Callable[[socket.socket, PieceHead, Sequence[memoryview]], None]:
-    send = page_sender.send_piece
-
     def failing_send(link: socket.socket, head: PieceHead, parts: Sequence[memoryview]) -> None:
         if fault == CORRUPT_LINK and parts:
             first = bytearray(parts[0])
             first[0] ^= 1
             parts = [memoryview(first), *parts[1:]]
         if fault == DIE_SENDING and parts:
-            send(link, head, [parts[0][: len(parts[0]) // 2]])
+            send_piece(link, head, [parts[0][: len(parts[0]) // 2]])
             os.kill(os.getpid(), signal.SIGKILL)
-        send(link, head, parts)
+        send_piece(link, head, parts)
 
     return failing_send
 
