@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import Capabilities, KvLayout, Segment, Unsupported
+from adapters.contract import BlockRules, Capabilities, KvLayout, Segment, Unsupported
 from adapters.kv_blocks import BlockPool
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
@@ -29,6 +29,11 @@ class PooledModel:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+
+    @property
+    def block_rules(self) -> BlockRules:
+        """See the contract."""
+        return self._pool.rules
 
     def _check(self, batch: Sequence[Segment]) -> None:
         """Refuse what is beyond the capabilities. Raises Unsupported."""

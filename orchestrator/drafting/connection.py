@@ -6,9 +6,14 @@ import secrets
 import threading
 from collections.abc import Callable
 
-from orchestrator.drafting.protocol import VERSION, Hello, Link, ProtocolError, Welcome
+from orchestrator.drafting.protocol import (
+    VERSION,
+    Hello,
+    Link,
+    Welcome,
+)
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import GREETING_S, LinkLost, host_id, knock
+from orchestrator.links.endpoint import GREETING_S, LinkLost, ProtocolError, host_id, knock
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.draft_messages import DraftLink
 

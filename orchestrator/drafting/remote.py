@@ -27,7 +27,6 @@ from orchestrator.drafting.protocol import (
     End,
     Extend,
     Link,
-    ProtocolError,
     Update,
     Welcome,
     WireBranch,
@@ -36,7 +35,7 @@ from orchestrator.drafting.protocol import (
 )
 from orchestrator.drafting.remote_sequence import RemoteSequence
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import LinkLost
+from orchestrator.links.endpoint import LinkLost, ProtocolError
 from orchestrator.workers.draft_messages import DrafterState, DraftLink, RemoteState
 from policies.sampling import Sampling
 from policies.speculation import draft_wait

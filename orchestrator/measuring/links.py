@@ -23,12 +23,11 @@ from orchestrator.drafting.protocol import (
     Extend,
     Hello,
     Link,
-    ProtocolError,
     Welcome,
     WireDraft,
 )
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, host_id, knock
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, ProtocolError, host_id, knock
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Command, EndpointOpened, Event, Failed, Stop
 

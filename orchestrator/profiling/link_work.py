@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from adapters.contract import DeviceLost
-from orchestrator.drafting.protocol import ProtocolError
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import LinkLost
+from orchestrator.links.endpoint import LinkLost, ProtocolError
 from orchestrator.measuring.engine import Found, MeasuringEngine
 from orchestrator.measuring.links import EchoEngine, measure_link
 from orchestrator.workers.contract import WorkerSpec
