@@ -22,7 +22,16 @@ from orchestrator.engine.kv_mover import KvMover, TakenPages
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.merged_gauges import merge_gauges
 from orchestrator.engine.scheduler import ALL_RESERVED, Reserved
-from orchestrator.workers.messages import Gauges, MovedIn, MovedOut, Refused, RoundReport, SharedMemory, Submit
+from orchestrator.workers.messages import (
+    Gauges,
+    MovedIn,
+    MovedOut,
+    PageLink,
+    Refused,
+    RoundReport,
+    SharedMemory,
+    Submit,
+)
 from policies.serving.flights import FlightCosts, choose_flights, observe_flight
 
 
@@ -73,6 +82,17 @@ class Flights:
     def move_out(self, request_id: str, memory: SharedMemory) -> MovedOut:
         """See DecodeLoop. What a round under way finds out of it is computed again where it goes."""
         return self._find(request_id).move_out(request_id, memory)
+
+    def send_out(self, request_id: str, link: PageLink) -> MovedOut | None:
+        """See DecodeLoop."""
+        return self._find(request_id).send_out(request_id, link)
+
+    def list_moved_out(self, round_ms: float) -> list[MovedOut]:
+        """See DecodeLoop. One that went to another flight meanwhile is forgotten there."""
+        moved = [one for loop in self.loops for one in loop.list_moved_out(round_ms)]
+        for one in moved:
+            self.cancel(one.request_id)
+        return moved
 
     def _find(self, request_id: str) -> DecodeLoop:
         return next((loop for loop in self.loops if loop.holds(request_id)), self.loops[0])

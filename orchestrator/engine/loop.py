@@ -29,6 +29,7 @@ from orchestrator.drafting.port import Drafter
 from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.engine.batch import ScheduledSequence, rows_of
 from orchestrator.engine.constraints import RowConstraints
+from orchestrator.engine.departures import Departures
 from orchestrator.engine.draft_counts import DrafterCounts, RoundDraftCounts
 from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.kv_mover import KvMover, TakenPages
@@ -39,7 +40,17 @@ from orchestrator.engine.scheduler import ALL_RESERVED, NOTHING_RESERVED, Reserv
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
 from orchestrator.engine.speculator import Speculator
 from orchestrator.engine.verifier import Verdict, Verifier
-from orchestrator.workers.messages import Delta, Gauges, MovedIn, MovedOut, Refused, RoundReport, SharedMemory, Submit
+from orchestrator.workers.messages import (
+    Delta,
+    Gauges,
+    MovedIn,
+    MovedOut,
+    PageLink,
+    Refused,
+    RoundReport,
+    SharedMemory,
+    Submit,
+)
 from orchestrator.workers.shared_memory import SharedMemoryFailed
 from policies.sampling import NotFinite, Row, ToleranceGoal, VerifiedDraft
 from policies.serving.acceptance_alarm import THRESHOLD
@@ -135,6 +146,7 @@ class DecodeLoop:
         self._traces = RoundTraces(clock)
         self._failed: list[Refused] = []
         self._moved_in: list[MovedIn] = []
+        self._departures = Departures(clock)
         self._taking_in_ms = 0.0
         self._not_finite = 0
         self._rounds = 0
@@ -276,8 +288,27 @@ class DecodeLoop:
             self._speculator.end(request_id, keep=False)
         return MovedOut(request_id, pages, (self._clock.monotonic_s() - started_s) * MS_PER_S, why)
 
+    def send_out(self, request_id: str, link: PageLink) -> MovedOut | None:
+        """Let a request leave over a link, its pages ahead; `list_moved_out` says when it has. Returns what there is to
+        say where it has no pages, and is forgotten at once."""
+        sequence = next((one for one in self._scheduler.list_running() if one.key == request_id), None)
+        if sequence is None or not sequence.cached or sequence.scores_prompt or not self.mover.moves:
+            self.cancel(request_id)
+            return MovedOut(request_id, None, 0.0, "nothing of it was computed")
+        self._departures.begin(sequence, self.mover, link)
+        return None
+
+    def list_moved_out(self, round_ms: float) -> list[MovedOut]:
+        """Send pages of requests that leave, behind a round that took so long; returns, once, those that are forgotten
+        now. Raises what adapters raise when their device fails."""
+        moved = self._departures.advance(self._scheduler.list_running(), self.mover, round_ms)
+        for one in moved:
+            self.cancel(one.request_id)
+        return moved
+
     def cancel(self, request_id: str) -> None:
         """Forget a request, running or waiting; its slot is free at once. Unknown ids are ignored."""
+        self._departures.drop(request_id)
         sequence = self._scheduler.withdraw(request_id)
         if sequence is not None:
             self._retire(sequence, keep=False)
@@ -420,6 +451,7 @@ class DecodeLoop:
 
     def _retire(self, sequence: SequenceState, *, keep: bool, garbage: bool = False) -> None:
         """The sequence ends. `keep`: its output may help later drafts. `garbage`: what it computed may be."""
+        self._departures.drop(sequence.key)
         self._speculator.end(sequence.key, keep=keep)
         self._scheduler.leave(sequence, garbage=garbage)
 

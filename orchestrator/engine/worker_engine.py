@@ -148,6 +148,8 @@ class WorkerEngine:
             self._preparing.shutdown(wait=True, cancel_futures=True)
             if loaded.watch is not None:
                 loaded.watch.stop()
+            if loaded.loop.mover.inbox is not None:
+                loaded.loop.mover.inbox.close()
             loaded.close()
 
     def _decode(self, loaded: LoadedEngine, emit: Emit) -> None:
@@ -163,6 +165,8 @@ class WorkerEngine:
             for moved in loop.list_moved_in():
                 emit(moved)
             emit(done)
+            for left in loop.list_moved_out(done.round_ms):
+                emit(left)
             for failed in loop.failures():
                 emit(failed)
             now = self._clock.monotonic_s()
@@ -200,6 +204,13 @@ class WorkerEngine:
             else:
                 self._carry_out(loaded, command, arrived_s, emit)
 
+    @staticmethod
+    def _move_out(loop: DecodeLoop | Flights, command: MoveOut, emit: Emit) -> None:
+        if command.link is None:
+            emit(loop.move_out(command.request_id, command.memory))
+        elif (left := loop.send_out(command.request_id, command.link)) is not None:
+            emit(left)
+
     def _begin_retune(self, loaded: LoadedEngine, command: Retune, emit: Emit) -> None:
         """Prepare other options while decoding goes on; the decoding thread puts them into effect."""
         if loaded.retuner is None:
@@ -213,7 +224,7 @@ class WorkerEngine:
         loop = loaded.loop
         if isinstance(command, Cancel | MoveOut):
             if isinstance(command, MoveOut):
-                emit(loop.move_out(command.request_id, command.memory))
+                self._move_out(loop, command, emit)
             else:
                 loop.cancel(command.request_id)
             if loop.idle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from orchestrator.engine.flights import Flights
 from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.kv_mover import KvMover, describe_layout
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.engine.page_inbox import PageInbox
 from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.links.endpoint import host_id
@@ -36,7 +38,8 @@ from orchestrator.loading.pipeline import list_planned_parts
 from orchestrator.loading.retuner import EngineRetuner, list_whole
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
-from orchestrator.workers.messages import Event, Progress, Ready
+from orchestrator.workers.host import NODE_ADDRESS
+from orchestrator.workers.messages import Event, PagesDoor, Progress, Ready
 from policies.serving.canary import CanaryVariant
 from policies.serving.slo import NO_OBJECTIVES
 from policies.speculation.adaptive import Adaptive
@@ -137,6 +140,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     first = first_cost(target, options, drafts=built[0].whole is not None)
     deepest = msgspec.structs.replace(options, max_depth=options.deepest)
     loop = build_flights(target, deepest, [one.whole for one in built], first)
+    _open_inbox(loop.mover, options, emit)
 
     def describe(now: EngineOptions, its: Sequence[Drafter]) -> Ready:
         return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first.source)
@@ -150,6 +154,19 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     watch = ArtefactWatch(Path(options.model.store), SystemClock())
     ready = describe(options, list_whole(built))
     return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, watch, retuner)
+
+
+def _open_inbox(mover: KvMover, options: EngineOptions, emit: Emit) -> None:
+    """Let workers on other hosts send pages, where there may be such and this one can be reached."""
+    host = os.environ.get(NODE_ADDRESS, "") if options.across_hosts else ""
+    if not host or not mover.moves:
+        return
+    try:
+        mover.inbox = PageInbox(host, mover.format)
+    except OSError as error:
+        sys.stderr.write(f"takes in no pages from other hosts at {host}: {error.strerror or error}\n")
+        return
+    emit(PagesDoor(mover.inbox.door))
 
 
 def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafter | None = None) -> SpeculationVariants:

@@ -132,7 +132,8 @@ class CanaryOptions(msgspec.Struct, frozen=True):
 
 class EngineOptions(msgspec.Struct, frozen=True):
     """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of every
-    request. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round."""
+    request. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round. `across_hosts`: workers on
+    other machines may have to reach it."""
 
     model: ModelOptions
     max_running: int
@@ -147,6 +148,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     fixed_depth: bool = False
     pid: PidSettings = DEFAULTS
     canary: CanaryOptions | None = None
+    across_hosts: bool = False
 
     @property
     def all_drafters(self) -> list[DraftOptions]:
@@ -226,6 +228,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         pid=PidSettings(**config.speculation.pid.model_dump()),
         low_acceptance_rate=config.speculation.low_acceptance_rate,
         objectives=objectives_of(config.slo),
+        across_hosts=_is_across_hosts(config),
     )
 
 
