@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from orchestrator.loading.flights import count_parallel_stages
 from orchestrator.loading.options import ShardOptions
 
 
-def shard(device: str, adapter: str = "openvino_rt", **fields: object) -> ShardOptions:
+def shard(device: str, adapter: str = "openvino_rt", **fields: Any) -> ShardOptions:
     return ShardOptions(adapter, device, 2, **fields)
 
 
