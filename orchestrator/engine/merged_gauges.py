@@ -11,22 +11,23 @@ from orchestrator.workers.draft_messages import DrafterState, RemoteState
 from orchestrator.workers.messages import AcceptanceWarning, Gauges, MemoryBound, SloState
 
 _COUNTS = (
-    *("running", "waiting", "preemptions", "drafter_bytes", "rounds"),
+    *("running", "waiting", "preemptions", "rounds"),
     *("prefix_queries", "prefix_hits", "out_of_memory", "not_finite"),
 )
 _REMOTE_COUNTS = ("asks", "in_time", "late", "wait_ms", "connections", "ahead_hits", "ahead_misses")
-_DRAFTER_COUNTS = ("memory_bytes", "rounds", "draft_ms", "drafted", "accepted")
+_DRAFTER_COUNTS = ("rounds", "draft_ms", "drafted", "accepted")
 
 
 def merge_gauges(all_of: Sequence[Gauges], places: Sequence[int]) -> Gauges:
     """Return one loop's gauges of several loops' over one target, which run so many sequences each at most. Blocks and
-    the process's memory are the same in each of them."""
+    the process's memory are the same in each of them, and drafters of one name share what they hold."""
     first = all_of[0]
     if len(all_of) == 1:
         return first
     return msgspec.structs.replace(
         first,
         **{name: sum(getattr(one, name) for one in all_of) for name in _COUNTS},
+        drafter_bytes=max(one.drafter_bytes for one in all_of),
         drafters=_merge_drafters(all_of),
         tolerance_deltas=_merge_deltas(all_of),
         low_acceptance=_merge_warnings(all_of),
@@ -48,6 +49,7 @@ def _merge_drafters(all_of: Sequence[Gauges]) -> list[DrafterState]:
 def _merge_states(states: Sequence[DrafterState]) -> DrafterState:
     shown = next((state for state in states if state.state != "ok"), states[0])
     counts = {name: sum(getattr(state, name) for state in states) for name in _DRAFTER_COUNTS}
+    counts["memory_bytes"] = max(state.memory_bytes for state in states)
     remotes = [state.remote for state in states if state.remote is not None]
     return msgspec.structs.replace(shown, **counts, remote=reduce(_add_remotes, remotes) if remotes else None)
 
