@@ -3,7 +3,8 @@
 # commands of the guide, and then good and bad reloads and a restart under load, a crash, a hang and an uninstall. Needs
 # root and mmdebstrap; changes nothing outside of DIR. Usage: tools/try_service.sh DIR WHEEL [PORT]
 # From the environment: SUITE, Debian's release (bookworm); PYTHON_HOME, a Python 3.11 for a release whose own is another
-# one, outside of /root and /home; SHARES, further directories that the fresh Debian sees, such as those that pip finds wheels in.
+# one, outside of /root and /home; SHARES, further directories that the fresh Debian sees, as those that pip finds
+# wheels in.
 set -euo pipefail
 suite=${SUITE:-bookworm} python_home=${PYTHON_HOME:-} shares="${SHARES:-} ${PYTHON_HOME:-}"
 dir=$(realpath -m "$1") wheel=$(realpath "$2") port=${3:-8000}
