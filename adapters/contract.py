@@ -115,10 +115,12 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
     """`logits`: float32, shape (wanted rows over all segments in order, spec.outputs), valid until the next
-    forward. `device_ms`: the runtime's own time for this forward, without the adapter's."""
+    forward. `device_ms`: the runtime's own time for this forward, without the adapter's. `stage_ms`: each stage's part
+    of it, where there are several."""
 
     logits: Logits
     device_ms: float
+    stage_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +262,7 @@ class PendingForward(Protocol):
 
 
 @runtime_checkable
-class StagedModel(Protocol):
+class StagedModel(LoadedModel, Protocol):
     """A loaded model of several stages, each of which can run a forward while another runs the next one."""
 
     @property

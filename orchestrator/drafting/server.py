@@ -20,8 +20,6 @@ from typing import Literal
 from adapters.contract import AdapterError
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.drafting.bell import Bell
-from orchestrator.drafting.endpoint import GREETING_S, EndpointServer, host_id
 from orchestrator.drafting.load_meter import EVERY_S
 from orchestrator.drafting.lookahead import LookaheadSequence
 from orchestrator.drafting.port import Drafter
@@ -32,14 +30,14 @@ from orchestrator.drafting.protocol import (
     DraftResponse,
     Hello,
     Link,
-    LinkLost,
-    ProtocolError,
     Welcome,
     WireBranch,
     WireDraft,
 )
-from orchestrator.drafting.reception import Reception
 from orchestrator.drafting.shared import DraftSession, SharedAnswer, SharedDrafter
+from orchestrator.links.bell import Bell
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, ProtocolError, host_id
+from orchestrator.links.reception import Reception
 from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import DrafterState, DraftReady
 from orchestrator.workers.failures import describe_failure, describe_loading_failure

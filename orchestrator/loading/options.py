@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from adapters.contract import StaticShapes
 from adapters.model_source import pin_source
 from device_profiles.profile import Exactness
-from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft, draft_names
-from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig
-from orchestrator.config.slo import SloSection
-from orchestrator.config.source_text import Place, format_place
-from orchestrator.config.speculation import Speculation
-from orchestrator.config.target import Placement, Target
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.draft_messages import DraftEndpoint
 from policies.sampling import ToleranceGoal
 from policies.serving.draft_pool import PoolSize
 from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives
 from policies.speculation.pid import DEFAULTS, PidSettings
 from policies.speculation.state import COLD_DEPTH
+
+if TYPE_CHECKING:  # workers read options and no configuration, whose models would be half of their start
+    from orchestrator.config.drafts import Draft, ModelDraft
+    from orchestrator.config.model import ClusterConfig
+    from orchestrator.config.slo import SloSection
+    from orchestrator.config.source_text import Place
+    from orchestrator.config.speculation import Speculation
+    from orchestrator.config.target import Placement, Target
 
 ENGINE_ENTRY = "orchestrator.loading.engine:build_engine"
 DRAFT_ENTRY = "orchestrator.loading.draft_worker:build_draft_engine"
@@ -67,7 +68,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     max_batch_rows: int
     static: StaticShapes = StaticShapes()
     shards: list[ShardOptions] = []
-    shard_endpoints: list[DraftEndpoint] = []
+    shard_endpoints: list[LinkEndpoint] = []
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):
@@ -178,6 +179,8 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
     ModelRefused or DownloadFailed when that is not possible.
     """
+    from orchestrator.config.load import store_directory
+
     depth = depth_of(config.speculation)
     return EngineOptions(
         model=ModelOptions(
@@ -260,6 +263,8 @@ def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSp
 
 
 def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: Placement) -> WorkerSpec:
+    from orchestrator.config.source_text import format_place
+
     cores = placement.cores or config.devices.cores
     threads = placement.threads or len(placement.cores) or options.model.threads
     own = {format_place(at) for at, draft in config.all_drafts if getattr(draft, "threads", 0)}
@@ -345,6 +350,8 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
 
 def list_draft_pools(config: ClusterConfig) -> dict[str, PoolSize]:
     """Return how many workers there are of each draft that says so, by its name."""
+    from orchestrator.config.drafts import ModelDraft, draft_names
+
     own = zip(config.canary_drafts, draft_names(config.canary_drafts, CANARY_PREFIX), strict=True)
     everybody = zip(config.drafts, draft_names(config.drafts), strict=True)
     return {
@@ -361,6 +368,9 @@ def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
 def _drafters_of(
     drafts: Sequence[Draft], at: Place, prefix: str, config: ClusterConfig, base: Path
 ) -> list[DraftOptions]:
+    from orchestrator.config.drafts import SuffixDraft, draft_names
+    from orchestrator.config.source_text import format_place
+
     found: list[DraftOptions] = []
     for index, (draft, name) in enumerate(zip(drafts, draft_names(drafts, prefix), strict=True)):
         if isinstance(draft, SuffixDraft):
@@ -371,6 +381,8 @@ def _drafters_of(
 
 
 def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig, base: Path) -> ModelDraftOptions:
+    from orchestrator.config.load import store_directory
+
     return ModelDraftOptions(
         name=name,
         place=place,

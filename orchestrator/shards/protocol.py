@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from adapters.contract import BlockRules, Capabilities, LayerRange, LoadOptions, NumericalClass, Segment
 from device_profiles.workload import ModelSpec
-from orchestrator.drafting.protocol import LinkLost, ProtocolError
+from orchestrator.links.endpoint import LinkLost, ProtocolError
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024

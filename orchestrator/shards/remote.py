@@ -25,8 +25,8 @@ from adapters.contract import (
     Segment,
     ShardResult,
 )
-from orchestrator.drafting.endpoint import knock
-from orchestrator.drafting.protocol import LinkLost, ProtocolError
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import LinkLost, ProtocolError, knock
 from orchestrator.shards.protocol import (
     VERSION,
     Asking,
@@ -52,7 +52,6 @@ from orchestrator.shards.protocol import (
     Telling,
     WireSegment,
 )
-from orchestrator.workers.draft_messages import DraftEndpoint
 
 _DESCRIBED_S = 30.0
 _LOADED_S = 1800.0
@@ -66,7 +65,7 @@ ResultT = TypeVar("ResultT", bound=Result)
 class RemoteRuntime:
     """The runtime in a worker for layers; see adapters.contract.ShardingAdapter and ModelLoader. One thread uses it."""
 
-    def __init__(self, endpoint: DraftEndpoint) -> None:
+    def __init__(self, endpoint: LinkEndpoint) -> None:
         """Connects. Raises DeviceLost where nobody answers, AdapterUnavailable where it is another version's."""
         self._caller = _Caller(endpoint)
         self.description = self._caller.ask(Describe(VERSION), Description, _DESCRIBED_S)
@@ -156,7 +155,7 @@ class RemoteShard:
 class _Caller:
     """Calls a worker for layers, one call after the other. Thread-safe: models may be loaded beside each other."""
 
-    def __init__(self, endpoint: DraftEndpoint) -> None:
+    def __init__(self, endpoint: LinkEndpoint) -> None:
         try:
             self._link = ShardLink(knock(endpoint))
         except LinkLost as error:

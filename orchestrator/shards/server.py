@@ -21,9 +21,8 @@ from adapters.contract import (
     RuntimeFailed,
     Unsupported,
 )
-from orchestrator.drafting.endpoint import EndpointServer
-from orchestrator.drafting.protocol import LinkLost, ProtocolError
-from orchestrator.drafting.reception import Reception
+from orchestrator.links.endpoint import EndpointServer, LinkLost, ProtocolError
+from orchestrator.links.reception import Reception
 from orchestrator.shards.protocol import (
     Answer,
     Asking,

@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 
 from orchestrator.errors import WorkerError, WorkerLost
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.contract import Worker, WorkerSpec
-from orchestrator.workers.draft_messages import DraftEndpoint
 from orchestrator.workers.messages import Command, Event, Failed, Progress, Retune, StillWorking, Stop
 from orchestrator.workers.shard_messages import ShardReady
 
@@ -51,7 +51,7 @@ class GroupWorker:
         self._parts = parts
         self._main: Worker | None = None
         self._unsent: list[Command] = []
-        self._endpoints: list[DraftEndpoint] = []
+        self._endpoints: list[LinkEndpoint] = []
         self._stopping = False
         self._said: asyncio.Queue[tuple[int, Event | WorkerError | None]] = asyncio.Queue()
         self._reading = [asyncio.create_task(self._read(number, part)) for number, part in enumerate(parts)]
@@ -76,7 +76,7 @@ class GroupWorker:
 
     async def events(self) -> AsyncIterator[Event]:
         """See workers.contract.Worker."""
-        ready: dict[int, DraftEndpoint] = {}
+        ready: dict[int, LinkEndpoint] = {}
         whole = len(self._parts)
         while True:
             number, said = await self._said.get()

@@ -12,10 +12,10 @@ from typing import Any, Literal
 import msgspec
 
 from device_profiles.device_load import DeviceLoad
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.draft_messages import (
     AttachDraft,
     ChooseDrafters,
-    DraftEndpoint,
     DrafterState,
     DraftLink,
     DraftLoad,
@@ -269,6 +269,8 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     whose they were ("grammar": a grammar added them). `round_ms` is the whole round, `device_ms` the runtime's own
     forward inside it. `engine`: the replica, filled in by control.
     `expected_ms`: predicted for the whole round, 0 where nothing is known. `trace`: of a round that was sampled.
+    `in_flight`: so many rounds, this one among them, were under way when it ended; `stage_ms`: each stage's part of
+    `device_ms`, both of a target in several stages.
     """
 
     deltas: list[Delta]
@@ -286,6 +288,8 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     expected_ms: float = 0.0
     by_drafter: dict[str, tuple[int, int]] = {}
     trace: RoundTrace | None = None
+    in_flight: int = 1
+    stage_ms: list[float] = []
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):
@@ -438,7 +442,7 @@ class DevicesSampled(msgspec.Struct, frozen=True, tag="devices"):
 class EndpointOpened(msgspec.Struct, frozen=True, tag="opened"):
     """A measuring worker answers at this endpoint."""
 
-    door: DraftEndpoint
+    door: LinkEndpoint
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from orchestrator.workers.draft_messages import DraftEndpoint
+from orchestrator.links.address import LinkEndpoint
 
 
 class ShardReady(msgspec.Struct, frozen=True, tag="shard_ready"):
     """A worker for layers of a target can be called at its endpoint. It loads what the target's worker asks for."""
 
-    endpoint: DraftEndpoint
+    endpoint: LinkEndpoint
     pid: int

@@ -14,9 +14,9 @@ from adapters.conformance.fixtures import all_free as all_free
 from adapters.conformance.fixtures import far as far
 from adapters.conformance.fixtures import model as model
 from adapters.contract import LoadedModel, LoadOptions, Progress
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, cut_layers
 from orchestrator.shards.remote import RemoteRuntime
-from orchestrator.workers.draft_messages import DraftEndpoint
 from tests.pipelines.conftest import LAYERS, OPENVINO, SIMULATED, Cut, InShards
 from tests.pipelines.conftest import case as whole_case  # noqa: F401  # another fixture's own
 from tests.pipelines.conftest import uncut as uncut
@@ -32,7 +32,7 @@ CUTS = [
 class BehindSockets(InShards):
     """An adapter whose models are loaded in layer shards by other workers."""
 
-    def __init__(self, part: Prepared, counts: tuple[int, ...], endpoints: list[DraftEndpoint]) -> None:
+    def __init__(self, part: Prepared, counts: tuple[int, ...], endpoints: list[LinkEndpoint]) -> None:
         super().__init__([part], counts)
         self._endpoints = endpoints
         self.runtimes: list[RemoteRuntime] = []
@@ -75,7 +75,7 @@ def prepared(cut: Cut, whole: Prepared) -> Iterator[Prepared]:
             runtime.close()
 
 
-def replace_addresses(endpoint: DraftEndpoint) -> DraftEndpoint:
+def replace_addresses(endpoint: LinkEndpoint) -> LinkEndpoint:
     """Leave the addresses that other hosts have."""
     kept = [one for one in endpoint.addresses if one.startswith("tcp:")]
-    return DraftEndpoint(kept, endpoint.key, endpoint.certificate)
+    return LinkEndpoint(kept, endpoint.key, endpoint.certificate)

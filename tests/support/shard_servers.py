@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import LayerRange, LoadedShard, LoadOptions, NumericalClass
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.shards.protocol import VERSION, Description
 from orchestrator.shards.server import HostedLayers, ShardEngine
-from orchestrator.workers.draft_messages import DraftEndpoint
 from orchestrator.workers.messages import Stop
 from orchestrator.workers.shard_messages import ShardReady
 
@@ -37,9 +37,9 @@ class Layers:
 
 
 @contextmanager
-def serving(source: Layers, host: str = "") -> Iterator[DraftEndpoint]:
+def serving(source: Layers, host: str = "") -> Iterator[LinkEndpoint]:
     """Serve layers on a Unix socket, and on TCP with TLS where a host is given."""
-    found: list[DraftEndpoint] = []
+    found: list[LinkEndpoint] = []
     ready = threading.Event()
 
     def hear(event: object) -> None:

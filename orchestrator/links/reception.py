@@ -15,9 +15,8 @@ from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
 from device_profiles.units import MS_PER_S
-from orchestrator.drafting.bell import Bell
-from orchestrator.drafting.endpoint import GREETING_S, EndpointServer
-from orchestrator.drafting.protocol import LinkLost, ProtocolError
+from orchestrator.links.bell import Bell
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, ProtocolError
 
 _MOST_KNOCKING = 32
 
