@@ -60,8 +60,8 @@ class Stage:
             raise RuntimeError(done.stderr)
 
     def signal_worker(self, number: signal.Signals) -> None:
-        """Send a signal to the target's worker, once there is one."""
-        until(lambda: self.daemon.status()["ready"], "a worker is ready")
+        """Send a signal to the target's worker, once it serves: what a lost one told stays in the status."""
+        until(lambda: self.daemon.status()["phase"] == "ready", "a worker serves")
         os.kill(self.daemon.status()["ready"]["pid"], number)
 
     def start_again(self) -> None:
