@@ -45,7 +45,9 @@ def start_draft_process(
     options = msgspec.structs.replace(options, across_hosts=bool(address))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(msgspec.to_builtins(options), list(cores), address, theirs), daemon=True)
+    process = context.Process(
+        target=_serve, args=(msgspec.to_builtins(options), list(cores), address, theirs), daemon=True
+    )
     process.start()
     theirs.close()
     try:

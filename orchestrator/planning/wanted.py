@@ -9,6 +9,7 @@ from adapters.names import OWN_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
+from orchestrator.config.target import THIS_NODE
 from orchestrator.planning.models import PlannedModel
 from policies.planning.plan import Constraints, DrafterFacts, Objective, PlanGoal, TermWeights, Workload
 
@@ -44,7 +45,7 @@ def build_plan_goal(
     least_replicas: int = 1,
     one_host: bool = False,
 ) -> PlanGoal:
-    """Return it as the planner takes it."""
+    """Return it as the planner takes it. The API is the daemon's: on this node, where the plan is for one with it."""
     weights = placement.score_weights.model_dump()
     return PlanGoal(
         Workload(
@@ -74,6 +75,7 @@ def build_plan_goal(
         TermWeights(**weights),
         Objective(placement.objective),
         placement.currency,
+        THIS_NODE,
     )
 
 

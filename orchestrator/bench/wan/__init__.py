@@ -1,1 +1,1 @@
-"""`outrider bench wan`: drafts over a link that takes its time, beside none and beside drafts made one after the other."""
+"""`outrider bench wan`: drafts over a slow link, beside none and beside drafts made before each verification."""

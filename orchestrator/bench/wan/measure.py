@@ -130,6 +130,8 @@ def _describe(ways: dict[str, _Way], states: dict[str, RemoteState]) -> dict[str
         "first_token_ms": firsts["overlapped"] * MS_PER_S,
         "wait_ms_per_token": over.waited_ms / over.tokens,
         "sequential_wait_ms_per_token": ways["sequential"].waited_ms / ways["sequential"].tokens,
+        "measured_rtt_ms": state.rtt_ms,
+        "lead_tokens": state.lead_tokens,
         "ready_share": state.ahead_hits / tried if tried else 0.0,
         "vs_plain_from_edge": over.tokens_per_s / ways["plain"].tokens_per_s,
         "vs_sequential": over.tokens_per_s / ways["sequential"].tokens_per_s,

@@ -103,7 +103,8 @@ class DelayingRelay:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
-        assert task is not None
+        if task is None:
+            return
         self._tasks.add(task)
         try:
             await self._serve(reader, writer)
