@@ -68,7 +68,8 @@ def wan(
     if real and len(cores) < 2:
         raise BenchError("target and draft need a core each, and there is one: leave them out with --no-real")
     with ExitStack() as stack, Console(stderr=True).status("start") as status:
-        pairs = [(pair, rtt or (0.0, RTT_MS, 40.0)) for pair in simulate_pairs(agree or (0.8,), ratio or (8.0,))]
+        links_ms: tuple[float, ...] = tuple(rtt or (0.0, RTT_MS, 40.0))
+        pairs = [(pair, links_ms) for pair in simulate_pairs(agree or (0.8,), ratio or (8.0,))]
         if real:
             directory = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-bench-")))
             pairs.append((stack.enter_context(deepen_pair(draft, layers, adapter, directory, cores)), (RTT_MS,)))
