@@ -229,11 +229,8 @@ class RemoteDrafter:
         sequences = [self._sequences[ask.key] for ask in asks]
         reading = not all(sequence.met for sequence in sequences)
         drafted = all(sequence.rest(1).tokens for sequence in sequences)
-        pace, bound_ms = self._pace, self._limits.max_wait_ms
-        wait_ms = 0.0
-        if not (reading or drafted):
-            wait_ms = draft_wait.patience_ms(pace, round_ms, bound_ms, runs_ahead=self._runs_ahead)
-        self._lead = draft_lead.count_lead_tokens(self._round_trip.best_ms, round_ms, pace.accepted)
+        wait_ms = 0.0 if reading or drafted else draft_wait.patience_ms(self._pace, round_ms, self._limits.max_wait_ms)
+        self._lead = draft_lead.count_lead_tokens(self._round_trip.best_ms, round_ms, self._pace.accepted)
         if wait_ms == 0.0 and not (reading or self._apart):
             link.send(
                 DraftRequest(self._number, updates, [])

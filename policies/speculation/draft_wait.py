@@ -46,7 +46,7 @@ def gain_ms(pace: DraftWait, round_ms: float, served: float) -> float:
     return worth_ms(max(0.0, pace.accepted - served), round_ms)
 
 
-def patience_ms(pace: DraftWait, round_ms: float, bound_ms: float, *, runs_ahead: bool = False) -> float:
+def patience_ms(pace: DraftWait, round_ms: float, bound_ms: float) -> float:
     """Return how long to wait for the answer to this request, at most `bound_ms`. `round_ms`: what a round takes
     without drafts (0: not known)."""
     wait_ms = min(bound_ms, worth_ms(pace.accepted, round_ms)) if round_ms else bound_ms

@@ -43,12 +43,6 @@ def test_a_target_elsewhere_pays_the_way_for_its_first_token_alone() -> None:
     assert (far.tpot_ms, far.goodput_tokens_per_s) == (here.tpot_ms, here.goodput_tokens_per_s)
 
 
-def test_of_equals_the_target_beside_the_api_is_chosen() -> None:
-    cluster, limits = build_cluster(10.0, 10.0), Constraints(standby=False)
-    for api in ("edge", "centre"):
-        assert plan_placement(cluster, PlanGoal(LOAD, limits, client_host=api)).replicas[0].shards[0].host == api
-
-
 def test_an_api_that_is_on_no_host_of_the_plan_adds_nothing() -> None:
     found = plan_placement(build_cluster(20.0, 10.0), PlanGoal(LOAD, Constraints(standby=False), client_host="here"))
     assert found.replicas[0].prediction.client_ms == 0.0
