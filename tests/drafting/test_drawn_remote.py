@@ -133,7 +133,7 @@ def test_what_was_drawn_arrives_as_it_was(seed: int, width: int, count: int, top
     assert len(frame) < 64 + count * (PROPOSAL_WIDTH * BYTES_A_CANDIDATE + 32)
     found = check_guess(msgspec.msgpack.decode(frame, type=DraftResponse).drafts[0], count, width, "model")
     assert found.tokens == draft.tokens
-        assert found.confidences == pytest.approx(draft.confidences, abs=1 / 255)
+    assert found.confidences == pytest.approx(draft.confidences, abs=1 / 255)
     assert [bits(proposal) for proposal in found.proposals] == [bits(proposal) for proposal in draft.proposals]
 
 
