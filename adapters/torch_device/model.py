@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from adapters.contract import (
+    BlockRules,
     Capabilities,
     DeviceLost,
     ForwardResult,
@@ -100,7 +101,7 @@ class TorchModel(PooledModel):
         model. Raises torch's errors when memory runs out."""
         self.layers = layers
         blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * spec.bytes_per_token))
-        super().__init__(BlockPool(blocks, BLOCK_TOKENS, options.slots))
+        super().__init__(BlockPool(BlockRules(blocks, BLOCK_TOKENS, options.slots)))
         self._shapes = shapes
         memory = KvPool(
             layers=decoder.layers,

@@ -10,6 +10,7 @@ from orchestrator.cli.bench_overlap import overlap
 from orchestrator.cli.bench_plan import plan
 from orchestrator.cli.bench_policy import policy
 from orchestrator.cli.bench_serve import serve
+from orchestrator.cli.bench_shards import shards
 from orchestrator.cli.bench_wan import wan
 
 app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, servers, plans, policies.")
@@ -17,6 +18,7 @@ app.command("cluster")(cluster)
 app.command("decode")(decode)
 app.command("exactness")(exactness)
 app.command("overlap")(overlap)
+app.command("shards")(shards)
 app.command("pairs")(pairs)
 app.command("plan")(plan)
 app.command("policy")(policy)

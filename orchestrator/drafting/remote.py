@@ -26,8 +26,6 @@ from orchestrator.drafting.protocol import (
     End,
     Extend,
     Link,
-    LinkLost,
-    ProtocolError,
     Update,
     Welcome,
     WireBranch,
@@ -36,7 +34,9 @@ from orchestrator.drafting.protocol import (
 )
 from orchestrator.drafting.remote_sequence import RemoteSequence
 from orchestrator.drafting.round_trip import RoundTrip
-from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftLink, RemoteState
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import LinkLost, ProtocolError
+from orchestrator.workers.draft_messages import DrafterState, DraftLink, RemoteState
 from policies.sampling import Sampling
 from policies.speculation import draft_lead, draft_wait
 from policies.speculation.draft_chain import estimate_accepted_tokens
@@ -127,7 +127,7 @@ class RemoteDrafter:
         self._lead = 0
         self._counts = _Counts()
 
-    def attach(self, endpoint: DraftEndpoint) -> None:
+    def attach(self, endpoint: LinkEndpoint) -> None:
         """Draft by the process at this endpoint from now on. Thread-safe."""
         self._connector.aim(endpoint)
 

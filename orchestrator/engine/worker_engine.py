@@ -14,6 +14,7 @@ import psutil
 from adapters.contract import AdapterError
 from orchestrator.clock import Clock
 from orchestrator.engine.compile_lanes import CompileLanes
+from orchestrator.engine.flights import Flights
 from orchestrator.engine.kv_intake import KvIntake
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
@@ -65,7 +66,7 @@ class LoadedEngine:
     `retuner`: None takes no other options, and lets no drafter rest.
     """
 
-    loop: DecodeLoop
+    loop: DecodeLoop | Flights
     ready: Ready
     close: Callable[[], None]
     attach: Callable[[AttachDraft], None]
@@ -83,7 +84,7 @@ class WorkerEngine:
         # None: tell the gauges
         self._commands: queue.SimpleQueue[tuple[Command | Retuning | None, float]] = queue.SimpleQueue()
         self._preparing = ThreadPoolExecutor(1, "prepare other options")
-        self._loop: DecodeLoop | None = None
+        self._loop: DecodeLoop | Flights | None = None
         self._lanes: CompileLanes | None = None
         self._intake: KvIntake | None = None
         self._process = psutil.Process()

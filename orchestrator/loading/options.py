@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from adapters.contract import StaticShapes
 from adapters.model_source import pin_source
 from device_profiles.profile import Exactness
-from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft, draft_names
-from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig
-from orchestrator.config.slo import SloSection
-from orchestrator.config.source_text import Place, format_place
-from orchestrator.config.speculation import Speculation
-from orchestrator.config.target import Placement, Target
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.contract import WorkerSpec
 from policies.sampling import ToleranceGoal
 from policies.serving.draft_pool import PoolSize
@@ -25,25 +19,39 @@ from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives
 from policies.speculation.pid import DEFAULTS, PidSettings
 from policies.speculation.state import COLD_DEPTH
 
+if TYPE_CHECKING:  # workers read options and no configuration, whose models would be half of their start
+    from orchestrator.config.drafts import Draft, ModelDraft
+    from orchestrator.config.model import ClusterConfig
+    from orchestrator.config.slo import SloSection
+    from orchestrator.config.source_text import Place
+    from orchestrator.config.speculation import Speculation
+    from orchestrator.config.target import Placement, Target
+
 ENGINE_ENTRY = "orchestrator.loading.engine:build_engine"
 DRAFT_ENTRY = "orchestrator.loading.draft_worker:build_draft_engine"
+SHARD_ENTRY = "orchestrator.loading.shard_worker:build_shard_engine"
 
 CANARY_PREFIX = "canary-"
 """What the names of the canary's own drafters begin with."""
 
 
 class ShardOptions(msgspec.Struct, frozen=True):
-    """So many consecutive layers of a model, and where they run. `threads` 0: as many as the model would have."""
+    """So many consecutive layers of a model, and where they run. `threads` 0: as many as the model would have. `own`:
+    in a process of their own, on `host` ("": any), on these `cores` (none: all)."""
 
     adapter: str
     device: str
     layers: int
     threads: int = 0
+    own: bool = False
+    host: str = ""
+    cores: list[int] = []
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
     """One model and how to load it. `base` is the directory that a relative `source` starts from, `store` the one
-    that keeps prepared models. `shards`: its layers in order, where several devices hold them; else it is whole."""
+    that keeps prepared models. `shards`: its layers in order, where several devices hold them; else it is whole.
+    `shard_endpoints`: where those are called that have processes of their own, in their order."""
 
     source: str
     base: str
@@ -60,6 +68,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     max_batch_rows: int
     static: StaticShapes = StaticShapes()
     shards: list[ShardOptions] = []
+    shard_endpoints: list[LinkEndpoint] = []
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):
@@ -90,6 +99,16 @@ class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="mo
     prefill_ms: float
     remote: RemoteOptions | None = None
     translate: bool = False
+
+
+class ShardWorkerOptions(msgspec.Struct, frozen=True):
+    """A worker for some layers of a target: `model` is all of it, as that process has it. `across_hosts`: other
+    machines may have to reach it. `start`: another one with every start, so that no later daemon adopts it without its
+    target."""
+
+    model: ModelOptions
+    across_hosts: bool
+    start: str = ""
 
 
 class DraftWorkerOptions(msgspec.Struct, frozen=True):
@@ -160,6 +179,8 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
     ModelRefused or DownloadFailed when that is not possible.
     """
+    from orchestrator.config.load import store_directory
+
     depth = depth_of(config.speculation)
     return EngineOptions(
         model=ModelOptions(
@@ -179,7 +200,13 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             static=_static(config.model),
             shards=[
                 ShardOptions(
-                    one.adapter or config.model.adapter, one.device or config.model.device, one.layers, one.threads
+                    one.adapter or config.model.adapter,
+                    one.device or config.model.device,
+                    one.layers,
+                    one.threads or len(one.cores),
+                    own=one.in_own_process,
+                    host=one.host,
+                    cores=one.cores,
                 )
                 for one in config.model.shards
             ],
@@ -236,6 +263,8 @@ def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSp
 
 
 def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: Placement) -> WorkerSpec:
+    from orchestrator.config.source_text import format_place
+
     cores = placement.cores or config.devices.cores
     threads = placement.threads or len(placement.cores) or options.model.threads
     own = {format_place(at) for at, draft in config.all_drafts if getattr(draft, "threads", 0)}
@@ -258,7 +287,37 @@ def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, place
         cores=list(cores),
         device=options.model.device,
         reserved_cpus=_count_reserved_cpus(config, threads),
+        parts=_shard_specs(name, placed.model, config),
+        endpoints_at=["model", "shard_endpoints"],
     )
+
+
+def _shard_specs(target: str, model: ModelOptions, config: ClusterConfig) -> list[WorkerSpec]:
+    """Return how the workers for layers of one replica are started: those that have processes of their own."""
+    found = []
+    for number, shard in enumerate(model.shards):
+        if shard.own:
+            threads = shard.threads or model.threads
+            its = msgspec.structs.replace(
+                model, adapter=shard.adapter, device=shard.device, threads=threads, shards=[], static=StaticShapes()
+            )
+            found.append(
+                WorkerSpec(
+                    name=f"{target}-shard-{number}",
+                    entry=SHARD_ENTRY,
+                    options=msgspec.to_builtins(ShardWorkerOptions(its, _is_across_hosts(config))),
+                    node=shard.host,
+                    cores=shard.cores,
+                    device=shard.device,
+                    reserved_cpus=_count_reserved_cpus(config, threads),
+                )
+            )
+    return found
+
+
+def _is_across_hosts(config: ClusterConfig) -> bool:
+    """Return whether workers may have to reach each other from other machines."""
+    return config.cluster.on_ray and bool(config.cluster.address)
 
 
 def _count_reserved_cpus(config: ClusterConfig, threads: int) -> float:
@@ -271,7 +330,7 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
     """Return how the draft workers are started: one for each draft that has a process of its own. One with a pool has
     slots for the sequences of all replicas: any number of them may be its own."""
     shares = dict.fromkeys(list_draft_pools(config), config.model.most_replicas)
-    across_hosts = config.cluster.on_ray and bool(config.cluster.address)
+    across_hosts = _is_across_hosts(config)
     return [
         WorkerSpec(
             name=draft.name,
@@ -291,6 +350,8 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
 
 def list_draft_pools(config: ClusterConfig) -> dict[str, PoolSize]:
     """Return how many workers there are of each draft that says so, by its name."""
+    from orchestrator.config.drafts import ModelDraft, draft_names
+
     own = zip(config.canary_drafts, draft_names(config.canary_drafts, CANARY_PREFIX), strict=True)
     everybody = zip(config.drafts, draft_names(config.drafts), strict=True)
     return {
@@ -307,6 +368,9 @@ def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
 def _drafters_of(
     drafts: Sequence[Draft], at: Place, prefix: str, config: ClusterConfig, base: Path
 ) -> list[DraftOptions]:
+    from orchestrator.config.drafts import SuffixDraft, draft_names
+    from orchestrator.config.source_text import format_place
+
     found: list[DraftOptions] = []
     for index, (draft, name) in enumerate(zip(drafts, draft_names(drafts, prefix), strict=True)):
         if isinstance(draft, SuffixDraft):
@@ -317,6 +381,8 @@ def _drafters_of(
 
 
 def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig, base: Path) -> ModelDraftOptions:
+    from orchestrator.config.load import store_directory
+
     return ModelDraftOptions(
         name=name,
         place=place,

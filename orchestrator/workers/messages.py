@@ -12,15 +12,16 @@ from typing import Any, Literal
 import msgspec
 
 from device_profiles.device_load import DeviceLoad
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.draft_messages import (
     AttachDraft,
     ChooseDrafters,
-    DraftEndpoint,
     DrafterState,
     DraftLink,
     DraftLoad,
     DraftReady,
 )
+from orchestrator.workers.shard_messages import ShardReady
 from orchestrator.workers.trace_messages import RoundTrace, TraceContext
 from policies.sampling import Sampling as Sampling
 from policies.sampling.logprobs import TokenScore as TokenScore
@@ -162,7 +163,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
     `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`: as in DraftReady.
     `shards`: which layers are where, a line for each range, where several devices hold them; `adapter`, `device` and
-    `device_name` are of all of them then."""
+    `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some,
+    `part_planned_bytes`: as planned_memory_bytes, of each."""
 
     model: str
     vocabulary_size: int
@@ -207,6 +209,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     memory_reduced: list[str] = []
     host: str = ""
     shards: list[str] = []
+    part_pids: list[int] = []
+    part_planned_bytes: list[int] = []
 
     @property
     def all_drafters(self) -> list[str]:
@@ -265,6 +269,8 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     whose they were ("grammar": a grammar added them). `round_ms` is the whole round, `device_ms` the runtime's own
     forward inside it. `engine`: the replica, filled in by control.
     `expected_ms`: predicted for the whole round, 0 where nothing is known. `trace`: of a round that was sampled.
+    `in_flight`: so many rounds, this one among them, were under way when it ended; `stage_ms`: each stage's part of
+    `device_ms`, both of a target in several stages.
     """
 
     deltas: list[Delta]
@@ -282,6 +288,8 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     expected_ms: float = 0.0
     by_drafter: dict[str, tuple[int, int]] = {}
     trace: RoundTrace | None = None
+    in_flight: int = 1
+    stage_ms: list[float] = []
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):
@@ -434,7 +442,7 @@ class DevicesSampled(msgspec.Struct, frozen=True, tag="devices"):
 class EndpointOpened(msgspec.Struct, frozen=True, tag="opened"):
     """A measuring worker answers at this endpoint."""
 
-    door: DraftEndpoint
+    door: LinkEndpoint
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
@@ -459,5 +467,6 @@ Event = (
     | HostDescribed
     | DevicesSampled
     | EndpointOpened
+    | ShardReady
     | Finished
 )

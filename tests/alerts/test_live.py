@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.alerts.table import ALERTS
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.support.daemon import running
-from tools.fire_alerts import Stage, ask_daemon, run_case, write_config
+from tools.alert_causes import MAIN, SCENES, Stage, ask_daemon, play, write_config
 
 HIDDEN = "hook-of-nobody-else"
 
@@ -62,7 +63,7 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Stage]:
     directory = tmp_path_factory.mktemp("alerts")
-    with running(write_config(directory, alerts=f", webhook: '{receiver.url}'")) as daemon:
+    with running(write_config(directory, alerts=f"time_factor: 0.01, webhook: '{receiver.url}'")) as daemon:
         yield Stage(daemon, directory)
 
 
@@ -86,9 +87,9 @@ def test_no_worker_is_an_alert_while_the_model_is_loaded(stage: Stage, receiver:
 
 
 def test_a_killed_worker_an_override_and_a_draft_of_another_model_fire_and_end(stage: Stage, receiver: Receiver):
-    fires = ask_daemon(stage.daemon)
-    for name in ("override", "killed", "acceptance"):
-        run_case(name, stage, fires)
+    fires = ask_daemon(stage)
+    for alert in ("OutriderNotAsConfigured", "OutriderFailover", "OutriderAcceptanceFell"):
+        play(next(one for one in MAIN if alert in one.alerts), stage, fires)
     ended = {"OutriderNotAsConfigured", "OutriderFailover", "OutriderAcceptanceFell", "OutriderAcceptanceLow"}
     assert ended <= set(list_ended(stage))
     until(lambda: all(receiver.list_states(name)[-1:] == ["resolved"] for name in ended))
@@ -104,11 +105,24 @@ def test_a_killed_worker_an_override_and_a_draft_of_another_model_fire_and_end(s
     assert alert["annotations"]["runbook_url"] == "docs/runbook.md#outriderfailover"
 
 
+def test_a_failed_draft_and_a_device_without_room_are_not_as_configured(stage: Stage):
+    fires = ask_daemon(stage)
+    for what in ("drafter", "memory"):
+        (cause,) = [one for one in MAIN if one.alerts.get("OutriderNotAsConfigured") == {"what": what}]
+        (seen,) = play(cause, stage, fires)
+        assert seen.labels == {"model_name": "toy", "what": what}
+
+
+def test_the_tool_has_a_cause_for_each_alert():
+    causes = [cause for scene in SCENES for cause in scene.causes]
+    assert {name for cause in causes for name in cause.alerts} == {alert.name for alert in ALERTS}
+
+
 def test_the_command_says_what_fires_and_what_to_do(stage: Stage, outrider):
     socket = ("--socket", str(stage.daemon.admin))
     assert outrider("speculation", "off", *socket).returncode == 0
     try:
-        fires = ask_daemon(stage.daemon)
+        fires = ask_daemon(stage)
         until(lambda: fires("OutriderNotAsConfigured"))
         shown = outrider("alerts", *socket)
         assert shown.returncode == 0, shown.stderr

@@ -41,7 +41,7 @@ def test_what_cannot_be_measured_is_named(outrider, wrong, named) -> None:
 
 def test_the_summary_is_of_the_worst_pair_at_its_round_trip() -> None:
     def row(rtt_ms: float, plain: float, carried: float) -> dict[str, object]:
-        figures = {"vs_plain_from_edge": plain, "vs_sequential": plain, "reverse_vs_plain": plain}
+        figures: dict[str, object] = {"vs_plain_from_edge": plain, "vs_sequential": plain, "reverse_vs_plain": plain}
         return {"rtt_ms": rtt_ms, "bytes_per_token": carried, "identical": True} | figures
 
     found = summarise_wan([row(0.0, 3.0, 900.0), row(12.0, 2.0, 300.0), row(12.0, 1.6, 200.0), row(40.0, 1.1, 100.0)])

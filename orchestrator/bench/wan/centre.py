@@ -22,10 +22,10 @@ from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.remote import RemoteDrafter
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.errors import OutriderError
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import load_target, silent
 from orchestrator.workers.cores import pin_to_cores
-from orchestrator.workers.draft_messages import DraftEndpoint
 from orchestrator.workers.messages import Submit
 
 PLAIN = "plain"
@@ -75,7 +75,7 @@ class Client:
 
 
 def run_centre(
-    pair: OverlapPair, endpoints: dict[str, DraftEndpoint], texts: Sequence[PromptText], told: Connection[Any, Any]
+    pair: OverlapPair, endpoints: dict[str, LinkEndpoint], texts: Sequence[PromptText], told: Connection[Any, Any]
 ) -> None:
     """Load the target, connect to the drafts, tell port and prompts, and serve until the process is killed. Tells a
     text instead where that fails."""

@@ -17,7 +17,8 @@ from orchestrator.bench.overlap.measure import OVERLAP, OverlapPair
 from orchestrator.bench.prompts import BenchError, PromptText
 from orchestrator.bench.wan.centre import PLAIN, Answer, Client, run_centre
 from orchestrator.bench.wan.relay import DelayingRelay
-from orchestrator.workers.draft_messages import DraftEndpoint, RemoteState
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.workers.draft_messages import RemoteState
 
 OVERLAPPED, SEQUENTIAL = "overlapped", "sequential"
 
@@ -82,7 +83,7 @@ def measure_link(pair: OverlapPair, rtt_ms: float, texts: Sequence[PromptText], 
 
 
 @contextmanager
-def _slow_draft(pair: OverlapPair, overlap: str, rtt_ms: float) -> Iterator[tuple[DelayingRelay, DraftEndpoint]]:
+def _slow_draft(pair: OverlapPair, overlap: str, rtt_ms: float) -> Iterator[tuple[DelayingRelay, LinkEndpoint]]:
     """Start a draft worker that the target reaches over a slow link alone."""
     _, worker = pair.configure(overlap)
     with start_draft_process(worker, pair.draft_cores, "127.0.0.1") as draft:
@@ -95,7 +96,7 @@ def _slow_draft(pair: OverlapPair, overlap: str, rtt_ms: float) -> Iterator[tupl
 
 @contextmanager
 def _start_centre(
-    pair: OverlapPair, endpoints: dict[str, DraftEndpoint], texts: Sequence[PromptText]
+    pair: OverlapPair, endpoints: dict[str, LinkEndpoint], texts: Sequence[PromptText]
 ) -> Iterator[tuple[Connection[Any, Any], int, list[dict[str, Any]]]]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
