@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from adapters.contract import Unsupported
-from adapters.decoder.spec import DecoderSpec
+from adapters.decoder.spec import DecoderSpec, describe_too_many
 
 _UNITS = (128, 64, 32, 16, 8, 4, 2, 1)
 """Parts are multiples of one of these where that is possible: kernels and groups of quantised weights have such
@@ -63,12 +63,8 @@ class RankPart:
 
 def split_decoder(decoder: DecoderSpec, ranks: int) -> tuple[RankPart, ...]:
     """Return what each rank holds; parts may differ by one head. Raises Unsupported where one would hold none."""
-    most = count_most_ranks(decoder)
-    if ranks > most:
-        raise Unsupported(
-            f"tensor parallelism over {ranks} ranks: the model has {decoder.heads} heads, {decoder.kv_heads} key heads "
-            f"and an MLP of {decoder.mlp}, which {most} ranks can share at most. Set tensor_parallel to {most} or less."
-        )
+    if ranks > decoder.most_ranks:
+        raise Unsupported(describe_too_many(decoder, ranks))
     heads = _split_heads(decoder, ranks)
     mlp = _split_even(decoder.mlp, ranks)
     tokens = _split_even(decoder.vocabulary_size, ranks)
@@ -76,11 +72,6 @@ def split_decoder(decoder: DecoderSpec, ranks: int) -> tuple[RankPart, ...]:
     return tuple(
         RankPart(decoder, rank, ranks, *heads[rank], mlp[rank], tokens[rank], outputs[rank]) for rank in range(ranks)
     )
-
-
-def count_most_ranks(decoder: DecoderSpec) -> int:
-    """Return how many ranks can share a decoder."""
-    return min(decoder.heads, decoder.mlp, decoder.vocabulary_size, decoder.outputs)
 
 
 def _split_heads(decoder: DecoderSpec, ranks: int) -> list[tuple[range, range]]:

@@ -208,5 +208,6 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         memory_reduced=list(target.failed),
         host=host_id(),
         shards=list(target.shards),
+        split=target.split,
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -32,6 +32,7 @@ from device_profiles.numerical_class import MeasuredClasses
 from device_profiles.units import human_bytes
 from orchestrator.loading.devices import (
     class_mark_of,
+    describe_split,
     effective_device,
     find_device,
     join_marks,
@@ -63,7 +64,7 @@ class LoadedSource:
     """A loaded model. `source` is where it came from, with the commit for a model of the hub. `tokenizer_dir` is "" for
     the simulated model's built-in tokenizer, and for a draft. `choice` and `plan` are None for the simulated model.
     `classes`: what was found of the numerical classes, None for a draft that takes the first. `shards`: which layers
-    are where, a line for each range, where several devices hold them."""
+    are where, a line for each range, where several devices hold them. `split`: over what its layers are split."""
 
     model: LoadedModel
     name: str
@@ -74,6 +75,7 @@ class LoadedSource:
     plan: MemoryPlan | None
     classes: MeasuredClasses | None
     shards: tuple[str, ...]
+    split: str
 
     @property
     def row_invariant(self) -> bool:
@@ -146,6 +148,7 @@ def load_model(
         max_batch_rows=options.max_batch_rows,
         threads=options.threads,
         static=options.static,
+        tensor_parallel=options.tensor_parallel,
     )
     if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
         plan = predict_memory(asked, adapter, file, prepared, choice)
@@ -159,7 +162,7 @@ def load_model(
     if plan is not None and rows < asked.max_batch_rows:  # its numerical class has no larger forwards
         plan = replace(plan, workspace=plan.workspace * rows // asked.max_batch_rows)
     shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
-    loaded = LoadedSource(model, found.name, found.source, "", prepared, choice, plan, classes, shards)
+    loaded = LoadedSource(model, found.name, found.source, "", prepared, choice, plan, classes, shards, found.split)
     if not serves or file is None:
         return loaded
     _refuse_draft(model, found.source)
@@ -177,6 +180,7 @@ class PreparedModel:
     file: ModelSource | None
     prepared: Path
     choice: PrecisionChoice | None
+    split: str = ""
 
 
 def prepare_tokenizer_of(options: ModelOptions, file: ModelSource, progress: OnProgress) -> str:
@@ -227,15 +231,16 @@ def _prepare_whole(options: ModelOptions, progress: OnProgress, *, part: bool = 
     """Prepare a model for one device; `part`: which is to hold a part of it only."""
     adapter = registry.get_for(options.adapter, options.device, options.static)
     check_device(options.adapter, options.device)  # before minutes of converting
+    split = describe_split(options, adapter)
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
         prepared = _write_simulated_source(options, adapter, store.root)
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = store.whole(resolve(options.source, Path(options.base), progress), progress)
-    chosen = choose_model_precision(options, adapter, store, file, whole=not part)
+    chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
     choice = chosen.choice if chosen else None
-    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice)
+    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, split)
 
 
 def _question(
@@ -247,8 +252,10 @@ def _question(
 ) -> ClassQuestion:
     try:
         devices = [find_device(*place) for place in list_places(options)]
-        shards = adapter.shards if isinstance(adapter, PipelineLoader) else ()
-        mark = join_marks([*map(class_mark_of, devices), *shards])
+        parts = adapter.shards if isinstance(adapter, PipelineLoader) else ()
+        if options.tensor_parallel > 1:  # sums of parts have bits of their own, whatever device each is on
+            parts = (f"tensor parallel {options.tensor_parallel}",)
+        mark = join_marks([*map(class_mark_of, devices), *parts])
         threads = threads_on(devices[0], options.threads)
     except Unsupported:  # a name that the runtime takes and does not list
         mark, threads = "", options.threads

@@ -162,7 +162,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
     `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`: as in DraftReady.
     `shards`: which layers are where, a line for each range, where several devices hold them; `adapter`, `device` and
-    `device_name` are of all of them then."""
+    `device_name` are of all of them then. `split`: over what each layer is split, "" where it is not."""
 
     model: str
     vocabulary_size: int
@@ -207,6 +207,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     memory_reduced: list[str] = []
     host: str = ""
     shards: list[str] = []
+    split: str = ""
 
     @property
     def all_drafters(self) -> list[str]:
