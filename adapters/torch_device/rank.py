@@ -13,12 +13,14 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from adapters.contract import AdapterError
 from adapters.parent_process import end_with_parent
 from adapters.torch_device.rank_link import (
     Connect,
+    Connected,
     CopyBlocks,
     EraseBlocks,
     Link,
@@ -48,6 +50,7 @@ def serve_rank(link: Link) -> None:
         command = link.receive()
         if isinstance(command, Connect):
             group.connect(job.meeting, device, job.patience_s)
+            link.send(Connected())
         else:
             _obey(command, part, link)
 
@@ -101,9 +104,10 @@ def main() -> int:
         return 0  # rank 0 is gone
     from adapters.torch_device.rank_group import GroupBroken
 
-    if isinstance(failure, GroupBroken):
-        signal.pause()  # another rank has failed, and rank 0 finds out which
-    link.send(RankFailed(failure))
+    with suppress(OSError):
+        link.send(RankFailed(failure))
+        if isinstance(failure, GroupBroken):
+            signal.pause()  # another rank has failed: rank 0 is to find that one, and not this
     return 1
 
 

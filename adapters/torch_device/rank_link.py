@@ -57,6 +57,11 @@ class Connect:
 
 
 @dataclass(frozen=True, slots=True)
+class Connected:
+    """A rank has met all others."""
+
+
+@dataclass(frozen=True, slots=True)
 class RunPlan:
     """Compute a forward together with the other ranks."""
 

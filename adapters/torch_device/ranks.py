@@ -104,14 +104,16 @@ class Ranks:
     """All ranks but rank 0. One thread calls it."""
 
     def __init__(self, job: RankJob, places: Sequence[RankPlace]) -> None:
-        """Start a process for each place but the first; they load while rank 0 does. `job` is of rank 0. Raises
-        OSError, DeviceLost."""
-        self._job = job
+        """Start a process for each place but the first. `job` is of rank 0. Raises OSError."""
+        self._job, self._places = job, places
         self.group = RankGroup(0, len(places))
         self.processes = [RankProcess(rank) for rank in range(1, len(places))]
-        for process in self.processes:
-            self._send(process, replace(job, rank=process.rank, place=places[process.rank]))
         self.page_bytes: list[int] = []
+
+    def start(self) -> None:
+        """Let all load, while rank 0 does. Raises DeviceLost."""
+        for process in self.processes:
+            self._send(process, replace(self._job, rank=process.rank, place=self._places[process.rank]))
 
     def connect(self, device: Any) -> None:
         """Wait until all have loaded, and meet them. Raises what failed there."""
@@ -124,7 +126,11 @@ class Ranks:
             self.group.connect(self._job.meeting, device, self._job.patience_s)
         except GroupBroken as error:
             raise self.explain(error) from error
-        if device.type == "cuda":  # what waits there for a rank that has ended would wait until its patience ends
+        for process in self.processes:
+            process.receive()
+        if device.type == "cpu":  # NCCL meets with the first sum
+            shutil.rmtree(self._job.meeting.parent, ignore_errors=True)
+        else:  # what waits there for a rank that has ended would wait until its patience ends
             for process in self.processes:
                 process.on_end = self.group.abort
 
@@ -147,15 +153,16 @@ class Ranks:
         """Return what a rank failed with, after others noticed: `error` is what rank 0 has seen of it."""
         for process in self.processes:
             process.link.set_patience(_LAST_WORDS_S)
-        ends: list[AdapterError] = []
+        ended: list[AdapterError] = []
+        stuck: list[AdapterError] = []
         for process in self.processes:
             try:
                 process.receive()
-            except DeviceLost as found:
-                ends.append(found)
+            except GroupBroken:
+                continue  # it is well, and waited for another one
             except AdapterError as found:
-                return found
-        return next((found for found in ends if "is stuck" not in str(found)), ends[0] if ends else error)
+                (ended if process.ended.is_set() else stuck).append(found)
+        return next(iter([*ended, *stuck]), error)
 
     def close(self) -> None:
         """End all. Idempotent."""
@@ -253,6 +260,7 @@ def load_ranks(
     meeting = Path(tempfile.mkdtemp(prefix="outrider-ranks-")) / "ranks"
     ranks = Ranks(RankJob(prepared, options, chosen, layers, blocks, 0, places[0], meeting, PATIENCE_S), places)
     try:
+        ranks.start()
         own = load_part(prepared, options, chosen, layers, blocks, places[0], ranks.group)
         ranks.connect(torch.device(places[0].device.lower()))
     except BaseException:

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 
 from tests.daemon.test_life import collect
 from tests.daemon.test_shards import list_texts
 from tests.support import tiny_models
-from tests.support.daemon import outrider_process, running
+from tests.support.daemon import running
 
 LONG: dict[str, Any] = {"model": "tiny", "prompt": "hello the hello the hello", "max_tokens": 300, "temperature": 0} | {
     "extra_body": {"ignore_eos": True}
@@ -65,29 +64,3 @@ def test_a_split_target_serves_and_a_killed_rank_costs_no_token(tmp_path, outrid
         assert not psutil.pid_exists(ready["pid"])
         assert daemon.stop() == 0
         assert not again[0].is_running()
-
-
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
-        ("tensor_parallel: 2", "openvino_rt cannot split layers; set adapter: torch_device, or leave"),
-        ("adapter: torch_device, tensor_parallel: 2, static_shapes: 'on'", "leave one of static_shapes and"),
-        (
-            "adapter: torch_device, tensor_parallel: 2, device: auto",
-            "a plan splits no layers, and the device is 'auto'",
-        ),
-        (
-            "adapter: torch_device, tensor_parallel: 2, shards: [{layers: 1}, {layers: 3}]",
-            "in layer shards or its layers are split, not both",
-        ),
-        (
-            "adapter: torch_device, tensor_parallel: 5",
-            "5 ranks cannot share a model with 4 attention heads and an MLP of 96; 4 can at most. Set tensor_parallel",
-        ),
-    ],
-)
-def test_what_cannot_be_split_is_refused_with_its_line_and_a_way_out(tmp_path, keys, said):
-    found = outrider_process("serve", "--config", str(write_split(tmp_path, keys)))
-    assert found.returncode == 1
-    assert f"c.yaml:1: model.tensor_parallel: {said}" in found.stderr.replace("\n", " ")
-    assert "Traceback" not in found.stderr
