@@ -23,7 +23,7 @@ def write_split(directory: Path, keys: str) -> Path:
     path = directory / "c.yaml"
     path.write_text(
         f"model: {{source: tiny, name: tiny, weights: as_file, {keys}}}\n"
-        "cluster: {runtime: local}\ndevices: {threads: 2}\nlimits: {kv_cache: 16 MiB, max_running: 3}\n"
+        "cluster: {runtime: local}\ndevices: {threads: 1}\nlimits: {kv_cache: 16 MiB, max_running: 3}\n"
         f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\nstore: {{directory: '{directory}/store'}}\n"
         f"state: {{directory: '{directory}/state'}}\n"
     )
