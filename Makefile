@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 MODEL_TESTS := tests/exactness tests/engine tests/adapters tests/pipelines
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
+# The tests start hundreds of processes: each is to find what the one before it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test slow check format lint types imports docs mutants chaos lock audit release clean
 
 setup: $(STAMP)
@@ -35,24 +38,26 @@ demo: $(DEMO)
 	@$(BIN)/python tools/demo.py
 
 # Each process takes a file at a time, in the order of directories. Tests that compute with models come first: a thread
-# of theirs that waits for work leaves its core to the other process. Then come those that start daemons, then short ones.
-# Long files come before short ones, so that none is the last. All share prepared models: what one has prepared the next
-# ones find.
+# of theirs that waits for work leaves its core to the other process. Then come those that start daemons, then short ones:
+# daemons wait as long as they compute, so three processes keep two cores busy. Long files come before short ones, so that
+# none is the last. All share prepared models: what one has prepared the next ones find.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 LONG_TESTS := tests/daemon tests/workers tests/tools tests/alerts tests/batches tests/systemd
 SHORT_TESTS := $(filter-out $(MODEL_TESTS) $(LONG_TESTS),$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
 test: setup
 	export OUTRIDER_TEST_STORE="$$(mktemp -d)" && trap 'rm -rf "$$OUTRIDER_TEST_STORE"' EXIT && \
-	OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 $(MODEL_TESTS) && \
-	$(PYTEST) --numprocesses 2 -m "not slow" $(LONG_TESTS) && \
-	$(PYTEST) --numprocesses 2 $(SHORT_TESTS) $(wildcard tests/test_*.py)
+	OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 -m "not slow" $(MODEL_TESTS) && \
+	$(PYTEST) --numprocesses 3 -m "not slow" $(LONG_TESTS) $(SHORT_TESTS) $(wildcard tests/test_*.py)
 
 # Tests that take a minute each: more hosts, more replicas, more runtimes. To be run before a release.
 slow: setup
-	$(PYTEST) --numprocesses 2 -m slow tests/daemon
+	$(PYTEST) --numprocesses 2 -m slow tests/engine tests/daemon tests/batches
 
-check: setup lint types imports docs test
+# What only reads the sources is one process each: two at a time.
+check: setup
+	@$(MAKE) --no-print-directory --output-sync=target --jobs 2 types docs imports lint
+	@$(MAKE) --no-print-directory test
 
 lint:
 	$(BIN)/ruff format --check $(SOURCES)

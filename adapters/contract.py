@@ -163,7 +163,24 @@ class Capabilities:
         return self.numerical_class.kv_cache
 
 
-class KvSlots(Protocol):
+@dataclass(frozen=True, slots=True)
+class BlockRules:
+    """How the slots of a model take KV blocks: `blocks` of `block_tokens` positions for `slots` sequences. Whoever has
+    them can count along with the model (adapters/kv_blocks.py).
+
+    `pad_to` is the number of rows that a segment is padded to. All segments are padded to a multiple of `multiple`, and
+    those of more than `even_behind` rows (0: none) to an even number.
+    """
+
+    blocks: int
+    block_tokens: int
+    slots: int
+    pad_to: int = 1
+    even_behind: int = 0
+    multiple: int = 1
+
+
+class KvCalls(Protocol):
     """What is loaded on a device, and the sequences that it holds. Not thread-safe: one thread calls it."""
 
     @property
@@ -173,18 +190,6 @@ class KvSlots(Protocol):
 
     @property
     def capabilities(self) -> Capabilities: ...
-
-    def count_cached_positions(self, slot: int) -> int:
-        """Return how many positions the slot holds (0 for a free one)."""
-        ...
-
-    def free_blocks(self) -> int:
-        """Return how many KV blocks of `capabilities.block_tokens` positions are free."""
-        ...
-
-    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
-        """Return how many free blocks a forward of this batch would take."""
-        ...
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         """Let a free slot begin with what is remembered of a prefix of `tokens`; nothing is computed.
@@ -217,6 +222,22 @@ class KvSlots(Protocol):
         ...
 
 
+class KvSlots(KvCalls, Protocol):
+    """What is loaded on a device and says what its sequences hold."""
+
+    def count_cached_positions(self, slot: int) -> int:
+        """Return how many positions the slot holds (0 for a free one)."""
+        ...
+
+    def free_blocks(self) -> int:
+        """Return how many KV blocks of `capabilities.block_tokens` positions are free."""
+        ...
+
+    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
+        """Return how many free blocks a forward of this batch would take."""
+        ...
+
+
 class LoadedModel(KvSlots, Protocol):
     """A model on a device."""
 
@@ -225,6 +246,32 @@ class LoadedModel(KvSlots, Protocol):
 
         Raises Unsupported for a malformed batch, CapacityError when blocks are missing (nothing changed), and
         DeviceLost, or the class of it that says more, when the device failed.
+        """
+        ...
+
+
+class PendingForward(Protocol):
+    """A forward that was started and may not have ended."""
+
+    def result(self) -> ForwardResult:
+        """Wait for it, and return what it gives, valid until the same caller's next forward. Raises what
+        `LoadedModel.forward` raises of devices."""
+        ...
+
+
+@runtime_checkable
+class StagedModel(Protocol):
+    """A loaded model of several stages, each of which can run a forward while another runs the next one."""
+
+    @property
+    def stages(self) -> int:
+        """Return how many forwards can run at the same time."""
+        ...
+
+    def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
+        """Start one ragged batch behind those started before. Calls about slots count from then on as if it had ended.
+
+        Raises Unsupported for a malformed batch, and CapacityError when blocks are missing (nothing changed).
         """
         ...
 
@@ -257,11 +304,15 @@ class ShardResult:
     device_ms: float
 
 
-class LoadedShard(KvSlots, Protocol):
-    """A range of a model's layers on a device. Its slots hold the keys and values of its own layers."""
+class CountedShard(KvCalls, Protocol):
+    """A range of a model's layers on a device. Its slots hold the keys and values of its own layers. Whoever calls it
+    counts what they hold (`block_rules`)."""
 
     @property
     def layers(self) -> LayerRange: ...
+
+    @property
+    def block_rules(self) -> BlockRules: ...
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
         """Run one ragged batch through these layers. `hidden`: what the range before gave for the same batch; None in
@@ -270,6 +321,10 @@ class LoadedShard(KvSlots, Protocol):
         Raises what `LoadedModel.forward` raises.
         """
         ...
+
+
+class LoadedShard(CountedShard, KvSlots, Protocol):
+    """The same, where it says itself what its slots hold."""
 
 
 @dataclass(frozen=True, slots=True)

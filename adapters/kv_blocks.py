@@ -4,35 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters.contract import CapacityError, Segment, Unsupported
+from adapters.contract import BlockRules, CapacityError, Segment, Unsupported
 from adapters.prefix_index import PrefixIndex
 from device_profiles.units import ceil_div
 
 
 class BlockPool:
-    """`blocks` blocks of `block_tokens` positions, shared by `slots` sequences. No I/O, no tensors.
+    """Blocks by `rules`. No I/O, no tensors.
 
-    `pad_to` is the number of rows that a segment is padded to. All segments are padded to a multiple of `multiple`, and
-    those of more than `even_behind` rows (0: none) to an even number. The padding is written behind the segment and is
-    not counted as held, so the next segment overwrites it. Several slots may hold one block of a common prefix: nobody
-    writes to it then.
+    The padding of a segment is written behind it and is not counted as held, so the next segment overwrites it. Several
+    slots may hold one block of a common prefix: nobody writes to it then.
     """
 
-    def __init__(
-        self, blocks: int, block_tokens: int, slots: int, *, pad_to: int = 1, even_behind: int = 0, multiple: int = 1
-    ) -> None:
-        self.block_tokens = block_tokens
-        self.total = blocks
-        self._slots = slots
-        self._pad_to = pad_to
-        self._even_behind, self._multiple = even_behind, multiple
+    def __init__(self, rules: BlockRules) -> None:
+        self.rules = rules
+        self.block_tokens = rules.block_tokens
+        self.total = blocks = rules.blocks
         self._free = list(range(blocks - 1, -1, -1))
         self._tables: dict[int, list[int]] = {}
         self._held: dict[int, int] = {}
         self._fixed: dict[int, int] = {}  # leading positions of a slot that others may hold too
         self._users = [0] * blocks
         self._suspects: set[int] = set()  # blocks that may hold garbage, until nobody uses them
-        self._prefixes = PrefixIndex(block_tokens)
+        self._prefixes = PrefixIndex(rules.block_tokens)
 
     @property
     def free(self) -> int:
@@ -49,8 +43,9 @@ class BlockPool:
 
     def count_padded_rows(self, segment: Segment) -> int:
         """Return how many rows the segment has room for."""
-        rows = ceil_div(max(len(segment.tokens), self._pad_to), self._multiple) * self._multiple
-        return rows + rows % 2 if 0 < self._even_behind < rows else rows
+        rules = self.rules
+        rows = ceil_div(max(len(segment.tokens), rules.pad_to), rules.multiple) * rules.multiple
+        return rows + rows % 2 if 0 < rules.even_behind < rows else rows
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         """Return how many free blocks the batch takes."""
@@ -192,15 +187,15 @@ class BlockPool:
             if segment.slot in seen:
                 raise Unsupported(f"slot {segment.slot} stands twice in one batch")
             seen.add(segment.slot)
-            rows += len(segment.tokens) if segment.apart else max(len(segment.tokens), self._pad_to)
+            rows += len(segment.tokens) if segment.apart else max(len(segment.tokens), self.rules.pad_to)
         if not batch:
             raise Unsupported("the batch is empty")
         if rows > max_rows:
             raise Unsupported(f"{rows} rows are more than the {max_rows} of one forward")
 
     def _check_slot(self, slot: int) -> None:
-        if not 0 <= slot < self._slots:
-            raise Unsupported(f"slot {slot} is not one of {self._slots}")
+        if not 0 <= slot < self.rules.slots:
+            raise Unsupported(f"slot {slot} is not one of {self.rules.slots}")
 
     def _check_segment(self, segment: Segment, max_context: int) -> None:
         self._check_slot(segment.slot)

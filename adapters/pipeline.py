@@ -1,86 +1,88 @@
 """A model over ranges of its layers, each loaded on a device of its own: what one gives the next one reads.
 
-All ranges keep the same slots, in KV caches of their own. So every call about a slot goes to all of them, and a forward
-goes through them in order. What one of them would refuse is found out before any is called.
+All ranges keep the same slots, in KV caches of their own. So every call about a slot goes to all of them, and a
+forward goes through them in order. What one of them would refuse is found out before any is called. Each has a thread
+of its own (`adapters.stage`): while one runs a forward, those before it can run the next ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from adapters.contract import (
     Capabilities,
     CapacityError,
+    CountedShard,
     DeviceLost,
-    ForkableKv,
     ForwardResult,
-    Hidden,
-    LoadedShard,
     OutOfMemory,
+    PendingForward,
     Segment,
     ShardResult,
     Unsupported,
 )
+from adapters.stage import Stage
 from device_profiles.units import ceil_div
 
 
 class PipelineModel:
-    """See the module and `adapters.contract.LoadedModel`. One thread calls it."""
+    """See the module and `adapters.contract.LoadedModel` and `StagedModel`. One thread calls it."""
 
-    def __init__(self, shards: Sequence[LoadedShard]) -> None:
+    def __init__(self, shards: Sequence[CountedShard]) -> None:
         """`shards` are in the order of their layers. Raises Unsupported where they are not all layers of one model."""
         self.shards = tuple(shards)
         _check_shards(self.shards)
         self.spec = replace(shards[0].spec, bytes_per_token=sum(one.spec.bytes_per_token for one in shards))
         self.capabilities = _join_capabilities([one.capabilities for one in shards])
+        self._stages = [Stage(shard) for shard in shards]
+
+    @property
+    def stages(self) -> int:
+        """See the contract."""
+        return len(self._stages)
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        for shard in self.shards:
-            if shard.count_needed_blocks(batch) > shard.free_blocks():
-                raise CapacityError(f"{shard.layers}: no KV blocks are left for this forward")
-        first, *rest = self.shards
-        found = self._forward_layers(first, batch, None)
-        device_ms = found.device_ms
-        for shard in rest:
-            found = self._forward_layers(shard, batch, found.output)
-            device_ms += found.device_ms
-        return ForwardResult(found.output, device_ms)
+        return self.start_forward(batch).result()
 
-    def _forward_layers(self, shard: LoadedShard, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
-        """Run one range; where its device is lost, the model is."""
-        try:
-            return shard.forward_layers(batch, hidden)
-        except DeviceLost as error:
-            if not (isinstance(error, OutOfMemory) and error.can_go_on):
-                self.close()
-            raise
+    def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
+        """See the contract."""
+        for stage in self._stages:
+            stage.check(batch)
+        for stage in self._stages:
+            if stage.count_needed_blocks(batch) > stage.free_blocks():
+                raise CapacityError(f"{stage.layers}: no KV blocks are left for this forward")
+        results: list[Future[ShardResult]] = []
+        for stage in self._stages:
+            results.append(stage.start(batch, results[-1] if results else None))
+        return _Started(self, results)
 
     def count_cached_positions(self, slot: int) -> int:
         """See the contract."""
-        return min(shard.count_cached_positions(slot) for shard in self.shards)
+        return min(stage.count_cached_positions(slot) for stage in self._stages)
 
     def free_blocks(self) -> int:
         """See the contract. Blocks are of `capabilities.block_tokens`."""
         unit = self.capabilities.block_tokens
-        return min(shard.free_blocks() * shard.capabilities.block_tokens // unit for shard in self.shards)
+        return min(stage.free_blocks() * stage.capabilities.block_tokens // unit for stage in self._stages)
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         """See the contract. Blocks are of `capabilities.block_tokens`."""
         unit = self.capabilities.block_tokens
         return max(
-            ceil_div(shard.count_needed_blocks(batch) * shard.capabilities.block_tokens, unit) for shard in self.shards
+            ceil_div(stage.count_needed_blocks(batch) * stage.capabilities.block_tokens, unit) for stage in self._stages
         )
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         """See the contract. Ranges that remember different lengths begin with the shortest."""
-        held = [shard.attach(slot, tokens) for shard in self.shards]
+        held = [stage.attach(slot, tokens) for stage in self._stages]
         common = min(held)
         if any(one != common for one in held):
             self.release(slot)
-            held = [shard.attach(slot, tokens[: common + 1]) if common else 0 for shard in self.shards]
+            held = [stage.attach(slot, tokens[: common + 1]) if common else 0 for stage in self._stages]
             if any(one != held[0] for one in held):
                 self.release(slot)
                 return 0
@@ -88,40 +90,56 @@ class PipelineModel:
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
         """See the contract."""
-        for shard in self.shards:
-            shard.share(slot, tokens)
+        for stage in self._stages:
+            stage.share(slot, tokens)
 
     def fork(self, slot: int, source: int, positions: int, shared: int) -> None:
         """See the contract."""
-        done: list[LoadedShard] = []
+        done: list[Stage] = []
         try:
-            for shard in self.shards:
-                if not isinstance(shard, ForkableKv):
-                    raise Unsupported(f"{shard.layers}: sequences cannot go on in several ways there")
-                shard.fork(slot, source, positions, shared)
-                done.append(shard)
+            for stage in self._stages:
+                stage.fork(slot, source, positions, shared)
+                done.append(stage)
         except (CapacityError, Unsupported):
-            for shard in done:
-                shard.release(slot)
+            for stage in done:
+                stage.release(slot)
             raise
 
     def release(self, slot: int) -> None:
         """See the contract."""
-        for shard in self.shards:
-            shard.release(slot)
+        for stage in self._stages:
+            stage.release(slot)
 
     def discard(self, slot: int) -> None:
         """See the contract."""
-        for shard in self.shards:
-            shard.discard(slot)
+        for stage in self._stages:
+            stage.discard(slot)
 
     def close(self) -> None:
         """See the contract."""
-        for shard in self.shards:
-            shard.close()
+        for stage in self._stages:
+            stage.close()
 
 
-def _check_shards(shards: Sequence[LoadedShard]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A forward that went through, or is on its way through, all stages; `results`: of each."""
+
+    model: PipelineModel
+    results: list[Future[ShardResult]]
+
+    def result(self) -> ForwardResult:
+        """See the contract. Where a stage's device is lost, the model is."""
+        try:
+            found = [one.result() for one in self.results]
+        except DeviceLost as error:
+            if not (isinstance(error, OutOfMemory) and error.can_go_on):
+                self.model.close()
+            raise
+        return ForwardResult(found[-1].output, sum(one.device_ms for one in found))
+
+
+def _check_shards(shards: Sequence[CountedShard]) -> None:
     """Raises Unsupported where they do not make one model."""
     layers, whole = [one.layers for one in shards], shards[0].spec.layers
     if layers[0].first or layers[-1].end != whole or any(left.end != right.first for left, right in pairwise(layers)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import Capabilities, KvLayout, Segment, Unsupported
+from adapters.contract import BlockRules, Capabilities, KvLayout, Segment, Unsupported
 from adapters.kv_blocks import BlockPool
 from device_profiles.profile import Exactness
 
@@ -27,6 +27,11 @@ class PooledModel:
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
+
+    @property
+    def block_rules(self) -> BlockRules:
+        """See the contract."""
+        return self._pool.rules
 
     def _check(self, batch: Sequence[Segment]) -> None:
         """Refuse what is beyond the capabilities. Raises Unsupported."""

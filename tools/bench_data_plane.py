@@ -29,8 +29,8 @@ from typing import Any
 
 from adapters.hardware import processor
 from orchestrator.bench.cluster.hosts import BenchHosts, make_hosts
-from orchestrator.drafting.endpoint import EndpointServer, knock
-from orchestrator.workers.draft_messages import DraftEndpoint
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import EndpointServer, knock
 
 SIZES = {"ids, 64 B": 64, "hidden states, 64 KiB": 64 << 10, "KV pages, 4 MiB": 4 << 20}
 WARM_UP = 20
@@ -180,10 +180,10 @@ def measure_sockets(told: dict[str, Any], rounds: int, *, here: bool) -> dict[st
     unix, tls = ([one for one in told["addresses"] if one.startswith(kind)] for kind in ("unix", "tcp"))
     found = {}
     if here:
-        found["Unix socket"] = measure(exchange_over(knock(DraftEndpoint(unix, key))), rounds)
-        found["shared memory"] = measure(exchange_through_memory(knock(DraftEndpoint(unix, key))), rounds)
+        found["Unix socket"] = measure(exchange_over(knock(LinkEndpoint(unix, key))), rounds)
+        found["shared memory"] = measure(exchange_through_memory(knock(LinkEndpoint(unix, key))), rounds)
     found["TCP"] = measure(exchange_over(socket.create_connection(tuple(told["plain"]))), rounds)
-    found["TCP with TLS"] = measure(exchange_over(knock(DraftEndpoint(tls, key, certificate))), rounds)
+    found["TCP with TLS"] = measure(exchange_over(knock(LinkEndpoint(tls, key, certificate))), rounds)
     if told["zmq"]:
         found["ZeroMQ"] = measure(exchange_over_zmq(told["zmq"]), rounds)
     return found

@@ -20,7 +20,8 @@ from orchestrator.drafting.port import Ask, Drafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.server import DraftEngine, HostedDrafter
 from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.workers.draft_messages import DraftEndpoint, DraftReady
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Event, Sampling
 
 VOCABULARY = 49_152
@@ -45,7 +46,7 @@ def serve(ready: Connection[Any, Any]) -> None:
 
 
 @contextmanager
-def worker() -> Iterator[DraftEndpoint]:
+def worker() -> Iterator[LinkEndpoint]:
     """Start a draft worker."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -59,7 +60,7 @@ def worker() -> Iterator[DraftEndpoint]:
 
 
 @contextmanager
-def remote(door: DraftEndpoint) -> Iterator[RemoteDrafter]:
+def remote(door: LinkEndpoint) -> Iterator[RemoteDrafter]:
     """Connect to a draft worker."""
     connected: list[str] = []
     drafter = RemoteDrafter(
@@ -116,7 +117,7 @@ def main() -> None:
         with worker() as door:
             for name, kind in (("Unix socket", "unix"), ("TCP", "tcp")):
                 addresses = [address for address in door.addresses if address.startswith(kind)]
-                with remote(DraftEndpoint(addresses, door.key, door.certificate)) as drafter:
+                with remote(LinkEndpoint(addresses, door.key, door.certificate)) as drafter:
                     print(row(name, sequences, exchange_us(drafter, sequences, limit)))
 
 

@@ -35,12 +35,12 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.loading.drafters import draft_state
 from orchestrator.loading.models import load_model, load_tokenizer, silent
 from orchestrator.loading.options import DraftWorkerOptions, draft_specs, engine_options
 from orchestrator.loading.vocabularies import prepare_tokenizer
 from orchestrator.workers.cores import pin_to_cores
-from orchestrator.workers.draft_messages import DraftEndpoint
 from orchestrator.workers.messages import Sampling
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -71,7 +71,7 @@ class Setting:
     cores: list[int]
 
 
-def play(door: DraftEndpoint, fingerprint: str, setting: Setting, told: Connection[Any, Any]) -> None:
+def play(door: LinkEndpoint, fingerprint: str, setting: Setting, told: Connection[Any, Any]) -> None:
     """Be a target, and tell what it got."""
     pin_to_cores(setting.cores)
     connected: list[str] = []

@@ -1,227 +1,99 @@
-"""Fires each alert by its real cause in a real daemon over the simulated model, and sees it end. Times are a hundredth.
+"""Fires each alert by its real cause in a real daemon over the simulated model, and sees it end.
 
 `python tools/fire_alerts.py` asks the daemon's own watch. With `--prometheus`, a real Prometheus scrapes the daemon and
-evaluates the same rules.
+evaluates the rules that `outrider alerts rules` writes. Windows and waits are `--time-factor` of the shipped ones.
+Every alert of the table can be fired on one machine; only Prometheus sees that a daemon is gone.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import signal
+import json
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
-import openai
 
+from adapters.hardware import processor
 from orchestrator.alerts.rules import write_rules
+from orchestrator.alerts.table import ALERTS
 from orchestrator.cli.daemon_socket import query_daemon
-from tests.support.daemon import Daemon, configuration, outrider_process, running
-from tests.support.profiles import store_simulated_profiles
+from tests.support.daemon import running
+from tools.alert_causes import SCENES, Cause, Fires, Scene, Seen, Stage, ask_daemon, play, until
 
 FACTOR = 0.01
-WITHIN_S = 90.0
-_KILLS = "the @ sea"
-"""A prompt that ends the worker: its script is armed by the token 64."""
-Fires = Callable[[str], bool]
+_ABSENT = "OutriderAbsent"
 
 
 @dataclass
-class Stage:
-    """A daemon, and the files that make its models worse while they exist."""
+class Run:
+    """What was asked for and what was seen. `prometheus`: where it answers; None: each daemon's own watch is asked."""
 
-    daemon: Daemon
-    directory: Path
+    factor: float
+    wanted: frozenset[str]
+    prometheus: Fires | None = None
+    port: int = 0
+    seen: list[Seen] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
 
-    def spoil(self, what: str) -> None:
-        """Make a model worse."""
-        (self.directory / what).touch()
+    def list_causes(self, scene: Scene) -> list[Cause]:
+        """Return what is to happen under a configuration."""
+        watched = [one for one in scene.causes if one.watched or self.prometheus is not None]
+        return [one for one in watched if self.wanted & one.alerts.keys()]
 
-    def mend(self, what: str) -> None:
-        """Make it as it was."""
-        (self.directory / what).unlink()
+    def attempt(self, cause: str, do: Callable[[], list[Seen]]) -> None:
+        """Do it, and note and print what was seen."""
+        try:
+            found = do()
+        except (TimeoutError, RuntimeError, AssertionError, httpx.HTTPError) as error:
+            self.failed[cause] = str(error)
+            print(f"FAILED: {cause}: {error}", file=sys.stderr, flush=True)
+            return
+        self.seen += found
+        for one in found:
+            text = f"{one.alert} fired after {one.fired_s:.1f} s, ended after {one.cleared_s:.1f} s: {cause}"
+            print(text, file=sys.stderr, flush=True)
 
-    def ask(self, tokens: int = 100, prompt: str = "the sea is", depth: int | None = 8) -> None:
-        """Ask for an answer at a fixed depth, and take any refusal."""
-        extra = None if depth is None else {"speculative_config": {"num_speculative_tokens": depth}}
-        with contextlib.suppress(openai.OpenAIError):
-            self.daemon.client.completions.create(
-                model="toy", prompt=prompt, max_tokens=tokens, temperature=0.0, timeout=60, extra_body=extra
-            )
-
-    def run(self, *command: str) -> None:
-        """Run a command of Outrider's against the daemon. Raises RuntimeError where it fails."""
-        done = outrider_process(*command, "--socket", str(self.daemon.admin))
-        if done.returncode:
-            raise RuntimeError(done.stderr)
-
-    def signal_worker(self, number: signal.Signals) -> None:
-        """Send a signal to the target's worker."""
-        os.kill(self.daemon.status()["ready"]["pid"], number)
-
-
-class Case(NamedTuple):
-    """How alerts are made to fire, and to end (nothing: they end by themselves). `work` goes on until they do."""
-
-    alerts: tuple[str, ...]
-    cause: Callable[[Stage], None]
-    mend: Callable[[Stage], None] | None
-    work: Callable[[Stage], None] | None = Stage.ask
-
-
-def _change_class(stage: Stage) -> None:
-    stage.spoil("kernel")
-    stage.signal_worker(signal.SIGKILL)
+    def play_scene(self, scene: Scene, directory: Path) -> None:
+        """Make everything happen that is wanted under one configuration."""
+        causes = self.list_causes(scene)
+        loading = scene is SCENES[0] and self.prometheus is None and _ABSENT in self.wanted
+        if not causes and not loading:
+            return
+        directory.mkdir()
+        config = scene.write(directory, self.port, f"time_factor: {self.factor:g}")
+        with contextlib.ExitStack() as stack:
+            stage = Stage(stack.enter_context(running(config)), directory, stack)
+            fires = self.prometheus or ask_daemon(stage)
+            if loading:
+                self.attempt("a model is being loaded", lambda: _see_loading(stage))
+            for cause in causes:
+                self.attempt(cause.what, partial(play, cause, stage, fires))
 
 
-def _crowd(stage: Stage) -> None:
-    with ThreadPoolExecutor(24) as pool:
-        for number in range(48):
-            pool.submit(stage.ask, 300, f"{number}" + " seas" * 40, None)
+def _see_loading(stage: Stage) -> list[Seen]:
+    """Return that OutriderAbsent fired while the first worker loaded. Its start is the daemon's."""
 
+    def find() -> list[dict[str, Any]]:
+        ended: list[dict[str, Any]] = query_daemon(stage.daemon.admin, "/admin/alerts")["ended"]
+        return [one for one in ended if one["alert"] == _ABSENT]
 
-def _hang(stage: Stage) -> None:
-    thread = threading.Thread(target=stage.ask, args=(600, "a long way", 1), daemon=True)
-    thread.start()
-    _until(lambda: (stage.daemon.status()["gauges"] or {}).get("running", 0) > 0, "a stream runs")
-    stage.signal_worker(signal.SIGSTOP)
-
-
-CASES = {
-    "override": Case(
-        ("OutriderNotAsConfigured",),
-        lambda stage: stage.run("speculation", "off"),
-        lambda stage: stage.run("speculation", "reset"),
-        None,
-    ),
-    "killed": Case(("OutriderFailover",), lambda stage: stage.signal_worker(signal.SIGKILL), None, None),
-    "acceptance": Case(
-        ("OutriderAcceptanceFell", "OutriderAcceptanceLow"),
-        lambda stage: stage.spoil("shift"),
-        lambda stage: stage.mend("shift"),
-    ),
-    "slow draft": Case(
-        ("OutriderSpeculationSlower", "OutriderDraftingCostsMore"),
-        lambda stage: stage.spoil("slow_draft"),
-        lambda stage: stage.mend("slow_draft"),
-    ),
-    "class": Case(("OutriderClassChanged",), _change_class, None, None),
-    "crowd": Case(("OutriderKvPressure",), lambda stage: None, None, _crowd),
-    "slo": Case(
-        ("OutriderSloBurn",),
-        lambda stage: stage.spoil("slow_target"),
-        lambda stage: stage.mend("slow_target"),
-        lambda stage: stage.ask(1, depth=None),
-    ),
-    "quarantine": Case(
-        ("OutriderQuarantine",),
-        lambda stage: stage.ask(8, _KILLS, None),
-        lambda stage: stage.run("quarantine", "release", "--all"),
-        None,
-    ),
-    "hung": Case(("OutriderWorkerHung",), _hang, None, None),
-}
-
-
-def write_config(directory: Path, port: int = 0, alerts: str = "") -> Path:
-    """Write the cluster.yaml of the cases."""
-    script = (
-        f"base_ms=5&load_ms=1500&kernel_rows=1&kernel_while={directory}/kernel&fault=abort&arm=64&at=1"
-        f"&drift_ms=1500&drift_while={directory}/slow_target"
-    )
-    draft = f"shift=1&shift_while={directory}/shift&drift_ms=20&drift_while={directory}/slow_draft"
-    extra = (
-        f"drafts: [{{method: model, source: 'simulated:toy?{draft}', adapter: simulated}}]\n"
-        f"limits: {{kv_cache: 1 MiB, max_running: 8}}\nslo: {{ttft_ms: 1200}}\n"
-        f"alerts: {{every_s: 0.5, time_factor: {FACTOR}{alerts}}}"
-    )
-    path = configuration(directory, script=script, extra=extra)
-    path.write_text(path.read_text().replace("port: 0", f"port: {port}"))
-    return path
-
-
-def run_case(name: str, stage: Stage, fires: Fires) -> None:
-    """Fire the alerts of a case and see them end. Raises TimeoutError naming what did not come."""
-    case, stop = CASES[name], threading.Event()
-
-    def work() -> None:
-        while case.work is not None and not stop.is_set():
-            case.work(stage)
-
-    if name in ("acceptance", "slow draft"):
-        for _ in range(5):
-            stage.ask()  # the drafter needs a past
-    worker = threading.Thread(target=work)
-    case.cause(stage)
-    worker.start()
-    try:
-        for alert in case.alerts:
-            _until(partial(fires, alert), f"{alert} fires")
-        if case.mend is not None:
-            case.mend(stage)
-        if name == "crowd":
-            stop.set()  # it is the work that fires it
-        for alert in case.alerts:
-            _until(partial(_is_over, fires, alert), f"{alert} ends")
-    finally:
-        stop.set()
-        worker.join()
-
-
-def fire_drift(directory: Path, fires_of: Callable[[Daemon], Fires], port: int = 0) -> None:
-    """Serve by a profile that is wrong, and see OutriderPredictionsDrift fire; then measure again, and see it end."""
-    script = f"base_ms=2&drift_ms=20&drift_while={directory}/drift"
-    store_simulated_profiles(directory / "store" / "profiles", {"SIM": 2.0}, script=script)
-    extra = (
-        "drafts: []\nplacement: {profile: never, drift_after_s: 3600}\n"
-        f"alerts: {{every_s: 0.5, time_factor: {FACTOR}}}"
-    )
-    path = configuration(directory, script=script, extra=extra)
-    text = path.read_text().replace("adapter: simulated", "adapter: auto, device: auto", 1)
-    path.write_text(text.replace("port: 0", f"port: {port}"))
-    with running(path) as daemon:
-        fires, stage, name = fires_of(daemon), Stage(daemon, directory), "OutriderPredictionsDrift"
-        stage.spoil("drift")
-        _until(partial(_ask_and_see, stage, fires, name), f"{name} fires")
-        stage.mend("drift")
-        _until(lambda: not _ask_and_see(stage, fires, name), f"{name} ends")
-
-
-def _is_over(fires: Fires, name: str) -> bool:
-    return not fires(name)
-
-
-def _ask_and_see(stage: Stage, fires: Fires, name: str) -> bool:
-    stage.ask(50, depth=None)
-    return fires(name)
-
-
-def ask_daemon(daemon: Daemon) -> Fires:
-    """Return what tells whether the daemon's own watch says that an alert fires."""
-
-    def fires(name: str) -> bool:
-        alerts: list[dict[str, Any]] = query_daemon(daemon.admin, "/admin/alerts")["alerts"]
-        return any(one["alert"] == name and one["state"] == "firing" for one in alerts)
-
-    return fires
+    until(find, f"{_ABSENT} ended")
+    return [Seen(_ABSENT, "a model is being loaded", {}, float("nan"), float("nan"))]
 
 
 @contextlib.contextmanager
-def running_prometheus(directory: Path, target_port: int) -> Iterator[Fires]:
-    """Run Prometheus with the shipped rules, in a hundredth of their times; yields what tells whether one fires."""
-    (directory / "rules.yaml").write_text(write_rules(FACTOR))
+def running_prometheus(directory: Path, target_port: int, factor: float) -> Iterator[Fires]:
+    """Run Prometheus with the shipped rules, in shorter times; yields what tells which alerts fire."""
+    (directory / "rules.yaml").write_text(write_rules(factor))
     (directory / "prometheus.yaml").write_text(
         "global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 500ms}\n"
         f"rule_files: [{directory}/rules.yaml]\n"
@@ -241,12 +113,13 @@ def running_prometheus(directory: Path, target_port: int) -> Iterator[Fires]:
         )
     url = f"http://127.0.0.1:{port}"
 
-    def fires(name: str) -> bool:
-        alerts = httpx.get(f"{url}/api/v1/alerts").json()["data"]["alerts"]
-        return any(one["labels"]["alertname"] == name and one["state"] == "firing" for one in alerts)
+    def fires(name: str) -> list[dict[str, str]]:
+        alerts = httpx.get(f"{url}/api/v1/alerts", timeout=30).json()["data"]["alerts"]
+        firing = [one["labels"] for one in alerts if one["state"] == "firing"]
+        return [one for one in firing if one["alertname"] == name]
 
     try:
-        _until(lambda: _is_ready(url), "Prometheus is ready")
+        until(lambda: _is_ready(url), "Prometheus is ready")
         yield fires
     finally:
         process.terminate()
@@ -267,61 +140,69 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def _until(holds: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while time.monotonic() < deadline:
-        if holds():
-            return
-        time.sleep(0.1)
-    raise TimeoutError(f"not within {WITHIN_S:g} s: {what}")
+def _read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--prometheus", action="store_true", help="evaluate them in a real Prometheus")
+    parser.add_argument("--alerts", default="", metavar="NAME,...", help="these alone")
+    parser.add_argument("--time-factor", type=float, default=FACTOR, help=f"of all windows and waits ({FACTOR:g})")
+    parser.add_argument("--json", action="store_true", help="print what was seen as JSON")
+    parser.add_argument("--list", action="store_true", help="print the causes of each alert, and end")
+    asked = parser.parse_args()
+    names = [alert.name for alert in ALERTS]
+    asked.wanted = frozenset(name for name in asked.alerts.split(",") if name) or frozenset(names)
+    if unknown := sorted(asked.wanted - set(names)):
+        parser.error(f"--alerts: there is no {unknown[0]}; there are {', '.join(names)}")
+    return asked
+
+
+def _list_causes() -> str:
+    causes = [one for scene in SCENES for one in scene.causes]
+    return _format_rows([(name, _tell(labels), one.what) for one in causes for name, labels in one.alerts.items()])
+
+
+def _format_rows(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def _tell(labels: dict[str, str]) -> str:
+    known = {"alertname", "severity", "model_name"}
+    return ", ".join(f"{name} {value}" for name, value in labels.items() if name not in known)
+
+
+def _report(run: Run, *, as_json: bool) -> str:
+    """Return what was seen, in the order of the table."""
+    order = {alert.name: number for number, alert in enumerate(ALERTS)}
+    seen = sorted(run.seen, key=lambda one: order[one.alert])
+    by = "the daemon's own watch" if run.prometheus is None else "Prometheus"
+    if as_json:
+        told = [
+            {**one._asdict(), "fired_s": round(one.fired_s, 2), "cleared_s": round(one.cleared_s, 2)} for one in seen
+        ]
+        facts = {"processor": processor().name, "seen_by": by, "time_factor": run.factor}
+        return json.dumps({**facts, "alerts": told, "failed": run.failed}, indent=1)
+    rows = [("alert", "labels", "fired after", "ended after", "cause")]
+    rows += [
+        (one.alert, _tell(one.labels), f"{one.fired_s:.1f} s", f"{one.cleared_s:.1f} s", one.cause) for one in seen
+    ]
+    return f"{by}, times x {run.factor:g}, {processor().name}\n{_format_rows(rows)}"
 
 
 def main() -> int:
-    """Fire them, and print what was seen."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prometheus", action="store_true", help="evaluate them in a real Prometheus")
-    parser.add_argument("--only", choices=[*CASES, "drift"], help="this case alone")
-    asked = parser.parse_args()
-    failed: list[str] = []
-
-    def attempt(name: str, do: Callable[[], None]) -> None:
-        begun_s = time.monotonic()
-        try:
-            do()
-            print(f"fired and ended: {name} ({time.monotonic() - begun_s:.0f} s)", flush=True)
-        except (TimeoutError, RuntimeError, AssertionError) as error:
-            failed.append(name)
-            print(f"FAILED: {name}: {error}", flush=True)
-
+    """Fire them, and print what was seen. Returns 1 where one did not fire or end."""
+    asked = _read_arguments()
+    if asked.list:
+        print(_list_causes())
+        return 0
+    run = Run(asked.time_factor, asked.wanted)
     with tempfile.TemporaryDirectory() as kept, contextlib.ExitStack() as stack:
-        port = find_port()
-        prometheus: Fires | None = None
         if asked.prometheus:
-            prometheus = stack.enter_context(running_prometheus(Path(kept), port))
-            absent = prometheus
-            attempt("OutriderAbsent fires", lambda: _until(lambda: absent("OutriderAbsent"), "OutriderAbsent fires"))
-        one, other = Path(kept) / "one", Path(kept) / "other"
-        for directory in (one, other):
-            directory.mkdir()
-        if asked.only != "drift":
-            with running(write_config(one, port)) as daemon:
-                fires = prometheus or ask_daemon(daemon)
-                if prometheus is not None:
-                    attempt("OutriderAbsent", lambda: _until(lambda: not fires("OutriderAbsent"), "Absent ends"))
-                else:
-                    attempt("OutriderAbsent", lambda: _until(lambda: _has_ended(daemon), "OutriderAbsent ended"))
-                stage = Stage(daemon, one)
-                for name in [asked.only] if asked.only else CASES:
-                    attempt(", ".join(CASES[name].alerts), partial(run_case, name, stage, fires))
-        if asked.only in (None, "drift"):
-            told = (lambda daemon: prometheus) if prometheus is not None else ask_daemon
-            attempt("OutriderPredictionsDrift", lambda: fire_drift(other, told, port))
-    return 1 if failed else 0
-
-
-def _has_ended(daemon: Daemon) -> bool:
-    """Return whether OutriderAbsent fired while the model was loaded, and ended."""
-    return any(one["alert"] == "OutriderAbsent" for one in query_daemon(daemon.admin, "/admin/alerts")["ended"])
+            run.port = find_port()
+            run.prometheus = stack.enter_context(running_prometheus(Path(kept), run.port, run.factor))
+        for number, scene in enumerate(SCENES):
+            run.play_scene(scene, Path(kept) / str(number))
+    print(_report(run, as_json=asked.json))
+    return 1 if run.failed or run.wanted - {one.alert for one in run.seen} else 0
 
 
 if __name__ == "__main__":

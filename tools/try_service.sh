@@ -1,7 +1,7 @@
 #!/bin/bash
 # Tries docs/service.md for real: a fresh Debian in a directory, its own systemd as process 1 of a namespace, the
-# commands of the guide, and then a reload, a restart under load, a crash, a hang and an uninstall. Needs root and
-# mmdebstrap; changes nothing outside of DIR. Usage: tools/try_service.sh DIR WHEEL [PORT]
+# commands of the guide, and then good and bad reloads and a restart under load, a crash, a hang and an uninstall. Needs
+# root and mmdebstrap; changes nothing outside of DIR. Usage: tools/try_service.sh DIR WHEEL [PORT]
 # From the environment: SUITE, Debian's release (bookworm); PYTHON_HOME, a Python 3.11 for a release whose own is another
 # one; SHARES, further directories that the fresh Debian sees, such as those that pip finds wheels in.
 set -euo pipefail
@@ -93,36 +93,58 @@ in_root systemctl show outrider -p Type -p NotifyAccess -p WatchdogUSec -p Statu
 echo "== $(in_root systemd-analyze security --no-pager outrider.service | tail -1)"
 in_root /opt/outrider/bin/outrider status > "$dir/status.log"; head -8 "$dir/status.log"
 
-echo "== restart under load"
+echo "== reloads and a restart under load"
 cat > "$root/root/load.py" <<'LOAD'
 import json, sys, threading, time, urllib.error, urllib.request
 url, seconds = sys.argv[1], float(sys.argv[2])
-counts, lock, slowest = {}, threading.Lock(), 0.0
-def run():
-    global slowest
+counts, lock, slowest, refused, lost = {}, threading.Lock(), 0.0, 0, 0
+def ask(stream):
+    body = {"model": "smollm2-135m-instruct", "prompt": "x", "max_tokens": 48 if stream else 4, "stream": stream, "ignore_eos": True}
+    asked = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=120) as answer:
+        text = answer.read().decode()
+        if stream and (not text.rstrip().endswith("data: [DONE]") or '"finish_reason":"length"' not in text.replace(" ", "")):
+            raise EOFError("a stream ended too early: " + text[-200:])
+        return f"{answer.status}{' streamed' if stream else ''}"
+def run(stream):
+    global slowest, refused, lost
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         begun = time.monotonic()
-        body = json.dumps({"model": "smollm2-135m-instruct", "prompt": "x", "max_tokens": 4}).encode()
-        asked = urllib.request.Request(url + "/v1/completions", body, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(asked, timeout=120) as answer:
-                answer.read(); told = str(answer.status)
+            told, broken = ask(stream), False
         except urllib.error.HTTPError as error:
-            told = str(error.code); time.sleep(0.2)
+            told, broken = str(error.code), error.code not in (429, 503)
+            time.sleep(0.2)
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
+            told, broken = f"{type(error).__name__}: {error}", True
         with lock:
             counts[told] = counts.get(told, 0) + 1; slowest = max(slowest, time.monotonic() - begun)
-threads = [threading.Thread(target=run) for _ in range(4)]
+            refused += broken and not stream; lost += broken and stream
+threads = [threading.Thread(target=run, args=(number % 2 == 0,)) for number in range(6)]
 [thread.start() for thread in threads]; [thread.join() for thread in threads]
 print("answers:", counts, f"the slowest took {slowest:.1f} s")
+print(f"refused connections: {refused}, lost streams: {lost}")
+sys.exit(bool(refused or lost))
 LOAD
-in_root python3 /root/load.py "http://127.0.0.1:$port" 40 > "$dir/load.log" & load=$!
-sleep 5; begun=$(date +%s.%N); in_root systemctl restart outrider; echo "restart took $(echo "$(date +%s.%N) - $begun" | bc) s"
-wait $load; cat "$dir/load.log"
+main_pid() { in_root systemctl show outrider -p MainPID --value; }
+in_root python3 /root/load.py "http://127.0.0.1:$port" 60 > "$dir/load.log" & load=$!
+sleep 5; pid=$(main_pid); config=/etc/outrider/cluster.yaml
+in_root bash -c "cp -p $config /root/good.yaml; printf 'limits: {max_waiting: 77}\n' >> $config"
+step in_root /opt/outrider/bin/outrider reload --check
+step in_root systemctl reload outrider; sleep 2
+in_root systemctl show outrider -p StatusText -p ActiveState
+in_root /opt/outrider/bin/outrider config show --effective | grep -A1 max_waiting
+in_root bash -c "cp $config /root/reloaded.yaml; printf 'logging: {levle: debug}\n' >> $config"
+echo "== a file that cannot be used"; in_root /opt/outrider/bin/outrider reload && { echo "a bad file was taken"; exit 1; } || true
+in_root systemctl reload outrider && echo "systemctl reload says it is done" || echo "systemctl reload says that it failed"
+sleep 2; in_root systemctl show outrider -p StatusText -p ActiveState
+in_root /opt/outrider/bin/outrider status | grep -i -A2 reload || true
+[ "$(main_pid)" = "$pid" ] || { echo "a reload replaced the daemon"; exit 1; }
+in_root bash -c "cat /root/reloaded.yaml > $config"
+begun=$(date +%s.%N); in_root systemctl restart outrider; echo "restart took $(echo "$(date +%s.%N) - $begun" | bc) s"
+wait $load || { cat "$dir/load.log"; exit 1; }; cat "$dir/load.log"
 
-echo "== reload"; in_root systemctl reload outrider && in_root systemctl show outrider -p StatusText -p ActiveState
 echo "== crash of the daemon (SIGKILL)"
 pid=$(in_root systemctl show outrider -p MainPID --value); in_root bash -c "kill -9 $pid"; sleep 1; step ask
 in_root systemctl show outrider -p NRestarts -p ActiveState

@@ -87,9 +87,17 @@ class DecoderSpec:
     @property
     def matrix_elements(self) -> int:
         """How many weights the matrices have together."""
+        return self.count_elements(self.all_layers)
+
+    def count_elements(self, layers: LayerRange) -> int:
+        """Return how many weights the matrices of a range of layers have together: with the embedding where it begins
+        with the first layer, and with the head, which may be the embedding, where it ends with the last."""
         layer = ("query", "key", "value", "output", "gate", "up", "down")
-        outer = ("embedding",) if self.tied_embeddings else ("embedding", "head")
-        return sum(math.prod(self.shape_of(name)) for name in outer) + self.layers * sum(
+        outer = {"embedding"} if layers.first == 0 else set()
+        if layers.end == self.layers:
+            outer.add("embedding" if self.tied_embeddings else "head")
+        count = layers.end - layers.first
+        return sum(math.prod(self.shape_of(name)) for name in outer) + count * sum(
             math.prod(self.shape_of(name)) for name in layer
         )
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import (
+    BlockRules,
     Capabilities,
     DeviceLost,
     ForwardResult,
@@ -86,10 +87,10 @@ class OrtModel(PooledModel):
         block = block_tokens(cache.head_dim * 4, options.kv_cache_bytes)
         blocks = max(1, options.kv_cache_bytes // (block * cache.bytes_per_token))
         even_behind = _LEAST_ROW_BLOCK if options.exactness is Exactness.BIT and not self._width else 0
-        pool = BlockPool(
+        rules = BlockRules(
             blocks, block, options.slots, pad_to=pad_to, even_behind=even_behind, multiple=self._width or 1
         )
-        super().__init__(pool)
+        super().__init__(BlockPool(rules))
         self._memory = KvMemory(
             caches=cache.caches,
             slots=options.slots,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from adapters.contract import (
+    BlockRules,
     Capabilities,
     DeviceLost,
     ForwardResult,
@@ -71,7 +72,9 @@ class PagedModel(PooledModel):
             page_tokens=block_tokens,
             page_bytes=tuple(one.byte_size // one.shape[0] for one in self._caches),
         )
-        super().__init__(BlockPool(blocks, block_tokens, options.slots, pad_to=numerical_class.segment_rows))
+        super().__init__(
+            BlockPool(BlockRules(blocks, block_tokens, options.slots, pad_to=numerical_class.segment_rows))
+        )
         self.spec = spec
         self.capabilities = Capabilities(
             slots=options.slots,

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import (
+    BlockRules,
     Capabilities,
     DeviceLost,
     ForwardResult,
@@ -63,7 +64,7 @@ class StaticModel(PooledModel):
         self.spec = spec
         self._embedding = compiler.embedding
         self._positions = Positions(compiler.plan, cache.capacity)
-        super().__init__(BlockPool(cache.blocks, cache.block, options.slots))
+        super().__init__(BlockPool(BlockRules(cache.blocks, cache.block, options.slots)))
         self._memory = KvMemory(
             caches=cache.caches,
             slots=options.slots,

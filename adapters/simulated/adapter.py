@@ -61,7 +61,8 @@ class SimulatedAdapter:
         progress("write script", 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> ToyModel:
-        """Load the toy model. Raises ModelRefused when its script is wrong, Unsupported for a device."""
+        """Load the toy model. Raises ModelRefused when its script is wrong, Unsupported for a device,
+        OutOfMemory where the script says so."""
         return self._load(prepared, options, None, progress)
 
     def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> ToyModel:
@@ -77,5 +78,6 @@ class SimulatedAdapter:
         check_layers(kept, script.layers)
         progress("load", 0.0)
         time.sleep(script.keep(kept).load_ms / 1000.0)
+        script.check_room(options.kv_cache_bytes)
         progress("load", 1.0)
         return ToyModel(script, options, options.numerical_class or self.classes(options)[0][0], kept)

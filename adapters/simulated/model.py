@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import (
+    BlockRules,
     Capabilities,
     DeviceLost,
     ForwardResult,
@@ -74,7 +75,7 @@ class ToyModel(PooledModel):
         held = int(BYTES_PER_TOKEN * share)
         blocks = max(1, int(options.kv_cache_bytes / (BLOCK_TOKENS * BYTES_PER_TOKEN * share)))
         self._script, self._width = script.keep(self.layers).on(options.device), numerical_class.fixed_width
-        super().__init__(BlockPool(blocks, BLOCK_TOKENS, options.slots))
+        super().__init__(BlockPool(BlockRules(blocks, BLOCK_TOKENS, options.slots)))
         self._context, self._history = _tables()
         # What a KV cache holds, by block: each position's token, and the hash of everything up to it.
         self._cache = np.zeros((blocks, BLOCK_TOKENS, 2), np.uint64)

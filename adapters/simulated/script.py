@@ -45,6 +45,8 @@ class Script:
     `kernel_while` names a file, that holds only while the file exists.
     `unsteady`: with 1, every forward has last bits of its own.
     `memory_rows`: a forward of more rows runs out of memory, and a smaller one does not (0: none does).
+    `room_kib`: a larger KV cache has no room on its device (0: any has). Where `room_while` names a file, that holds
+    only while the file exists.
     `spin`: with 1, a forward computes for its time instead of waiting, so that other programs make it longer; with 2
     on the first device only.
     `layers`: how many it has; a range of them takes its part of the time.
@@ -68,6 +70,8 @@ class Script:
     kernel_while: str = ""
     unsteady: int = 0
     memory_rows: int = 0
+    room_kib: int = 0
+    room_while: str = ""
     garbage: int = -1
     spin: int = 0
     layers: int = 1
@@ -127,6 +131,12 @@ class Script:
         """Return what is added to the logits of the forward of that number: they round in its kernel's own way."""
         kernel = self.kernel_rows > 0 and rows >= self.kernel_rows and _holds(self.kernel_while)
         return 1e-4 * (kernel + (forward % 7 if self.unsteady else 0))
+
+    def check_room(self, kv_cache_bytes: int) -> None:
+        """Raise OutOfMemory where its device has no room for a KV cache of so many bytes."""
+        if self.room_kib and kv_cache_bytes > self.room_kib << 10 and _holds(self.room_while):
+            text = f"{kv_cache_bytes} bytes of KV cache do not fit into {self.room_kib} KiB"
+            raise OutOfMemory(f"simulated: {text}")
 
     def strike(self, forward: int) -> bool:
         """Do what the script says for this forward. Returns True when its logits must be garbage."""

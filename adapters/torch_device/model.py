@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from adapters.contract import (
+    BlockRules,
     Capabilities,
     DeviceLost,
     ForwardResult,
@@ -132,7 +133,7 @@ class TorchModel(PooledModel):
         """`memory` and `runner` are of these layers alone, `spec` of the whole model."""
         self.layers = layers
         blocks = count_blocks(options, spec.bytes_per_token)
-        super().__init__(BlockPool(blocks, BLOCK_TOKENS, options.slots))
+        super().__init__(BlockPool(BlockRules(blocks, BLOCK_TOKENS, options.slots)))
         self._shapes = shapes
         self._memory: KvMemory | None = memory
         self.kv_layout = KvLayout(

@@ -13,10 +13,11 @@ import msgspec
 import psutil
 
 from orchestrator.bench.prompts import BenchError
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.loading.draft_worker import build_draft_engine
 from orchestrator.loading.options import DraftWorkerOptions
 from orchestrator.workers.cores import pin_to_cores
-from orchestrator.workers.draft_messages import DraftEndpoint, DraftReady
+from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Event, Failed
 
 
@@ -24,7 +25,7 @@ from orchestrator.workers.messages import Event, Failed
 class DraftProcess:
     """A draft worker that runs. `fingerprint`: of its vocabulary."""
 
-    endpoint: DraftEndpoint
+    endpoint: LinkEndpoint
     fingerprint: str
     process: psutil.Process
 

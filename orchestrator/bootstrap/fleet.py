@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from adapters.contract import AdapterError
+from adapters.names import OWN_ADAPTERS
 from device_profiles.device_load import DeviceLoad
 from device_profiles.link import LinkProfile
 from orchestrator.bootstrap.clusters import build_cluster
@@ -115,7 +116,8 @@ class FleetPlanning:
         return build_start_plan(self._config, self._base, self._propose(), cores)
 
     def _propose(self) -> PlanProposal:
-        asked = replace(build_request_from_config(self._config, self._base), one_host=True, taken=self._list_taken())
+        asked = build_request_from_config(self._config, self._base)
+        asked = replace(asked, shard_runtimes=OWN_ADAPTERS, taken=self._list_taken())
         allowed = build_option_filter(self._config, asked)
         found = propose_hosts(asked, self._store, self._list_hosts(), self._list_links(), allowed)
         left_out = [f"{address} is left out: {why}" for address, why in sorted(self.fleet.left_out.items())]

@@ -13,6 +13,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from adapters.hardware import list_core_groups
+from adapters.names import OWN_ADAPTERS
 from device_profiles.device_load import DeviceLoad
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import measuring_cluster, workers_directory
@@ -127,7 +128,8 @@ def make_plan(
 
     Raises PlanError, and what resolving the models raises.
     """
-    asked = replace(build_request_from_config(config, base), one_host=True, taken=taken)
+    asked = build_request_from_config(config, base)
+    asked = replace(asked, one_host=True, shard_runtimes=OWN_ADAPTERS, taken=taken)
     here = list_devices_here()
     free = {**here.free_bytes}
     if "CPU" in free:

@@ -10,12 +10,14 @@ from orchestrator.cli.bench_overlap import overlap
 from orchestrator.cli.bench_plan import plan
 from orchestrator.cli.bench_policy import policy
 from orchestrator.cli.bench_serve import serve
+from orchestrator.cli.bench_shards import shards
 
 app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, servers, plans, policies.")
 app.command("cluster")(cluster)
 app.command("decode")(decode)
 app.command("exactness")(exactness)
 app.command("overlap")(overlap)
+app.command("shards")(shards)
 app.command("pairs")(pairs)
 app.command("plan")(plan)
 app.command("policy")(policy)

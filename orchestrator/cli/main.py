@@ -82,6 +82,7 @@ def _list_told_errors() -> tuple[type[Exception], ...]:
 
 def main() -> None:
     """Run the command line. OUTRIDER_TRACEBACK=1 shows where a failure came from."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # it would read what every installed package says
     if COMPLETION_VARIABLE in os.environ:
         from typer._completion_classes import completion_init
 

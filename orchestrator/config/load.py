@@ -24,7 +24,7 @@ from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.language_changes import accept_old_keys
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.replica_checks import check_bounds, list_placements
-from orchestrator.config.shard_checks import check_shards
+from orchestrator.config.shard_checks import ONLY_ON_RAY, check_shards
 from orchestrator.config.socket_place import USUAL_PLACES, choose_socket, find_config_path
 from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
 from orchestrator.config.target import AUTO, Target
@@ -36,7 +36,6 @@ from policies.models.vocabulary import Match, compare, refusal
 
 SIMULATED_PREFIX = "simulated:"
 _NAME_BYTES = 8
-_ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
 _OF_OWN_PROCESS = {"host", "cores", "overlap", "max_wait_ms", "answer_timeout_s", "workers"}
 
 
@@ -196,7 +195,7 @@ def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
             if draft.process == "target":
                 raise ConfigError(f"{where} goes with process: own; add that, or leave the key out")
             if key == "host" and draft.host and not config.cluster.on_ray:
-                raise ConfigError(f"{where} {_ONLY_ON_RAY}")
+                raise ConfigError(f"{where} {ONLY_ON_RAY}")
             if key == "workers":
                 _check_draft_workers(draft.workers, where)
 
@@ -276,7 +275,7 @@ def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
     for at, placement in placements:
         if placement.host and not config.cluster.on_ray:
             place: Place = (*at, "host")
-            raise ConfigError(f"{path}:{lines.get(place, 1)}: {format_place(place)}: {_ONLY_ON_RAY}")
+            raise ConfigError(f"{path}:{lines.get(place, 1)}: {format_place(place)}: {ONLY_ON_RAY}")
 
 
 def _check_cluster(config: ClusterConfig, path: Path, lines: Lines) -> None:

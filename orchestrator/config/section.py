@@ -32,6 +32,10 @@ Price = Annotated[float, Field(ge=0, le=1_000_000)]
 
 
 class Section(BaseModel):
-    """One mapping of cluster.yaml: unknown keys are errors, values are not converted, nothing changes later."""
+    """One mapping of cluster.yaml: unknown keys are errors, values are not converted, nothing changes later.
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+    A section's validator is built when it is first used. The docstrings of its keys are read for the schema alone
+    (`orchestrator.config.schema`): both would make each start longer.
+    """
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", defer_build=True)

@@ -10,6 +10,8 @@ from orchestrator.config.source_text import Lines, Place, format_place
 from orchestrator.config.target import AUTO
 from orchestrator.errors import ConfigError
 
+ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
+
 
 def check_shards(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse layer shards that contradict the model's other keys. Raises ConfigError."""
@@ -20,13 +22,17 @@ def check_shards(config: ClusterConfig, path: Path, lines: Lines) -> None:
     where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
     if len(model.shards) == 1:
         raise ConfigError(f"{where} one shard is the whole target; name two or more, or leave it out")
+    for number, shard in enumerate(model.shards):
+        if shard.host and not config.cluster.on_ray:
+            at: Place = (*place, number, "host")
+            raise ConfigError(f"{path}:{lines.get(at, 1)}: {format_place(at)}: {ONLY_ON_RAY}")
     if AUTO in (model.adapter, model.device):
         key = "adapter" if model.adapter == AUTO else "device"
         raise ConfigError(f"{where} a plan chooses shards where the {key} is {AUTO!r}; name it, or leave shards out")
-    for at, draft in config.all_drafts:
+    for of, draft in config.all_drafts:
         if isinstance(draft, ModelDraft) and AUTO in (draft.adapter, draft.device):
             raise ConfigError(
-                f"{path}:{lines.get(at, 1)}: {format_place(at)}: no plan is made beside {format_place(place)}; "
+                f"{path}:{lines.get(of, 1)}: {format_place(of)}: no plan is made beside {format_place(place)}; "
                 "name the draft's adapter and device"
             )
     if model.static_shapes == "on":

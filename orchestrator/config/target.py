@@ -75,7 +75,19 @@ class TargetShard(Section):
     device: str = ""
     """The device, as the runtime names it. Empty: `model.device`."""
     threads: int = Field(default=0, ge=0, le=1024)
-    """Threads of its runtime; 0 is as many as the target would have."""
+    """Threads of its runtime; 0 is one for each of its `cores`, and as many as the target would have where it has
+    none."""
+    host: str = ""
+    """On Ray: the address of the node that it runs on, in a process of its own; `here`: the daemon's. Empty: where the
+    target's worker is."""
+    cores: Cores = Field(default=[])
+    """The CPU cores that it runs on, in a process of its own, by their numbers on its host. Empty: those that the
+    target's worker has."""
+
+    @property
+    def in_own_process(self) -> bool:
+        """Return whether a process of its own runs it: one has its own host or cores."""
+        return bool(self.host or self.cores)
 
 
 class StaticShapesSection(Section):
@@ -124,8 +136,8 @@ class Target(StaticShapesSection):
     """How many workers serve it: a number, a list that says where each runs, or bounds between which it follows load.
     Each has a KV cache of `limits.kv_cache` and decodes `limits.max_running` sequences."""
     shards: list[TargetShard] = Field(default=[], max_length=64)
-    """The target's layers on several devices of one host, in order, where no device is to hold them all. Empty: on
-    one device, or as a plan chooses (`placement.sharding`)."""
+    """The target's layers on several devices, in order, where no device is to hold them all. Empty: on one device, or
+    as a plan chooses (`placement.sharding`)."""
 
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """Over how many ranks each layer is split, on one host (`torch_device`). On the CPU ranks share the threads. On

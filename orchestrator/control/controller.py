@@ -274,8 +274,10 @@ class TargetControl:
     def list_workers(self) -> list[int]:
         """Return the numbers of the processes that say they are our workers, on whichever host."""
         replicas = self._state.replicas.list_ranked(*Rank)
-        ready = [one.state.ready for one in replicas] + [one.ready for one in self._state.drafts.views()]
-        return [one.pid for one in ready if one is not None]
+        targets = [ready for one in replicas if (ready := one.state.ready) is not None]
+        drafts = [one.ready.pid for one in self._state.drafts.views() if one.ready is not None]
+        parts = [pid for ready in targets for pid in ready.part_pids]
+        return [*(ready.pid for ready in targets), *parts, *drafts]
 
     def explain(self, request_id: str) -> list[RouteView]:
         """See control.port.AdminControl."""

@@ -6,10 +6,16 @@ import secrets
 import threading
 from collections.abc import Callable
 
-from orchestrator.drafting.endpoint import GREETING_S, host_id, knock
-from orchestrator.drafting.protocol import VERSION, Hello, Link, LinkLost, ProtocolError, Welcome
+from orchestrator.drafting.protocol import (
+    VERSION,
+    Hello,
+    Link,
+    Welcome,
+)
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import GREETING_S, LinkLost, ProtocolError, host_id, knock
 from orchestrator.workers.cores import effective_cores
-from orchestrator.workers.draft_messages import DraftEndpoint, DraftLink
+from orchestrator.workers.draft_messages import DraftLink
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
@@ -34,12 +40,12 @@ class ConnectionThread:
         self._check = check
         self._report = report
         self._changed = threading.Condition()
-        self._endpoint: DraftEndpoint | None = None
+        self._endpoint: LinkEndpoint | None = None
         self._wanted = self._closed = False
         self._made: tuple[Link, Welcome] | None = None
         self._thread: threading.Thread | None = None
 
-    def aim(self, endpoint: DraftEndpoint) -> None:
+    def aim(self, endpoint: LinkEndpoint) -> None:
         """Connect to this endpoint from now on."""
         with self._changed:
             if self._closed:
@@ -90,13 +96,13 @@ class ConnectionThread:
                 backoff_s = FIRST_BACKOFF_S
                 self._hand_over(endpoint, made)
 
-    def _next_endpoint(self) -> DraftEndpoint | None:
+    def _next_endpoint(self) -> LinkEndpoint | None:
         with self._changed:
             while not (self._wanted or self._closed):
                 self._changed.wait()
             return None if self._closed else self._endpoint
 
-    def _connect(self, endpoint: DraftEndpoint) -> tuple[Link, Welcome]:
+    def _connect(self, endpoint: LinkEndpoint) -> tuple[Link, Welcome]:
         link = Link(knock(endpoint))
         try:
             link.send(Hello(VERSION, host_id(), self._device, effective_cores(), self._target))
@@ -109,13 +115,13 @@ class ConnectionThread:
             raise
         return link, welcome
 
-    def _give_up(self, endpoint: DraftEndpoint, reason: str) -> None:
+    def _give_up(self, endpoint: LinkEndpoint, reason: str) -> None:
         with self._changed:
             if endpoint is self._endpoint:
                 self._wanted = False
         self._report(DraftLink(self._name, "refused", reason))
 
-    def _hand_over(self, endpoint: DraftEndpoint, made: tuple[Link, Welcome]) -> None:
+    def _hand_over(self, endpoint: LinkEndpoint, made: tuple[Link, Welcome]) -> None:
         with self._changed:
             if endpoint is not self._endpoint or self._closed:
                 made[0].close()  # another endpoint was named meanwhile

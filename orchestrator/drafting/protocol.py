@@ -18,6 +18,7 @@ import msgspec
 
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from orchestrator.drafting.sparse_rows import NoDistribution, SparseRow, pack_proposal, unpack_proposal
+from orchestrator.links.endpoint import LinkLost, ProtocolError
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.host import HEADER_BYTES, with_header
 from orchestrator.workers.messages import Sampling
@@ -143,14 +144,6 @@ class DraftLines(msgspec.Struct, frozen=True, tag="lines", array_like=True):
     base: int
     line: WireDraft
     branches: list[WireBranch] = []
-
-
-class LinkLost(Exception):
-    """The other side is gone."""
-
-
-class ProtocolError(Exception):
-    """The other side sent what makes no sense."""
 
 
 def check_guess(guess: WireDraft, limit: int, vocabulary: int, drafter: str) -> Draft:

@@ -27,8 +27,6 @@ from orchestrator.drafting.protocol import (
     End,
     Extend,
     Link,
-    LinkLost,
-    ProtocolError,
     Update,
     Welcome,
     WireBranch,
@@ -36,7 +34,9 @@ from orchestrator.drafting.protocol import (
     check_guess,
 )
 from orchestrator.drafting.remote_sequence import RemoteSequence
-from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftLink, RemoteState
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import LinkLost, ProtocolError
+from orchestrator.workers.draft_messages import DrafterState, DraftLink, RemoteState
 from policies.sampling import Sampling
 from policies.speculation import draft_wait
 from policies.speculation.draft_wait import DraftWait
@@ -116,7 +116,7 @@ class RemoteDrafter:
         self._way_ms = math.inf  # there and back, at best
         self._counts = _Counts()
 
-    def attach(self, endpoint: DraftEndpoint) -> None:
+    def attach(self, endpoint: LinkEndpoint) -> None:
         """Draft by the process at this endpoint from now on. Thread-safe."""
         self._connector.aim(endpoint)
 

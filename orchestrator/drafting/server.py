@@ -11,6 +11,7 @@ import math
 import os
 import queue
 import select
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,8 +20,6 @@ from typing import Literal
 from adapters.contract import AdapterError
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.drafting.bell import Bell
-from orchestrator.drafting.endpoint import EndpointServer, host_id
 from orchestrator.drafting.load_meter import EVERY_S
 from orchestrator.drafting.lookahead import LookaheadSequence
 from orchestrator.drafting.port import Drafter
@@ -31,14 +30,14 @@ from orchestrator.drafting.protocol import (
     DraftResponse,
     Hello,
     Link,
-    LinkLost,
-    ProtocolError,
     Welcome,
     WireBranch,
     WireDraft,
 )
-from orchestrator.drafting.reception import Reception
 from orchestrator.drafting.shared import DraftSession, SharedAnswer, SharedDrafter
+from orchestrator.links.bell import Bell
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, ProtocolError, host_id
+from orchestrator.links.reception import Reception
 from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import DrafterState, DraftReady
 from orchestrator.workers.failures import describe_failure, describe_loading_failure
@@ -115,7 +114,7 @@ class DraftEngine:
     def _open(self, hosted: HostedDrafter, emit: Emit) -> None:
         server = EndpointServer(hosted.host)
         counter = _Counter(hosted, self._bell, self._clock)
-        reception = Reception(server, counter.arrive)
+        reception = Reception(server, _meet_target, counter.arrive)
         reception.open()
         try:
             emit(_ready(hosted, server))
@@ -128,6 +127,28 @@ class DraftEngine:
             reception.close()
             server.close()
             counter.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Greeted:
+    """A target that has said who it is."""
+
+    link: Link
+    hello: Hello
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        self.link.close()
+
+
+def _meet_target(admitted: socket.socket) -> _Greeted:
+    """Wait for a target's first word. Raises LinkLost, ProtocolError."""
+    link = Link(admitted)
+    try:
+        return _Greeted(link, link.hello(GREETING_S))
+    except BaseException:
+        link.close()
+        raise
 
 
 @dataclass(slots=True, eq=False)
@@ -152,7 +173,7 @@ class _Counter:
         self._bell = bell
         self._clock = clock
         self._shared = SharedDrafter(hosted.drafter, clock)
-        self._arrived: queue.SimpleQueue[tuple[Link, Hello]] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[_Greeted] = queue.SimpleQueue()
         self._served: dict[int, _Served] = {}
         self._poll = select.poll()
         self._poll.register(bell.heard, select.POLLIN)
@@ -160,9 +181,9 @@ class _Counter:
         self._looked_s = clock.monotonic_s()
         self._peak, self._peak_s = 0, -math.inf
 
-    def arrive(self, link: Link, hello: Hello) -> None:
+    def arrive(self, greeted: _Greeted) -> None:
         """A target has connected. Thread-safe."""
-        self._arrived.put((link, hello))
+        self._arrived.put(greeted)
         self._bell.ring()
 
     def serve(self, emit: Emit) -> None:
@@ -187,7 +208,7 @@ class _Counter:
         for served in list(self._served.values()):
             self._hang_up(served)
         while not self._arrived.empty():
-            self._arrived.get()[0].close()
+            self._arrived.get().close()
 
     def _wait(self) -> list[_Served]:
         """Wait until there is something to do; return the targets that have sent something, or have room again."""
@@ -203,7 +224,8 @@ class _Counter:
 
     def _let_in(self) -> None:
         while not self._arrived.empty():
-            link, hello = self._arrived.get()
+            greeted = self._arrived.get()
+            link, hello = greeted.link, greeted.hello
             for older in [one for one in self._served.values() if hello.target and one.name == hello.target]:
                 self._hang_up(older)
             apart = _is_apart(self._hosted, hello)

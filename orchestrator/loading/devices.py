@@ -8,12 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from adapters import registry
-from adapters.contract import Adapter, AdapterUnavailable, LoadOptions, TensorParallelAdapter, Unsupported
+from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.device_memory import read_device_memory
 from adapters.hardware import cores, hardware, name_device_kind, runtime_version
 from device_profiles.measured import Hardware, fingerprint
 from device_profiles.profile import DeviceProfile
-from orchestrator.loading.options import ModelOptions
 
 
 def effective_device(adapter: str, device: str) -> str:
@@ -65,25 +64,6 @@ def class_mark_of(device: DeviceProfile) -> str:
     """Return the fingerprint that numerical classes are kept by: the same for workers that may use other cores of one
     processor, so that they find each other's class."""
     return fingerprint(replace(hardware(device), physical_cores=0), runtime_version(device.adapter))
-
-
-def list_places(options: ModelOptions) -> list[tuple[str, str]]:
-    """Return the runtimes and devices that a model runs on, in the order of its layers."""
-    named = [(one.adapter, one.device) for one in options.shards] or [(options.adapter, options.device)]
-    return [(adapter, effective_device(adapter, device)) for adapter, device in named]
-
-
-def describe_split(options: ModelOptions, adapter: Adapter) -> str:
-    """Return over what a model's layers are split, "" where they are not. Raises Unsupported, AdapterUnavailable."""
-    if options.tensor_parallel == 1:
-        return ""
-    if not isinstance(adapter, TensorParallelAdapter):
-        raise Unsupported(f"{adapter.name} cannot split layers; take another adapter, or leave tensor_parallel out")
-    asked = LoadOptions(
-        device=options.device, threads=options.threads, static=options.static, tensor_parallel=options.tensor_parallel
-    )
-    places = adapter.list_rank_places(asked)
-    return f"tensor parallel over {len(places)} ranks: {' + '.join(places)}"
 
 
 def join_marks(marks: Sequence[str]) -> str:

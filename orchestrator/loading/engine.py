@@ -12,7 +12,6 @@ import msgspec
 from adapters.grammar import GrammarCompiler
 from device_profiles.memory import MemoryPlan
 from orchestrator.clock import Clock, SystemClock
-from orchestrator.drafting.endpoint import host_id
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.variants import VariantDrafter
 from orchestrator.engine.grammar import Grammars
@@ -20,13 +19,15 @@ from orchestrator.engine.kv_mover import KvMover, describe_layout
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
+from orchestrator.links.endpoint import host_id
 from orchestrator.loading.artefact_watch import ArtefactWatch
 from orchestrator.loading.class_words import describe_choice, describe_rejected
-from orchestrator.loading.devices import device_name, list_places
+from orchestrator.loading.devices import device_name
 from orchestrator.loading.drafters import Remotes, build_variant_drafters
 from orchestrator.loading.first_cost import FirstCost, find_stored_cost
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
+from orchestrator.loading.pipeline import list_planned_parts
 from orchestrator.loading.retuner import EngineRetuner
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
@@ -164,15 +165,16 @@ def _digest_of(target: LoadedTarget, options: EngineOptions) -> str:
 def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: int, costs_from: str) -> Ready:
     """Return what a worker says of itself once its target is loaded."""
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
-    places = list_places(chosen)
+    parts = [(part.adapter.name, part.device, part.device_name) for part in target.parts]
+    places = parts or [(chosen.adapter, caps.device, device_name(chosen.adapter, caps.device))]
     return Ready(
         model=target.name,
         vocabulary_size=spec.vocabulary_size,
         vocabulary_fingerprint=spec.vocabulary_fingerprint,
         context_tokens=caps.max_context_tokens,
-        adapter="+".join(dict.fromkeys(adapter for adapter, _ in places)),
-        device="+".join(device for _, device in places) if chosen.shards else caps.device,
-        device_name=", ".join(dict.fromkeys(device_name(adapter, device) for adapter, device in places)),
+        adapter="+".join(dict.fromkeys(adapter for adapter, _, _ in places)),
+        device="+".join(device for _, device, _ in places),
+        device_name=", ".join(dict.fromkeys(name for _, _, name in places)),
         weights=caps.weights,
         activations=caps.activations.value,
         kv_cache=caps.kv_cache.value,
@@ -209,5 +211,7 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         host=host_id(),
         shards=list(target.shards),
         split=target.split,
+        part_pids=[part.pid for part in target.parts if part.pid],
+        part_planned_bytes=list_planned_parts(target.model),
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from adapters.artefact import NOTES
-from adapters.contract import Adapter, FixedShapes, Footprint, LoadOptions
+from adapters.contract import Adapter, FixedShapes, Footprint, LayerRange, LoadOptions
 from adapters.decoder.source import open_source
 from adapters.decoder.spec import Grouped
 from adapters.model_source import ModelSource
@@ -17,9 +17,15 @@ from policies.models.quantization import AS_FILE, PrecisionChoice
 
 
 def predict_memory(
-    asked: LoadOptions, adapter: Adapter, file: ModelSource, prepared: Path, choice: PrecisionChoice
+    asked: LoadOptions,
+    adapter: Adapter,
+    file: ModelSource,
+    prepared: Path,
+    choice: PrecisionChoice,
+    layers: LayerRange | None = None,
 ) -> MemoryPlan | None:
-    """Return what this process will hold with the model loaded; None where the runtime's costs are not known.
+    """Return what this process will hold with the model, or some `layers` of it, loaded; None where the runtime's costs
+    are not known.
 
     To be asked before loading: what the process holds already is part of it.
     """
@@ -32,7 +38,11 @@ def predict_memory(
     fixed = Footprint(asked.kv_cache_bytes, 0, 0)
     if isinstance(adapter, FixedShapes):
         fixed = adapter.footprint(prepared, asked)
-    sizes = (spec.vocabulary_size, spec.hidden, spec.mlp, _bytes(prepared))
+    share, vocabulary = 1.0, spec.vocabulary_size
+    if layers is not None:
+        share = spec.count_elements(layers) / spec.matrix_elements
+        vocabulary = spec.vocabulary_size if layers.end == spec.layers else 0  # none but the last has logits
+    sizes = (vocabulary, spec.hidden, spec.mlp, int(_bytes(prepared) * share))
     shape = ModelShape(*sizes, quantized, fixed.graph_weights, fixed.graph_caches)
     return plan_memory(
         device.memory_costs,

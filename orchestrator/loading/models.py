@@ -13,10 +13,12 @@ from adapters import registry
 from adapters.contract import (
     Adapter,
     Exactness,
+    LayerRange,
     LoadedModel,
     LoadOptions,
     ModelRefused,
     OutOfMemory,
+    Precision,
     Unsupported,
 )
 from adapters.decoder.source import open_source
@@ -32,20 +34,21 @@ from device_profiles.numerical_class import MeasuredClasses
 from device_profiles.units import human_bytes
 from orchestrator.loading.devices import (
     class_mark_of,
-    describe_split,
+    device_name,
     effective_device,
     find_device,
     join_marks,
-    list_places,
     threads_on,
 )
 from orchestrator.loading.fallback import Attempt, execute_with_fallback
 from orchestrator.loading.memory import predict_memory
 from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
-from orchestrator.loading.options import EngineOptions, ModelOptions
-from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, cut_layers
+from orchestrator.loading.options import EngineOptions, ModelOptions, ShardOptions
+from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, check_whole_runtime, cut_layers
 from orchestrator.loading.precision import choose_model_precision
+from orchestrator.loading.split import describe_split, mark_bits
 from orchestrator.planning.digests import digest_simulated_model, parse_simulated_script
+from orchestrator.shards.remote import RemoteRuntime
 from policies.models.quantization import PrecisionChoice
 
 SIMULATED_PREFIX = "simulated:toy"
@@ -63,8 +66,9 @@ def silent(stage: str, fraction: float) -> None:
 class LoadedSource:
     """A loaded model. `source` is where it came from, with the commit for a model of the hub. `tokenizer_dir` is "" for
     the simulated model's built-in tokenizer, and for a draft. `choice` and `plan` are None for the simulated model.
-    `classes`: what was found of the numerical classes, None for a draft that takes the first. `shards`: which layers
-    are where, a line for each range, where several devices hold them. `split`: over what its layers are split."""
+    `classes`: what was found of the numerical classes, None for a draft that takes the first. `parts`: which layers
+    are where, where several devices hold them, and `shards` a line for each of them. `split`: over what its layers are
+    split, "" where they are not."""
 
     model: LoadedModel
     name: str
@@ -75,6 +79,7 @@ class LoadedSource:
     plan: MemoryPlan | None
     classes: MeasuredClasses | None
     shards: tuple[str, ...]
+    parts: tuple[PlacedLayers, ...]
     split: str
 
     @property
@@ -162,7 +167,9 @@ def load_model(
     if plan is not None and rows < asked.max_batch_rows:  # its numerical class has no larger forwards
         plan = replace(plan, workspace=plan.workspace * rows // asked.max_batch_rows)
     shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
-    loaded = LoadedSource(model, found.name, found.source, "", prepared, choice, plan, classes, shards, found.split)
+    parts = adapter.parts if isinstance(adapter, PipelineLoader) else ()
+    told = (prepared, choice, plan, classes, shards, parts, found.split)
+    loaded = LoadedSource(model, found.name, found.source, "", *told)
     if not serves or file is None:
         return loaded
     _refuse_draft(model, found.source)
@@ -194,37 +201,78 @@ def prepare_model(options: ModelOptions, progress: OnProgress) -> PreparedModel:
 
 
 def _prepare_shards(options: ModelOptions, progress: OnProgress) -> PreparedModel:
-    """Prepare a model for each runtime and device that has some of its layers."""
+    """Prepare a model for each runtime and device of this process that has some of its layers; call the workers that
+    have the rest."""
+    endpoints = iter(options.shard_endpoints)
     by_place: dict[tuple[str, str], PreparedModel] = {}
-    parts = []
+    parts: list[PlacedLayers] = []
     for shard in options.shards:
+        if shard.own:
+            parts.append(_place_remote(RemoteRuntime(next(endpoints)), shard))
+            continue
         place = (shard.adapter, shard.device)
         if place not in by_place:
-            whole = msgspec.structs.replace(options, adapter=shard.adapter, device=shard.device, shards=[])
-            by_place[place] = _prepare_whole(whole, progress, part=True)
-        parts.append(by_place[place])
-    first = parts[0]
-    ranges = cut_layers([shard.layers for shard in options.shards], _count_layers(options, first.file), first.name)
-    placed = [
-        PlacedLayers(
-            one.adapter,
-            effective_device(shard.adapter, shard.device),
-            shard.threads,
-            layers,
-            one.prepared,
-            one.choice.activations if one.choice else None,
-            one.choice.kv_cache if one.choice else None,
-        )
-        for shard, one, layers in zip(options.shards, parts, ranges, strict=True)
-        if not isinstance(one.adapter, PipelineLoader)
-    ]
-    return replace(first, adapter=PipelineLoader(placed))
+            mine = msgspec.structs.replace(options, adapter=shard.adapter, device=shard.device, shards=[])
+            by_place[place] = prepare_part(mine, progress)
+        parts.append(_place_local(by_place[place], shard, options.threads))
+    base = next(iter(by_place.values()), None) or _find_source(options, progress)
+    counts = [shard.layers for shard in options.shards]
+    ranges = cut_layers(counts, count_layers(options, base.file), base.name)
+    placed = [replace(part, layers=layers) for part, layers in zip(parts, ranges, strict=True)]
+    return replace(base, adapter=PipelineLoader(placed))
 
 
-def _count_layers(options: ModelOptions, file: ModelSource | None) -> int:
+def _place_local(found: PreparedModel, shard: ShardOptions, threads: int) -> PlacedLayers:
+    """Return layers of this process, which are not known yet."""
+    adapter = check_whole_runtime(found.adapter)
+    device = effective_device(shard.adapter, shard.device)
+    there = find_device(shard.adapter, shard.device)
+    return PlacedLayers(
+        *(adapter, device, shard.threads, LayerRange(0, 0), found.prepared),
+        activations=found.choice.activations if found.choice else None,
+        kv_cache=found.choice.kv_cache if found.choice else None,
+        device_name=device_name(shard.adapter, device),
+        mark=f"{class_mark_of(there)}/{threads_on(there, shard.threads or threads)}",
+    )
+
+
+def _place_remote(runtime: RemoteRuntime, shard: ShardOptions) -> PlacedLayers:
+    """Return layers of another process, which are not known yet."""
+    said = runtime.description
+    return PlacedLayers(
+        *(runtime, said.device, shard.threads, LayerRange(0, 0), Path(said.weights)),
+        activations=Precision(said.activations) if said.activations else None,
+        kv_cache=Precision(said.kv_cache) if said.kv_cache else None,
+        device_name=said.device_name,
+        mark=said.mark,
+        where=said.where,
+        pid=said.pid,
+    )
+
+
+def _find_source(options: ModelOptions, progress: OnProgress) -> PreparedModel:
+    """Return a model whose layers are all in other processes: its files, with the tokenizer alone prepared."""
+    first = options.shards[0]
+    if options.source.startswith(SIMULATED_PREFIX):
+        mine = msgspec.structs.replace(options, adapter=first.adapter, device=first.device, shards=[])
+        return prepare_part(mine, progress)
+    store = ModelStore(Path(options.store))
+    file = store.whole(resolve(options.source, Path(options.base), progress), progress)
+    prepared = Path(prepare_tokenizer_of(options, file, progress))
+    adapter = registry.get_for(first.adapter, first.device, options.static)
+    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, None)
+
+
+def count_layers(options: ModelOptions, file: ModelSource | None) -> int:
+    """Return how many layers a model has. Raises ModelRefused."""
     if file is None:
         return Script.parse(parse_simulated_script(options.source)).layers
     return open_source(file.path).spec.layers
+
+
+def prepare_part(options: ModelOptions, progress: OnProgress) -> PreparedModel:
+    """Prepare (once) a model of which this process is to hold some layers. Raises what adapters raise."""
+    return _prepare_whole(options, progress, part=True)
 
 
 def _prepare_whole(options: ModelOptions, progress: OnProgress, *, part: bool = False) -> PreparedModel:
@@ -251,12 +299,12 @@ def _question(
     file: ModelSource | None,
 ) -> ClassQuestion:
     try:
-        devices = [find_device(*place) for place in list_places(options)]
-        parts = adapter.shards if isinstance(adapter, PipelineLoader) else ()
-        if options.tensor_parallel > 1:  # sums of parts have bits of their own, whatever device each is on
-            parts = (f"tensor parallel {options.tensor_parallel}",)
-        mark = join_marks([*map(class_mark_of, devices), *parts])
-        threads = threads_on(devices[0], options.threads)
+        if isinstance(adapter, PipelineLoader):
+            mark = join_marks([*(part.mark for part in adapter.parts), *adapter.shards])
+            threads = options.threads
+        else:
+            device = find_device(options.adapter, options.device)
+            mark, threads = mark_bits(device, options), threads_on(device, options.threads)
     except Unsupported:  # a name that the runtime takes and does not list
         mark, threads = "", options.threads
     return ClassQuestion(

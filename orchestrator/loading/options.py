@@ -18,6 +18,7 @@ from orchestrator.config.slo import SloSection
 from orchestrator.config.source_text import Place, format_place
 from orchestrator.config.speculation import Speculation
 from orchestrator.config.target import Placement, Target
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.contract import WorkerSpec
 from policies.sampling import ToleranceGoal
 from policies.serving.draft_pool import PoolSize
@@ -27,24 +28,30 @@ from policies.speculation.state import COLD_DEPTH
 
 ENGINE_ENTRY = "orchestrator.loading.engine:build_engine"
 DRAFT_ENTRY = "orchestrator.loading.draft_worker:build_draft_engine"
+SHARD_ENTRY = "orchestrator.loading.shard_worker:build_shard_engine"
 
 CANARY_PREFIX = "canary-"
 """What the names of the canary's own drafters begin with."""
 
 
 class ShardOptions(msgspec.Struct, frozen=True):
-    """So many consecutive layers of a model, and where they run. `threads` 0: as many as the model would have."""
+    """So many consecutive layers of a model, and where they run. `threads` 0: as many as the model would have. `own`:
+    in a process of their own, on `host` ("": any), on these `cores` (none: all)."""
 
     adapter: str
     device: str
     layers: int
     threads: int = 0
+    own: bool = False
+    host: str = ""
+    cores: list[int] = []
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
     """One model and how to load it. `base` is the directory that a relative `source` starts from, `store` the one
     that keeps prepared models. `shards`: its layers in order, where several devices hold them; else it is whole.
-    `tensor_parallel`: over how many ranks each of its layers is split."""
+    `tensor_parallel`: over how many ranks each of its layers is split.
+    `shard_endpoints`: where those are called that have processes of their own, in their order."""
 
     source: str
     base: str
@@ -62,6 +69,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     static: StaticShapes = StaticShapes()
     shards: list[ShardOptions] = []
     tensor_parallel: int = 1
+    shard_endpoints: list[LinkEndpoint] = []
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):
@@ -92,6 +100,16 @@ class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="mo
     prefill_ms: float
     remote: RemoteOptions | None = None
     translate: bool = False
+
+
+class ShardWorkerOptions(msgspec.Struct, frozen=True):
+    """A worker for some layers of a target: `model` is all of it, as that process has it. `across_hosts`: other
+    machines may have to reach it. `start`: another one with every start, so that no later daemon adopts it without its
+    target."""
+
+    model: ModelOptions
+    across_hosts: bool
+    start: str = ""
 
 
 class DraftWorkerOptions(msgspec.Struct, frozen=True):
@@ -181,7 +199,13 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             static=_static(config.model),
             shards=[
                 ShardOptions(
-                    one.adapter or config.model.adapter, one.device or config.model.device, one.layers, one.threads
+                    one.adapter or config.model.adapter,
+                    one.device or config.model.device,
+                    one.layers,
+                    one.threads or len(one.cores),
+                    own=one.in_own_process,
+                    host=one.host,
+                    cores=one.cores,
                 )
                 for one in config.model.shards
             ],
@@ -266,7 +290,37 @@ def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, place
         cores=list(cores),
         device=options.model.device,
         reserved_cpus=_count_reserved_cpus(config, threads),
+        parts=_shard_specs(name, placed.model, config),
+        endpoints_at=["model", "shard_endpoints"],
     )
+
+
+def _shard_specs(target: str, model: ModelOptions, config: ClusterConfig) -> list[WorkerSpec]:
+    """Return how the workers for layers of one replica are started: those that have processes of their own."""
+    found = []
+    for number, shard in enumerate(model.shards):
+        if shard.own:
+            threads = shard.threads or model.threads
+            its = msgspec.structs.replace(
+                model, adapter=shard.adapter, device=shard.device, threads=threads, shards=[], static=StaticShapes()
+            )
+            found.append(
+                WorkerSpec(
+                    name=f"{target}-shard-{number}",
+                    entry=SHARD_ENTRY,
+                    options=msgspec.to_builtins(ShardWorkerOptions(its, _is_across_hosts(config))),
+                    node=shard.host,
+                    cores=shard.cores,
+                    device=shard.device,
+                    reserved_cpus=_count_reserved_cpus(config, threads),
+                )
+            )
+    return found
+
+
+def _is_across_hosts(config: ClusterConfig) -> bool:
+    """Return whether workers may have to reach each other from other machines."""
+    return config.cluster.on_ray and bool(config.cluster.address)
 
 
 def _count_reserved_cpus(config: ClusterConfig, threads: int) -> float:
@@ -279,7 +333,7 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
     """Return how the draft workers are started: one for each draft that has a process of its own. One with a pool has
     slots for the sequences of all replicas: any number of them may be its own."""
     shares = dict.fromkeys(list_draft_pools(config), config.model.most_replicas)
-    across_hosts = config.cluster.on_ray and bool(config.cluster.address)
+    across_hosts = _is_across_hosts(config)
     return [
         WorkerSpec(
             name=draft.name,

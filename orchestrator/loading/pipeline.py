@@ -7,12 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import Protocol
 
 from adapters.contract import (
     Adapter,
+    CountedShard,
     LayerRange,
     LoadedModel,
-    LoadedShard,
     LoadOptions,
     ModelRefused,
     NumericalClass,
@@ -22,20 +23,38 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.pipeline import PipelineModel
+from orchestrator.shards.remote import RemoteShard
+
+
+class LayerRuntime(Protocol):
+    """A runtime in this process or another one; what loads ranges of layers is a ShardingAdapter too."""
+
+    @property
+    def name(self) -> str: ...
+
+    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        """See adapters.contract.ModelLoader.classes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedLayers:
     """A range of a prepared model's layers, and where it runs. `threads` 0: as many as the model would have.
-    `activations` and `kv_cache`: the formats that were chosen for it, None where the whole model's options say them."""
+    `activations` and `kv_cache`: the formats that were chosen for it, None where the whole model's options say them.
+    `device_name`: the device's full name; `mark`: what decides bits there; `where`: the host and process that it is
+    in, "" and `pid` 0 where it is this one."""
 
-    adapter: Adapter
+    adapter: LayerRuntime
     device: str
     threads: int
     layers: LayerRange
     prepared: Path
     activations: Precision | None = None
     kv_cache: Precision | None = None
+    device_name: str = ""
+    mark: str = ""
+    where: str = ""
+    pid: int = 0
 
     def __str__(self) -> str:
         return f"{self.layers} on {self.adapter.name} {self.device}"
@@ -63,6 +82,11 @@ class PipelineLoader:
         return "+".join(dict.fromkeys(part.adapter.name for part in self._parts))
 
     @property
+    def parts(self) -> tuple[PlacedLayers, ...]:
+        """Return what is where, in the order of layers."""
+        return self._parts
+
+    @property
     def shards(self) -> tuple[str, ...]:
         """Return which layers are where, a line for each range."""
         return tuple(map(str, self._parts))
@@ -81,12 +105,15 @@ class PipelineLoader:
         """Return which layers of a loaded model are where, in which formats, a line for each range."""
         assert isinstance(model, PipelineModel)  # noqa: S101  # this loads nothing else
         loaded = zip(self._parts, (shard.capabilities for shard in model.shards), strict=True)
-        return tuple(f"{part} in {caps.activations}, KV cache in {caps.kv_cache}" for part, caps in loaded)
+        return tuple(
+            f"{part} in {caps.activations}, KV cache in {caps.kv_cache}{f' ({part.where})' if part.where else ''}"
+            for part, caps in loaded
+        )
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LoadedModel:
         """Load all parts. `prepared` is not read: each part has its own. Raises what adapters raise."""
         with ExitStack() as until_loaded:
-            shards = []
+            shards: list[CountedShard] = []
             for number, part in enumerate(self._parts, 1):
                 progress(f"load shard {number} of {len(self._parts)}: {part}", -1.0)
                 shard = self._load_part(part, options)
@@ -96,7 +123,7 @@ class PipelineLoader:
             until_loaded.pop_all()
         return model
 
-    def _load_part(self, part: PlacedLayers, options: LoadOptions) -> LoadedShard:
+    def _load_part(self, part: PlacedLayers, options: LoadOptions) -> CountedShard:
         if not isinstance(part.adapter, ShardingAdapter):
             raise Unsupported(f"{part.adapter.name} runs whole models only; name another adapter for {part.layers}")
         share = (part.layers.end - part.layers.first) / self._parts[-1].layers.end
@@ -124,6 +151,19 @@ def _place_tier(firsts: Sequence[Sequence[NumericalClass]], wanted: NumericalCla
     """Return which of `count` tiers goes with that of the first runtime's `wanted`: the last one with its last."""
     number = next((index for index, tier in enumerate(firsts) if wanted in tier), 0)
     return count - 1 if 0 < number == len(firsts) - 1 else min(number, count - 1)
+
+
+def list_planned_parts(model: LoadedModel) -> list[int]:
+    """Return what the processes beside this one that have some of a model's layers were announced to hold."""
+    shards = model.shards if isinstance(model, PipelineModel) else ()
+    return [shard.planned_bytes for shard in shards if isinstance(shard, RemoteShard)]
+
+
+def check_whole_runtime(adapter: Adapter | PipelineLoader) -> Adapter:
+    """Return the runtime that one part of a model runs on. Raises Unsupported where it is several."""
+    if isinstance(adapter, PipelineLoader):
+        raise Unsupported("a part of a target cannot be cut into shards itself")
+    return adapter
 
 
 def cut_layers(counts: Sequence[int], layers: int, model: str) -> list[LayerRange]:

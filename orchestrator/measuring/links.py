@@ -15,7 +15,6 @@ from contextlib import suppress
 
 from device_profiles.link import LinkProfile
 from device_profiles.units import MIB, MS_PER_S
-from orchestrator.drafting.endpoint import GREETING_S, EndpointServer, host_id, knock
 from orchestrator.drafting.port import Ask
 from orchestrator.drafting.protocol import (
     VERSION,
@@ -24,12 +23,12 @@ from orchestrator.drafting.protocol import (
     Extend,
     Hello,
     Link,
-    LinkLost,
-    ProtocolError,
     Welcome,
     WireDraft,
 )
-from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, ProtocolError, host_id, knock
+from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Command, EndpointOpened, Event, Failed, Stop
 
 _ROUND_TRIPS = 200
@@ -90,7 +89,7 @@ class EchoEngine:
             link.close()
 
 
-def measure_link(endpoint: DraftEndpoint, left: str, right: str) -> Iterator[LinkProfile]:
+def measure_link(endpoint: LinkEndpoint, left: str, right: str) -> Iterator[LinkProfile]:
     """Connect to an endpoint of `right` and measure the path. Raises LinkLost, ProtocolError."""
     link = Link(knock(endpoint))
     try:

@@ -34,7 +34,7 @@ def apply_plan(
     """Return the configuration that runs the plan's replica of this number. `cores_by_host`: those that workers may use
     there, by physical core; workers that share a host's processor by plan get cores of their own.
 
-    Layer shards of one replica must be on one host (PlanRequest.one_host).
+    Layer shards on the first one's host are in the worker's own process; those on other hosts have one each.
     """
     replica = proposal.plan.replicas[number]
     target = replica.shards[0]
@@ -46,7 +46,7 @@ def apply_plan(
     placed = tuple(draft for draft in drafts if draft is not None)
     placed_target: dict[str, Any] = {"adapter": target.runtime, "device": name_shard_device(proposal, target)}
     if len(replica.shards) > 1:
-        placed_target["shards"] = [_cut(config, proposal, shard) for shard in replica.shards]
+        placed_target["shards"] = [_cut(config, proposal, shard, target.host) for shard in replica.shards]
     if cores.target:
         placed_target["replicas"] = pin_target(config, number, cores.target, target.threads)
     changes: dict[str, Any] = {
@@ -83,13 +83,14 @@ def whole_targets(asked: PlanRequest) -> PlanRequest:
     return replace(asked, placement=placement)
 
 
-def _cut(config: ClusterConfig, proposal: PlanProposal, shard: Shard) -> TargetShard:
-    """Return a shard as cluster.yaml says it."""
+def _cut(config: ClusterConfig, proposal: PlanProposal, shard: Shard, host: str) -> TargetShard:
+    """Return a shard as cluster.yaml says it; `host`: of the worker that has the first one."""
     return TargetShard(
         layers=shard.end_layer - shard.first_layer,
         adapter=shard.runtime,
         device=name_shard_device(proposal, shard),
         threads=0 if config.devices.threads else shard.threads,
+        host=shard.host if shard.host != host else "",
     )
 
 

@@ -51,9 +51,9 @@ class PlanError(OutriderError):
 class PlanRequest:
     """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
     served in another way, which is not planned; `beside`: what is loaded for that. `one_host`: a target in layer shards
-    is on one, as workers run it. `price_per_hour`: of this machine
-    with its devices, 0 where not known. `taken`: what the daemon's other targets take. There are to be
-    `least_replicas`, and at most `replicas`."""
+    is on one, as workers without a cluster run it; `shard_runtimes` alone run shards (empty: all).
+    `price_per_hour`: of this machine with its devices, 0 where not known. `taken`: what the daemon's other targets
+    take. There are to be `least_replicas`, and at most `replicas`."""
 
     target: PlannedModel
     drafts: tuple[DraftCandidate, ...]
@@ -68,6 +68,7 @@ class PlanRequest:
     least_replicas: int = 1
     taken: tuple[TakenPlace, ...] = ()
     one_host: bool = False
+    shard_runtimes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +302,7 @@ def _settle_plan(cluster: Inventory, asked: PlanRequest, pairs: Sequence[PairAcc
             replicas=asked.replicas,
             least_replicas=asked.least_replicas,
             one_host=asked.one_host,
+            shard_runtimes=asked.shard_runtimes,
         )
         found = plan_placement(cluster, goal)
         chosen = found.replicas[0].depth

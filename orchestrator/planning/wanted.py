@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from adapters.names import OWN_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
@@ -43,6 +42,7 @@ def build_plan_goal(
     replicas: int,
     least_replicas: int = 1,
     one_host: bool = False,
+    shard_runtimes: tuple[str, ...] = (),
 ) -> PlanGoal:
     """Return it as the planner takes it."""
     weights = placement.score_weights.model_dump()
@@ -65,7 +65,7 @@ def build_plan_goal(
             zones=placement.zones,
             sharding=placement.sharding,
             one_host=one_host,
-            shard_runtimes=OWN_ADAPTERS if one_host else (),
+            shard_runtimes=shard_runtimes,
             max_replicas=replicas,
             min_replicas=least_replicas,
             standby=placement.standby,

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from adapters.contract import DeviceLost
-from orchestrator.drafting.protocol import LinkLost, ProtocolError
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import LinkLost, ProtocolError
 from orchestrator.measuring.engine import Found, MeasuringEngine
 from orchestrator.measuring.links import EchoEngine, measure_link
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.draft_messages import DraftEndpoint
 from orchestrator.workers.host import NODE_ADDRESS
 
 THIS_HOST = "this host"
@@ -24,7 +24,7 @@ THIS_HOST = "this host"
 class ProbeOptions(msgspec.Struct, frozen=True):
     """An endpoint, and the names of both ends."""
 
-    door: DraftEndpoint
+    door: LinkEndpoint
     left: str
     right: str
 
@@ -40,7 +40,7 @@ def echo_spec(node: str, *, across: bool) -> WorkerSpec:
     return WorkerSpec(name=f"echo {name_of(node)}", entry=entry, options={"across": across}, node=node, cpus=0.0)
 
 
-def probe_spec(door: DraftEndpoint, left: str, right: str) -> WorkerSpec:
+def probe_spec(door: LinkEndpoint, left: str, right: str) -> WorkerSpec:
     """Return the worker that measures, on `left`."""
     options = msgspec.to_builtins(ProbeOptions(door, name_of(left), name_of(right)), builtin_types=(bytes,))
     entry = "orchestrator.profiling.link_work:build_probe"

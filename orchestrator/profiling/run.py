@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import msgspec
 
 from orchestrator.errors import WorkerLost
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.measuring.engine import KINDS, Found
 from orchestrator.workers.contract import Cluster, Worker, WorkerSpec
-from orchestrator.workers.draft_messages import DraftEndpoint
 from orchestrator.workers.messages import EndpointOpened, Event, Failed, Finished, MeasuredValue, Progress, Stop
 
 _GRACE_S = 2.0
@@ -45,7 +45,7 @@ async def measure_on_cluster(cluster: Cluster, spec: WorkerSpec, watch: Watch) -
 
 
 async def measure_path(
-    cluster: Cluster, echo: WorkerSpec, probe: Callable[[DraftEndpoint], WorkerSpec], watch: Watch
+    cluster: Cluster, echo: WorkerSpec, probe: Callable[[LinkEndpoint], WorkerSpec], watch: Watch
 ) -> None:
     """Let the worker of `echo` open an endpoint, and that of `probe` connect to it. Raises WorkerError."""
     worker = await cluster.start(echo)

@@ -43,7 +43,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     counts such, that no other tenant of a Ray cluster gets while it runs. `environment` is added to the worker's own.
     `node`: the address of the host that it is to run on, where the cluster has several ("": any; "here": the daemon's).
     `cores`: the CPU cores that it may run on, by their numbers on that host (none: all). `device`: that it computes on,
-    as its runtime names it ("": none is known).
+    as its runtime names it ("": none is known). `parts`: workers that are started before it, and end with it; what they
+    say of their endpoints stands in its options, in their order, at the place `endpoints_at`.
     """
 
     name: str
@@ -55,6 +56,8 @@ class WorkerSpec(msgspec.Struct, frozen=True):
     cores: list[int] = []
     device: str = ""
     reserved_cpus: float = 0.0
+    parts: list[WorkerSpec] = []
+    endpoints_at: list[str] = []
 
 
 class Worker(Protocol):

@@ -6,25 +6,14 @@ from typing import Literal
 
 import msgspec
 
-
-class DraftEndpoint(msgspec.Struct, frozen=True):
-    """Where a draft worker is to be found: `addresses` in the order to try ("unix:@NAME" on its own machine,
-    "tcp:HOST:PORT"), and the key that both sides prove to have. The key is never shown. `certificate` (PEM): the only
-    one to be taken from other machines."""
-
-    addresses: list[str]
-    key: bytes
-    certificate: str = ""
-
-    def __repr__(self) -> str:
-        return f"Door({self.addresses})"
+from orchestrator.links.address import LinkEndpoint
 
 
 class AttachDraft(msgspec.Struct, frozen=True, tag="attach"):
     """The draft worker `name` is ready at this endpoint; one that it had before is gone."""
 
     name: str
-    door: DraftEndpoint
+    door: LinkEndpoint
 
 
 class ChooseDrafters(msgspec.Struct, frozen=True, tag="choose_drafters"):
@@ -111,7 +100,7 @@ class DraftReady(msgspec.Struct, frozen=True, tag="draft_ready"):
     what all processes of its machine say, and those of no other do."""
 
     name: str
-    door: DraftEndpoint
+    door: LinkEndpoint
     drafter: DrafterState
     vocabulary_size: int
     vocabulary_fingerprint: str

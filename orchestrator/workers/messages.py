@@ -12,15 +12,16 @@ from typing import Any, Literal
 import msgspec
 
 from device_profiles.device_load import DeviceLoad
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.draft_messages import (
     AttachDraft,
     ChooseDrafters,
-    DraftEndpoint,
     DrafterState,
     DraftLink,
     DraftLoad,
     DraftReady,
 )
+from orchestrator.workers.shard_messages import ShardReady
 from orchestrator.workers.trace_messages import RoundTrace, TraceContext
 from policies.sampling import Sampling as Sampling
 from policies.sampling.logprobs import TokenScore as TokenScore
@@ -162,7 +163,9 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
     `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`: as in DraftReady.
     `shards`: which layers are where, a line for each range, where several devices hold them; `adapter`, `device` and
-    `device_name` are of all of them then. `split`: over what each layer is split, "" where it is not."""
+    `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some,
+    `part_planned_bytes`: as planned_memory_bytes, of each. `split`: over what each layer is split,
+    "" where it is not."""
 
     model: str
     vocabulary_size: int
@@ -208,6 +211,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     host: str = ""
     shards: list[str] = []
     split: str = ""
+    part_pids: list[int] = []
+    part_planned_bytes: list[int] = []
 
     @property
     def all_drafters(self) -> list[str]:
@@ -435,7 +440,7 @@ class DevicesSampled(msgspec.Struct, frozen=True, tag="devices"):
 class EndpointOpened(msgspec.Struct, frozen=True, tag="opened"):
     """A measuring worker answers at this endpoint."""
 
-    door: DraftEndpoint
+    door: LinkEndpoint
 
 
 class Finished(msgspec.Struct, frozen=True, tag="finished"):
@@ -460,5 +465,6 @@ Event = (
     | HostDescribed
     | DevicesSampled
     | EndpointOpened
+    | ShardReady
     | Finished
 )

@@ -8,6 +8,7 @@ from weakref import WeakSet
 import msgspec
 
 from orchestrator.workers.contract import Cluster, Worker, WorkerSpec
+from orchestrator.workers.group import start_group
 
 _CLOSE_GRACE_S = 5.0
 
@@ -70,10 +71,17 @@ class ClusterShare:
 
     async def start(self, spec: WorkerSpec) -> Worker:
         """See workers.contract.Cluster."""
-        named = msgspec.structs.replace(spec, name=f"{self._prefix}{spec.name}") if self._prefix else spec
-        worker = await self._cluster.start(named)
+        named = self._name(spec)
+        worker = await start_group(self._cluster.start, named) if named.parts else await self._cluster.start(named)
         self._workers.add(worker)
         return worker
+
+    def _name(self, spec: WorkerSpec) -> WorkerSpec:
+        """Return a spec, and its parts', with names of this user's."""
+        if not self._prefix:
+            return spec
+        name, parts = f"{self._prefix}{spec.name}", [self._name(part) for part in spec.parts]
+        return msgspec.structs.replace(spec, name=name, parts=parts)
 
     async def close(self) -> None:
         """See workers.contract.Cluster."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.contract import CapacityError, Segment
+from adapters.contract import BlockRules, CapacityError, Segment
 from adapters.kv_blocks import BlockPool
 from tests.support.loops import toy
 
@@ -22,7 +22,7 @@ def held(pool: BlockPool, slot: int, tokens: int) -> None:
 def test_a_fork_shares_whole_blocks_and_copies_the_rest(tokens, data):
     positions = data.draw(st.integers(1, tokens))
     shared = data.draw(st.integers(0, positions))
-    pool = BlockPool(32, SIZE, 4)
+    pool = BlockPool(BlockRules(32, SIZE, 4))
     held(pool, 0, tokens)
     free = pool.free
     copies = pool.fork(1, 0, positions, shared)
@@ -43,7 +43,7 @@ def test_a_fork_shares_whole_blocks_and_copies_the_rest(tokens, data):
 
 
 def test_without_room_nothing_changes():
-    pool = BlockPool(4, SIZE, 4)
+    pool = BlockPool(BlockRules(4, SIZE, 4))
     held(pool, 0, 3 * SIZE)
     with pytest.raises(CapacityError, match="2 KV blocks are needed and 1 of 4 are free"):
         pool.fork(1, 0, 3 * SIZE, SIZE)

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.support.daemon import running
-from tools.fire_alerts import Stage, ask_daemon, run_case, write_config
+from tools.alert_causes import MAIN, Stage, ask_daemon, play, write_config
 
 HIDDEN = "hook-of-nobody-else"
 
@@ -62,7 +62,7 @@ def receiver() -> Iterator[Receiver]:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver) -> Iterator[Stage]:
     directory = tmp_path_factory.mktemp("alerts")
-    with running(write_config(directory, alerts=f", webhook: '{receiver.url}'")) as daemon:
+    with running(write_config(directory, alerts=f"time_factor: 0.01, webhook: '{receiver.url}'")) as daemon:
         yield Stage(daemon, directory)
 
 
@@ -86,9 +86,9 @@ def test_no_worker_is_an_alert_while_the_model_is_loaded(stage: Stage, receiver:
 
 
 def test_a_killed_worker_an_override_and_a_draft_of_another_model_fire_and_end(stage: Stage, receiver: Receiver):
-    fires = ask_daemon(stage.daemon)
-    for name in ("override", "killed", "acceptance"):
-        run_case(name, stage, fires)
+    fires = ask_daemon(stage)
+    for alert in ("OutriderNotAsConfigured", "OutriderFailover", "OutriderAcceptanceFell"):
+        play(next(one for one in MAIN if alert in one.alerts), stage, fires)
     ended = {"OutriderNotAsConfigured", "OutriderFailover", "OutriderAcceptanceFell", "OutriderAcceptanceLow"}
     assert ended <= set(list_ended(stage))
     until(lambda: all(receiver.list_states(name)[-1:] == ["resolved"] for name in ended))
@@ -108,7 +108,7 @@ def test_the_command_says_what_fires_and_what_to_do(stage: Stage, outrider):
     socket = ("--socket", str(stage.daemon.admin))
     assert outrider("speculation", "off", *socket).returncode == 0
     try:
-        fires = ask_daemon(stage.daemon)
+        fires = ask_daemon(stage)
         until(lambda: fires("OutriderNotAsConfigured"))
         shown = outrider("alerts", *socket)
         assert shown.returncode == 0, shown.stderr

@@ -14,7 +14,8 @@ from orchestrator.api.metrics.vllm_names import ONLY_OURS
 from orchestrator.api.metrics.worker_series import WINDOW_S
 from orchestrator.control.port import DraftView
 from orchestrator.errors import RequestError
-from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftReady, RemoteState
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.workers.draft_messages import DrafterState, DraftReady, RemoteState
 from orchestrator.workers.messages import AcceptanceWarning, Delta, Gauges, RequestStats, RoundReport
 from policies.serving.acceptance_alarm import Cause
 from tests.api.support import READY, HandClock, ScriptedControl, app_over, serving
@@ -78,7 +79,7 @@ def test_warnings_of_low_acceptance_are_told_while_they_stand():
 def test_planned_and_peak_memory_are_told_by_worker_and_device():
     remote = DrafterState("model", "model", device="GPU.0", planned_memory_bytes=300, remote=RemoteState())
     seen = msgspec.structs.replace(remote, remote=RemoteState(peak_rss_bytes=250))
-    ready = DraftReady("model", DraftEndpoint([], b""), remote, 272, "", "auto", 7, 0.1)
+    ready = DraftReady("model", LinkEndpoint([], b""), remote, 272, "", "auto", 7, 0.1)
     control = ScriptedControl(
         ready=msgspec.structs.replace(READY, planned_memory_bytes=900),
         gauges=Gauges(0, 0, 1, 1, 0, 0, 0, 0, drafters=[seen], peak_rss_bytes=800),

@@ -69,6 +69,18 @@ def kill_worker(daemon: Daemon) -> None:
     os.kill(daemon.status()["ready"]["pid"], signal.SIGKILL)
 
 
+def find_batch(output: Path) -> int:
+    """Return the process of `outrider batch` that writes an output, whoever started it."""
+    for found in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = found.read_bytes().decode().split("\0")
+        except OSError:  # it has just ended
+            continue
+        if str(output) in words and "submit" not in words:
+            return int(found.parent.name)
+    raise AssertionError(f"nothing writes {output}")
+
+
 def find_free_port() -> int:
     """Return a port that nobody listens on now."""
     with socket.socket() as tried:

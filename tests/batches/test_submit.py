@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +20,16 @@ from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
 from orchestrator.ray_jobs import JobError, follow, format_entrypoint, submit
 from orchestrator.workers.ray_settings import driver_environment
-from tests.batches.support import count_results, line_of, write_input
-from tests.support.daemon import configuration, running
+from tests.batches.support import (
+    count_results,
+    find_batch,
+    kill_worker,
+    line_of,
+    read_results,
+    wait_until,
+    write_input,
+)
+from tests.support.daemon import Daemon, configuration, running
 
 HAS_JOB_SERVER = all(importlib.util.find_spec(name) for name in ("aiohttp", "aiohttp_cors", "opencensus"))
 
@@ -102,16 +112,28 @@ def test_a_job_server_of_our_own_is_refused_without_a_token_and_where_it_changes
         load_config(config)
 
 
+NEEDS_JOB_SERVER = pytest.mark.skipif(not HAS_JOB_SERVER, reason="Ray's job server needs pip install 'outrider[jobs]'")
+
+
+def configure_jobs(directory: Path, script: str = "") -> Path:
+    """Write a configuration with a Ray of the daemon's own that takes jobs."""
+    config = configuration(directory, script=script, runtime="ray", extra="drafts: []")
+    config.write_text(config.read_text().replace("runtime: ray", "runtime: ray, job_server: true"))
+    return config
+
+
+def find_job_server(daemon: Daemon) -> str:
+    entries = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
+    return str(next(entry["address"] for entry in entries if entry["event"] == "ray takes jobs"))
+
+
 @pytest.mark.ray
-@pytest.mark.skipif(not HAS_JOB_SERVER, reason="Ray's job server needs pip install 'outrider[jobs]'")
+@NEEDS_JOB_SERVER
 def test_a_batch_is_a_job_of_the_daemon_s_own_ray(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 40)
-    config = configuration(tmp_path, runtime="ray", extra="drafts: []")
-    config.write_text(config.read_text().replace("runtime: ray", "runtime: ray, job_server: true"))
     source, output = write_input(tmp_path / "in.jsonl", [line_of(number) for number in range(20)]), tmp_path / "out"
-    with running(config) as daemon:
-        entries = [json.loads(line) for line in daemon.log.read_text().splitlines() if line.startswith("{")]
-        address = next(entry["address"] for entry in entries if entry["event"] == "ray takes jobs")
+    with running(configure_jobs(tmp_path)) as daemon:
+        address = find_job_server(daemon)
         program = [sys.executable, "-m", "orchestrator.cli.main", "submit", "batch", "--address", address]
         files = ["--input", str(source), "--output", str(output)]
 
@@ -128,3 +150,44 @@ def test_a_batch_is_a_job_of_the_daemon_s_own_ray(tmp_path, monkeypatch):
         failed = run("--patience", "0", "--url", "http://127.0.0.1:9/v1", "--output", str(tmp_path / "other"))
         assert failed.returncode == 1
         assert "has not answered" in failed.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@NEEDS_JOB_SERVER
+def test_a_job_whose_process_is_killed_once_and_its_worker_twice_writes_each_line_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 40)
+    lines = [*(line_of(number) for number in range(60)), "this is no JSON"]
+    source, output = write_input(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
+    with running(configure_jobs(tmp_path, "base_ms=10")) as daemon:
+        submit_batch = [sys.executable, "-m", "orchestrator.cli.main", "submit", "batch"]
+        submit_batch += ["--address", find_job_server(daemon), "--url", f"{daemon.url}/v1", "--concurrency", "4"]
+        submit_batch += ["--input", str(source), "--output", str(output)]
+
+        def start(job: str) -> subprocess.Popen[str]:
+            command = [*submit_batch, "--submission-id", job]
+            return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+        first = start("first")
+        wait_until(lambda: count_results(output) >= 8)
+        kill_worker(daemon)
+        wait_until(lambda: count_results(output) >= 20)
+        os.kill(find_batch(output), signal.SIGKILL)
+        told, _ = first.communicate(timeout=120)
+        assert first.returncode == 1, told
+        assert f"{source}:61: is no JSON" in told
+        assert "job first: FAILED" in told
+        kept = count_results(output)
+        assert kept < len(lines), "it was killed before its end"
+        second = start("second")
+        wait_until(lambda: count_results(output) > kept)
+        kill_worker(daemon)
+        told, _ = second.communicate(timeout=240)
+        assert second.returncode == 0, told
+        assert "61 of 61 lines, 1 with an error" in told
+        assert daemon.status()["totals"]["restarts"] == 2
+    results = read_results(output)
+    names = [result["custom_id"] for result in results if result["error"] is None]
+    assert sorted(names) == sorted(f"line-{number}" for number in range(60))
+    (bad,) = [result["error"] for result in results if result["error"] is not None]
+    assert (bad["code"], bad["line"]) == ("invalid_json_line", 61)

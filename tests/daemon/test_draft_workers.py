@@ -166,7 +166,7 @@ def test_a_key_that_would_change_nothing_is_refused(tmp_path: Path, keys, runtim
 def test_replicas_that_share_a_draft_worker_say_what_plain_ones_say_and_who_shares_it(tmp_path: Path, plain, outrider):
     asks = [ASK | {"prompt": f"the sea is {number} " * 6, "seed": number} for number in range(6)]
     expected = [plain.client.completions.create(**ask).choices[0].text for ask in asks]
-    extra = own(overlap="always", workers="{min: 1, max: 2}")
+    extra = own(overlap="always", workers="{min: 1}")  # a busy machine would bring a second one
     with running(configuration(tmp_path, script="base_ms=5", extra=extra, replicas="2")) as daemon:
         names = ["target-0", "target-1"]
         until(lambda: sorted(draft_of(daemon)["connected"]) == names)

@@ -12,6 +12,7 @@ import openai
 import pytest
 
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.waiting import until
 
 WORD = "xyzzy"
 ASK: dict[str, Any] = {"model": "toy", "prompt": f"the word is {WORD}", "max_tokens": 12, "temperature": 0}
@@ -43,6 +44,7 @@ def test_every_line_is_json_and_none_has_a_text(tmp_path, runtime):
         use(daemon)
         os.kill(daemon.status()["ready"]["pid"], signal.SIGABRT)  # Python's faulthandler prints where it was
         daemon.client.completions.create(**ASK, timeout=180)
+        until(lambda: "Aborted" in daemon.log.read_text(encoding="utf-8"))  # Ray brings the last words later
         assert daemon.stop() == 0
     text = daemon.log.read_text(encoding="utf-8")
     entries = [json.loads(line) for line in text.splitlines()]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from adapters.simulated.model import ToyModel
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.endpoint import EndpointServer
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Ask, Draft
 from orchestrator.drafting.protocol import (
@@ -26,13 +25,13 @@ from orchestrator.drafting.protocol import (
     End,
     Extend,
     Link,
-    LinkLost,
     Welcome,
     WireBranch,
     WireDraft,
 )
 from orchestrator.drafting.remote import RemoteDrafter
 from orchestrator.drafting.shared import DraftSession, SharedDrafter
+from orchestrator.links.endpoint import EndpointServer, LinkLost
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling
 from policies.speculation.replay.fixed import FixedDepth

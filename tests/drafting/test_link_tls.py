@@ -10,20 +10,10 @@ from contextlib import ExitStack, contextmanager, suppress
 import msgspec
 import pytest
 
-from orchestrator.drafting.endpoint import GREETING_S, EndpointServer, knock
-from orchestrator.drafting.link_tls import LinkCertificate
-from orchestrator.drafting.protocol import (
-    VERSION,
-    Begin,
-    DraftRequest,
-    DraftResponse,
-    Hello,
-    Link,
-    LinkLost,
-    Update,
-    WireDraft,
-)
-from orchestrator.workers.draft_messages import DraftEndpoint
+from orchestrator.drafting.protocol import VERSION, Begin, DraftRequest, DraftResponse, Hello, Link, Update, WireDraft
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, knock
+from orchestrator.links.tls import LinkCertificate
 from orchestrator.workers.messages import Sampling
 
 HOST = "127.0.0.1"
@@ -31,7 +21,7 @@ KEPT_WORD = "a-key-that-can-be-searched-for"
 MANY = list(range(200_000))
 
 
-def far(endpoint: DraftEndpoint) -> DraftEndpoint:
+def far(endpoint: LinkEndpoint) -> LinkEndpoint:
     """Return the endpoint as another host sees it."""
     return msgspec.structs.replace(endpoint, addresses=endpoint.addresses[1:])
 
@@ -94,7 +84,7 @@ def ask(link: Link, tokens: list[int]) -> DraftResponse:
 
 
 @contextmanager
-def relaying(endpoint: DraftEndpoint) -> Iterator[tuple[DraftEndpoint, bytearray]]:
+def relaying(endpoint: LinkEndpoint) -> Iterator[tuple[LinkEndpoint, bytearray]]:
     """Sit between: yields the endpoint with our own address, and all bytes that came by."""
     target = endpoint.addresses[0].rpartition(":")[2]
     seen = bytearray()

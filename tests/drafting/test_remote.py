@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.endpoint import EndpointServer
 from orchestrator.drafting.port import Ask, Draft
-from orchestrator.drafting.protocol import VERSION, DraftRequest, DraftResponse, Link, LinkLost, Welcome, WireDraft
+from orchestrator.drafting.protocol import VERSION, DraftRequest, DraftResponse, Link, Welcome, WireDraft
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.sparse_rows import SparseRow, pack_proposal
-from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftLink, RemoteState
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import EndpointServer, LinkLost
+from orchestrator.workers.draft_messages import DrafterState, DraftLink, RemoteState
 from orchestrator.workers.messages import Sampling, Submit
 from policies.sampling import DraftDistribution
 from policies.speculation.replay.fixed import FixedDepth
@@ -59,7 +60,7 @@ def until(happened: Callable[[], Any], seconds: float = 10.0) -> None:
 
 
 @contextmanager
-def remote(door: DraftEndpoint | None = None, **limits: float) -> Iterator[tuple[RemoteDrafter, list[DraftLink]]]:
+def remote(door: LinkEndpoint | None = None, **limits: float) -> Iterator[tuple[RemoteDrafter, list[DraftLink]]]:
     """A remote drafter, connected where there is a door, and what it reports."""
     reports: list[DraftLink] = []
     drafter = RemoteDrafter(
@@ -112,7 +113,7 @@ def test_without_a_process_every_round_goes_on_at_once(expected):
 
 
 @contextmanager
-def answering(answer: Callable[[DraftRequest, Link], None], **welcome: Any) -> Iterator[DraftEndpoint]:
+def answering(answer: Callable[[DraftRequest, Link], None], **welcome: Any) -> Iterator[LinkEndpoint]:
     """The other side, played by a thread: `answer` gets each turn that has wishes."""
     door = EndpointServer()
 
@@ -277,7 +278,7 @@ def test_another_vocabulary_is_refused(expected):
 def test_without_the_key_nobody_is_let_in(texts):
     with (
         in_a_thread(KnowingDrafter(texts)) as door,
-        remote(DraftEndpoint(door.addresses, b"guessed")) as (drafter, reports),
+        remote(LinkEndpoint(door.addresses, b"guessed")) as (drafter, reports),
     ):
         until(lambda: reports)
         assert reports[0].state == "lost"
@@ -288,7 +289,7 @@ def test_without_the_key_nobody_is_let_in(texts):
 
 def test_it_is_reached_over_tcp_where_the_unix_socket_is_not(expected, texts):
     with in_a_thread(KnowingDrafter(texts), host="127.0.0.1") as door:
-        far = DraftEndpoint([door.addresses[0] + "x", door.addresses[1]], door.key, door.certificate)
+        far = LinkEndpoint([door.addresses[0] + "x", door.addresses[1]], door.key, door.certificate)
         with remote(far) as (drafter, _):
             out, rounds = decode(loop_over(toy(script="base_ms=3"), drafter, policy=FixedDepth(12)), REQUESTS)
             assert out == expected

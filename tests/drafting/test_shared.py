@@ -12,11 +12,12 @@ from itertools import chain, repeat
 import msgspec
 import pytest
 
-from orchestrator.drafting.endpoint import GREETING_S, host_id, knock
 from orchestrator.drafting.port import Ask
-from orchestrator.drafting.protocol import VERSION, Begin, DraftRequest, Extend, Hello, Link, LinkLost, Update, Welcome
+from orchestrator.drafting.protocol import VERSION, Begin, DraftRequest, Extend, Hello, Link, Update, Welcome
 from orchestrator.drafting.remote import RemoteDrafter
-from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import GREETING_S, LinkLost, host_id, knock
+from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.host import HEADER_BYTES
 from orchestrator.workers.messages import RoundReport, Sampling, Submit
 from policies.speculation.replay.fixed import FixedDepth
@@ -65,7 +66,7 @@ def run_all(targets: Sequence[Target]) -> None:
 
 
 @contextmanager
-def connect_targets(door: DraftEndpoint, count: int) -> Iterator[list[RemoteDrafter]]:
+def connect_targets(door: LinkEndpoint, count: int) -> Iterator[list[RemoteDrafter]]:
     with ExitStack() as stack:
         yield [stack.enter_context(remote(door))[0] for _ in range(count)]
 
@@ -112,7 +113,7 @@ def test_a_target_that_is_gone_in_the_middle_leaves_the_others_as_fast_as_they_w
 
 
 @contextmanager
-def talk(door: DraftEndpoint, name: str = "") -> Iterator[tuple[Link, Welcome]]:
+def talk(door: LinkEndpoint, name: str = "") -> Iterator[tuple[Link, Welcome]]:
     """A target played by hand."""
     link = Link(knock(door))
     try:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.contract import Segment
+from adapters.contract import BlockRules, Segment
 from adapters.kv_blocks import BlockPool
 from orchestrator.engine.batch import ScheduledSequence, most_blocks
 from orchestrator.engine.sequence import SequenceState
@@ -17,7 +17,7 @@ from orchestrator.workers.messages import Submit
     st.lists(st.tuples(st.integers(0, 70), st.integers(1, 70), st.integers(0, 70)), min_size=1, max_size=4),
 )
 def test_parts_never_need_more_blocks_than_is_said(block_tokens, pad_to, even_behind, sequences):
-    pool = BlockPool(1000, block_tokens, len(sequences), pad_to=pad_to, even_behind=even_behind)
+    pool = BlockPool(BlockRules(1000, block_tokens, len(sequences), pad_to=pad_to, even_behind=even_behind))
     parts, batch = [], []
     for slot, (held, known, rolled_back) in enumerate(sequences):
         if held:

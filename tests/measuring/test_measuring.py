@@ -14,15 +14,15 @@ from device_profiles.acceptance import TargetTexts
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.protocol import LinkLost
 from orchestrator.drafting.suffix import SuffixDrafter
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.endpoint import LinkLost
 from orchestrator.measuring.links import EchoEngine, measure_link
 from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay_drafter
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.measuring.rounds import RoundSample, at_pace, fit_rounds
 from orchestrator.measuring.steps import measure_steps
 from orchestrator.profiling.link_work import THIS_HOST, name_of, paths, probe_spec
-from orchestrator.workers.draft_messages import DraftEndpoint
 from orchestrator.workers.messages import EndpointOpened, Event, Failed, Stop
 
 PATTERN = tuple(range(20, 32))
@@ -172,7 +172,7 @@ def test_a_link_is_measured_through_its_door_again_and_again():
     kinds = [address.partition(":")[0] for address in door.addresses]
     assert kinds == ["unix", "tcp"]
     for address in door.addresses:
-        (link,) = measure_link(DraftEndpoint([address], door.key, door.certificate), "here", "there")
+        (link,) = measure_link(LinkEndpoint([address], door.key, door.certificate), "here", "there")
         assert (link.left, link.right, link.source) == ("here", "there", "measured")
         assert 0.001 < link.rtt_ms < 100.0
         assert link.bytes_per_s > 1e6
@@ -194,5 +194,5 @@ def test_every_two_nodes_have_a_path():
     assert paths([""]) == [("", "")]
     assert paths(["a", "b", "c"]) == [("a", "a"), ("b", "b"), ("c", "c"), ("a", "b"), ("a", "c"), ("b", "c")]
     assert name_of("") == THIS_HOST
-    spec = probe_spec(DraftEndpoint(["unix:@x"], b"key"), "a", "b")
+    spec = probe_spec(LinkEndpoint(["unix:@x"], b"key"), "a", "b")
     assert (spec.node, spec.options["left"], spec.options["right"]) == ("a", "a", "b")

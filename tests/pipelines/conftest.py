@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,12 @@ class InShards:
 
 
 def poison_all(model: LoadedModel, slot: int) -> bool:
+    """Poison behind what the shards were told before: their stages tell them later."""
     assert isinstance(model, PipelineModel)
+    for stage in model._stages:
+        told: Future[None] = Future()
+        stage._queue(lambda told=told: told.set_result(None))  # type: ignore[misc]
+        told.result()
     return all(poison(shard, slot) for shard in model.shards)
 
 

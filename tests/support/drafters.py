@@ -15,8 +15,9 @@ from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Recalled
 from orchestrator.drafting.server import DraftEngine, HostedDrafter
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.draft_messages import DraftEndpoint, DrafterState, DraftReady
+from orchestrator.workers.draft_messages import DrafterState, DraftReady
 from orchestrator.workers.messages import Event, Sampling, Stop, Submit
 
 ENTRY = "tests.support.drafters:script_texts"
@@ -141,7 +142,7 @@ def spec(texts: Sequence[Sequence[int]], **options: Any) -> WorkerSpec:
 
 
 @contextmanager
-def in_a_thread(drafter: Any, **fields: Any) -> Iterator[DraftEndpoint]:
+def in_a_thread(drafter: Any, **fields: Any) -> Iterator[LinkEndpoint]:
     """Host a drafter in a thread of this process, over a real socket."""
     engine = DraftEngine(lambda emit: host_drafter(drafter, **fields), SystemClock())
     ready: list[DraftReady] = []

@@ -114,6 +114,7 @@ def test_no_rank_outlives_a_process_that_is_killed_even_while_it_is_stopped() ->
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         other = psutil.Process(int(worker.stdout.readline()))
+        wait_until(lambda: other.num_threads() > 1)  # it is behind its first steps, and watches its link
         other.suspend()
         worker.kill()
     wait_until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)

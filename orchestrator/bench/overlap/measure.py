@@ -25,6 +25,7 @@ from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import Ask
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.errors import OutriderError
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_target, silent
 from orchestrator.loading.options import (
@@ -37,7 +38,6 @@ from orchestrator.loading.options import (
 )
 from orchestrator.loading.vocabularies import remote_pair
 from orchestrator.workers.cores import pin_to_cores
-from orchestrator.workers.draft_messages import DraftEndpoint
 from orchestrator.workers.messages import Sampling, Submit
 from policies.models.vocabulary import Match
 
@@ -79,7 +79,7 @@ class OverlapPair:
 def measure_pair(pair: OverlapPair, texts: Sequence[PromptText], max_tokens: int) -> dict[str, Any]:
     """Return a row of the result. Raises BenchError where something cannot be loaded, AdapterError and ConfigError."""
     with ExitStack() as stack:
-        endpoints: dict[str, DraftEndpoint] = {}
+        endpoints: dict[str, LinkEndpoint] = {}
         for name, overlap in OVERLAP.items():
             _, worker = pair.configure(overlap)
             endpoints[name] = stack.enter_context(start_draft_process(worker, pair.draft_cores)).endpoint
@@ -92,7 +92,7 @@ def measure_pair(pair: OverlapPair, texts: Sequence[PromptText], max_tokens: int
 
 
 def _ask_process(
-    pair: OverlapPair, endpoints: dict[str, DraftEndpoint], texts: Sequence[PromptText], max_tokens: int
+    pair: OverlapPair, endpoints: dict[str, LinkEndpoint], texts: Sequence[PromptText], max_tokens: int
 ) -> dict[str, Any]:
     """Measure in a process of its own, which may have other cores than this one."""
     context = multiprocessing.get_context("spawn")
@@ -114,7 +114,7 @@ def _ask_process(
 
 def _measure(
     pair: OverlapPair,
-    endpoints: dict[str, DraftEndpoint],
+    endpoints: dict[str, LinkEndpoint],
     texts: Sequence[PromptText],
     max_tokens: int,
     told: Connection[Any, Any],
@@ -131,7 +131,7 @@ def _measure(
 def _measure_ways(
     target: LoadedTarget,
     options: EngineOptions,
-    endpoints: dict[str, DraftEndpoint],
+    endpoints: dict[str, LinkEndpoint],
     texts: Sequence[PromptText],
     max_tokens: int,
 ) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _measure_ways(
     return _describe(ways, waited_ms, pass_ms, hits)
 
 
-def _connect(target: LoadedTarget, options: EngineOptions, endpoint: DraftEndpoint) -> RemoteDrafter:
+def _connect(target: LoadedTarget, options: EngineOptions, endpoint: LinkEndpoint) -> RemoteDrafter:
     draft = next(one for one in options.drafters if isinstance(one, ModelDraftOptions))
     remote = draft.remote or RemoteOptions("", "auto", 100.0, 20.0)
     compared = remote_pair(draft, options.model, target)

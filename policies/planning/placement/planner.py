@@ -148,19 +148,26 @@ def _same(one: ScoredCandidate, left: Usable, wanted: PlanGoal) -> frozenset[str
     )
 
 
-def _best_on_one_host(ground: SearchSpace) -> ScoredCandidate | None:
-    """Return the best way to run the target in shards on devices of one host, None where there is none."""
-    best: ScoredCandidate | None = None
-    devices, able = ground.left.target_devices, ground.wanted.constraints.shard_runtimes
+def _best_cut(ground: SearchSpace) -> ScoredCandidate | None:
+    """Return the best way to run the target in shards by runtimes that can, None where there is none."""
+    able = ground.wanted.constraints.shard_runtimes
     targets = {
         profile: tuple(one for one in options if not able or one.runtime in able)
         for profile, options in ground.left.targets.items()
     }
+    ground = replace(ground, left=replace(ground.left, targets=targets))
+    return _best_on_one_host(ground) if ground.wanted.constraints.one_host else best_sharded(ground)
+
+
+def _best_on_one_host(ground: SearchSpace) -> ScoredCandidate | None:
+    """Return the best of those whose devices are on one host, None where there is none."""
+    best: ScoredCandidate | None = None
+    devices = ground.left.target_devices
     for host in sorted({one.host for one in devices}):
         mine = tuple(one for one in devices if one.host == host)
         if len(mine) < 2:
             continue
-        found = best_sharded(replace(ground, left=replace(ground.left, target_devices=mine, targets=targets)))
+        found = best_sharded(replace(ground, left=replace(ground.left, target_devices=mine)))
         if found is not None and (best is None or found.beats(best)):
             best = found
     return best
@@ -174,7 +181,7 @@ def _one(ground: SearchSpace, looked: SearchResult) -> tuple[ScoredCandidate | N
         return whole, []
     if whole is not None and limits.sharding == "when_needed":
         return whole, []
-    cut = _best_on_one_host(ground) if limits.one_host else best_sharded(ground)
+    cut = _best_cut(ground)
     if whole is None or cut is None:
         return whole or cut, []
     aim = (ground.wanted.objective, ground.wanted.currency)

@@ -1,7 +1,7 @@
-"""How a target's worker and a draft worker find each other: an address, and a key that both prove to have.
+"""How two workers find each other: an address, and a key that both prove to have.
 
-The key is new with every start of a draft worker and travels by way of the daemon. On one machine the proof is the
-challenge of `multiprocessing.connection`; between machines the link is encrypted first (drafting.link_tls).
+The key is new with every start of the worker that listens and travels by way of the daemon. On one machine the proof is
+the challenge of `multiprocessing.connection`; between machines the link is encrypted first (links.tls).
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 from pathlib import Path
 from typing import Any
 
-from orchestrator.drafting.link_tls import LinkCertificate, encrypt_link
-from orchestrator.drafting.protocol import LinkLost
-from orchestrator.workers.draft_messages import DraftEndpoint
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.links.tls import LinkCertificate, encrypt_link
 
 GREETING_S = 5.0
 """The longest wait for one step of the greeting."""
@@ -27,6 +26,14 @@ GREETING_S = 5.0
 _KEY_BYTES = 32
 _BACKLOG = 8
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class LinkLost(Exception):
+    """The other side is gone."""
+
+
+class ProtocolError(Exception):
+    """The other side sent what makes no sense."""
 
 
 def host_id() -> str:
@@ -37,10 +44,10 @@ def host_id() -> str:
 
 
 class EndpointServer:
-    """A draft worker's side: listens on an abstract Unix socket, and on `host` too where one is given."""
+    """The side of whoever is found: listens on an abstract Unix socket, and on `host` too where one is given."""
 
     def __init__(self, host: str = "") -> None:
-        name = f"outrider-draft-{os.getpid()}-{secrets.token_hex(8)}"
+        name = f"outrider-link-{os.getpid()}-{secrets.token_hex(8)}"
         self.listening = [_listening(socket.AF_UNIX, f"\0{name}")]
         addresses = [f"unix:@{name}"]
         self._certificate: LinkCertificate | None = None
@@ -54,7 +61,7 @@ class EndpointServer:
             addresses.append(f"tcp:{host}:{self.listening[-1].getsockname()[1]}")
             self._certificate = LinkCertificate()
         pem = "" if self._certificate is None else self._certificate.pem
-        self.endpoint = DraftEndpoint(addresses, secrets.token_bytes(_KEY_BYTES), pem)
+        self.endpoint = LinkEndpoint(addresses, secrets.token_bytes(_KEY_BYTES), pem)
 
     def admit(self, listening: socket.socket) -> socket.socket | None:
         """Accept whoever knocks there; None where it has no key. Waits GREETING_S a step at most."""
@@ -86,7 +93,7 @@ class EndpointServer:
             listening.close()
 
 
-def knock(endpoint: DraftEndpoint) -> socket.socket:
+def knock(endpoint: LinkEndpoint) -> socket.socket:
     """Return a connected socket to the endpoint. Raises LinkLost, with what each address gave."""
     problems = []
     for address in endpoint.addresses:
@@ -103,7 +110,7 @@ def knock(endpoint: DraftEndpoint) -> socket.socket:
     raise LinkLost("; ".join(problems))
 
 
-def _greet_endpoint(connected: socket.socket, endpoint: DraftEndpoint) -> socket.socket:
+def _greet_endpoint(connected: socket.socket, endpoint: LinkEndpoint) -> socket.socket:
     if connected.family != socket.AF_UNIX:
         return encrypt_link(connected, endpoint.certificate, endpoint.key)
     with _greeting(connected) as connection:

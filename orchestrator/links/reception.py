@@ -1,6 +1,6 @@
-"""Lets in whoever has a draft worker's key, each in a thread of its own: strangers hold up nobody, and nobody's drafts.
+"""Lets in whoever has a worker's key, each in a thread of its own: strangers hold up nobody, and nobody's work.
 
-What is let in has said `Hello` already. Who takes longer over that than GREETING_S is hung up on. Where too many knock,
+What is let in has been greeted already. Who takes longer over that than GREETING_S is hung up on. Where too many knock,
 so is the one that has been at it for longest.
 """
 
@@ -12,22 +12,35 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Generic, Protocol, TypeVar
 
 from device_profiles.units import MS_PER_S
-from orchestrator.drafting.bell import Bell
-from orchestrator.drafting.endpoint import GREETING_S, EndpointServer
-from orchestrator.drafting.protocol import Hello, Link, LinkLost, ProtocolError
+from orchestrator.links.bell import Bell
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, ProtocolError
 
 _MOST_KNOCKING = 32
 
-Arrived = Callable[[Link, Hello], None]
+
+class Guest(Protocol):
+    """A connection that is let in."""
+
+    def close(self) -> None:
+        """Hang up. Idempotent."""
+        ...
 
 
-class Reception:
-    """`arrived` is called, from any thread, with each connection that is let in."""
+GuestT = TypeVar("GuestT", bound=Guest)
 
-    def __init__(self, server: EndpointServer, arrived: Arrived) -> None:
+
+class Reception(Generic[GuestT]):
+    """`meet` makes a guest of whoever has the key, in GREETING_S; it raises LinkLost, ProtocolError or OSError, and has
+    closed the connection then. `arrived` is called, from any thread, with each guest."""
+
+    def __init__(
+        self, server: EndpointServer, meet: Callable[[socket.socket], GuestT], arrived: Callable[[GuestT], None]
+    ) -> None:
         self._server = server
+        self._meet = meet
         self._arrived = arrived
         self._bell = Bell()
         self._closed = False
@@ -77,20 +90,19 @@ class Reception:
                         knocking.shutdown(socket.SHUT_RDWR)
 
     def _greet(self, knocking: socket.socket) -> None:
-        link: Link | None = None
+        guest: GuestT | None = None
         try:
             if (admitted := self._server.greet(knocking)) is not None:
-                link = Link(admitted)
-                hello = link.hello(GREETING_S)
+                guest = self._meet(admitted)
                 if self._leave(knocking) and not self._closed:
-                    self._arrived(link, hello)
-                    link = None
+                    self._arrived(guest)
+                    guest = None
         except (LinkLost, ProtocolError, OSError):
             pass  # whoever it was is told by the end of the connection
         finally:
             self._leave(knocking)
-            if link is not None:
-                link.close()
+            if guest is not None:
+                guest.close()
 
     def _leave(self, knocking: socket.socket) -> bool:
         with self._lock:

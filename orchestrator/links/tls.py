@@ -1,7 +1,7 @@
-"""Encrypts the link between a target's worker and a draft worker on another host: TLS 1.3, one certificate a start.
+"""Encrypts a link between workers on two hosts: TLS 1.3, one certificate a start.
 
-A draft worker makes a certificate when it opens an address that other hosts reach. The certificate travels with its
-key, by way of the daemon, and the target's side takes no other one: who sits between sees and changes nothing. The key
+A worker makes a certificate when it opens an address that other hosts reach. The certificate travels with its key, by
+way of the daemon, and the side that connects takes no other one: who sits between sees and changes nothing. The key
 then crosses inside, so it is shown to nobody but the one who made it.
 """
 
@@ -17,7 +17,7 @@ from typing import Final
 
 _TAKEN: Final = b"\1"
 """What says that the key was the right one; a wrong one ends the connection."""
-_NAME: Final = "outrider draft worker"
+_NAME: Final = "outrider worker"
 _BEGINS: Final = datetime(2000, 1, 1, tzinfo=UTC)  # hosts need no common clock: the next start has another one
 _ENDS: Final = datetime(9999, 12, 31, tzinfo=UTC)
 

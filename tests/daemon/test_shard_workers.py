@@ -1,0 +1,116 @@
+"""Layers of a target in processes of their own: what they say, and that one that is killed or hangs costs no token."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator.bench.cluster.hosts import HostsError, make_hosts
+from tests.daemon.test_life import collect
+from tests.daemon.test_shards import LAYERS, list_texts, write_tiny
+from tests.support.daemon import Daemon, configuration, outrider_process, running
+
+ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 300, "extra_body": {"ignore_eos": True}}
+SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7})
+
+
+def write_toy(directory: Path, shards: str, **options: Any) -> Path:
+    path = configuration(directory, script=f"base_ms=8&layers={LAYERS}", **options)
+    path.write_text(path.read_text().replace("name: toy,", f"name: toy, shards: {shards},", 1))
+    return path
+
+
+def test_layers_in_two_processes_say_what_one_says(tmp_path: Path):
+    shards = f", shards: [{{layers: 1, cores: [0]}}, {{layers: {LAYERS - 1}, cores: [0]}}]"
+    with running(write_tiny(tmp_path / "cut", shards)) as daemon:
+        cut = list_texts(daemon)
+        ready = daemon.status()["ready"]
+        assert ready["row_invariant"]
+        assert len(set(ready["part_pids"]) | {ready["pid"]}) == 3
+        for pid, line in zip(ready["part_pids"], ready["shards"], strict=True):
+            assert line.endswith(f"(pid {pid})")
+            assert psutil.Process(pid).cpu_affinity() == [0]
+        assert daemon.stop() == 0
+        assert not any(map(psutil.pid_exists, ready["part_pids"]))
+    with running(write_tiny(tmp_path / "whole")) as daemon:
+        whole, its = list_texts(daemon), daemon.status()["ready"]
+    if its["class_fingerprint"] == ready["class_fingerprint"]:
+        assert cut == whole
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_shard_that_is_killed_or_stopped_costs_a_pause_and_no_token(tmp_path: Path, plain: Daemon, how: int):
+    expected = [plain.client.completions.create(**ASK, **one).choices[0].text for one in SAMPLINGS]
+    with running(write_toy(tmp_path, "[{layers: 1}, {layers: 3, cores: [0]}]")) as daemon:
+        before = daemon.status()["ready"]
+        (part,) = before["part_pids"]
+        texts: list[list[str]] = [[] for _ in SAMPLINGS]
+        readers = []
+        for sampling, pieces in zip(SAMPLINGS, texts, strict=True):
+            started = threading.Event()
+            stream = daemon.client.completions.create(**ASK, **sampling, stream=True)
+            readers.append((threading.Thread(target=collect, args=(stream, pieces, started)), started))
+            readers[-1][0].start()
+        for _, started in readers:
+            assert started.wait(120)
+        os.kill(part, how)
+        for reader, _ in readers:
+            reader.join(240)
+        assert ["".join(pieces) for pieces in texts] == expected
+        daemon.wait_for("totals", restarts=1)
+        after = daemon.status()["ready"]
+        assert after["part_pids"] != before["part_pids"]
+        assert daemon.stop() == 0
+        assert not any(map(psutil.pid_exists, [part, *after["part_pids"]]))
+
+
+@pytest.mark.parametrize(
+    ("shard", "said"),
+    [
+        ("{layers: 3, host: 10.0.0.2}", "model.shards[1].host: goes with Ray"),
+        ("{layers: 2, cores: [0]}", "has 4 layers, and model.shards name 3 (1 + 2)"),
+        ("{layers: 3, cores: [0], device: SIM.7}", "target-shard-1: simulated sees no device 'SIM.7' here"),
+    ],
+)
+def test_shards_in_processes_that_cannot_be_are_refused_with_the_reason(tmp_path: Path, shard: str, said: str):
+    found = outrider_process("serve", "--config", str(write_toy(tmp_path, f"[{{layers: 1}}, {shard}]")))
+    assert found.returncode == 1
+    assert said in found.stderr
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_target_over_two_hosts_says_what_one_says_and_loses_nothing_with_a_host(
+    tmp_path: Path, plain: Daemon, monkeypatch: pytest.MonkeyPatch
+):
+    expected = [plain.client.completions.create(**ASK, **one).choices[0].text for one in SAMPLINGS]
+    try:
+        with make_hosts([(), (), ()]) as hosts:
+            for name, value in hosts.token.items():
+                monkeypatch.setenv(name, value)
+            for number in range(3):
+                hosts.join(number)
+            hosts.run_on(0, lambda: serve_over_hosts(tmp_path, hosts, expected))
+    except HostsError as error:
+        pytest.skip(str(error))
+
+
+def serve_over_hosts(directory: Path, hosts: Any, expected: list[str]) -> None:
+    near, far, _ = (host.address for host in hosts.hosts)
+    config = write_toy(directory, f"[{{layers: 1, host: here}}, {{layers: 3, host: {far}}}]", runtime="ray")
+    config.write_text(config.read_text().replace("runtime: ray", f"address: '{hosts.address}'"))
+    with running(config) as daemon:
+        ready = daemon.status()["ready"]
+        assert [line.rpartition("(")[2].split()[0] for line in ready["shards"]] == [near, far]
+        for sampling, text in zip(SAMPLINGS, expected, strict=True):
+            for how in ({"method": "off"}, {"num_speculative_tokens": 4}):
+                body = {**ASK["extra_body"], "speculative_config": how}
+                asked = {**ASK, **sampling, "extra_body": body}
+                assert daemon.client.completions.create(**asked).choices[0].text == text
