@@ -406,7 +406,8 @@ class StaticShapes:
 class LoadOptions:
     """How to load: `kv_cache_bytes` bounds the KV pool, `threads` 0 leaves the count to the runtime. `numerical_class`:
     one of `Adapter.classes`, None for the first of them. `activations` and `kv_cache`, where they are not None, leave
-    only the classes that have them. `static` is read where shapes are static."""
+    only the classes that have them. `static` is read where shapes are static. `tensor_parallel`: over how many devices,
+    from `device` on, each layer is split (TensorParallelAdapter)."""
 
     device: str = "CPU"
     exactness: Exactness = Exactness.BIT
@@ -418,6 +419,7 @@ class LoadOptions:
     threads: int = 0
     static: StaticShapes = StaticShapes()
     numerical_class: NumericalClass | None = None
+    tensor_parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -494,5 +496,17 @@ class ShardingAdapter(Protocol):
         """Load a range of a prepared model's layers onto a device; its memory holds nothing of other layers.
 
         Raises what `Adapter.load` raises; Unsupported where the range is not in the model.
+        """
+        ...
+
+
+@runtime_checkable
+class TensorParallelAdapter(Protocol):
+    """An adapter that splits each layer of a model over several devices or processes (LoadOptions.tensor_parallel)."""
+
+    def list_rank_places(self, options: LoadOptions) -> Sequence[str]:
+        """Return where each part of a model runs that `load` loads with these options, in words, as "CPU, 1 thread".
+
+        Raises Unsupported where there are fewer devices, AdapterUnavailable.
         """
         ...

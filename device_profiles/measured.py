@@ -11,6 +11,9 @@ from device_profiles.curve_fit import StepSample
 from device_profiles.profile import Precision
 from device_profiles.units import GIB
 
+SPLIT = "tensor_parallel "
+"""In `MeasuredModel.formats`, before the number of ranks: each layer was split over so many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:

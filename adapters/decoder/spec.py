@@ -80,6 +80,11 @@ class DecoderSpec:
         return LayerRange(0, self.layers)
 
     @property
+    def most_ranks(self) -> int:
+        """How many ranks of tensor parallelism can have a part of each layer: a head, and some of the MLP."""
+        return min(self.heads, self.mlp, self.vocabulary_size, self.outputs)
+
+    @property
     def matrix_elements(self) -> int:
         """How many weights the matrices have together."""
         return self.count_elements(self.all_layers)
@@ -121,6 +126,15 @@ class DecoderSpec:
             "down": (self.hidden, self.mlp),
         }
         return shapes.get(name.rpartition(".")[2], (self.hidden,))
+
+
+def describe_too_many(decoder: DecoderSpec, ranks: int) -> str:
+    """Say why a decoder is not for so many ranks of tensor parallelism, and for how many it is."""
+    most = decoder.most_ranks
+    return (
+        f"{ranks} ranks cannot share a model with {decoder.heads} attention heads and an MLP of {decoder.mlp}; "
+        f"{most} can at most. " + (f"Set tensor_parallel to {most} or less." if most > 1 else "Leave it out.")
+    )
 
 
 @dataclass(frozen=True, slots=True)

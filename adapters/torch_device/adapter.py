@@ -19,16 +19,16 @@ from adapters.contract import (
     Unsupported,
     check_layers,
 )
-from adapters.decoder.spec import DecoderSpec
 from adapters.device_memory import read_host_memory
+from adapters.hardware import cores
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
 from adapters.torch_device.quiet import quieten
+from adapters.torch_device.rank_link import RankPlace
 from device_profiles.measured import DeviceRates
 from device_profiles.profile import FAST, DeviceProfile, WeightsFormat
 
 if TYPE_CHECKING:
     from adapters.torch_device.model import TorchModel
-    from adapters.torch_device.products import Products
 
 INSTALL = "pip install 'outrider[torch]'"
 _QUANTISED = (Precision.INT8, Precision.INT4)
@@ -43,7 +43,8 @@ A thread that spins for long takes the core from the one it waits for, as soon a
 """
 
 
-def _torch() -> Any:
+def import_torch() -> Any:
+    """Import torch as this adapter uses it. Raises AdapterUnavailable."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)  # read once, when torch loads its OpenMP
     try:
@@ -77,7 +78,7 @@ class TorchAdapter:
 
     def devices(self) -> list[DeviceProfile]:
         """List the CPU and the CUDA devices. Raises AdapterUnavailable."""
-        torch = _torch()
+        torch = import_torch()
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         return [self._cpu(torch), *(self._cuda(torch, index) for index in range(count))]
 
@@ -164,13 +165,35 @@ class TorchAdapter:
 
     def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> TorchModel:
         """See the contract."""
-        torch = _torch()
+        import_torch()
         check_layers(layers, read_facts(prepared)["layers"])
-        profile = self._profile(options.device)
-        chosen = options.numerical_class or _classes(profile, options)[0][0]
-        if options.threads and profile.kind == "cpu":
-            torch.set_num_threads(options.threads)
-        return _load(prepared, options, chosen, layers, progress)
+        places = self._list_ranks(options)
+        chosen = options.numerical_class or _classes(self._profile(options.device), options)[0][0]
+        progress("load", 0.0)
+        model = _load(prepared, options, chosen, layers, places)
+        progress("load", 1.0)
+        return model
+
+    def list_rank_places(self, options: LoadOptions) -> Sequence[str]:
+        """See the contract."""
+        return tuple(map(str, self._list_ranks(options)))
+
+    def _list_ranks(self, options: LoadOptions) -> Sequence[RankPlace]:
+        """Return a place for each rank: CUDA devices from the named one on, on the CPU a share of the threads each."""
+        profile, count = self._profile(options.device), options.tensor_parallel
+        if profile.kind == "cpu":
+            threads = options.threads or (cores() if count > 1 else 0)
+            shares = [threads // count + (rank < threads % count) for rank in range(count)]
+            return [RankPlace(profile.name, max(1, share) if threads else 0) for share in shares]
+        first = int(profile.name.partition(":")[2])
+        names = [f"CUDA:{first + rank}" for rank in range(count)]
+        there = {found.name for found in self.devices()}
+        if missing := [name for name in names if name not in there]:
+            raise Unsupported(
+                f"tensor parallelism over {count} ranks takes {', '.join(names)}, and torch does not see "
+                f"{', '.join(missing)} here. Set tensor_parallel to {count - len(missing)}, or name a lower device."
+            )
+        return [RankPlace(name, 0) for name in names]
 
 
 def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
@@ -190,50 +213,28 @@ def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[
 
 
 def _load(
-    prepared: Path, options: LoadOptions, chosen: NumericalClass, layers: LayerRange, progress: Progress
+    prepared: Path, options: LoadOptions, chosen: NumericalClass, layers: LayerRange, places: Sequence[RankPlace]
 ) -> TorchModel:
-    import torch
-
     from adapters.torch_device.failures import classify_torch_failure
-    from adapters.torch_device.model import TorchModel, bytes_per_token, shapes_for
-    from adapters.torch_device.products import Products
+    from adapters.torch_device.model import TorchModel, count_blocks, count_token_bytes
+    from adapters.torch_device.ranks import load_ranks
     from adapters.torch_device.weights import read_decoder
 
     facts = read_facts(prepared)
-    decoder = read_decoder(prepared)
-    device = torch.device(options.device.lower())
-    activations = chosen.activations
-    shapes = shapes_for(device.type, options.exactness, chosen.fixed_width, decoder.heads // decoder.kv_heads)
-    products = Products(device, activations, shapes.product_tile)
-    progress("load", 0.0)
+    own = read_decoder(prepared).keep_layers(layers)
+    spec = model_spec(facts, count_token_bytes(own, chosen.activations, len(places)))
+    blocks = count_blocks(options, spec.bytes_per_token)
     try:
-        network = _network(prepared, decoder, layers, products, activations, device)
-        progress("load", 0.9)
-        model = TorchModel(
-            network,
-            own := decoder.keep_layers(layers),
-            model_spec(facts, bytes_per_token(own, activations)),
-            options,
-            shapes,
-            weights=products.describe_storage(facts["weights"]),
-            numerical_class=chosen,
-            device=device,
-            layers=layers,
-        )
+        memory, runner, part = load_ranks(prepared, options, chosen, layers, blocks, places)
     except (RuntimeError, MemoryError) as error:
         raise classify_torch_failure(error) from error
-    progress("load", 1.0)
-    return model
-
-
-def _network(
-    prepared: Path, decoder: DecoderSpec, layers: LayerRange, products: Products, activations: Precision, device: Any
-) -> Any:
-    from adapters.torch_device import attention
-    from adapters.torch_device.decoder import build
-    from adapters.torch_device.model import DTYPES
-    from adapters.torch_device.weights import read_prepared_tensors
-
-    attention.register()
-    tensors = read_prepared_tensors(prepared, decoder, layers)
-    return build(decoder, layers, tensors, dtype=DTYPES[activations], device=device, make_linear=products.make)
+    return TorchModel(
+        memory,
+        runner,
+        spec,
+        options,
+        part.shapes,
+        weights=part.products.describe_storage(facts["weights"]),
+        numerical_class=chosen,
+        layers=layers,
+    )

@@ -45,6 +45,15 @@ class KvPool:
         first = self._caches[0][0]
         return int(first[0].numel() * first.element_size())
 
+    @property
+    def layout(self) -> str:
+        """Name the caches' shape."""
+        return f"{2 * len(self._caches)}x{'x'.join(map(str, self._caches[0][0].shape[1:]))}"
+
+    def list_page_bytes(self) -> tuple[int, ...]:
+        """Return how long a page of each cache is: keys and values, layer by layer."""
+        return (self.page_bytes,) * (2 * len(self._caches))
+
     def read_blocks(self, cache: int, blocks: Sequence[int]) -> Any:
         """Return the bytes of blocks, on the host: of keys and values, one layer after the other."""
         with torch.inference_mode():

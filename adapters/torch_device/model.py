@@ -7,7 +7,7 @@ not depend on the other rows. `kernel` runs the shapes that come.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from adapters.contract import (
     KvLayout,
     LayerRange,
     LoadOptions,
+    Logits,
     NumericalClass,
     OutOfMemory,
     Precision,
@@ -31,10 +32,9 @@ from adapters.contract import (
 from adapters.decoder.spec import DecoderSpec
 from adapters.kv_blocks import BlockPool
 from adapters.pooled import Bytes, PooledModel
-from adapters.torch_device.attention import KvPool
 from adapters.torch_device.failures import classify_torch_failure
-from adapters.torch_device.plan import Shapes, plan_forward
-from adapters.torch_device.runner import ForwardRunner
+from adapters.torch_device.plan import ForwardPlan, Shapes, plan_forward
+from adapters.torch_device.split import split_decoder
 from device_profiles.profile import Exactness
 from device_profiles.workload import ModelSpec
 
@@ -76,9 +76,43 @@ def _attention_tile(width: int, heads_per_key: int) -> int:
     return 1 << (most.bit_length() - 1)
 
 
-def bytes_per_token(spec: DecoderSpec, activations: Precision) -> int:
-    """Return what the KV cache takes for a position, over all layers."""
-    return int(spec.layers * 2 * spec.kv_heads * spec.head_dim * DTYPES[activations].itemsize)
+def count_token_bytes(spec: DecoderSpec, activations: Precision, ranks: int) -> int:
+    """Return what the KV cache takes for a position, over all layers and ranks. Raises Unsupported where there are more
+    ranks than the model has parts."""
+    kv_heads = sum(len(part.kv_heads) for part in split_decoder(spec, ranks))
+    return int(spec.layers * 2 * kv_heads * spec.head_dim * DTYPES[activations].itemsize)
+
+
+def count_blocks(options: LoadOptions, token_bytes: int) -> int:
+    """Return how many blocks a KV cache has whose positions take so much over all layers."""
+    return max(1, options.kv_cache_bytes // (BLOCK_TOKENS * token_bytes))
+
+
+class KvMemory(Protocol):
+    """See adapters.torch_device.attention.KvPool."""
+
+    @property
+    def layout(self) -> str: ...
+
+    def list_page_bytes(self) -> tuple[int, ...]: ...
+
+    def read_blocks(self, cache: int, blocks: Sequence[int]) -> Any: ...
+
+    def write_blocks(self, cache: int, blocks: Sequence[int], pages: Any) -> None: ...
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None: ...
+
+    def erase(self, blocks: Sequence[int]) -> None: ...
+
+
+class PlanRunner(Protocol):
+    """See adapters.torch_device.runner.ForwardRunner."""
+
+    def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> tuple[Logits | Hidden, float]: ...
+
+    def take_memory_back(self) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 class TorchModel(PooledModel):
@@ -86,48 +120,28 @@ class TorchModel(PooledModel):
 
     def __init__(
         self,
-        network: Any,
-        decoder: DecoderSpec,
+        memory: KvMemory,
+        runner: PlanRunner,
         spec: ModelSpec,
         options: LoadOptions,
         shapes: Shapes,
         *,
         weights: str,
         numerical_class: NumericalClass,
-        device: Any,
         layers: LayerRange,
     ) -> None:
-        """Allocate the KV pool on the device. `network` and `decoder` are of these layers alone, `spec` of the whole
-        model. Raises torch's errors when memory runs out."""
+        """`memory` and `runner` are of these layers alone, `spec` of the whole model."""
         self.layers = layers
-        blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * spec.bytes_per_token))
+        blocks = count_blocks(options, spec.bytes_per_token)
         super().__init__(BlockPool(BlockRules(blocks, BLOCK_TOKENS, options.slots)))
         self._shapes = shapes
-        memory = KvPool(
-            layers=decoder.layers,
-            blocks=blocks,
-            block=BLOCK_TOKENS,
-            kv_heads=decoder.kv_heads,
-            head_dim=decoder.head_dim,
-            dtype=DTYPES[numerical_class.activations],
-            device=device,
-        )
-        self._memory: KvPool | None = memory
-        heads = f"{BLOCK_TOKENS}x{decoder.kv_heads}x{decoder.head_dim}"
+        self._memory: KvMemory | None = memory
         self.kv_layout = KvLayout(
-            f"torch {2 * decoder.layers}x{heads} {DTYPES[numerical_class.activations]}",
+            f"torch {memory.layout} {DTYPES[numerical_class.activations]}",
             page_tokens=BLOCK_TOKENS,
-            page_bytes=(memory.page_bytes,) * (2 * decoder.layers),
+            page_bytes=memory.list_page_bytes(),
         )
-        self._runner: ForwardRunner | None = ForwardRunner(
-            network,
-            memory,
-            block=BLOCK_TOKENS,
-            scratch_block=blocks,
-            windows=decoder.windows,
-            device=device,
-            last=layers.end == spec.layers,
-        )
+        self._runner: PlanRunner | None = runner
         self.spec = spec
         self.capabilities = Capabilities(
             slots=options.slots,
@@ -160,6 +174,9 @@ class TorchModel(PooledModel):
         self._pool.reserve(batch)
         try:
             output, device_ms = self._runner.run(plan_forward(batch, self._pool, self._shapes), hidden)
+        except DeviceLost:
+            self.close()
+            raise
         except (RuntimeError, MemoryError) as error:
             failure = classify_torch_failure(error)
             if isinstance(failure, OutOfMemory) and self._runner.take_memory_back():
@@ -191,4 +208,6 @@ class TorchModel(PooledModel):
 
     def close(self) -> None:
         """See the contract."""
+        if self._runner is not None:
+            self._runner.close()
         self._runner = self._memory = None

@@ -69,6 +69,9 @@ class ForwardRunner:
         torch.cuda.empty_cache()
         return True
 
+    def close(self) -> None:
+        """There is nothing to end: memory goes with this object."""
+
     def _rows(self, plan: ForwardPlan, hidden: Hidden | None) -> Any:
         """Return what `compute` makes of a plan, padding included, on the device."""
         tables = [group.table for group in plan.groups]

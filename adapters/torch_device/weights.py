@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from adapters.contract import LayerRange, ModelRefused
 from adapters.decoder.from_safetensors import tensor_names
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, pack_pairs
+from adapters.torch_device.split import Cut, RankPart
 
 _SPEC_FILE = "decoder.json"
 _REST = "rest"
@@ -113,18 +114,21 @@ def read_decoder(prepared: Path) -> DecoderSpec:
         raise _build_damage_error(prepared / _SPEC_FILE, error) from error
 
 
-def read_prepared_tensors(prepared: Path, spec: DecoderSpec, layers: LayerRange) -> Iterator[tuple[str, Stored]]:
-    """Yield (canonical name, tensor) of a range of layers, part by part; layers are numbered from the range's first on.
-    Raises ModelRefused when a file is gone or damaged."""
+def read_prepared_tensors(
+    prepared: Path, spec: DecoderSpec, layers: LayerRange, part: RankPart | None = None
+) -> Iterator[tuple[str, Stored]]:
+    """Yield (canonical name, tensor) of a range of layers, file by file; layers are numbered from the range's first on.
+    `part`: nothing but a rank's part of each is read. Raises ModelRefused when a file is gone or damaged."""
     from safetensors import SafetensorError, safe_open
 
-    for part, names in _parts(spec, layers).items():
-        path = prepared / f"{part}.safetensors"
+    for stem, names in _parts(spec, layers).items():
+        path = prepared / f"{stem}.safetensors"
         try:
             with safe_open(path, "np") as file:
-                held = [key for key in file.keys() if key.partition(":")[0] in names]  # noqa: SIM118  # it is no mapping
-                stored = {key: file.get_tensor(key) for key in held}
-            found = [(_renumber(name, layers.first), _tensor(name, stored)) for name in names]
+                found = [
+                    (_renumber(name, layers.first), _read_tensor(file, name, part.find_cut(name) if part else None))
+                    for name in names
+                ]
         except (OSError, SafetensorError, KeyError) as error:
             raise _build_damage_error(path, error) from error
         yield from found
@@ -172,6 +176,26 @@ def _pack_tensor(name: str, tensor: Stored) -> dict[str, NDArray[Any]]:
     else:
         values = {f"{name}:values": np.ascontiguousarray(tensor.values)}
     return values | {f"{name}:scales": tensor.scales, f"{name}:zeros": tensor.zeros}
+
+
+def _read_tensor(file: Any, name: str, cut: Cut | None) -> Stored:
+    """Return a tensor, or what is kept of it, of an open file."""
+    held = [key for key in file.keys() if key.partition(":")[0] == name]  # noqa: SIM118  # it is no mapping
+    if cut is None:
+        return _tensor(name, {key: file.get_tensor(key) for key in held})
+    rows = slice(cut.rows.start, cut.rows.stop)
+    if cut.columns is None:
+        return _tensor(name, {key: file.get_slice(key)[rows] for key in held})
+    widths = {key: file.get_slice(key).get_shape()[1] for key in held}
+    bounds = (cut.columns.start, cut.columns.stop)
+    if any(bound * width % cut.width for bound in bounds for width in widths.values() if width > 1):
+        whole = _tensor(name, {key: file.get_tensor(key) for key in held})
+        return Dense(whole.float32()[rows, slice(*bounds)])  # a group of weights is cut
+    found = {}
+    for key, width in widths.items():  # one column: a scale for a whole row
+        columns = slice(*(bound * width // cut.width for bound in bounds)) if width > 1 else slice(None)
+        found[key] = np.ascontiguousarray(file.get_slice(key)[rows, columns])
+    return _tensor(name, found)
 
 
 def _tensor(name: str, stored: Mapping[str, NDArray[Any]]) -> Stored:

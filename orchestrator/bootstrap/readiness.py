@@ -13,7 +13,7 @@ from orchestrator.config.drafts import ModelDraft, SuffixDraft
 from orchestrator.config.load import admin_socket_path, state_directory, store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place
-from orchestrator.config.target import AUTO, THIS_NODE
+from orchestrator.config.target import AUTO, THIS_NODE, Target
 from orchestrator.errors import ConfigError
 
 
@@ -70,11 +70,13 @@ def _list_devices(config: ClusterConfig) -> Iterator[tuple[Place, str, str, bool
     model = config.model
     hosts = {one.host for one in model.placements}
     if AUTO not in (model.adapter, model.device):
-        yield ("model", "device"), model.adapter, model.device, not elsewhere or THIS_NODE in hosts
+        for device in _list_rank_devices(model):
+            yield ("model", "device"), model.adapter, device, not elsewhere or THIS_NODE in hosts
     for index, further in enumerate(config.models):
         if AUTO not in (further.adapter, further.device):
             mine = {one.host for one in further.placements}
-            yield ("models", index, "device"), further.adapter, further.device, not elsewhere or THIS_NODE in mine
+            for device in _list_rank_devices(further):
+                yield ("models", index, "device"), further.adapter, device, not elsewhere or THIS_NODE in mine
     further_drafts: list[tuple[Place, SuffixDraft | ModelDraft]] = [
         (("models", index, "drafts", at), draft)
         for index, further in enumerate(config.models)
@@ -89,6 +91,15 @@ def _list_devices(config: ClusterConfig) -> Iterator[tuple[Place, str, str, bool
         if AUTO not in (adapter, device):
             here = not elsewhere or standby.host == THIS_NODE
             yield ("failover", "standby", index, "device"), adapter, device, here
+
+
+def _list_rank_devices(model: Target) -> list[str]:
+    """Return the model's device, and where its layers are split over several of one name the others behind it."""
+    name, _, number = model.device.partition(":")
+    if model.tensor_parallel == 1 or name.upper() == "CPU" or not (number or "0").isdecimal():
+        return [model.device]
+    first = int(number or 0)
+    return [f"{name}:{first + rank}" for rank in range(model.tensor_parallel)]
 
 
 def _refuse(path: Path, lines: Lines, place: Place, text: str) -> str:

@@ -94,7 +94,7 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     if ready:
         rows += [
             ("device", f"{ready['adapter']} {ready['device']}: {ready['device_name']}"),
-            *(("", one) for one in ready["shards"]),
+            *(("", one) for one in (*ready["shards"], ready["split"]) if one),
             ("drafts", drafts_line(ready)),
         ]
     if totals["acceptance_rate"] is not None:

@@ -28,6 +28,7 @@ from orchestrator.config.shard_checks import ONLY_ON_RAY, check_shards
 from orchestrator.config.socket_place import USUAL_PLACES, choose_socket, find_config_path
 from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
 from orchestrator.config.target import AUTO, Target
+from orchestrator.config.tensor_checks import check_tensor_parallel
 from orchestrator.config.tracing import check_tracing
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
@@ -76,6 +77,7 @@ def check_config(config: ClusterConfig, path: Path, lines: Lines, *, sources: bo
             _check_vocabularies(target, path, lines)
             check_own_placement(target, path, lines)
             check_shards(target, path, lines)
+            check_tensor_parallel(target, path, lines)
         check_access(config.api, path, lines)
         _check_keys(config, path, lines)
         check_tracing(config.tracing, path, lines)

@@ -139,6 +139,10 @@ class Target(StaticShapesSection):
     """The target's layers on several devices, in order, where no device is to hold them all. Empty: on one device, or
     as a plan chooses (`placement.sharding`)."""
 
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """Over how many ranks each layer is split, on one host (`torch_device`). On the CPU ranks share the threads. On
+    CUDA they have one device each, from `device` on (`CUDA` is `CUDA:0`)."""
+
     @property
     def bounds(self) -> ReplicaBounds | None:
         """Return between which numbers of replicas load decides, None where it does not."""

@@ -22,7 +22,7 @@ from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import AttachDraft, ChooseDrafters, DraftLink
 from orchestrator.workers.failures import describe_failure, describe_loading_failure
 from orchestrator.workers.messages import Cancel, Command, Event, Gauges, MoveOut, Ready, Retune, Retuned, Stop, Submit
-from orchestrator.workers.process_memory import peak_rss_bytes
+from orchestrator.workers.process_memory import peak_rss_bytes, sum_family_bytes
 
 COMPILE_TIMEOUT_S = 10.0
 _GAUGES_EVERY_S = 0.25
@@ -175,7 +175,10 @@ class WorkerEngine:
                 emit(self._gauges(loaded))
 
     def _gauges(self, loaded: LoadedEngine) -> Gauges:
-        found = loaded.loop.gauges(self._process.memory_info().rss, peak_rss_bytes())
+        held = (self._process.memory_info().rss, peak_rss_bytes())
+        if loaded.ready.split:  # ranks are processes of their own
+            held = sum_family_bytes(self._process)
+        found = loaded.loop.gauges(*held)
         if loaded.watch is None or not loaded.watch.corrupt:
             return found
         return msgspec.structs.replace(found, corrupt=loaded.watch.corrupt)

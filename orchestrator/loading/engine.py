@@ -249,6 +249,7 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         memory_reduced=list(target.failed),
         host=host_id(),
         shards=list(target.shards),
+        split=target.split,
         part_pids=[part.pid for part in target.parts if part.pid],
         part_planned_bytes=list_planned_parts(target.model),
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],

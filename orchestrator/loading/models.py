@@ -46,6 +46,7 @@ from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.loading.options import EngineOptions, ModelOptions, ShardOptions
 from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, check_whole_runtime, cut_layers
 from orchestrator.loading.precision import choose_model_precision
+from orchestrator.loading.split import describe_split, mark_bits
 from orchestrator.planning.digests import digest_simulated_model, parse_simulated_script
 from orchestrator.shards.remote import RemoteRuntime
 from policies.models.quantization import PrecisionChoice
@@ -66,7 +67,8 @@ class LoadedSource:
     """A loaded model. `source` is where it came from, with the commit for a model of the hub. `tokenizer_dir` is "" for
     the simulated model's built-in tokenizer, and for a draft. `choice` and `plan` are None for the simulated model.
     `classes`: what was found of the numerical classes, None for a draft that takes the first. `parts`: which layers
-    are where, where several devices hold them, and `shards` a line for each of them."""
+    are where, where several devices hold them, and `shards` a line for each of them. `split`: over what its layers are
+    split, "" where they are not."""
 
     model: LoadedModel
     name: str
@@ -78,6 +80,7 @@ class LoadedSource:
     classes: MeasuredClasses | None
     shards: tuple[str, ...]
     parts: tuple[PlacedLayers, ...]
+    split: str
 
     @property
     def row_invariant(self) -> bool:
@@ -150,6 +153,7 @@ def load_model(
         max_batch_rows=options.max_batch_rows,
         threads=options.threads,
         static=options.static,
+        tensor_parallel=options.tensor_parallel,
     )
     if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
         plan = predict_memory(asked, adapter, file, prepared, choice)
@@ -164,7 +168,8 @@ def load_model(
         plan = replace(plan, workspace=plan.workspace * rows // asked.max_batch_rows)
     shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
     parts = adapter.parts if isinstance(adapter, PipelineLoader) else ()
-    loaded = LoadedSource(model, found.name, found.source, "", prepared, choice, plan, classes, shards, parts)
+    told = (prepared, choice, plan, classes, shards, parts, found.split)
+    loaded = LoadedSource(model, found.name, found.source, "", *told)
     if not serves or file is None:
         return loaded
     _refuse_draft(model, found.source)
@@ -182,6 +187,7 @@ class PreparedModel:
     file: ModelSource | None
     prepared: Path
     choice: PrecisionChoice | None
+    split: str = ""
 
 
 def prepare_tokenizer_of(options: ModelOptions, file: ModelSource, progress: OnProgress) -> str:
@@ -273,15 +279,16 @@ def _prepare_whole(options: ModelOptions, progress: OnProgress, *, part: bool = 
     """Prepare a model for one device; `part`: which is to hold a part of it only."""
     adapter = registry.get_for(options.adapter, options.device, options.static)
     check_device(options.adapter, options.device)  # before minutes of converting
+    split = describe_split(options, adapter)
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
         prepared = _write_simulated_source(options, adapter, store.root)
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = store.whole(resolve(options.source, Path(options.base), progress), progress)
-    chosen = choose_model_precision(options, adapter, store, file, whole=not part)
+    chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
     choice = chosen.choice if chosen else None
-    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice)
+    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, split)
 
 
 def _question(
@@ -297,7 +304,7 @@ def _question(
             threads = options.threads
         else:
             device = find_device(options.adapter, options.device)
-            mark, threads = class_mark_of(device), threads_on(device, options.threads)
+            mark, threads = mark_bits(device, options), threads_on(device, options.threads)
     except Unsupported:  # a name that the runtime takes and does not list
         mark, threads = "", options.threads
     return ClassQuestion(

@@ -51,6 +51,7 @@ class ShardOptions(msgspec.Struct, frozen=True):
 class ModelOptions(msgspec.Struct, frozen=True):
     """One model and how to load it. `base` is the directory that a relative `source` starts from, `store` the one
     that keeps prepared models. `shards`: its layers in order, where several devices hold them; else it is whole.
+    `tensor_parallel`: over how many ranks each of its layers is split.
     `shard_endpoints`: where those are called that have processes of their own, in their order."""
 
     source: str
@@ -68,6 +69,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     max_batch_rows: int
     static: StaticShapes = StaticShapes()
     shards: list[ShardOptions] = []
+    tensor_parallel: int = 1
     shard_endpoints: list[LinkEndpoint] = []
 
 
@@ -191,7 +193,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             store=str(store_directory(config)),
             name=config.model.name,
             adapter=config.model.adapter,
-            device=config.model.device,
+            device=_name_first_device(config.model),
             exactness=config.model.exactness.value,
             weights=config.model.weights,
             activations=config.model.activations,
@@ -212,6 +214,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
                 )
                 for one in config.model.shards
             ],
+            tensor_parallel=config.model.tensor_parallel,
         ),
         max_running=config.limits.max_running,
         max_itl_ms=config.limits.max_itl_ms,
@@ -230,6 +233,11 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         objectives=objectives_of(config.slo),
         across_hosts=_is_across_hosts(config),
     )
+
+
+def _name_first_device(model: Target) -> str:
+    """Return the device of rank 0: where layers are split, `CUDA` is all devices of that name from the first one on."""
+    return "CUDA:0" if model.tensor_parallel > 1 and model.device.upper() == "CUDA" else model.device
 
 
 def objectives_of(slo: SloSection) -> Objectives:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from device_profiles.measured import MeasuredModel
+from device_profiles.measured import SPLIT, MeasuredModel
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
 from orchestrator.loading.devices import threads_on
@@ -58,5 +58,6 @@ def find_loaded_digest(loaded: LoadedSource) -> str:
 
 def formats_of(options: ModelOptions) -> str:
     """Return the number formats that were asked for, as in "auto auto auto": what they come to is known when the model
-    is loaded."""
-    return f"{options.weights} {options.activations} {options.kv_cache_precision}"
+    is loaded. Behind them stands over how many ranks its layers are split, where they are."""
+    formats = f"{options.weights} {options.activations} {options.kv_cache_precision}"
+    return f"{formats} {SPLIT}{options.tensor_parallel}" if options.tensor_parallel > 1 else formats

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from device_profiles.cost import StepCost
-from device_profiles.measured import DeviceRates, Hardware, MatmulRate, MeasuredDevice, MeasuredModel
+from device_profiles.measured import SPLIT, DeviceRates, Hardware, MatmulRate, MeasuredDevice, MeasuredModel
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.planning.models import PlannedModel
@@ -129,6 +129,8 @@ def _matches_model(one: MeasuredModel, model: PlannedModel, cores: int) -> bool:
     that is asked for."""
     if (one.model_digest != model.digest) if model.digest else (one.model != model.name):
         return False
+    if SPLIT in one.formats:
+        return False  # a plan puts whole layers on devices
     asked = one.formats.partition(" ")[0]
     return asked in (model.weights or ("auto",)) and (not cores or one.threads <= cores)
 

@@ -177,7 +177,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`: as in DraftReady.
     `shards`: which layers are where, a line for each range, where several devices hold them; `adapter`, `device` and
     `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some,
-    `part_planned_bytes`: as planned_memory_bytes, of each."""
+    `part_planned_bytes`: as planned_memory_bytes, of each. `split`: over what each layer is split,
+    "" where it is not."""
 
     model: str
     vocabulary_size: int
@@ -222,6 +223,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     memory_reduced: list[str] = []
     host: str = ""
     shards: list[str] = []
+    split: str = ""
     part_pids: list[int] = []
     part_planned_bytes: list[int] = []
 

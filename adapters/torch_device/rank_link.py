@@ -1,0 +1,143 @@
+"""What rank 0 and another rank say to each other: pickled values on a socket pair. Both are this very program."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import AdapterError, Hidden, LayerRange, LoadOptions, NumericalClass
+from adapters.torch_device.plan import ForwardPlan
+
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Where a rank runs. `threads` 0: the runtime's own number, or off the processor."""
+
+    device: str
+    threads: int
+
+    def __str__(self) -> str:
+        return f"{self.device}, {self.threads} thread{'s' * (self.threads > 1)}" if self.threads else self.device
+
+
+@dataclass(frozen=True, slots=True)
+class RankJob:
+    """What a rank is to load, and on which device. `meeting`: the file at which all ranks meet."""
+
+    prepared: Path
+    options: LoadOptions
+    numerical_class: NumericalClass
+    layers: LayerRange
+    blocks: int
+    rank: int
+    place: RankPlace
+    meeting: Path
+    patience_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A rank's weights and KV cache are there. `page_bytes`: of a block of its keys or values of one layer."""
+
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Meet the other ranks: all have loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A rank has met all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Compute a forward together with the other ranks."""
+
+    plan: ForwardPlan
+    hidden: Hidden | None
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """See KvPool.copy."""
+
+    sources: Sequence[int]
+    targets: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EraseBlocks:
+    """See KvPool.erase."""
+
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBlocks:
+    """See KvPool.read_blocks; the bytes are the answer."""
+
+    cache: int
+    blocks: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBlocks:
+    """See KvPool.write_blocks."""
+
+    cache: int
+    blocks: Sequence[int]
+    pages: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """What an adapter raises; the rank ends."""
+
+    error: AdapterError
+
+
+class Link:
+    """One end of the socket pair. Raises OSError where the other end is gone, or takes longer than `patience_s`."""
+
+    def __init__(self, own: socket.socket) -> None:
+        self.socket = own
+
+    def set_patience(self, patience_s: float | None) -> None:
+        """How long the other end may take; None: for ever."""
+        self.socket.settimeout(patience_s)
+
+    def send(self, value: Any) -> None:
+        """Send one value. Raises OSError."""
+        packed = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+        self.socket.sendall(len(packed).to_bytes(_LENGTH_BYTES, "little") + packed)
+
+    def receive(self) -> Any:
+        """Wait for one value. Raises OSError; ConnectionError at the end of all."""
+        length = int.from_bytes(self._receive_bytes(_LENGTH_BYTES), "little")
+        return pickle.loads(self._receive_bytes(length))  # noqa: S301  # nobody else has an end of this pair
+
+    def _receive_bytes(self, count: int) -> bytearray:
+        received = bytearray(count)
+        view = memoryview(received)
+        while view:
+            got = self.socket.recv_into(view)
+            if not got:
+                raise ConnectionError("the other end is closed")
+            view = view[got:]
+        return received
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.socket.close()

@@ -1,0 +1,270 @@
+"""Rank 0's side of tensor parallelism: it starts the other ranks, sends them what it does itself, and finds out which
+one failed.
+
+Rank 0 alone keeps the books (slots, blocks, prefixes): the others get block numbers, in the order of rank 0's calls.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adapters.contract import AdapterError, DeviceLost, Hidden, LayerRange, LoadOptions, Logits, NumericalClass
+from adapters.torch_device.attention import KvPool
+from adapters.torch_device.model import KvMemory, PlanRunner
+from adapters.torch_device.parts import LoadedPart, load_part
+from adapters.torch_device.plan import ForwardPlan
+from adapters.torch_device.rank_group import GroupBroken, RankGroup
+from adapters.torch_device.rank_link import (
+    Connect,
+    CopyBlocks,
+    EraseBlocks,
+    Link,
+    Loaded,
+    RankFailed,
+    RankJob,
+    RankPlace,
+    ReadBlocks,
+    RunPlan,
+    WriteBlocks,
+)
+from adapters.torch_device.runner import ForwardRunner
+
+PATIENCE_S = 10.0
+"""How long a rank waits for another within a forward. All compute the same at the same time: what one of them lags
+behind is far below a forward."""
+_LAST_WORDS_S = 1.0
+"""How long a failure of a rank may take to be known, once the others notice."""
+
+
+class RankProcess:
+    """Another rank's process, and the link to it."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        ours, theirs = socket.socketpair()
+        self.link = Link(ours)
+        self.ended = threading.Event()
+        started = threading.Event()
+        # The kernel ends a process with the thread that started it: this one stays until the process has ended.
+        thread = threading.Thread(target=self._keep, args=(theirs, started), name=f"rank {rank}", daemon=True)
+        thread.start()
+        started.wait()
+        theirs.close()
+        self.on_end: Callable[[], None] = lambda: None
+
+    def _keep(self, theirs: socket.socket, started: threading.Event) -> None:
+        command = [sys.executable, "-m", "adapters.torch_device.rank", "--fd", str(theirs.fileno())]
+        self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], start_new_session=True)
+        started.set()
+        self.process.wait()
+        self.ended.set()
+        self.on_end()
+
+    def receive(self) -> Any:
+        """Return what the rank sends next. Raises what it failed with, DeviceLost where it is gone."""
+        try:
+            found = self.link.receive()
+        except OSError as error:
+            raise self.describe_end(error) from error
+        if isinstance(found, RankFailed):
+            raise found.error
+        return found
+
+    def describe_end(self, error: OSError) -> DeviceLost:
+        """Return why nothing can be sent or received any more."""
+        if self.ended.wait(_LAST_WORDS_S):
+            code = self.process.returncode
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+            return DeviceLost(f"rank {self.rank} of tensor parallelism (process {self.process.pid}) ended {how}")
+        return DeviceLost(f"rank {self.rank} of tensor parallelism (process {self.process.pid}) is stuck: {error}")
+
+    def end(self) -> None:
+        """End the process, at once. Idempotent."""
+        self.on_end = lambda: None
+        self.link.close()
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.ended.wait()
+
+
+class Ranks:
+    """All ranks but rank 0. One thread calls it."""
+
+    def __init__(self, job: RankJob, places: Sequence[RankPlace]) -> None:
+        """Start a process for each place but the first. `job` is of rank 0. Raises OSError."""
+        self._job, self._places = job, places
+        self.group = RankGroup(0, len(places))
+        self.processes = [RankProcess(rank) for rank in range(1, len(places))]
+        self.page_bytes: list[int] = []
+
+    def start(self) -> None:
+        """Let all load, while rank 0 does. Raises DeviceLost."""
+        for process in self.processes:
+            self._send(process, replace(self._job, rank=process.rank, place=self._places[process.rank]))
+
+    def connect(self, device: Any) -> None:
+        """Wait until all have loaded, and meet them. Raises what failed there."""
+        for process in self.processes:
+            loaded: Loaded = process.receive()
+            self.page_bytes.append(loaded.page_bytes)
+            process.link.set_patience(self._job.patience_s)
+        self.post(Connect())
+        try:
+            self.group.connect(self._job.meeting, device, self._job.patience_s)
+        except GroupBroken as error:
+            raise self.explain(error) from error
+        for process in self.processes:
+            process.receive()
+        if device.type == "cpu":  # NCCL meets with the first sum
+            shutil.rmtree(self._job.meeting.parent, ignore_errors=True)
+        else:  # what waits there for a rank that has ended would wait until its patience ends
+            for process in self.processes:
+                process.on_end = self.group.abort
+
+    def post(self, command: Any) -> None:
+        """Send a command to all. Raises DeviceLost."""
+        for process in self.processes:
+            self._send(process, command)
+
+    def ask(self, rank: int, command: Any) -> Any:
+        """Return a rank's answer. Raises DeviceLost."""
+        process = self.processes[rank - 1]
+        self._send(process, command)
+        return process.receive()
+
+    def send(self, rank: int, command: Any) -> None:
+        """Send a command to one. Raises DeviceLost."""
+        self._send(self.processes[rank - 1], command)
+
+    def explain(self, error: AdapterError) -> AdapterError:
+        """Return what a rank failed with, after others noticed: `error` is what rank 0 has seen of it."""
+        for process in self.processes:
+            process.link.set_patience(_LAST_WORDS_S)
+        ended: list[AdapterError] = []
+        stuck: list[AdapterError] = []
+        for process in self.processes:
+            try:
+                process.receive()
+            except GroupBroken:
+                continue  # it is well, and waited for another one
+            except AdapterError as found:
+                (ended if process.ended.is_set() else stuck).append(found)
+        return next(iter([*ended, *stuck]), error)
+
+    def close(self) -> None:
+        """End all. Idempotent."""
+        for process in self.processes:
+            process.end()
+        shutil.rmtree(self._job.meeting.parent, ignore_errors=True)
+
+    def _send(self, process: RankProcess, command: Any) -> None:
+        try:
+            process.link.send(command)
+        except OSError as error:
+            raise process.describe_end(error) from error
+
+
+class SplitMemory:
+    """The KV caches of all ranks as one; see KvPool. Its caches are rank 0's, then those of each other rank."""
+
+    def __init__(self, own: KvPool, caches: int, ranks: Ranks) -> None:
+        self._own, self._caches, self._ranks = own, caches, ranks
+
+    @property
+    def layout(self) -> str:
+        """Name the caches' shape, and that of the other ranks."""
+        others = " + ".join(map(str, self._ranks.page_bytes))
+        return f"{self._own.layout} + pages of {others} bytes"
+
+    def list_page_bytes(self) -> tuple[int, ...]:
+        """Return how long a page of each cache is."""
+        return tuple(size for size in (self._own.page_bytes, *self._ranks.page_bytes) for _ in range(self._caches))
+
+    def read_blocks(self, cache: int, blocks: Sequence[int]) -> Any:
+        """See KvPool."""
+        rank, own = divmod(cache, self._caches)
+        if not rank:
+            return self._own.read_blocks(own, blocks)
+        return torch.from_numpy(self._ranks.ask(rank, ReadBlocks(own, blocks)))
+
+    def write_blocks(self, cache: int, blocks: Sequence[int], pages: Any) -> None:
+        """See KvPool."""
+        rank, own = divmod(cache, self._caches)
+        if rank:
+            self._ranks.send(rank, WriteBlocks(own, blocks, pages.numpy()))
+        else:
+            self._own.write_blocks(own, blocks, pages)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """See KvPool."""
+        with suppress(DeviceLost):  # the next forward says so
+            self._ranks.post(CopyBlocks(sources, targets))
+        self._own.copy(sources, targets)
+
+    def erase(self, blocks: Sequence[int]) -> None:
+        """See KvPool."""
+        with suppress(DeviceLost):
+            self._ranks.post(EraseBlocks(blocks))
+        self._own.erase(blocks)
+
+
+class SplitRunner:
+    """Runs a plan on all ranks; see ForwardRunner."""
+
+    def __init__(self, own: ForwardRunner, ranks: Ranks) -> None:
+        self.own, self.ranks = own, ranks
+
+    def run(self, plan: ForwardPlan, hidden: Hidden | None = None) -> tuple[Logits | Hidden, float]:
+        """See ForwardRunner. Raises what a rank failed with."""
+        self.ranks.post(RunPlan(plan, hidden))
+        try:
+            return self.own.run(plan, hidden)
+        except GroupBroken as error:
+            raise self.ranks.explain(error) from error
+
+    def take_memory_back(self) -> bool:
+        """False: the other ranks are at a forward that rank 0 has no memory for."""
+        return False
+
+    def close(self) -> None:
+        """End the other ranks. Idempotent."""
+        self.ranks.close()
+
+
+def load_ranks(
+    prepared: Path,
+    options: LoadOptions,
+    chosen: NumericalClass,
+    layers: LayerRange,
+    blocks: int,
+    places: Sequence[RankPlace],
+) -> tuple[KvMemory, PlanRunner, LoadedPart]:
+    """Load a model over places, and return what rank 0 drives all of it by, and rank 0's part. On one place that is
+    this process. Raises what adapters raise, and torch's errors."""
+    if len(places) == 1:
+        whole = load_part(prepared, options, chosen, layers, blocks, places[0])
+        return whole.memory, whole.runner, whole
+    meeting = Path(tempfile.mkdtemp(prefix="outrider-ranks-")) / "ranks"
+    ranks = Ranks(RankJob(prepared, options, chosen, layers, blocks, 0, places[0], meeting, PATIENCE_S), places)
+    try:
+        ranks.start()
+        own = load_part(prepared, options, chosen, layers, blocks, places[0], ranks.group)
+        ranks.connect(torch.device(places[0].device.lower()))
+    except BaseException:
+        ranks.close()
+        raise
+    caches = 2 * (layers.end - layers.first)
+    return SplitMemory(own.memory, caches, ranks), SplitRunner(own.runner, ranks), own

@@ -1,0 +1,28 @@
+"""What a model is whose layers are split over ranks: where these are, and how its bits are known."""
+
+from __future__ import annotations
+
+from adapters.contract import Adapter, LoadOptions, TensorParallelAdapter, Unsupported
+from device_profiles.profile import DeviceProfile
+from orchestrator.loading.devices import class_mark_of, join_marks
+from orchestrator.loading.options import ModelOptions
+
+
+def describe_split(options: ModelOptions, adapter: Adapter) -> str:
+    """Return over what a model's layers are split, "" where they are not. Raises Unsupported, AdapterUnavailable."""
+    if options.tensor_parallel == 1:
+        return ""
+    if not isinstance(adapter, TensorParallelAdapter):
+        raise Unsupported(f"{adapter.name} cannot split layers; take another adapter, or leave tensor_parallel out")
+    asked = LoadOptions(
+        device=options.device, threads=options.threads, static=options.static, tensor_parallel=options.tensor_parallel
+    )
+    places = adapter.list_rank_places(asked)
+    return f"tensor parallel over {len(places)} ranks: {' + '.join(places)}"
+
+
+def mark_bits(device: DeviceProfile, options: ModelOptions) -> str:
+    """Return the fingerprint that a model's numerical classes are kept by on a device: sums of parts of layers have
+    other bits than whole layers."""
+    split = [f"tensor parallel {options.tensor_parallel}"] if options.tensor_parallel > 1 else []
+    return join_marks([class_mark_of(device), *split])

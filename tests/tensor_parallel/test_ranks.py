@@ -1,0 +1,236 @@
+"""What is true of ranks beyond the contract: what each holds, what they say together, how one that fails is told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters import registry
+from adapters.conformance.case import Case, Prepared, bits, load, prepare_case, run, silent, text
+from adapters.contract import (
+    DeviceLost,
+    LoadedModel,
+    LoadOptions,
+    MovableKv,
+    Segment,
+    TensorParallelAdapter,
+    Unsupported,
+)
+from adapters.decoder.spec import DecoderSpec
+from adapters.torch_device import ranks as rank_zero
+from adapters.torch_device.model import TorchModel
+from adapters.torch_device.ranks import SplitRunner
+from adapters.torch_device.split import split_decoder
+from adapters.torch_device.weights import read_decoder, read_prepared_tensors
+from tests.support import tiny_models
+from tests.tensor_parallel.conftest import RANKS, Split
+
+
+def list_rank_processes(model: LoadedModel) -> list[psutil.Process]:
+    assert isinstance(model, TorchModel)
+    assert isinstance(model._runner, SplitRunner)
+    return [psutil.Process(one.process.pid) for one in model._runner.ranks.processes]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if is_so():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not come to that in 30 s")
+
+
+def test_two_ranks_say_what_the_whole_says(model: LoadedModel, uncut: LoadedModel) -> None:
+    tokens = text(model, 70)
+    split, whole = (run(one, 0, tokens, [33, 1, 36]) for one in (model, uncut))
+    assert np.allclose(split, whole, atol=1e-2 * float(np.abs(whole).max()))
+    assert np.array_equal(split.argmax(axis=1), whole.argmax(axis=1))
+    assert model.spec == uncut.spec, "all ranks together take what the whole takes"
+
+
+def test_pages_of_all_ranks_go_along_with_a_sequence(model: LoadedModel) -> None:
+    assert isinstance(model, MovableKv)
+    tokens = text(model, 50)
+    expected = run(model, 0, tokens, [40, 10])
+    pages = np.concatenate(list(model.export_kv(0, 40)))
+    model.release(0)
+    run(model, 1, tokens[::-1], [50])  # what slot 0 gets was another's
+    model.import_kv(0, 40, pages)
+    assert np.array_equal(bits(run(model, 0, tokens, [10], start=40)), bits(expected[40:]))
+
+
+def test_a_rank_that_is_killed_is_a_lost_device_and_leaves_no_process(prepared: Prepared) -> None:
+    model = load(prepared)
+    batch = [Segment(0, 0, text(model, 8), (7, 8))]
+    model.forward(batch)
+    [other] = list_rank_processes(model)
+    assert os.getpgid(other.pid) == other.pid
+    other.send_signal(signal.SIGKILL)
+    with pytest.raises(DeviceLost, match=rf"rank 1 of tensor parallelism \(process {other.pid}\) ended by SIGKILL"):
+        model.forward(batch)
+    with pytest.raises(DeviceLost, match="closed"):
+        model.forward(batch)
+    model.discard(0)
+    assert not other.is_running()
+
+
+def test_a_rank_that_hangs_is_a_lost_device_in_bounded_time(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_zero, "PATIENCE_S", 3.0)
+    model = load(prepared)
+    batch = [Segment(0, 0, text(model, 8), (7, 8))]
+    model.forward(batch)
+    [other] = list_rank_processes(model)
+    other.suspend()
+    with pytest.raises(DeviceLost, match=rf"rank 1 of tensor parallelism \(process {other.pid}\) is stuck"):
+        model.forward(batch)
+    assert not other.is_running(), "what is stopped is ended too"
+
+
+_WORKER = """
+import sys
+from adapters.torch_device.ranks import RankProcess
+print(RankProcess(1).process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_no_rank_outlives_a_process_that_is_killed_even_while_it_is_stopped() -> None:
+    command = [sys.executable, "-c", _WORKER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        other = psutil.Process(int(worker.stdout.readline()))
+        wait_until(lambda: other.num_threads() > 1)  # it is behind its first steps, and watches its link
+        other.suspend()
+        worker.kill()
+    wait_until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_rank_that_cannot_load_says_why(prepared: Prepared, whole: Prepared, tmp_path: Path) -> None:
+    copy = tmp_path / "prepared"
+    copy.mkdir()
+    for path in whole.path.iterdir():
+        if path.is_file():
+            (copy / path.name).write_bytes(path.read_bytes())
+    (copy / "layer-00001.safetensors").write_bytes(b"no tensors")
+    before = psutil.Process().children()
+    with pytest.raises(Exception, match=r"layer-00001\.safetensors cannot be read"):
+        Split(RANKS, copy).load(copy, LoadOptions(), silent)
+    assert psutil.Process().children() == before
+
+
+@pytest.mark.parametrize("weights", ["", "int8", "int4"])
+def test_parts_of_all_ranks_are_the_tensors(case: Case, whole: Prepared, shared_store: Path, weights: str) -> None:
+    path = whole.path
+    if weights:
+        pytest.importorskip("torchao")
+        path = prepare_case(replace(case, weights=weights), registry.get(case.adapter), shared_store).path
+    decoder = read_decoder(path)
+    tensors = dict(read_prepared_tensors(path, decoder, decoder.all_layers))
+    parts = split_decoder(decoder, 3)
+    held = [dict(read_prepared_tensors(path, decoder, decoder.all_layers, part)) for part in parts]
+    for name, tensor in tensors.items():
+        cut = parts[0].find_cut(name)
+        pieces = [one[name].float32() for one in held]
+        if cut is None:
+            assert all(np.array_equal(piece, tensor.float32()) for piece in pieces)
+        elif name.rpartition(".")[2] not in ("key", "value"):  # three ranks share two key heads
+            axis = 0 if cut.columns is None else 1
+            assert np.array_equal(np.concatenate(pieces, axis=axis), tensor.float32()), name
+
+
+SHAPES = st.builds(
+    lambda keys, shared, size, mlp, tokens: (keys, keys * shared, size, mlp, tokens),
+    *(st.integers(1, 6), st.integers(1, 6), st.sampled_from([16, 64]), st.integers(8, 300), st.integers(8, 600)),
+)
+
+
+@given(SHAPES, st.integers(1, 8))
+def test_ranks_share_any_model_and_no_part_of_it_twice(shape: tuple[int, int, int, int, int], ranks: int) -> None:
+    keys, heads, size, mlp, tokens = shape
+    decoder = DecoderSpec(
+        family="llama",
+        layers=1,
+        hidden=64,
+        context_length=64,
+        norm_epsilon=1e-6,
+        heads=heads,
+        kv_heads=keys,
+        head_dim=size,
+        mlp=mlp,
+        vocabulary_size=tokens,
+        activation="silu",
+        query_scale=1.0,
+        ropes=(),
+        windows=(),
+        tied_embeddings=True,
+    )
+    if ranks > decoder.most_ranks:
+        with pytest.raises(Unsupported, match=f"{ranks} ranks cannot share a model"):
+            split_decoder(decoder, ranks)
+        return
+    parts = split_decoder(decoder, ranks)
+    for name, count in (("heads", heads), ("mlp", mlp), ("tokens", tokens), ("outputs", tokens)):
+        assert [one for part in parts for one in getattr(part, name)] == list(range(count))
+        assert all(getattr(part, name) for part in parts), name
+    for part in parts:  # each query head finds its key head, at the place that attention takes it from
+        per_key = len(part.heads) // len(part.kv_heads)
+        assert len(part.heads) == per_key * len(part.kv_heads)
+        for place, head in enumerate(part.heads):
+            assert part.kv_heads[place // per_key] == head // (heads // keys)
+
+
+def test_a_rank_holds_its_share_of_weights_and_cache(prepared: Prepared, tmp_path: Path) -> None:
+    source = tiny_models.write_model(
+        tmp_path / "wide", "llama", kind="BF16", hidden_size=512, intermediate_size=2048, num_hidden_layers=6
+    )
+    case = replace(prepared.case, source=source)
+    found = prepare_case(case, registry.get("torch_device"), tmp_path / "store")
+    decoder = read_decoder(found.path)
+    for part in split_decoder(decoder, RANKS):
+        held = sum(
+            tensor.float32().size for _, tensor in read_prepared_tensors(found.path, decoder, decoder.all_layers, part)
+        )
+        assert held < 0.51 * decoder.matrix_elements
+
+
+def test_places_are_told_and_missing_devices_refused() -> None:
+    adapter = registry.get("torch_device")
+    assert isinstance(adapter, TensorParallelAdapter)
+    asked = LoadOptions(threads=3, tensor_parallel=2)
+    assert list(adapter.list_rank_places(asked)) == ["CPU, 2 threads", "CPU, 1 thread"]
+    count = torch.cuda.device_count()
+    if not count:
+        pytest.skip("torch sees no CUDA device here")
+    with pytest.raises(Unsupported, match=f"torch does not see CUDA:{count} here. Set tensor_parallel to {count}"):
+        adapter.list_rank_places(LoadOptions(device="CUDA:0", tensor_parallel=count + 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < RANKS, reason="torch sees fewer than two CUDA devices here")
+def test_two_devices_say_what_one_says(whole: Prepared) -> None:
+    loaded = {
+        ranks: whole.adapter.load(whole.path, LoadOptions(device="CUDA:0", tensor_parallel=ranks), silent)
+        for ranks in (1, RANKS)
+    }
+    tokens = text(loaded[1], 70)
+    alone, split = (run(loaded[ranks], 0, tokens, [33, 1, 36]) for ranks in (1, RANKS))
+    assert np.allclose(split, alone, atol=5e-2 * float(np.abs(alone).max()))
+    [other] = list_rank_processes(loaded[RANKS])
+    other.send_signal(signal.SIGKILL)
+    with pytest.raises(DeviceLost):
+        loaded[RANKS].forward([Segment(1, 0, tokens, (0, 1))])
