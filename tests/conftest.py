@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import settings
 
 from orchestrator.cli import main as cli
@@ -18,6 +19,11 @@ from tests.support.first_layers import write_first_layers
 # How long an example takes says how busy the machine is, not whether the code is right.
 settings.register_profile("outrider", deadline=None)
 settings.load_profile("outrider")
+
+# So does how long an answer takes: httpx gives up after 5 s, which a busy machine needs now and then.
+_PATIENCE_S = 60.0
+for _part in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, _part, _PATIENCE_S)
 
 
 @pytest.fixture(scope="session", autouse=True)
