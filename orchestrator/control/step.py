@@ -305,6 +305,9 @@ def _fold_loads(state: State, event: LoadObserved, now_s: float) -> list[Action]
 def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -> list[Action]:
     """Fold an event of a replica's worker. Of one that is joining or leaving nobody waits for anything."""
     event = said.event
+    if isinstance(event, PagesDoor):
+        state.router.moves.doors[replica.worker] = event.door
+        return []
     if replica.rank in (Rank.JOINING, Rank.LEAVING, Rank.STANDBY):
         replica.state.observe(event)
         return state.standbys.observe_ready(replica) if isinstance(event, Ready) else []
@@ -323,9 +326,6 @@ def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -
             return _fold_retuned(state, replica, event)
         case MovedOut():
             return state.router.moves.observe_out(event, now_s)
-        case PagesDoor(door):
-            state.router.moves.doors[replica.worker] = door
-            return []
         case MovedIn():
             return state.router.moves.observe_in(event, now_s)
         case DraftLink():
