@@ -115,10 +115,12 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class ForwardResult:
     """`logits`: float32, shape (wanted rows over all segments in order, spec.outputs), valid until the next
-    forward. `device_ms`: the runtime's own time for this forward, without the adapter's."""
+    forward. `device_ms`: the runtime's own time for this forward, without the adapter's. `stage_ms`: each stage's part
+    of it, where there are several."""
 
     logits: Logits
     device_ms: float
+    stage_ms: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +262,7 @@ class PendingForward(Protocol):
 
 
 @runtime_checkable
-class StagedModel(Protocol):
+class StagedModel(LoadedModel, Protocol):
     """A loaded model of several stages, each of which can run a forward while another runs the next one."""
 
     @property
@@ -357,15 +359,17 @@ class MovableKv(Protocol):
     @property
     def kv_layout(self) -> KvLayout: ...
 
-    def export_kv(self, slot: int, positions: int) -> Iterator[NDArray[np.uint8]]:
-        """Yield the pages of the slot's first `positions`, one cache after the other.
+    def export_kv(self, slot: int, positions: int, start_page: int = 0) -> Iterator[NDArray[np.uint8]]:
+        """Yield the pages of the slot's first `positions`, from `start_page` on, one cache after the other. They are
+        copies, which later forwards leave as they are.
 
         Raises Unsupported where the slot holds fewer.
         """
         ...
 
-    def import_kv(self, slot: int, positions: int, pages: NDArray[np.uint8]) -> None:
-        """Let a slot hold `positions`, as `export_kv` gave them. What `attach` gave it already stays.
+    def import_kv(self, slot: int, positions: int, pages: NDArray[np.uint8], start_pages: Sequence[int] = (0,)) -> None:
+        """Let a slot hold `positions`, as one call of `export_kv` gave them, or several behind each other. Then each
+        began at one of `start_pages` and ended where the next begins. What `attach` gave it already stays.
 
         Raises CapacityError and Unsupported; then nothing has changed. Raises OutOfMemory where the model is dead.
         """

@@ -94,22 +94,27 @@ class KvMemory:
         flat = np.frombuffer(memoryview(span), kind)
         return np.lib.stride_tricks.as_strided(flat, (self._caches, heads, positions, row_bytes // item_bytes), strides)
 
-    def read(self, cache: int, slot: int, table: Sequence[int]) -> NDArray[np.uint8]:
-        """Return what one cache has in the blocks of a slot's `table`, in one row of bytes: head by head.
+    def read(self, cache: int, slot: int, table: Sequence[int], start: int) -> NDArray[np.uint8]:
+        """Return a copy of what one cache has in the blocks of a slot's `table` from block `start` of it on, in one row
+        of bytes: head by head.
 
         Raises OutOfMemory; the memory is unusable then.
         """
         self.place(slot, table)
-        found: NDArray[np.uint8] = self.view(slot, np.uint8)[cache, :, : len(table) * self._block].reshape(-1)
+        found: NDArray[np.uint8] = self.view(slot, np.uint8)[
+            cache, :, start * self._block : len(table) * self._block
+        ].flatten()
         return found
 
-    def write(self, cache: int, slot: int, table: Sequence[int], first: int, pages: NDArray[np.uint8]) -> None:
-        """Write what `read` returned, from block `first` of the table on. Raises OutOfMemory; the memory is unusable
-        then."""
+    def write(
+        self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: NDArray[np.uint8]
+    ) -> None:
+        """Write what `read` returned. `span`: the block of the table that it began with, and the one from which on it
+        is written. Raises OutOfMemory; the memory is unusable then."""
         self.place(slot, table)
-        begin, end = first * self._block, len(table) * self._block
-        own = pages.reshape(self._heads, end, -1)
-        self.view(slot, np.uint8)[cache, :, begin:end] = own[:, begin:]
+        start, begin, end = span[0] * self._block, span[1] * self._block, len(table) * self._block
+        own = pages.reshape(self._heads, end - start, -1)
+        self.view(slot, np.uint8)[cache, :, begin:end] = own[:, begin - start :]
 
     def place(self, slot: int, table: Sequence[int]) -> None:
         """Let the slot's cache begin with the blocks of `table`. Raises OutOfMemory; the memory is unusable then."""

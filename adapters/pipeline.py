@@ -136,7 +136,8 @@ class _Started:
             if not (isinstance(error, OutOfMemory) and error.can_go_on):
                 self.model.close()
             raise
-        return ForwardResult(found[-1].output, sum(one.device_ms for one in found))
+        stage_ms = tuple(one.device_ms for one in found)
+        return ForwardResult(found[-1].output, sum(stage_ms), stage_ms)
 
 
 def _check_shards(shards: Sequence[CountedShard]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from adapters.contract import BlockRules, Capabilities, KvLayout, Segment, Unsupported
 from adapters.kv_blocks import BlockPool
 from device_profiles.profile import Exactness
+from device_profiles.units import ceil_div
 
 Bytes = NDArray[np.uint8]
 
@@ -75,35 +77,46 @@ class PooledModel:
         if copies := self._pool.fork(slot, source, positions, shared):
             self._copy_blocks([block for block, _ in copies], [block for _, block in copies])
 
-    def export_kv(self, slot: int, positions: int) -> Iterator[Bytes]:
+    def export_kv(self, slot: int, positions: int, start_page: int = 0) -> Iterator[Bytes]:
         """See the contract."""
         held = self.count_cached_positions(slot)
         if not 0 < positions <= held:
             raise Unsupported(f"slot {slot} holds {held} positions, and {positions} are asked for")
         table = self._pool.table(slot, positions)
+        if not 0 <= start_page < len(table):
+            raise Unsupported(f"page {start_page} is not among the {len(table)} of {positions} positions")
         for cache in range(len(self.kv_layout.page_bytes)):
-            yield self._read_pages(cache, slot, table)
+            yield self._read_pages(cache, slot, table, start_page)
 
-    def import_kv(self, slot: int, positions: int, pages: Bytes) -> None:
+    def import_kv(self, slot: int, positions: int, pages: Bytes, start_pages: Sequence[int] = (0,)) -> None:
         """See the contract."""
         layout, limit = self.kv_layout, self.capabilities.max_context_tokens
         if not 0 < positions <= limit:
             raise Unsupported(f"slot {slot}: {positions} positions are not within the context of {limit}")
         if len(pages) != layout.count_bytes(positions):
             raise Unsupported(f"{len(pages)} bytes are not the pages of {positions} positions")
+        borders = [*start_pages, ceil_div(positions, layout.page_tokens)]
+        if borders[0] != 0 or any(end <= begin for begin, end in pairwise(borders)):
+            raise Unsupported(f"pages {borders} do not follow one another from 0 on")
         first = self._pool.extend(slot, positions)
         table = self._pool.table(slot, positions)
-        begin = 0
-        for cache, length in enumerate(layout.list_lengths(positions)):
-            self._write_pages(cache, slot, table, first, pages[begin : begin + length])
-            begin += length
+        offset = 0
+        for begin, end in pairwise(borders):
+            for cache, page_bytes in enumerate(layout.page_bytes):
+                length = (end - begin) * page_bytes
+                if first < end:
+                    own = pages[offset : offset + length]
+                    self._write_pages(cache, slot, table[:end], (begin, max(begin, first)), own)
+                offset += length
 
-    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
-        """Return the pages that one cache has in the blocks of a slot's `table`, in one row of bytes."""
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
+        """Return a copy of what one cache has in the blocks of a slot's `table` from block `start` of it on, in one row
+        of bytes."""
         raise NotImplementedError
 
-    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
-        """Write the pages of one cache to the blocks of a slot's `table`, from block `first` of the table on."""
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: Bytes) -> None:
+        """Write pages of one cache to the blocks of a slot's `table`. `span`: the block of the table that they begin
+        with, and the one from which on they are to be written."""
         raise NotImplementedError
 
     def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:

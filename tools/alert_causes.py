@@ -60,8 +60,8 @@ class Stage:
             raise RuntimeError(done.stderr)
 
     def signal_worker(self, number: signal.Signals) -> None:
-        """Send a signal to the target's worker, once there is one."""
-        until(lambda: self.daemon.status()["ready"], "a worker is ready")
+        """Send a signal to the target's worker, once it serves: what a lost one told stays in the status."""
+        until(lambda: self.daemon.status()["phase"] == "ready", "a worker serves")
         os.kill(self.daemon.status()["ready"]["pid"], number)
 
     def start_again(self) -> None:
@@ -113,9 +113,10 @@ def _change_class(stage: Stage) -> None:
 
 
 def _crowd(stage: Stage) -> None:
-    with ThreadPoolExecutor(24) as pool:
-        for number in range(48):
-            pool.submit(stage.ask, 300, f"{number}" + " seas" * 40, None)
+    """Ask for small pieces of the cache, so that whatever one request gives back the next one takes."""
+    with ThreadPoolExecutor(32) as pool:
+        for number in range(64):
+            pool.submit(stage.ask, 100, f"{number}" + " seas" * 8, None)
 
 
 def _hang(stage: Stage) -> None:
@@ -192,7 +193,7 @@ MAIN = (
         "a worker is killed, and the next one's kernels have other bits", {"OutriderClassChanged": {}}, _change_class
     ),
     Cause(
-        "48 long requests at once for 8 places and 1 MiB of KV cache",
+        "32 requests at a time, for 16 places and 1 MiB of KV cache",
         {"OutriderKvPressure": {"engine": "0"}},
         lambda stage: None,
         work=_crowd,
@@ -248,7 +249,7 @@ def write_config(directory: Path, port: int = 0, alerts: str = "time_factor: 0.0
     )
     extra = (
         f"drafts: [{{method: model, source: 'simulated:toy?{draft}', adapter: simulated}}]\n"
-        f"limits: {{kv_cache: 1 MiB, max_running: 8}}\nslo: {{ttft_ms: 1200}}\n"
+        f"limits: {{kv_cache: 1 MiB, max_running: 16}}\nslo: {{ttft_ms: 1200}}\n"
         f"alerts: {{every_s: 0.5, {alerts}}}"
     )
     return _set_port(configuration(directory, script=script, extra=extra), port)

@@ -1,10 +1,11 @@
 """What does a stream notice of a replica that is replaced, with its KV cache going along and without?
 
-    python -m tools.bench_kv_moves [--tokens 256 1024 4096] [--rounds 3] [--source FILE] [--json OUT]
+    python -m tools.bench_kv_moves [--tokens 256 1024 4096] [--rounds 3] [--link] [--source FILE] [--json OUT]
 
 One stream decodes behind a prompt of so many tokens, over the default model. Its worker is replaced by another one of
 the same kind, with KV moves and without in turns. Given is the pause between the last token of the one and the first
-of the other. The tokens are compared with those of a stream that nothing happens to.
+of the other. With --link the workers share no memory, and pages cross an encrypted link on loopback, as they do between
+hosts. The tokens are compared with those of a stream that nothing happens to.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from orchestrator.control.admission import ControlLimits
 from orchestrator.control.controller import TargetControl
 from orchestrator.control.port import KvMoveTotals
 from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Sampling, Submit
 
@@ -60,6 +62,12 @@ def write_config(directory: Path, source: str) -> Path:
     return path
 
 
+def reach_over_link(spec: WorkerSpec) -> WorkerSpec:
+    """Return a worker as one of a cluster of several hosts is started."""
+    environment = {**spec.environment, NODE_ADDRESS: "127.0.0.1"}
+    return msgspec.structs.replace(spec, options={**spec.options, "across_hosts": True}, environment=environment)
+
+
 def ask(count: int, seed: int) -> Submit:
     prompt = [int(token) for token in np.random.default_rng(seed).integers(1000, 40000, count)]
     return Submit(f"bench-{count}-{seed}", prompt, MOST_TOKENS, Sampling(0.7, seed=seed))
@@ -67,7 +75,14 @@ def ask(count: int, seed: int) -> Submit:
 
 async def watch_replacement(spec: WorkerSpec, request: Submit, *, kv_moves: bool) -> Replaced:
     """Decode a request while its worker is replaced."""
-    control = TargetControl(LocalCluster(), [spec], LIMITS, SystemClock(), kv_moves=kv_moves)
+    control = TargetControl(
+        LocalCluster(),
+        [spec],
+        LIMITS,
+        SystemClock(),
+        kv_moves=kv_moves,
+        share_memory=NODE_ADDRESS not in spec.environment,
+    )
     await control.start()
     try:
         view = await control.wait_settled()
@@ -150,15 +165,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 4096], help="lengths of prompts")
     parser.add_argument("--rounds", type=int, default=3, help="streams of each length, each way")
+    parser.add_argument("--link", action="store_true", help="share no memory: pages cross a link")
     parser.add_argument("--source", default=SOURCE, help="the model")
     parser.add_argument("--json", type=Path, help="write the figures here")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         path = write_config(Path(directory), given.source)
         specs, _ = build_start_specs(load_config(path), path.parent)
+        spec = reach_over_link(specs[0]) if given.link else specs[0]
         rows = []
         for count in given.tokens:
-            rows.append(asyncio.run(measure(specs[0], count, given.rounds)))
+            rows.append(asyncio.run(measure(spec, count, given.rounds)))
             print(json.dumps(rows[-1]), flush=True)
     if given.json:
         given.json.write_text(

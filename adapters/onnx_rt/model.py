@@ -241,11 +241,11 @@ class OrtModel(PooledModel):
         if self._session is not None:
             self._memory.clear(slot)
 
-    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
-        return self._memory.read(cache, slot, table)
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
+        return self._memory.read(cache, slot, table, start)
 
-    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
-        self._memory.write(cache, slot, table, first, pages)
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: Bytes) -> None:
+        self._memory.write(cache, slot, table, span, pages)
 
     def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._memory.copy(sources, targets)

@@ -197,11 +197,12 @@ class PagedModel(PooledModel):
         self._bound[name] = fresh
         self._request.set_tensor(name, self._tensor(fresh, shared_memory=True))
 
-    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
-        return self._pages(cache)[table].reshape(-1)
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
+        return self._pages(cache)[table[start:]].reshape(-1)
 
-    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
-        self._pages(cache)[table[first:]] = pages.reshape(len(table), -1)[first:]
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: Bytes) -> None:
+        begin, first = span
+        self._pages(cache)[table[first:]] = pages.reshape(len(table) - begin, -1)[first - begin :]
 
     def _pages(self, cache: int) -> Bytes:
         """Return the blocks of a cache as rows of bytes."""

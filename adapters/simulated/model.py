@@ -174,12 +174,13 @@ class ToyModel(PooledModel):
         shift = self._script.shift_now()
         return np.roll(out, shift, axis=1) if shift else out, hashes
 
-    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
-        return self._cache[list(table)].reshape(-1).view(np.uint8)
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
+        return self._cache[list(table[start:])].reshape(-1).view(np.uint8)
 
-    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
-        own = pages.view(np.uint64).reshape(len(table), BLOCK_TOKENS, 2)
-        self._cache[list(table[first:])] = own[first:]
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: Bytes) -> None:
+        begin, first = span
+        own = pages.view(np.uint64).reshape(len(table) - begin, BLOCK_TOKENS, 2)
+        self._cache[list(table[first:])] = own[first - begin :]
 
     def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._cache[list(targets)] = self._cache[list(sources)]

@@ -186,15 +186,16 @@ class TorchModel(PooledModel):
             raise failure from error
         return ShardResult(output, device_ms)
 
-    def _read_pages(self, cache: int, slot: int, table: Sequence[int]) -> Bytes:
+    def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
         if self._memory is None:
             raise DeviceLost("the model was closed")
-        found: Bytes = self._memory.read_blocks(cache, table).numpy()
+        found: Bytes = self._memory.read_blocks(cache, table[start:]).numpy()
         return found
 
-    def _write_pages(self, cache: int, slot: int, table: Sequence[int], first: int, pages: Bytes) -> None:
+    def _write_pages(self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: Bytes) -> None:
+        begin, first = span
         if self._memory is not None and first < len(table):
-            own = np.ascontiguousarray(pages.reshape(len(table), -1)[first:])
+            own = np.ascontiguousarray(pages.reshape(len(table) - begin, -1)[first - begin :])
             self._memory.write_blocks(cache, table[first:], torch.from_numpy(own.reshape(-1)))
 
     def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:

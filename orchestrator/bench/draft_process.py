@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from orchestrator.loading.draft_worker import build_draft_engine
 from orchestrator.loading.options import DraftWorkerOptions
 from orchestrator.workers.cores import pin_to_cores
 from orchestrator.workers.draft_messages import DraftReady
+from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.messages import Event, Failed
 
 
@@ -36,11 +38,17 @@ class DraftProcess:
 
 
 @contextmanager
-def start_draft_process(options: DraftWorkerOptions, cores: Sequence[int] = ()) -> Iterator[DraftProcess]:
-    """Start a draft worker on these cores (none: on all). Raises BenchError where it cannot load its model."""
+def start_draft_process(
+    options: DraftWorkerOptions, cores: Sequence[int] = (), address: str = ""
+) -> Iterator[DraftProcess]:
+    """Start a draft worker on these cores (none: on all). `address`: other hosts reach it there, over an encrypted link
+    ("": none do). Raises BenchError where it cannot load its model."""
+    options = msgspec.structs.replace(options, across_hosts=bool(address))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(msgspec.to_builtins(options), list(cores), theirs), daemon=True)
+    process = context.Process(
+        target=_serve, args=(msgspec.to_builtins(options), list(cores), address, theirs), daemon=True
+    )
     process.start()
     theirs.close()
     try:
@@ -57,7 +65,7 @@ def start_draft_process(options: DraftWorkerOptions, cores: Sequence[int] = ()) 
         process.join()
 
 
-def _serve(options: dict[str, Any], cores: list[int], ready: Connection[Any, Any]) -> None:
+def _serve(options: dict[str, Any], cores: list[int], address: str, ready: Connection[Any, Any]) -> None:
     """Run the draft worker in this process, and tell where it is."""
 
     def tell(event: Event) -> None:
@@ -67,4 +75,5 @@ def _serve(options: dict[str, Any], cores: list[int], ready: Connection[Any, Any
             ready.send(event.message)
 
     pin_to_cores(cores)
+    os.environ[NODE_ADDRESS] = address
     build_draft_engine(options).run(tell)

@@ -11,6 +11,7 @@ from orchestrator.cli.bench_plan import plan
 from orchestrator.cli.bench_policy import policy
 from orchestrator.cli.bench_serve import serve
 from orchestrator.cli.bench_shards import shards
+from orchestrator.cli.bench_wan import wan
 
 app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, servers, plans, policies.")
 app.command("cluster")(cluster)
@@ -22,3 +23,4 @@ app.command("pairs")(pairs)
 app.command("plan")(plan)
 app.command("policy")(policy)
 app.command("serve")(serve)
+app.command("wan")(wan)

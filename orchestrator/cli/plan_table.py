@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
 
 _MOST_REJECTED = 40
+_SELDOM_ASKED = "; the draft runs ahead of its link, so only drafts that it did not foresee pay for the way"
 
 
 def print_proposal(proposal: PlanProposal, *, explain: bool, model: str = "") -> None:
@@ -165,7 +166,11 @@ def _prediction_rows(found: Prediction, currency: str) -> Iterator[tuple[str, st
     error = f" ± {found.error:.0%}" if found.error else ""
     yield "goodput", f"{found.goodput_tokens_per_s:.1f} tokens/s{error}, prefill included, {found.sequences} at once"
     yield "each stream", f"{found.stream_tokens_per_s:.1f} tokens/s, TPOT {found.tpot_ms:.1f} ms"
-    yield "time to first token", f"{found.ttft_ms:.0f} ms"
+    way = (
+        f", {found.client_ms:.1f} of it on the way from the API to the target and back; the tokens behind it come at "
+        "the target's pace"
+    )
+    yield "time to first token", f"{found.ttft_ms:.0f} ms{way if found.client_ms else ''}"
     gain = found.goodput_tokens_per_s / found.plain_tokens_per_s if found.plain_tokens_per_s else 1.0
     yield "depth at the start", f"{found.depth}; {gain:.2f} x plain decoding ({found.plain_tokens_per_s:.1f} tokens/s)"
     yield (
@@ -173,7 +178,7 @@ def _prediction_rows(found: Prediction, currency: str) -> Iterator[tuple[str, st
         (
             f"{found.round_ms:.2f} ms for {found.tokens_per_round:.2f} tokens a sequence: "
             f"verify {found.verify_ms:.2f}, draft {found.draft_ms:.2f}, link {found.link_ms:.2f}, "
-            f"prefill {found.prefill_ms:.2f}"
+            f"prefill {found.prefill_ms:.2f}{_SELDOM_ASKED if found.link_ms else ''}"
         ),
     )
     cost, joules = found.cost_per_million_tokens, found.joules_per_token

@@ -341,8 +341,14 @@ def _remote(remote: dict[str, Any] | None) -> str:
     if not remote:
         return ""
     ahead = f"; drafts ahead: {remote['ahead_hits']} hits, {remote['ahead_misses']} misses" * remote["runs_ahead"]
+    carried = (
+        f", link of {remote['rtt_ms']:.1f} ms, {human_bytes(remote['sent_bytes'])} out and "
+        f"{human_bytes(remote['received_bytes'])} in"
+    )
     late = f"{remote['in_time']} of {remote['asks']} answers in time, {remote['late']} late"
-    return f"; {late}, {remote['answer_ms']:.1f} ms to an answer, connected {remote['connections']} times{ahead}"
+    return (
+        f"; {late}, {remote['answer_ms']:.1f} ms to an answer, connected {remote['connections']} times{carried}{ahead}"
+    )
 
 
 def replica_line(replica: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from device_profiles.device_load import DeviceLoad
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.errors import RequestError
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Command, Delta, Gauges, Progress, RoundReport
+from orchestrator.workers.messages import Command, Delta, Gauges, PageLink, Progress, RoundReport
 from orchestrator.workers.trace_messages import ResumedStream
 
 
@@ -43,12 +43,13 @@ class Send:
 @dataclass(frozen=True, slots=True)
 class AskPages:
     """Make shared memory, of `most_bytes` at most, and have a worker move a stream out to it. `key` names it here,
-    `sent_id` the stream there."""
+    `sent_id` the stream there. With a `link` its pages go there instead, and no memory is made."""
 
     worker: int
     key: str
     sent_id: str
     most_bytes: int
+    link: PageLink | None = None
 
 
 @dataclass(frozen=True, slots=True)

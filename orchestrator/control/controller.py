@@ -75,7 +75,7 @@ from orchestrator.control.surroundings import Surroundings
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import Cluster, WorkerSpec
-from orchestrator.workers.messages import Delta, MoveOut, Progress, RoundReport, Submit
+from orchestrator.workers.messages import Delta, MoveOut, Progress, RoundReport, SharedMemory, Submit
 from orchestrator.workers.shared_memory import SharedMemories
 from orchestrator.workers.trace_messages import ResumedStream
 from policies.serving.canary import CanaryVariant
@@ -116,6 +116,7 @@ class TargetControl:
         standbys: Sequence[StandbySpec] = (),
         *,
         kv_moves: bool = True,
+        share_memory: bool = True,
         draft_pools: Mapping[str, PoolSize] = NO_POOLS,
     ) -> None:
         self.plan_view: Callable[[], PlanView] | None = None
@@ -132,7 +133,8 @@ class TargetControl:
         around = _surround(limits)
         self._state = State(limits.max_restarts, limits.least_depth, limits.quarantine_s, around, draft_pools)
         self._state.watch.patience_s = FLOOR_S if cluster.runtime == "local" else _REMOTE_PATIENCE_S
-        self._state.router.moves.enabled = kv_moves and cluster.runtime == "local"
+        self._state.router.moves.enabled = kv_moves
+        self._state.router.moves.share_memory = share_memory and cluster.runtime == "local"
         self._memories = SharedMemories()
         self.steering = OperatorDesk(self._state, self._post, clock)
         self._supervisor = Supervisor(cluster, sleep, self._post)
@@ -448,8 +450,9 @@ class TargetControl:
         match action:
             case Send(worker, command):
                 self._supervisor.send(worker, command)
-            case AskPages(worker, key, sent_id, most_bytes):
-                self._supervisor.send(worker, MoveOut(sent_id, self._memories.create(key, most_bytes)))
+            case AskPages(worker, key, sent_id, most_bytes, link):
+                memory = self._memories.create(key, most_bytes) if link is None else SharedMemory("", key, 0)
+                self._supervisor.send(worker, MoveOut(sent_id, memory, link))
             case DropPages(key):
                 self._memories.remove(key)
             case Deliver(key, delta):

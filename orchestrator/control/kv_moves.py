@@ -1,8 +1,9 @@
 """Streams that are moved by plan, and their KV cache with them. No effects.
 
 A stream that is wanted elsewhere runs on where it is, until the next replica has a place. Then its worker is asked
-for its pages, writes them to shared memory behind its round, and forgets the stream. The next worker begins with
-them. Whatever goes wrong or lasts too long, the stream is due again as after a loss, and computed again.
+for its pages, writes them to shared memory behind its round, and forgets the stream. Between hosts it sends them to
+the next worker while the stream goes on, and forgets the stream when few are left. The next worker begins with them.
+Whatever goes wrong or lasts too long, the stream is due again as after a loss, and computed again.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from orchestrator.control.actions import Action, AskPages, DropPages, LogLine, S
 from orchestrator.control.port import KvMoveTotals
 from orchestrator.control.replicas import Replica
 from orchestrator.control.streams import Stream, Streams
-from orchestrator.workers.messages import Cancel, KvPages, MovedIn, MovedOut, Ready, Submit
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.workers.messages import Cancel, KvPages, MovedIn, MovedOut, PageLink, Ready, Submit
 from policies.serving.kv_move import CopyRate, MovePrice, may_begin, observe_copy, price_move
 from policies.serving.replica_load import ReplicaPace, predict_prefill_ms
 
 PLACE_PATIENCE_S = 10.0
 """So long a stream runs on where it is while the next replica has no place for it."""
+LINK_PATIENCE_S = 10.0
+"""So long pages go over a link while their stream goes on. Then it stops, and the rest goes."""
 _MORE_TOKENS = 512
 """A stream may have so many more by the time that its pages are written."""
 
@@ -33,7 +37,8 @@ ChooseNext = Callable[[Stream, float], tuple[Replica | None, int]]
 
 
 class _Stage(Enum):
-    """Of a move. WANTED: the stream runs where it was. ASKED: it still does, for a round at most. CAME: it is due, and
+    """Of a move. WANTED: the stream runs where it was. ASKED: it still does, for a round, or until its pages have gone
+    over a link. CAME: it is due, and
     its pages are there. GIVEN: another worker has both, and has not said yet what came of them."""
 
     WANTED = "wanted"
@@ -45,7 +50,8 @@ class _Stage(Enum):
 @dataclass(slots=True, eq=False)
 class _Move:
     """One stream's. `key` names its memory, `at` and `sent_id` say where the stream is, `until_s` how long its stage
-    may last. `target`: where it was to go when its worker was asked. `came_s`: when its pages were there."""
+    may last. `target`: where it was to go when its worker was asked; `linked`: its pages go there over a link.
+    `came_s`: when its pages were there."""
 
     stream: Stream
     source: Replica
@@ -55,6 +61,7 @@ class _Move:
     until_s: float
     stage: _Stage = _Stage.WANTED
     target: str = ""
+    linked: bool = False
     patience_s: float = 0.0
     most_bytes: int = 0
     has_memory: bool = False
@@ -69,11 +76,14 @@ class _Move:
 
 
 class KvMoves:
-    """Moves of `streams`. `enabled`: all workers are on this host, and share its memory. `totals` count streams that
+    """Moves of `streams`, where that is `enabled`. `share_memory`: all workers are on this host, and share its memory.
+    `doors`: where other workers send pages to one, by its number. `totals` count streams that
     had a place where they were, since the beginning, by the number of the replica that they left."""
 
     def __init__(self, streams: Streams, choose_next: ChooseNext) -> None:
         self.enabled = False
+        self.share_memory = False
+        self.doors: dict[int, LinkEndpoint] = {}
         self.totals: dict[int, KvMoveTotals] = {}
         self._streams = streams
         self._choose_next = choose_next
@@ -98,6 +108,11 @@ class KvMoves:
             stream, source, stream.sent_id, stream.at, stream.sent_id, now_s + PLACE_PATIENCE_S
         )
         return True, [*ended, WakeAfter(PLACE_PATIENCE_S)]
+
+    def find_pages(self, stream: Stream) -> str:
+        """Return the replica that has a stream's pages already ("": none has)."""
+        move = self._moves.get(stream.key)
+        return move.target if move is not None and move.linked and move.stage is _Stage.CAME else ""
 
     def advance(self, now_s: float) -> list[Action]:
         """Take the steps that are possible by now."""
@@ -138,6 +153,8 @@ class KvMoves:
             return sent, []
         if _format_of(target) != move.pages.format:
             return sent, self._recompute(move, f"pages of {target.name} are of another kind")
+        if move.linked and target.name != move.target:
+            return sent, self._recompute(move, f"its pages have gone to {move.target}, and it goes to {target.name}")
         move.stage, move.at, move.sent_id = _Stage.GIVEN, stream.at, stream.sent_id
         move.until_s = now_s + move.patience_s
         return msgspec.structs.replace(sent, pages=move.pages), [WakeAfter(move.patience_s)]
@@ -154,15 +171,16 @@ class KvMoves:
         self._rate = observe_copy(self._rate, event.length_bytes, took_ms)
         seconds = move.out_ms / MS_PER_S + now_s - move.came_s
         self._add(move.source, KvMoveTotals(1, 0, event.length_bytes, seconds))
-        text = "request %s went on with its KV cache: %.1f MiB, copied in %.0f ms"
+        text = "request %s went on with its KV cache: %.1f MiB, copied %s in %.0f ms"
+        way = "over a link" if move.linked else "through shared memory"
         return [
-            LogLine("debug", text, (move.stream.key, event.length_bytes / MIB, took_ms)),
+            LogLine("debug", text, (move.stream.key, event.length_bytes / MIB, way, took_ms)),
             *self._end(move),
         ]
 
     def _find_obstacle(self, stream: Stream, source: Replica) -> str:
         if not self.enabled:
-            return "workers share no memory"
+            return "pages are not moved here"
         if not source.serving:
             return "the worker that has it does not answer"
         if not _format_of(source):
@@ -181,6 +199,8 @@ class KvMoves:
         )
         if _format_of(target) != _format_of(source):
             return price, f"pages of {target.name} are of another kind"
+        if not self.share_memory and target.worker not in self.doors:
+            return price, f"it shares no memory with {target.name}, which takes in no pages over links"
         if not may_begin(0, 0, _most_bytes(stream, ready)):
             return price, "its pages are more than shared memory may be"
         return price, "" if price.moves else price.reason
@@ -202,12 +222,17 @@ class KvMoves:
             return self._recompute(move, why, now_s)
         move.stage, move.target, move.most_bytes, move.has_memory = _Stage.ASKED, target.name, length, True
         move.patience_s = price.patience_s
-        move.until_s = now_s + move.patience_s
-        text = "request %s is to go to %s: %s"
+        link, way, asked_s = None, "through shared memory", move.patience_s
+        if not self.share_memory:
+            link, way = PageLink(self.doors[target.worker], length, LINK_PATIENCE_S), "over a link"
+            asked_s += LINK_PATIENCE_S
+        move.linked = link is not None
+        move.until_s = now_s + asked_s
+        text = "request %s is to go to %s %s: %s"
         return [
-            LogLine("debug", text, (move.stream.key, target.name, price.reason)),
-            AskPages(move.source.worker, move.key, move.sent_id, length),
-            WakeAfter(move.patience_s),
+            LogLine("debug", text, (move.stream.key, target.name, way, price.reason)),
+            AskPages(move.source.worker, move.key, move.sent_id, length, link),
+            WakeAfter(asked_s),
         ]
 
     def _give_up(self, move: _Move, now_s: float) -> list[Action]:
@@ -216,7 +241,8 @@ class KvMoves:
             case _Stage.WANTED:
                 return self._recompute(move, "there was no place for it", now_s)
             case _Stage.ASKED:
-                return self._recompute(move, f"no pages after {move.patience_s:.1f} s", now_s)
+                waited_s = move.patience_s + LINK_PATIENCE_S * move.linked
+                return self._recompute(move, f"no pages after {waited_s:.1f} s", now_s)
             case _Stage.CAME:
                 return self._recompute(move, "no replica took it in time")
             case _Stage.GIVEN:  # its worker has read them, or computes them again; it still is to say which

@@ -190,7 +190,9 @@ class PlanKeeper:
             return
         held = [one.stats.prompt_tokens + one.stats.generated for one in done.deltas if one.stats is not None]
         context = sum(held) / len(held) if held else context_tokens(workload)
-        self._count(engine, sum(len(one.tokens) for one in done.deltas), done.round_ms)
+        self._count(engine, sum(len(one.tokens) for one in done.deltas), done.round_ms / done.in_flight)
+        if done.in_flight > 1:
+            return  # it has waited for stages that ran other rounds, and nobody knows how long
         seen = _Round(engine, (done.rows, sequences, context), done.round_ms - done.draft_ms)
         if self._loads.knows(self._clock.monotonic_s()) and len(self._unjudged) < _MOST_UNJUDGED:
             self._unjudged.append(seen)

@@ -119,7 +119,14 @@ class Replica:
         match event:
             case RoundReport():
                 tokens = sum(len(delta.tokens) for delta in event.deltas)
-                counts = (event.sequences, tokens, event.rows, event.drafted)
+                # Rounds that are under way together are as one of all their sequences.
+                together = event.in_flight
+                counts = (
+                    together * event.sequences,
+                    together * tokens,
+                    together * event.rows,
+                    together * event.drafted,
+                )
                 self.untold.append(SeenRound(*counts, event.round_ms, event.draft_ms, self.draft))
             case Ready():
                 self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)

@@ -262,6 +262,10 @@ class Router:
         if any(one.name == stream.bound_to for one in well):
             passed_over = f"an operator sends it to {stream.bound_to}"
             outs |= {one.name: outs.get(one.name, passed_over) for one in every if one.name != stream.bound_to}
+        kept_at = self.moves.find_pages(stream)
+        if any(one.name == kept_at for one in well):
+            passed_over = f"its KV cache has gone to {kept_at}"
+            outs |= {one.name: outs.get(one.name, passed_over) for one in every if one.name != kept_at}
         risks = {name: one.why for name, one in judged.items() if one.state is Health.SUSPECT}
         return choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s)
 

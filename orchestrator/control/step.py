@@ -69,6 +69,7 @@ from orchestrator.workers.messages import (
     Gauges,
     MovedIn,
     MovedOut,
+    PagesDoor,
     Progress,
     Ready,
     Refused,
@@ -322,6 +323,9 @@ def _fold_said(state: State, replica: Replica, said: WorkerSaid, now_s: float) -
             return _fold_retuned(state, replica, event)
         case MovedOut():
             return state.router.moves.observe_out(event, now_s)
+        case PagesDoor(door):
+            state.router.moves.doors[replica.worker] = door
+            return []
         case MovedIn():
             return state.router.moves.observe_in(event, now_s)
         case DraftLink():

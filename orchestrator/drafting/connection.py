@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from device_profiles.units import MS_PER_S
 from orchestrator.drafting.protocol import (
     VERSION,
     Hello,
@@ -25,6 +28,15 @@ class Refusal(Exception):
     """The draft worker cannot serve this target; trying again changes nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """A link that was made, what the other side said first, and what it took until that had come."""
+
+    link: Link
+    welcome: Welcome
+    greeting_ms: float
+
+
 class ConnectionThread:
     """Makes links for one drafter; `take` hands over the newest. All methods are thread-safe.
 
@@ -42,7 +54,7 @@ class ConnectionThread:
         self._changed = threading.Condition()
         self._endpoint: LinkEndpoint | None = None
         self._wanted = self._closed = False
-        self._made: tuple[Link, Welcome] | None = None
+        self._made: Connection | None = None
         self._thread: threading.Thread | None = None
 
     def aim(self, endpoint: LinkEndpoint) -> None:
@@ -62,7 +74,7 @@ class ConnectionThread:
             self._wanted = self._endpoint is not None
             self._changed.notify_all()
 
-    def take(self) -> tuple[Link, Welcome] | None:
+    def take(self) -> Connection | None:
         """Return a new link, once."""
         if self._made is None:  # the usual case takes no lock
             return None
@@ -77,7 +89,7 @@ class ConnectionThread:
             self._changed.notify_all()
         made = self.take()
         if made is not None:
-            made[0].close()
+            made.link.close()
 
     def _run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
@@ -102,18 +114,20 @@ class ConnectionThread:
                 self._changed.wait()
             return None if self._closed else self._endpoint
 
-    def _connect(self, endpoint: LinkEndpoint) -> tuple[Link, Welcome]:
+    def _connect(self, endpoint: LinkEndpoint) -> Connection:
         link = Link(knock(endpoint))
         try:
+            started_s = time.perf_counter()
             link.send(Hello(VERSION, host_id(), self._device, effective_cores(), self._target))
             welcome = link.welcome(GREETING_S)
+            greeting_ms = (time.perf_counter() - started_s) * MS_PER_S
             if welcome.refusal:
                 raise Refusal(welcome.refusal)
             self._check(welcome)
         except BaseException:
             link.close()
             raise
-        return link, welcome
+        return Connection(link, welcome, greeting_ms)
 
     def _give_up(self, endpoint: LinkEndpoint, reason: str) -> None:
         with self._changed:
@@ -121,13 +135,13 @@ class ConnectionThread:
                 self._wanted = False
         self._report(DraftLink(self._name, "refused", reason))
 
-    def _hand_over(self, endpoint: LinkEndpoint, made: tuple[Link, Welcome]) -> None:
+    def _hand_over(self, endpoint: LinkEndpoint, made: Connection) -> None:
         with self._changed:
             if endpoint is not self._endpoint or self._closed:
-                made[0].close()  # another endpoint was named meanwhile
+                made.link.close()  # another endpoint was named meanwhile
                 return
             self._wanted = False
             before, self._made = self._made, made
         if before is not None:
-            before[0].close()
+            before.link.close()
         self._report(DraftLink(self._name, "connected"))

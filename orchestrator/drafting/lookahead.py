@@ -33,6 +33,13 @@ class Branch:
         """The chance that all of the branch becomes output."""
         return self.outcome.chance * self.line.chance
 
+    def advance(self, count: int, reached: float) -> Branch:
+        """Return the same where the target has taken the first `count` tokens in front of it, whose chance was
+        `reached`. What is told of it must be told again."""
+        self.line.grown = bool(self.line.ahead)
+        chance = min(1.0, self.outcome.chance / reached) if reached else self.outcome.chance
+        return Branch(Outcome(self.outcome.accepted - count, self.outcome.token, chance), self.line)
+
 
 @dataclass(slots=True, eq=False)
 class LookaheadSequence:
@@ -76,21 +83,26 @@ class LookaheadSequence:
                 return branch
         return None
 
-    def commit(self, tokens: Sequence[int]) -> None:
-        """Keep what is guessed behind these tokens, where they were guessed."""
+    def commit(self, tokens: Sequence[int]) -> list[Branch]:
+        """Keep what is guessed behind these tokens, and the branches of that, where they were guessed. Return the
+        branches that are over."""
         self.committed += len(tokens)
         count, self.stuck, self.sent = len(tokens), False, 0
-        right = self.ahead[:count] == tuple(tokens)
+        before, right = self.branches, self.ahead[:count] == tuple(tokens)
+        reached = prod(self.guess.confidences[:count])
+        self.branches = [one.advance(count, reached) for one in before if right and one.outcome.accepted >= count]
+        over = [one for one in before if not right or one.outcome.accepted < count]
         self.guess = self.guess.behind(count) if right else NOTHING
+        return over
 
-    def choose_outcomes(self, outcomes: Sequence[Outcome], most: int, least: float) -> list[Outcome]:
-        """Return the likeliest outcomes of the draft that was sent which have no branch yet, as many as make `most`
-        branches; none that is less likely than `least`."""
+    def choose_outcomes(self, outcomes: Sequence[Outcome], most: int, least: float, lead: int = 0) -> list[Outcome]:
+        """Return the likeliest outcomes of the draft that was sent, and of the `lead` tokens behind it, which have no
+        branch yet, as many as make `most` branches; none that is less likely than `least`."""
         known = {(one.outcome.accepted, one.outcome.token) for one in self.branches}
         found = [
             one
             for one in outcomes
-            if one.accepted <= self.sent and one.chance >= least and (one.accepted, one.token) not in known
+            if one.accepted <= self.sent + lead and one.chance >= least and (one.accepted, one.token) not in known
         ]
         return sorted(found, key=lambda one: -one.chance)[: max(0, most - len(self.branches))]
 
@@ -102,13 +114,18 @@ class LookaheadSequence:
         if grew:
             self.guess, self.grown = draft, True
 
-    def take_news(self) -> bool:
-        """Return whether it, or a branch of it, has grown since the last call."""
-        lines = [self, *(branch.line for branch in self.branches)]
-        grown = any(line.grown for line in lines)
-        for line in lines:
-            line.grown = False
-        return grown
+    @property
+    def has_news(self) -> bool:
+        """Whether it, or a branch of it, has grown since `take_news`."""
+        return self.grown or any(branch.line.grown for branch in self.branches)
+
+    def take_news(self) -> list[Branch]:
+        """Return the branches that have grown since the last call, or belong to fewer tokens that are not decided."""
+        found = [branch for branch in self.branches if branch.line.grown]
+        self.grown = False
+        for branch in found:
+            branch.line.grown = False
+        return found
 
     def draft(self, ask: Ask) -> Draft:
         """Return the leading part of `ahead` that is worth its verification."""

@@ -1,9 +1,9 @@
 """What crosses the link between a target's worker and a draft worker, and the link itself.
 
-Token ids cross it, with a confidence each, and under a rule that judges distributions the sparse row that each was
-drawn from. The target's side speaks first (`Hello`, answered by `Welcome`), then sends draft requests: what became of
-sequences, and asks for drafts. A request with asks is answered, once. Beside that the draft's side sends what it drafts
-ahead, unasked: so a round whose outcome was foreseen waits for nothing, not even for the way.
+Token ids cross it, with a byte of confidence each. Under a rule that judges distributions, the sparse row that each was
+drawn from crosses it too. The target's side speaks first (`Hello`, answered by `Welcome`), then sends draft requests:
+what became of sequences, and asks for drafts. A request with asks is answered, once. Beside that the draft's side sends
+what it drafts ahead, unasked: so a round whose outcome was foreseen waits for nothing, not even for the way.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.host import HEADER_BYTES, with_header
 from orchestrator.workers.messages import Sampling
 
-VERSION = 3
+VERSION = 4
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A longer frame can only be a broken stream: a prompt of a million tokens has 5 MB."""
 
 MOST_AHEAD = 512
 """A longer line drafted ahead makes no sense."""
+_SURE = 255  # of a byte that says a confidence
 _READ_BYTES = 256 * 1024
 _SILENT_S, _PROBE_EVERY_S, _PROBES = 15, 5, 3  # a host that has gone without a word is noticed after half a minute
 _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
@@ -88,7 +89,8 @@ class DraftRequest(msgspec.Struct, frozen=True, tag="turn", array_like=True):
     """Updates in their order, then asks. `number` grows by one with every turn that has asks; an answer is of
     use within `within_ms`: with what there is by then. Where the target waits for it, `round_ms` is what a round takes
     without waiting, the price of a token; else 0. `sent_s`: when it was sent, by the target's monotonic clock, which on
-    one host is everybody's (0: not told)."""
+    one host is everybody's (0: not told). `lead`: how many tokens the link's round trip is worth, see
+    policies.speculation.draft_lead."""
 
     number: int
     updates: list[Update]
@@ -96,25 +98,29 @@ class DraftRequest(msgspec.Struct, frozen=True, tag="turn", array_like=True):
     within_ms: float = 0.0
     round_ms: float = 0.0
     sent_s: float = 0.0
+    lead: int = 0
 
 
 class WireDraft(msgspec.Struct, frozen=True, array_like=True):
-    """See drafting.port.Draft. `rows` are its proposals: one for each token, or none at all."""
+    """See drafting.port.Draft. `sureness` is a confidence in 255ths for each token. `rows` are its proposals: one for
+    each token, or none at all."""
 
     tokens: tuple[int, ...] = ()
-    confidences: tuple[float, ...] = ()
+    sureness: bytes = b""
     rows: tuple[SparseRow | None, ...] = ()
 
     @classmethod
     def of(cls, draft: Draft) -> WireDraft:
         """Return a draft as it travels."""
-        return cls(draft.tokens, draft.confidences, tuple(pack_proposal(proposal) for proposal in draft.proposals))
+        sureness = bytes(round(confidence * _SURE) for confidence in draft.confidences)
+        return cls(draft.tokens, sureness, tuple(pack_proposal(proposal) for proposal in draft.proposals))
 
 
 class DraftResponse(msgspec.Struct, frozen=True, tag="answer", array_like=True):
-    """One draft for each ask of a request, `took_ms` after it was read. `offsets`: how many tokens, committed since the
-    ask, each draft is behind (none: they all continue what was asked for). The rest counts since the connection began:
-    sequences whose draft was there before it was asked for (`ahead_hits`), and those whose draft was not."""
+    """One draft for each ask of a request, `took_ms` after it came; it was read `held_ms` ago. `offsets`: how many
+    tokens, committed since the ask, each draft is behind (none: they all continue what was asked for). The rest counts
+    since the connection began: sequences whose draft was there before it was asked for (`ahead_hits`), and those whose
+    draft was not."""
 
     number: int
     drafts: list[WireDraft]
@@ -124,21 +130,28 @@ class DraftResponse(msgspec.Struct, frozen=True, tag="answer", array_like=True):
     ahead_misses: int = 0
     peak_rss_bytes: int = 0
     offsets: list[int] = []
+    held_ms: float = 0.0
 
 
 class WireBranch(msgspec.Struct, frozen=True, array_like=True):
-    """What is drafted for the case that the target takes the first `accepted` tokens of a line and then `token`, which
-    has this chance."""
+    """What is drafted for the case that the target takes the first `accepted` tokens of a line and then `token`, whose
+    chance is `sureness` 255ths."""
 
     accepted: int
     token: int
-    chance: float
+    sureness: int
     draft: WireDraft
+
+    @classmethod
+    def of(cls, accepted: int, token: int, chance: float, draft: Draft) -> WireBranch:
+        """Return a branch as it travels."""
+        return cls(accepted, token, round(chance * _SURE), WireDraft.of(draft))
 
 
 class DraftLines(msgspec.Struct, frozen=True, tag="lines", array_like=True):
     """What is drafted ahead for a sequence, sent unasked while its target verifies. `sequence` counts the Begins of the
-    connection, from 1. Lines go on behind its first `base` tokens; later ones take the place of earlier ones."""
+    connection, from 1. Lines go on behind its first `base` tokens; later ones take the place of earlier ones.
+    `branches` are those that have grown since lines were sent last with this base; the others stay."""
 
     sequence: int
     base: int
@@ -149,12 +162,10 @@ class DraftLines(msgspec.Struct, frozen=True, tag="lines", array_like=True):
 def check_guess(guess: WireDraft, limit: int, vocabulary: int, drafter: str) -> Draft:
     """Return a guess as `drafter`'s draft. Raises ProtocolError where it cannot be one."""
     tokens = guess.tokens
-    if len(tokens) > limit or len(tokens) != len(guess.confidences):
+    if len(tokens) > limit or len(tokens) != len(guess.sureness):
         raise ProtocolError(f"a draft has {len(tokens)} tokens; {limit} were asked for")
     if not all(0 <= token < vocabulary for token in tokens):
         raise ProtocolError(f"a token is outside its vocabulary of {vocabulary}")
-    if not all(0.0 <= confidence <= 1.0 for confidence in guess.confidences):
-        raise ProtocolError("a confidence is no probability")
     if guess.rows and len(guess.rows) != len(tokens):
         raise ProtocolError(f"{len(guess.rows)} rows came for {len(tokens)} tokens")
     if not tokens:
@@ -164,7 +175,7 @@ def check_guess(guess: WireDraft, limit: int, vocabulary: int, drafter: str) -> 
         proposals = tuple(unpack_proposal(row, token, vocabulary) for row, token in rows)
     except NoDistribution as error:
         raise ProtocolError(f"{error}") from error
-    return Draft(tokens, guess.confidences, drafter, proposals=proposals)
+    return Draft(tokens, tuple(sure / _SURE for sure in guess.sureness), drafter, proposals=proposals)
 
 
 _hellos = msgspec.msgpack.Decoder(Hello)
@@ -175,7 +186,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class Link:
-    """Frames over a connected socket. Nothing here waits longer than it is told to; one thread uses it."""
+    """Frames over a connected socket. Nothing here waits longer than it is told to; one thread uses it. `sent_bytes`
+    and `received_bytes` count frames; what encryption and the network add is not in them."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
@@ -185,10 +197,16 @@ class Link:
         self._socket = connected
         self._in = bytearray()
         self._out = bytearray()
+        self.sent_bytes = self.received_bytes = 0
 
     def fileno(self) -> int:
         """Return the socket's descriptor, for select."""
         return self._socket.fileno()
+
+    @property
+    def on_one_host(self) -> bool:
+        """Whether both sides are on one host, for certain."""
+        return self._socket.family == socket.AF_UNIX
 
     @property
     def unsent(self) -> int:
@@ -197,7 +215,9 @@ class Link:
 
     def send(self, message: Hello | Welcome | DraftRequest | DraftResponse | DraftLines) -> None:
         """Send as much as goes without waiting; the rest goes with later calls. Raises LinkLost."""
-        self._out += with_header(_encoder.encode(message))
+        frame = with_header(_encoder.encode(message))
+        self.sent_bytes += len(frame)
+        self._out += frame
         self.flush()
 
     def flush(self) -> None:
@@ -280,6 +300,7 @@ class Link:
             raise LinkLost(_describe_error(error)) from error
         if not data:
             raise LinkLost("the connection was closed")
+        self.received_bytes += len(data)
         self._in += data
         return True
 

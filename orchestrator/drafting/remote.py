@@ -7,7 +7,6 @@ tell them to a new process. History is the truth; the other side is a cache.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -34,14 +33,17 @@ from orchestrator.drafting.protocol import (
     check_guess,
 )
 from orchestrator.drafting.remote_sequence import RemoteSequence
+from orchestrator.drafting.round_trip import RoundTrip
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.links.endpoint import LinkLost, ProtocolError
 from orchestrator.workers.draft_messages import DrafterState, DraftLink, RemoteState
 from policies.sampling import Sampling
-from policies.speculation import draft_wait
+from policies.speculation import draft_lead, draft_wait
+from policies.speculation.draft_chain import estimate_accepted_tokens
 from policies.speculation.draft_wait import DraftWait
 
 _MOST_MESSAGES = 1024  # that are read at once: a drafter that says more than it is heard keeps up nobody
+_MOST_SURE = 255
 _IN_TIME = 0.9  # of the time that a round waits, the other side may draft: the rest is the way back
 
 
@@ -63,6 +65,7 @@ class _PendingRequest:
     waited_until_s: float
     asks: tuple[tuple[RemoteSequence, int, int], ...]  # the sequence, how many tokens it had, the limit
     usual: bool  # the other side had read all prompts
+    wait_ms: float  # what the round waits for it at most
 
 
 @dataclass(slots=True)
@@ -76,6 +79,12 @@ class _Counts:
     peak_rss_bytes: int = 0
     ahead: list[int] = field(default_factory=lambda: [0, 0])  # hits and misses of earlier connections
     ahead_now: tuple[int, int] = (0, 0)
+    bytes_before: tuple[int, int] = (0, 0)  # sent and received over earlier connections
+
+    def bytes_with(self, link: Link | None) -> tuple[int, int]:
+        """Return what was sent and received over all connections, the one that is open among them."""
+        sent, received = self.bytes_before
+        return (sent, received) if link is None else (sent + link.sent_bytes, received + link.received_bytes)
 
     def ahead_of(self, index: int) -> int:
         return self.ahead[index] + self.ahead_now[index]
@@ -113,7 +122,9 @@ class RemoteDrafter:
         self._pending: _PendingRequest | None = None
         self._number = 0
         self._pace = DraftWait()
-        self._way_ms = math.inf  # there and back, at best
+        self._round_trip = RoundTrip()
+        self._waits = False
+        self._lead = 0
         self._counts = _Counts()
 
     def attach(self, endpoint: LinkEndpoint) -> None:
@@ -180,6 +191,10 @@ class RemoteDrafter:
             ahead_hits=counts.ahead_of(0),
             ahead_misses=counts.ahead_of(1),
             peak_rss_bytes=counts.peak_rss_bytes,
+            rtt_ms=self._round_trip.best_ms,
+            lead_tokens=self._lead,
+            sent_bytes=counts.bytes_with(self._link)[0],
+            received_bytes=counts.bytes_with(self._link)[1],
         )
         changes = {"name": self.name, "state": self._state, "reason": self._reason, "remote": remote}
         counted = {"rounds": counts.in_time, "draft_ms": counts.wait_ms, "memory_bytes": counts.memory_bytes}
@@ -215,6 +230,7 @@ class RemoteDrafter:
         reading = not all(sequence.met for sequence in sequences)
         drafted = all(sequence.rest(1).tokens for sequence in sequences)
         wait_ms = 0.0 if reading or drafted else draft_wait.patience_ms(self._pace, round_ms, self._limits.max_wait_ms)
+        self._lead = draft_lead.count_lead_tokens(self._round_trip.best_ms, round_ms, self._pace.accepted)
         if wait_ms == 0.0 and not (reading or self._apart):
             link.send(
                 DraftRequest(self._number, updates, [])
@@ -223,27 +239,45 @@ class RemoteDrafter:
         self._number += 1
         self._counts.asks += 1
         sent = tuple((sequence, len(sequence.tokens), ask.limit) for sequence, ask in zip(sequences, asks, strict=True))
-        self._pending = _PendingRequest(self._number, now_s, now_s + wait_ms / MS_PER_S, sent, usual=not reading)
+        waits_until_s = now_s + wait_ms / MS_PER_S
+        self._pending = _PendingRequest(self._number, now_s, waits_until_s, sent, not reading, wait_ms)
         price_ms = round_ms if wait_ms else 0.0
-        link.send(DraftRequest(self._number, updates, asks, _IN_TIME * wait_ms or round_ms, price_ms, now_s))
-        self._take(link, wait_ms / MS_PER_S)
+        within_ms = max(0.0, (_IN_TIME * wait_ms or round_ms) - self._round_trip.best_ms)
+        link.send(DraftRequest(self._number, updates, asks, within_ms, price_ms, now_s, self._lead))
+        self._wait(link, self._pending, round_ms)
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 
+    def _wait(self, link: Link, request: _PendingRequest, round_ms: float) -> None:
+        """Wait for an answer as long as its round does; not on for what is left to gain where lines that were under way
+        serve the round. Raises LinkLost, ProtocolError."""
+        self._waits = request.wait_ms > 0.0
+        try:
+            self._take(link, 0.0)
+            while self._pending is request:
+                passed_ms = (self._clock.monotonic_s() - request.sent_s) * MS_PER_S
+                served = [estimate_accepted_tokens(one.rest(limit).confidences) for one, _, limit in request.asks]
+                if min(served, default=0.0) > 0.0:
+                    left_ms = draft_wait.gain_ms(self._pace, round_ms, sum(served) / len(served))
+                    if passed_ms + left_ms < self._pace.answer_ms:
+                        break
+                if passed_ms >= request.wait_ms:
+                    break
+                self._take(link, (request.wait_ms - passed_ms) / MS_PER_S)
+        finally:
+            self._waits = False
+
     def _take(self, link: Link, timeout_s: float) -> None:
-        """Take in an answer, waiting for it so long, and the newest of what was drafted ahead. Raises LinkLost,
-        ProtocolError."""
-        end_s = self._clock.monotonic_s() + timeout_s
-        newest: dict[int, DraftLines] = {}
+        """Take in all that has come: an answer, and what was drafted ahead; wait so long for the first of it. Raises
+        LinkLost, ProtocolError."""
         for _ in range(_MOST_MESSAGES):
-            answer = link.drafts(timeout_s)
-            if not isinstance(answer, DraftLines):
-                break
-            newest[answer.sequence] = answer
-            timeout_s = max(0.0, end_s - self._clock.monotonic_s())
-        for lines in newest.values():
-            self._take_lines(lines)
-        if isinstance(answer, DraftResponse):
-            self._take_answer(answer)
+            found = link.drafts(timeout_s)
+            if found is None:
+                return
+            if isinstance(found, DraftLines):
+                self._take_lines(found)
+            else:
+                self._take_answer(found)
+            timeout_s = 0.0
 
     def _take_lines(self, found: DraftLines) -> None:
         """Keep what was drafted ahead for a sequence. Raises ProtocolError."""
@@ -253,16 +287,17 @@ class RemoteDrafter:
         if not 0 <= found.base <= len(sequence.tokens):
             raise ProtocolError(f"drafts go on behind {found.base} tokens of {len(sequence.tokens)}")
         line = self._check_line(found.line)
-        branches = [self._join(line, branch) for branch in found.branches]
-        sequence.lines_base, sequence.lines = found.base, (line, *branches)
-        sequence.met = sequence.met or bool(line.tokens)
+        branches = {(branch.accepted, branch.token): self._join(line, branch) for branch in found.branches}
+        sequence.take_lines(found.base, line, branches)
 
     def _join(self, line: Draft, branch: WireBranch) -> Draft:
         """Return a branch with the tokens of the line that are in front of it."""
         begin = line.truncate(branch.accepted)
         if not 0 <= branch.accepted == len(begin.tokens):
             raise ProtocolError(f"a branch leaves a line of {len(line.tokens)} tokens behind {branch.accepted}")
-        first = self._check_line(WireDraft((branch.token,), (branch.chance,)))
+        if not 0 <= branch.sureness <= _MOST_SURE:
+            raise ProtocolError("a chance is no probability")
+        first = self._check_line(WireDraft((branch.token,), bytes((branch.sureness,))))
         rest = self._check_line(branch.draft)
         confidences = (*begin.confidences, *first.confidences, *rest.confidences)
         return Draft((*begin.tokens, *first.tokens, *rest.tokens), confidences, self.name)
@@ -277,7 +312,7 @@ class RemoteDrafter:
             raise ProtocolError(f"an answer to request {answer.number} came, which nobody waits for")
         drafts = self._drafts(request, answer)
         now_s = self._clock.monotonic_s()
-        waited = now_s <= request.waited_until_s
+        waited = self._waits and now_s <= request.waited_until_s
         if request.usual:
             self._pace = draft_wait.observe_draft_answer(
                 self._pace, self._answer_ms(request, answer, now_s, waited=waited)
@@ -297,9 +332,9 @@ class RemoteDrafter:
         """Return what it took to the answer; one that nobody waited for may have lain there for a while."""
         took_ms = (now_s - request.sent_s) * MS_PER_S
         if waited:
-            self._way_ms = min(self._way_ms, took_ms - answer.took_ms)
+            self._round_trip.observe(took_ms - answer.held_ms)
             return took_ms
-        return min(took_ms, answer.took_ms + (self._way_ms if self._way_ms < math.inf else 0.0))
+        return min(took_ms, answer.took_ms + self._round_trip.best_ms)
 
     def _drafts(self, request: _PendingRequest, answer: DraftResponse) -> list[Draft]:
         """Return what an answer brings. Raises ProtocolError where it cannot be one."""
@@ -330,8 +365,11 @@ class RemoteDrafter:
         if made is None:
             return
         if self._link is not None:
+            self._counts.bytes_before = self._counts.bytes_with(self._link)
             self._link.close()
-        self._link, welcome = made
+        self._link, welcome = made.link, made.welcome
+        self._round_trip = RoundTrip()
+        self._round_trip.observe(made.greeting_ms)
         self._pending = None
         self._state, self._reason = "ok", ""
         self._described, self._apart, self._runs_ahead = welcome.drafter, welcome.apart, welcome.runs_ahead
@@ -343,12 +381,13 @@ class RemoteDrafter:
             sequence.met = False
         self._begun, self._begins = {}, 0
         for sequence in self._sequences.values():
-            sequence.lines = ()
+            sequence.drop_lines()
         self._updates = [self._begin(sequence) for sequence in self._sequences.values()]
 
     def _drop(self, state: Literal["lost", "hung", "garbage"], reason: str) -> None:
         """Go on without the link; one that was merely lost is made again."""
         if self._link is not None:
+            self._counts.bytes_before = self._counts.bytes_with(self._link)
             self._link.close()
             self._link = None
         self._pending = None

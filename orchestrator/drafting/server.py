@@ -154,13 +154,15 @@ def _meet_target(admitted: socket.socket) -> _Greeted:
 @dataclass(slots=True, eq=False)
 class _Served:
     """A target that is connected. `name` is its own for itself ("": it has none), `here`: it is on this host. `came_s`:
-    when the request came that is not answered yet. `rest`: it may have sent more than was read."""
+    when the request came that is not answered yet, `read_s`: when it was read. `rest`: it may have sent more
+    than was read."""
 
     link: Link
     session: DraftSession
     name: str
     here: bool
     came_s: float = 0.0
+    read_s: float = 0.0
     rest: bool = False
     awaits_room: bool = False
 
@@ -240,9 +242,7 @@ class _Counter:
             if other:
                 link.close()
                 continue
-            served = _Served(
-                link, self._shared.join(runs_ahead=apart), hello.target, hello.host == host_id(), rest=True
-            )
+            served = _Served(link, self._shared.join(runs_ahead=apart), hello.target, link.on_one_host, rest=True)
             self._served[link.fileno()] = served
             self._poll.register(link, select.POLLIN)
 
@@ -271,8 +271,9 @@ class _Counter:
             for update in turn.updates:
                 self._shared.update(served.session, update)
             if turn.asks:
-                served.came_s = self._date(turn, here=served.here)
-                left_s = turn.within_ms / MS_PER_S - (self._clock.monotonic_s() - served.came_s)
+                served.came_s, served.read_s = self._date(turn, here=served.here), self._clock.monotonic_s()
+                left_s = turn.within_ms / MS_PER_S - (served.read_s - served.came_s)
+                served.session.lead = turn.lead
                 self._shared.ask(served.session, turn.number, turn.asks, left_s, turn.round_ms / MS_PER_S)
 
     def _date(self, turn: DraftRequest, *, here: bool) -> float:
@@ -289,17 +290,19 @@ class _Counter:
 
     def _send(self, answer: SharedAnswer, served: _Served) -> None:
         drafts = [WireDraft.of(draft) for draft in answer.drafts]
-        took_ms = (self._clock.monotonic_s() - served.came_s) * MS_PER_S
+        took_ms, held_ms = (
+            (self._clock.monotonic_s() - then_s) * MS_PER_S for then_s in (served.came_s, served.read_s)
+        )
         session = served.session
         counts = (self._shared.drafter.memory_bytes(), session.hits, session.misses, self._peak_bytes())
-        served.link.send(DraftResponse(answer.number, drafts, took_ms, *counts, offsets=answer.offsets))
+        served.link.send(DraftResponse(answer.number, drafts, took_ms, *counts, answer.offsets, held_ms))
         self._flush(served)
 
     def _send_lines(self) -> None:
-        """Send what was drafted ahead to whoever reads what it is sent: the next lines tell all again. Drawn tokens
-        bring whole rows with them, and are sent where they are asked for."""
+        """Send what was drafted ahead to whoever reads what it is sent: the next lines tell what these leave out. Drawn
+        tokens bring whole rows with them, and are sent where they are asked for."""
         by_session = {id(served.session): served for served in self._served.values()}
-        for lines in self._shared.take_lines():
+        for lines in self._shared.list_lines():
             served = by_session[id(lines.session)]
             connected = served.link.fileno() in self._served
             if connected and not served.link.unsent and not lines.sequence.guess.is_drawn(0):
@@ -307,9 +310,8 @@ class _Counter:
 
     def _send_line(self, sequence: LookaheadSequence, served: _Served) -> None:
         branches = [
-            WireBranch(one.outcome.accepted, one.outcome.token, one.outcome.chance, WireDraft.of(one.line.guess))
-            for one in sequence.branches
-            if one.line.guess.tokens
+            WireBranch.of(one.outcome.accepted, one.outcome.token, one.outcome.chance, one.line.guess)
+            for one in sequence.take_news()
         ]
         line = WireDraft.of(sequence.guess)
         served.link.send(DraftLines(sequence.number, sequence.committed, line, branches))

@@ -55,11 +55,13 @@ class SharedAnswer:
 
 @dataclass(slots=True, eq=False)
 class DraftSession:
-    """One connected target. `runs_ahead`: it is drafted for while it verifies. `hits` and `misses`: see
+    """One connected target. `runs_ahead`: it is drafted for while it verifies, `lead`: so many tokens further than its
+    next drafts, as it is behind a link. `hits` and `misses`: see
     drafting.protocol.DraftResponse. `in_company`: a pass since its last answer had rows of another target too."""
 
     number: int
     runs_ahead: bool
+    lead: int = 0
     hits: int = 0
     misses: int = 0
     sequences: dict[str, LookaheadSequence] = field(default_factory=dict)
@@ -120,7 +122,8 @@ class SharedDrafter:
                 self._close_ask(session, one)
         match update:
             case Begin(key, tokens, sampling):
-                self._prune(session.sequences.get(key))
+                if (before := session.sequences.get(key)) is not None:
+                    self._prune(before.branches)
                 session.begun += 1
                 session.sequences[key] = LookaheadSequence(session.key(key), session.begun, len(tokens))
                 self.drafter.begin(session.key(key), tokens, sampling)
@@ -131,25 +134,24 @@ class SharedDrafter:
                         one.waits = one.waits or not all(sequence.ahead for sequence, _ in one.asked)
             case End(key, keep):
                 if (sequence := session.sequences.pop(key, None)) is not None:
-                    self._prune(sequence)
+                    self._prune(sequence.branches)
                     self.drafter.end(sequence.key, keep=keep)
 
     def _commit(self, sequence: LookaheadSequence, tokens: Sequence[int]) -> None:
         """Go on from what the target chose: with what was guessed, or with the branch that was made for it."""
         branch = sequence.find_branch(tokens)
-        sequence.commit(tokens)
+        over = sequence.commit(tokens)
         self.drafter.extend(sequence.key, tokens)
         if branch is not None and self._branching is not None:
-            sequence.branches.remove(branch)
+            over.remove(branch)
             sequence.guess, sequence.stuck = branch.line.guess, branch.line.stuck
             self._branching.adopt(sequence.key, branch.line.key)
-        self._prune(sequence)
+        self._prune(over)
 
-    def _prune(self, sequence: LookaheadSequence | None) -> None:
-        if sequence is not None and self._branching is not None:
-            for branch in sequence.branches:
+    def _prune(self, branches: Sequence[Branch]) -> None:
+        if self._branching is not None:
+            for branch in branches:
                 self._branching.prune(branch.line.key)
-            sequence.branches.clear()
 
     def ask(
         self, session: DraftSession, number: int, asks: Sequence[Ask], within_s: float, round_s: float = 0.0
@@ -176,14 +178,14 @@ class SharedDrafter:
         found, self._due = self._due, []
         return found
 
-    def take_lines(self) -> list[SharedLines]:
-        """Return what has grown since the last call of what is drafted ahead, for whoever verifies meanwhile."""
+    def list_lines(self) -> list[SharedLines]:
+        """Return what has grown, of what is drafted ahead, since it was sent to whoever verifies meanwhile."""
         return [
             SharedLines(session, sequence)
             for session in self._sessions
             if session.runs_ahead
             for sequence in session.sequences.values()
-            if sequence.take_news()
+            if sequence.has_news
         ]
 
     def run_pass(self) -> bool:
@@ -214,11 +216,11 @@ class SharedDrafter:
             return
         most, least = count_branches(row_share, len(session.sequences)), price_branch(row_share, lines)
         for sequence in session.sequences.values() if most else ():
-            if not sequence.sent or len(sequence.branches) >= most:
+            if not sequence.sent + session.lead or len(sequence.branches) >= most:
                 continue
             outcomes = self._branching.list_outcomes(sequence.key)
-            for outcome in sequence.choose_outcomes(outcomes, most, least):
-                key = f"{sequence.key}/{outcome.accepted}/{outcome.token}"
+            for outcome in sequence.choose_outcomes(outcomes, most, least, session.lead):
+                key = f"{sequence.key}/{sequence.committed + outcome.accepted}/{outcome.token}"
                 if self._branching.branch(sequence.key, key, outcome):
                     line = LookaheadSequence(key, reading=0, wanted=max(1, sequence.limit))
                     sequence.branches.append(Branch(outcome, line))
@@ -244,7 +246,7 @@ class SharedDrafter:
         found = {ask.key: sequence.draft(ask) for sequence, ask in one.asked}
         for sequence, ask in one.asked:
             sequence.sent, sequence.limit = len(found[ask.key].tokens), ask.limit
-            sequence.wanted = len(found[ask.key].tokens) + 1 + ask.limit
+            sequence.wanted = len(found[ask.key].tokens) + 1 + ask.limit + session.lead
         drafts = [found.get(ask.key, NOTHING) for ask in one.asks]
         offsets = [one.moved[ask.key] for ask in one.asks] if one.moved else []
         self._due.append(SharedAnswer(session, one.number, drafts, offsets))

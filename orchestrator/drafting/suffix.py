@@ -95,13 +95,23 @@ class OutputStore:
 
 
 class SuffixDrafter:
-    """See the module. `max_match` is in tokens, `memory_bytes` bounds the store of earlier outputs."""
+    """See the module. `max_match` is in tokens, `memory_bytes` bounds the store of earlier outputs. `beside`: whose
+    store it shares, and does not count as its own."""
 
-    def __init__(self, *, max_match: int, memory_bytes: int, clock: Clock, name: str = "suffix") -> None:
+    def __init__(
+        self,
+        *,
+        max_match: int,
+        memory_bytes: int,
+        clock: Clock,
+        name: str = "suffix",
+        beside: SuffixDrafter | None = None,
+    ) -> None:
         self.name = name
         self._meter = Meter(DrafterState(name, "suffix"), clock)
         self._max_match, self._memory_bytes = max_match, memory_bytes
-        self._store = OutputStore(memory_bytes)
+        self._store: OutputStore = OutputStore(memory_bytes) if beside is None else beside._store
+        self._counts_store = beside is None
         self._indexes: dict[str, SuffixIndex] = {}
         self._recalled: dict[str, SuffixIndex] = {}
         self._prompts: dict[str, int] = {}
@@ -137,7 +147,7 @@ class SuffixDrafter:
 
     def memory_bytes(self) -> int:
         """See the port."""
-        return self._store.memory_bytes()
+        return self._store.memory_bytes() if self._counts_store else 0
 
     def states(self) -> list[DrafterState]:
         """See the port."""

@@ -12,22 +12,26 @@ from policies.sampling import Sampling
 class VariantDrafter(DrafterGroup):
     """`variants`: the drafters of those that have their own; all other requests get `default` (None: nothing).
 
-    The drafters share nothing: what one learns, and whatever it remembers of outputs, is of its own requests.
+    The drafters share nothing: what one learns, and whatever it remembers of outputs, is of its own requests. `joined`:
+    each sequence's variant, one table for the drafters of all flights (engine/flights.py).
     """
 
-    def __init__(self, default: Drafter | None, variants: Mapping[str, Drafter]) -> None:
+    def __init__(
+        self, default: Drafter | None, variants: Mapping[str, Drafter], joined: dict[str, str] | None = None
+    ) -> None:
         super().__init__([*([default] if default is not None else []), *variants.values()])
         self._default = default
         self._variants = dict(variants)
-        self._joined: dict[str, Drafter] = {}
+        self._joined = {} if joined is None else joined
 
     def join(self, key: str, variant: str) -> None:
         """Say which variant a sequence is in, before it begins."""
         if variant in self._variants:
-            self._joined[key] = self._variants[variant]
+            self._joined[key] = variant
 
     def _of(self, key: str) -> Drafter | None:
-        return self._joined.get(key, self._default)
+        variant = self._joined.get(key)
+        return self._default if variant is None else self._variants[variant]
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
         """See the port."""

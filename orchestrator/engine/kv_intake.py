@@ -11,6 +11,7 @@ import msgspec
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.engine.kv_mover import KvMover, TakenPages
+from orchestrator.links.pages import LinkBroken
 from orchestrator.side_lane import SideLane
 from orchestrator.workers.messages import MovedIn, Submit
 from orchestrator.workers.shared_memory import SharedMemoryFailed
@@ -36,7 +37,10 @@ class KvIntake:
         """Take in a request with pages."""
         with self._changing:
             self._reading[request.request_id] = request
-        self._lane.submit(self._read, request, arrived_s)
+        if request.pages is not None and request.pages.transfer:  # it may wait for its link, as no other has to
+            threading.Thread(target=self._read, args=(request, arrived_s), name="KV pages", daemon=True).start()
+        else:
+            self._lane.submit(self._read, request, arrived_s)
 
     def cancel(self, request_id: str) -> None:
         """Drop a request whose pages are not there yet, and the pages of one that was accepted."""
@@ -69,10 +73,15 @@ class KvIntake:
             return None, ""
         started_s = self._clock.monotonic_s()
         try:
-            data = self._mover.read(pages, [*request.prompt, *request.committed])
-        except (SharedMemoryFailed, MemoryError) as error:
+            tokens = [*request.prompt, *request.committed]
+            if pages.transfer:
+                data, start_pages = self._mover.receive(pages, tokens)
+            else:
+                data, start_pages = self._mover.read(pages, tokens), (0,)
+        except (SharedMemoryFailed, LinkBroken, MemoryError) as error:
             return None, str(error)
         except Exception as error:  # the request is computed again
             traceback.print_exc()
             return None, f"{type(error).__name__}: {error}"
-        return TakenPages(pages.positions, data, (self._clock.monotonic_s() - started_s) * MS_PER_S), ""
+        took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+        return TakenPages(pages.positions, data, took_ms, start_pages), ""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 from adapters.contract import (
     CapacityError,
@@ -14,6 +17,9 @@ from adapters.contract import (
     GrammarTooComplex,
     LoadedModel,
     OutOfMemory,
+    PendingForward,
+    Segment,
+    StagedModel,
     Unsupported,
 )
 from device_profiles.units import MS_PER_S
@@ -23,17 +29,28 @@ from orchestrator.drafting.port import Drafter
 from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.engine.batch import ScheduledSequence, rows_of
 from orchestrator.engine.constraints import RowConstraints
+from orchestrator.engine.departures import Departures
 from orchestrator.engine.draft_counts import DrafterCounts, RoundDraftCounts
 from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.kv_mover import KvMover, TakenPages
 from orchestrator.engine.prefix_cache import PrefixCache
 from orchestrator.engine.request_checks import problem_with
 from orchestrator.engine.round_traces import RoundTraces
-from orchestrator.engine.scheduler import Scheduler
+from orchestrator.engine.scheduler import ALL_RESERVED, NOTHING_RESERVED, Reserved, Scheduler
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
 from orchestrator.engine.speculator import Speculator
 from orchestrator.engine.verifier import Verdict, Verifier
-from orchestrator.workers.messages import Delta, Gauges, MovedIn, MovedOut, Refused, RoundReport, SharedMemory, Submit
+from orchestrator.workers.messages import (
+    Delta,
+    Gauges,
+    MovedIn,
+    MovedOut,
+    PageLink,
+    Refused,
+    RoundReport,
+    SharedMemory,
+    Submit,
+)
 from orchestrator.workers.shared_memory import SharedMemoryFailed
 from policies.sampling import NotFinite, Row, ToleranceGoal, VerifiedDraft
 from policies.serving.acceptance_alarm import THRESHOLD
@@ -53,6 +70,29 @@ class LoopTuning(NamedTuple):
     objectives: Objectives
 
 
+@dataclass(frozen=True, slots=True)
+class _WaitingForward:
+    """A forward of a target that runs one at a time: it runs when it is waited for."""
+
+    target: LoadedModel
+    batch: Sequence[Segment]
+
+    def result(self) -> ForwardResult:
+        """See adapters.contract.PendingForward."""
+        return self.target.forward(self.batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _BegunRound:
+    """A round whose forward was started. Times are seconds of the loop's clock; it asked for drafts at `proposed_s`."""
+
+    started_s: float
+    proposed_s: float
+    draft_ms: float
+    parts: list[ScheduledSequence]
+    forward: PendingForward
+
+
 class DecodeLoop:
     """Continuous batching over one target. Not thread-safe: the engine's thread owns it, `prepare` excepted.
 
@@ -61,7 +101,7 @@ class DecodeLoop:
     `grammars` starts the grammars that requests ask for. `tolerance` is what the rule of that name is to reach.
     `low_acceptance_rate`: drafters below it are warned of.
     `objectives`: what requests are to have. `mover`: of KV pages. `expected_ms`: the predicted time of the round that
-    runs.
+    runs. `decoded_rows`: of the last round, 0 where it had prompts in it, or was not all of what had begun.
     """
 
     def __init__(
@@ -83,6 +123,8 @@ class DecodeLoop:
     ) -> None:
         self.mover = mover or KvMover(target, "")
         self._target = target
+        self._staged = target if isinstance(target, StagedModel) else None
+        self._begun: _BegunRound | None = None
         self._grammars = grammars
         self._watch = AcceptanceMonitor(low_acceptance_rate)
         max_depth = 0 if drafter is None else max_depth
@@ -104,10 +146,12 @@ class DecodeLoop:
         self._traces = RoundTraces(clock)
         self._failed: list[Refused] = []
         self._moved_in: list[MovedIn] = []
+        self._departures = Departures(clock)
         self._taking_in_ms = 0.0
         self._not_finite = 0
         self._rounds = 0
         self.expected_ms = 0.0
+        self.decoded_rows = 0
 
     @property
     def max_running(self) -> int:
@@ -115,9 +159,61 @@ class DecodeLoop:
         return self._scheduler.max_running
 
     @property
+    def sequences(self) -> int:
+        """How many requests run or wait."""
+        return self._scheduler.running + self._scheduler.waiting
+
+    @property
+    def running(self) -> int:
+        """How many requests have a slot."""
+        return self._scheduler.running
+
+    @property
+    def has_place(self) -> bool:
+        """True where one request more could have a slot at once."""
+        return self.sequences < self._scheduler.places
+
+    @property
+    def since_s(self) -> float:
+        """When the first came of the requests that run, or else of those that wait, by the clock."""
+        return self._scheduler.since_s
+
+    @property
+    def promised_blocks(self) -> int:
+        """How many KV blocks requests have been admitted for and do not hold yet."""
+        return self._scheduler.count_promised_blocks()
+
+    def holds(self, request_id: str) -> bool:
+        """Return whether a request runs or waits here."""
+        return self._scheduler.holds(request_id)
+
+    def hand_over(self, other: DecodeLoop, joins: Callable[[Submit], None]) -> bool:
+        """Let the last request that never ran wait in another loop over the same target, or else the youngest that
+        decodes go on there, between two rounds. `joins`: tells the drafter there of a request's variant. False: there
+        is none."""
+        sequence = self._scheduler.take_waiting()
+        if sequence is not None:
+            other._scheduler.add(sequence)
+            return True
+        decoding = [one for one in self._scheduler.list_running() if one.uncached == 1]
+        if not decoding:
+            return False
+        sequence = decoding[-1]
+        self._speculator.end(sequence.key, keep=False)
+        self._scheduler.move(sequence, other._scheduler)
+        joins(sequence.submit)
+        other._speculator.begin(sequence, drafts=True)
+        return True
+
+    def give_way(self, since_s: float) -> bool:
+        """Let the youngest request give its KV blocks up, between two rounds, where it did not come before that time.
+        False: none did."""
+        return self._scheduler.give_way(since_s)
+
+    @property
     def idle(self) -> bool:
-        """True when no request runs or waits."""
-        return not self._scheduler.running and not self._scheduler.waiting
+        """True when no request runs or waits, and no round was begun."""
+        return self.sequences == 0 and self._begun is None
 
     @property
     def policy(self) -> DepthPolicy:
@@ -192,8 +288,27 @@ class DecodeLoop:
             self._speculator.end(request_id, keep=False)
         return MovedOut(request_id, pages, (self._clock.monotonic_s() - started_s) * MS_PER_S, why)
 
+    def send_out(self, request_id: str, link: PageLink) -> MovedOut | None:
+        """Let a request leave over a link, its pages ahead; `list_moved_out` says when it has. Returns what there is to
+        say where it has no pages, and is forgotten at once."""
+        sequence = next((one for one in self._scheduler.list_running() if one.key == request_id), None)
+        if sequence is None or not sequence.cached or sequence.scores_prompt or not self.mover.moves:
+            self.cancel(request_id)
+            return MovedOut(request_id, None, 0.0, "nothing of it was computed")
+        self._departures.begin(sequence, self.mover, link)
+        return None
+
+    def list_moved_out(self, round_ms: float) -> list[MovedOut]:
+        """Send pages of requests that leave, behind a round that took so long; returns, once, those that are forgotten
+        now. Raises what adapters raise when their device fails."""
+        moved = self._departures.advance(self._scheduler.list_running(), self.mover, round_ms)
+        for one in moved:
+            self.cancel(one.request_id)
+        return moved
+
     def cancel(self, request_id: str) -> None:
         """Forget a request, running or waiting; its slot is free at once. Unknown ids are ignored."""
+        self._departures.drop(request_id)
         sequence = self._scheduler.withdraw(request_id)
         if sequence is not None:
             self._retire(sequence, keep=False)
@@ -205,33 +320,61 @@ class DecodeLoop:
 
         Every committed token is in the round that is returned, so nothing is lost when the next one fails.
         """
-        started = self._clock.monotonic_s()
+        if not self.begin_round():
+            raise CapacityError(f"{self._target.capabilities.device}: no KV blocks are left for any request")
+        return self.finish_round()
+
+    def begin_round(self, reserved: Reserved = NOTHING_RESERVED) -> bool:
+        """The first half of a round: choose who is in it, draft, and start the forward. Behind it `finish_round` is
+        due. `reserved`: what is not for requests that start. False: no round was begun, for there is no room for
+        anybody. Raises AdapterError: the target is of no more use."""
+        started_s = self._clock.monotonic_s()
         self._taking_in_ms = 0.0
-        parts = self._schedule_parts()
+        parts = self._schedule_parts(reserved)
+        if not parts:
+            return False
         self.expected_ms = self._scheduler.predict_round_ms(parts)
-        proposed = self._clock.monotonic_s()
+        proposed_s = self._clock.monotonic_s()
         if not self._speculator.pauses(parts):
             room, row_price = (
                 self._scheduler.room(parts),
                 self._levels.row_price(prompts=any(p.is_prefill for p in parts)),
             )
             self._speculator.propose(parts, room=room, row_price=row_price)
-        draft_ms = (self._clock.monotonic_s() - proposed) * MS_PER_S
-        parts, result = self._forward(parts)
-        self._scheduler.observe(parts, result.device_ms)
-        rows = _rows_by_part(parts, result)
+        draft_ms = (self._clock.monotonic_s() - proposed_s) * MS_PER_S
+        self._begun = _BegunRound(started_s, proposed_s, draft_ms, parts, self._start_forward(parts))
+        return True
+
+    def finish_round(self) -> RoundReport:
+        """The second half of the round that was begun: wait for its forward, verify, commit, learn. Requests that were
+        cancelled meanwhile get nothing of it. Raises AdapterError: the target is of no more use."""
+        begun, self._begun = self._begun, None
+        assert begun is not None  # noqa: S101  # the caller's part
+        ran, result = self._wait_for_forward(begun)
+        found = [
+            (part, own)
+            for part, own in zip(ran, _rows_by_part(ran, result), strict=True)
+            if part.sequence.slot != NO_SLOT
+        ]
+        parts, rows = [part for part, _ in found], [own for _, own in found]
+        complete = len(parts) == len(ran)  # what was cancelled is in the costs, and no more in the counts
+        if complete:
+            self._scheduler.observe(parts, result.device_ms)
         verdicts = self._accept(parts, rows)
         deltas, tally = self._commit(parts, verdicts, rows)
-        times = (self._rounds, started, proposed, draft_ms)
+        times = (self._rounds, begun.started_s, begun.proposed_s, begun.draft_ms)
         trace = self._traces.describe(times, parts, verdicts, deltas) if self._traces.share else None
         self._rounds += 1
-        round_ms = (self._clock.monotonic_s() - started) * MS_PER_S - self._taking_in_ms
-        self._speculator.settle(round_ms - draft_ms, draft_ms)
-        self._scheduler.observe_round_time(parts, sum(len(delta.tokens) for delta in deltas), round_ms)
+        rows_ran = rows_of(ran, self._target.capabilities.paid_rows)
+        self.decoded_rows = rows_ran if complete and not any(part.is_prefill for part in parts) else 0
+        round_ms = (self._clock.monotonic_s() - begun.started_s) * MS_PER_S - self._taking_in_ms
+        self._speculator.settle(round_ms - begun.draft_ms, begun.draft_ms)
+        if complete:
+            self._scheduler.observe_round_time(parts, sum(len(delta.tokens) for delta in deltas), round_ms)
         return RoundReport(
             deltas=deltas,
-            sequences=len(parts),
-            rows=rows_of(parts, self._target.capabilities.paid_rows),
+            sequences=len(ran),
+            rows=rows_ran,
             drafts=tally.drafts,
             drafted=tally.drafted,
             accepted=tally.accepted,
@@ -240,9 +383,10 @@ class DecodeLoop:
             by_drafter=tally.by_drafter,
             round_ms=round_ms,
             device_ms=result.device_ms,
-            draft_ms=draft_ms,
+            draft_ms=begun.draft_ms,
             expected_ms=self.expected_ms,
             trace=trace,
+            stage_ms=list(result.stage_ms),
         )
 
     def run_round_strictly(self) -> RoundReport:
@@ -253,22 +397,31 @@ class DecodeLoop:
             raise DeviceLost(f"request {failed[0].request_id}: {failed[0].message}")
         return done
 
-    def _forward(self, parts: list[ScheduledSequence]) -> tuple[list[ScheduledSequence], ForwardResult]:
-        """Run a forward, in smaller ones without drafts while memory runs out; returns the parts that it had. Raises
-        what the target's forward raises."""
+    def _start_forward(self, parts: Sequence[ScheduledSequence]) -> PendingForward:
+        """Start a forward, or have it run by whoever waits for it. Raises what the target's forward raises."""
+        batch = [part.segment() for part in parts]
+        return _WaitingForward(self._target, batch) if self._staged is None else self._staged.start_forward(batch)
+
+    def _wait_for_forward(self, begun: _BegunRound) -> tuple[list[ScheduledSequence], ForwardResult]:
+        """Return what a forward gives, of smaller ones without drafts while memory runs out, and the parts that it had.
+        Raises what the target's forward raises."""
+        parts, forward = begun.parts, begun.forward
         while True:
             try:
-                return parts, self._target.forward([part.segment() for part in parts])
+                return parts, forward.result()
             except OutOfMemory as error:
                 if not error.can_go_on or not self._scheduler.make_smaller(parts, str(error)):
                     raise
             self._speculator.abandon_round()
-            parts = self._schedule_parts()
+            parts = self._schedule_parts(ALL_RESERVED)
+            if not parts:  # all were cancelled, or other flights have the blocks of those that gave way
+                return parts, ForwardResult(np.empty((0, self._target.spec.outputs), np.float32), 0.0)
+            forward = self._start_forward(parts)
 
-    def _schedule_parts(self) -> list[ScheduledSequence]:
+    def _schedule_parts(self, reserved: Reserved) -> list[ScheduledSequence]:
         """Return who is in the next forward; the drafter hears of who starts. What it knows of those who give way is
         good until they start again."""
-        started = self._scheduler.admit()
+        started = self._scheduler.admit(reserved)
         for sequence in started:
             self._take_in(sequence)
         parts, preempted = self._scheduler.parts()
@@ -298,6 +451,7 @@ class DecodeLoop:
 
     def _retire(self, sequence: SequenceState, *, keep: bool, garbage: bool = False) -> None:
         """The sequence ends. `keep`: its output may help later drafts. `garbage`: what it computed may be."""
+        self._departures.drop(sequence.key)
         self._speculator.end(sequence.key, keep=keep)
         self._scheduler.leave(sequence, garbage=garbage)
 

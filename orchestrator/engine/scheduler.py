@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
+from adapters.borrowed_slots import BorrowedSlots
 from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
@@ -32,6 +35,18 @@ from policies.speculation.cost_model import CostModel
 
 _LEAST_PREFILL_ROWS = 16
 _UNKNOWN_ROUND_MS = 5000.0
+
+
+class Reserved(NamedTuple):
+    """What other flights over the same target leave to nobody who starts: so many KV blocks and slots."""
+
+    blocks: int = 0
+    slots: int = 0
+
+
+NOTHING_RESERVED = Reserved()
+ALL_RESERVED = Reserved(blocks=sys.maxsize)
+"""Nobody starts."""
 
 
 class Scheduler:
@@ -94,6 +109,15 @@ class Scheduler:
         """How many sequences wait for one."""
         return len(self._waiting)
 
+    @property
+    def places(self) -> int:
+        """How many sequences may have a slot now."""
+        return min(self.max_running, self.levels.answer.running, self.memory.sequences)
+
+    def holds(self, key: str) -> bool:
+        """Return whether a sequence runs or waits here."""
+        return any(sequence.key == key for sequence in (*self._running, *self._waiting))
+
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence: behind all that wait, or where it was served before behind the last of those."""
         sequence.queued_s = self._clock.monotonic_s()
@@ -110,14 +134,44 @@ class Scheduler:
                 return None
         return next((sequence for sequence in self._running if sequence.key == key), None)
 
-    def admit(self) -> list[SequenceState]:
+    @property
+    def since_s(self) -> float:
+        """When the first came of those that run, or else of those that wait, by the clock; infinity without any."""
+        return min((one.submitted_s for one in self._running or self._waiting), default=math.inf)
+
+    def take_waiting(self) -> SequenceState | None:
+        """Forget the last of those that wait and never ran here, and return it; None where there is none."""
+        found = next((one for one in reversed(self._waiting) if one.admitted_s == 0.0), None)
+        if found is not None:
+            self._waiting.remove(found)
+        return found
+
+    def move(self, sequence: SequenceState, other: Scheduler) -> None:
+        """Let a sequence that runs run in another loop, over slots of the same target, with what its slot holds."""
+        assert isinstance(self._target, BorrowedSlots) and isinstance(other._target, BorrowedSlots)  # noqa: S101, PT018
+        slot, into = sequence.slot, other._free_slots.pop()
+        self._target.move(slot, other._target, into)
+        self._running.remove(sequence)
+        self._free_slots.append(slot)
+        sequence.slot, sequence.turn = into, other._turn
+        other._running.append(sequence)
+        other._running.sort(key=lambda one: one.admitted_s)
+
+    def give_way(self, since_s: float) -> bool:
+        """Let the youngest that runs give way, where it did not come before that time. False: nobody did."""
+        found = bool(self._running) and self._running[-1].submitted_s >= since_s
+        if found:
+            self._send_back(1)
+        return found
+
+    def admit(self, reserved: Reserved = NOTHING_RESERVED) -> list[SequenceState]:
         """Give slots to those who can start now, and return them."""
         self.memory.look()
-        started = self._start_admitted() if self._waiting else []
+        started = self._start_admitted(reserved) if self._waiting else []
         self.levels.look(self._running, self._waiting)
         return started
 
-    def _start_admitted(self) -> list[SequenceState]:
+    def _start_admitted(self, reserved: Reserved) -> list[SequenceState]:
         caps = self._target.capabilities
         blocks = [
             ceil_div(len(sequence.tokens) + caps.paid_rows, caps.block_tokens)
@@ -125,9 +179,9 @@ class Scheduler:
         ]
         count = count_admissible_requests(
             blocks,
-            free_blocks=self._target.free_blocks() - self._count_promised_blocks(),
+            free_blocks=self._target.free_blocks() - self.count_promised_blocks() - reserved.blocks,
             running=len(self._running),
-            max_running=min(self.max_running, self.levels.answer.running, self.memory.sequences),
+            max_running=min(self.places, self.max_running - reserved.slots),
             spare_blocks=len(self._running) + 1,
         )
         now = self._clock.monotonic_s()
@@ -138,8 +192,8 @@ class Scheduler:
         self._running += started
         return started
 
-    def _count_promised_blocks(self) -> int:
-        """Blocks that running prefills have been admitted for and do not hold yet."""
+    def count_promised_blocks(self) -> int:
+        """Return the blocks that running prefills have been admitted for and do not hold yet."""
         size = self._target.capabilities.block_tokens
         return sum(
             max(0, ceil_div(len(s.tokens) + 1, size) - ceil_div(self._target.count_cached_positions(s.slot), size))
@@ -147,7 +201,8 @@ class Scheduler:
         )
 
     def parts(self) -> tuple[list[ScheduledSequence], list[SequenceState]]:
-        """Return the next forward's parts, without drafts, and the sequences that had to give way to them."""
+        """Return the next forward's parts, without drafts, and the sequences that had to give way to them. There are no
+        parts where the oldest, too, finds no KV blocks: it keeps those that it has."""
         caps = self._target.capabilities
         preempted: list[SequenceState] = []
         while True:
@@ -166,6 +221,8 @@ class Scheduler:
             missing = self._target.count_needed_blocks([part.segment() for part in parts]) - free
             if missing <= 0:
                 return parts, preempted
+            if len(self._running) == 1:
+                return [], preempted
             preempted += self._preempt(missing)
 
     def _count_prefill_rows(self) -> PrefillRows:

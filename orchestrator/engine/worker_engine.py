@@ -14,6 +14,7 @@ import psutil
 from adapters.contract import AdapterError
 from orchestrator.clock import Clock
 from orchestrator.engine.compile_lanes import CompileLanes
+from orchestrator.engine.flights import Flights
 from orchestrator.engine.kv_intake import KvIntake
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.engine.variants import SpeculationVariants
@@ -65,7 +66,7 @@ class LoadedEngine:
     `retuner`: None takes no other options, and lets no drafter rest.
     """
 
-    loop: DecodeLoop
+    loop: DecodeLoop | Flights
     ready: Ready
     close: Callable[[], None]
     attach: Callable[[AttachDraft], None]
@@ -83,7 +84,7 @@ class WorkerEngine:
         # None: tell the gauges
         self._commands: queue.SimpleQueue[tuple[Command | Retuning | None, float]] = queue.SimpleQueue()
         self._preparing = ThreadPoolExecutor(1, "prepare other options")
-        self._loop: DecodeLoop | None = None
+        self._loop: DecodeLoop | Flights | None = None
         self._lanes: CompileLanes | None = None
         self._intake: KvIntake | None = None
         self._process = psutil.Process()
@@ -147,6 +148,8 @@ class WorkerEngine:
             self._preparing.shutdown(wait=True, cancel_futures=True)
             if loaded.watch is not None:
                 loaded.watch.stop()
+            if loaded.loop.mover.inbox is not None:
+                loaded.loop.mover.inbox.close()
             loaded.close()
 
     def _decode(self, loaded: LoadedEngine, emit: Emit) -> None:
@@ -162,6 +165,8 @@ class WorkerEngine:
             for moved in loop.list_moved_in():
                 emit(moved)
             emit(done)
+            for left in loop.list_moved_out(done.round_ms):
+                emit(left)
             for failed in loop.failures():
                 emit(failed)
             now = self._clock.monotonic_s()
@@ -202,6 +207,13 @@ class WorkerEngine:
             else:
                 self._carry_out(loaded, command, arrived_s, emit)
 
+    @staticmethod
+    def _move_out(loop: DecodeLoop | Flights, command: MoveOut, emit: Emit) -> None:
+        if command.link is None:
+            emit(loop.move_out(command.request_id, command.memory))
+        elif (left := loop.send_out(command.request_id, command.link)) is not None:
+            emit(left)
+
     def _begin_retune(self, loaded: LoadedEngine, command: Retune, emit: Emit) -> None:
         """Prepare other options while decoding goes on; the decoding thread puts them into effect."""
         if loaded.retuner is None:
@@ -215,7 +227,7 @@ class WorkerEngine:
         loop = loaded.loop
         if isinstance(command, Cancel | MoveOut):
             if isinstance(command, MoveOut):
-                emit(loop.move_out(command.request_id, command.memory))
+                self._move_out(loop, command, emit)
             else:
                 loop.cancel(command.request_id)
             if loop.idle:

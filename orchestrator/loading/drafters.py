@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
@@ -31,23 +32,25 @@ from orchestrator.loading.vocabularies import (
     remote_pair,
     translating,
 )
+from orchestrator.measuring.slots import SomeSlots
 from orchestrator.workers.draft_messages import AttachDraft, DrafterState, DraftLink
 from policies.models.vocabulary import Match
 from policies.serving.canary import CanaryVariant
 
 
 class Remotes:
-    """The drafters of a target's worker that are in other processes, by name. `report` hears how they do."""
+    """The drafters of a target's worker that are in other processes, by name: one for each flight, with a connection of
+    its own. `report` hears how they do."""
 
     def __init__(self, report: Callable[[DraftLink], None]) -> None:
         self._report = report
-        self._drafters: dict[str, RemoteDrafter] = {}
+        self._drafters: dict[str, list[RemoteDrafter]] = {}
 
     def build(
         self, options: ModelDraftOptions, remote: RemoteOptions, target: LoadedTarget, pair: VocabularyPair
     ) -> Drafter:
         """Return a drafter that waits to be attached."""
-        drafter = self._drafters[options.name] = RemoteDrafter(
+        drafter = RemoteDrafter(
             options.name,
             fingerprint=pair.draft_fingerprint,
             device=target.model.capabilities.device,
@@ -55,12 +58,13 @@ class Remotes:
             clock=SystemClock(),
             report=self._report,
         )
+        self._drafters.setdefault(options.name, []).append(drafter)
         return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepare_tokenizer(options))
 
     def attach(self, command: AttachDraft) -> None:
         """Connect a drafter to its process; one that was exchanged meanwhile is ignored."""
-        if command.name in self._drafters:
-            self._drafters[command.name].attach(command.door)
+        for drafter in self._drafters.get(command.name, ()):
+            drafter.attach(command.door)
 
 
 class BuiltDrafters(NamedTuple):
@@ -72,6 +76,18 @@ class BuiltDrafters(NamedTuple):
     by_variant: VariantDrafter | None = None
 
 
+@dataclass(slots=True)
+class _Flight:
+    """Which of `count` flights is built for, and what all of them share: draft models, stores of outputs, and which
+    variant requests are in."""
+
+    number: int = 0
+    count: int = 1
+    models: dict[str, LoadedSource] = field(default_factory=dict)
+    suffixes: dict[str, SuffixDrafter] = field(default_factory=dict)
+    joined: dict[str, str] = field(default_factory=dict)
+
+
 def build_drafter(
     options: EngineOptions, target: LoadedTarget, progress: OnProgress = silent, remotes: Remotes | None = None
 ) -> ChainDrafter | None:
@@ -80,24 +96,41 @@ def build_drafter(
     Without `remotes` every draft model runs in this process, wherever the configuration puts it. Raises what adapters
     raise for a draft model that cannot be used; a device that fails while it loads one costs the draft only.
     """
-    return _build_chain(options.drafters, options, target, progress, remotes)
+    return _build_chain(options.drafters, options, target, progress, remotes, _Flight())
 
 
 def build_variant_drafters(
-    options: EngineOptions, target: LoadedTarget, progress: OnProgress, remotes: Remotes
+    options: EngineOptions, target: LoadedTarget, progress: OnProgress, remotes: Remotes, flights: int = 1
+) -> list[BuiltDrafters]:
+    """Return the drafters of a worker, the canary's among them, for each of so many flights. They share the models, in
+    slots of their own, and what is remembered of outputs. Raises as `build_drafter`."""
+    found: list[BuiltDrafters] = []
+    flight = _Flight(count=flights)
+    try:
+        for flight.number in range(flights):
+            found.append(_build_variants(options, target, progress, remotes, flight))
+    except BaseException:
+        for one in found:
+            if one.whole is not None:
+                one.whole.close()
+        raise
+    return found
+
+
+def _build_variants(
+    options: EngineOptions, target: LoadedTarget, progress: OnProgress, remotes: Remotes, flight: _Flight
 ) -> BuiltDrafters:
-    """Return the drafters of a worker, the canary's among them. Raises as `build_drafter`."""
-    default = build_drafter(options, target, progress, remotes)
+    default = _build_chain(options.drafters, options, target, progress, remotes, flight)
     canary = options.canary
     if canary is None or not canary.drafters:
         return BuiltDrafters(default, default)
     try:
-        own = _build_chain(canary.drafters, options, target, progress, remotes)
+        own = _build_chain(canary.drafters, options, target, progress, remotes, flight)
     except BaseException:
         if default is not None:
             default.close()
         raise
-    variants = VariantDrafter(default, {} if own is None else {CanaryVariant.CANARY.value: own})
+    variants = VariantDrafter(default, {} if own is None else {CanaryVariant.CANARY.value: own}, flight.joined)
     return BuiltDrafters(variants, default, variants)
 
 
@@ -107,6 +140,7 @@ def _build_chain(
     target: LoadedTarget,
     progress: OnProgress,
     remotes: Remotes | None,
+    flight: _Flight,
 ) -> ChainDrafter | None:
     built: list[Drafter] = []
     try:
@@ -115,7 +149,7 @@ def _build_chain(
                 pair = remote_pair(draft, options.model, target)
                 built.append(remotes.build(draft, draft.remote, target, pair))
             else:
-                built.append(_build(draft, options, target, progress))
+                built.append(_build(draft, options, target, progress, flight))
     except BaseException:
         for drafter in built:
             drafter.close()
@@ -123,21 +157,29 @@ def _build_chain(
     return ChainDrafter(built) if built else None  # one alone, too: its word is calibrated there
 
 
-def _build(options: DraftOptions, engine: EngineOptions, target: LoadedTarget, progress: OnProgress) -> Drafter:
+def _build(
+    options: DraftOptions, engine: EngineOptions, target: LoadedTarget, progress: OnProgress, flight: _Flight
+) -> Drafter:
     if isinstance(options, SuffixOptions):
-        return build_suffix(options)
-    return _build_model(options, engine, target, progress)
+        found = build_suffix(options, flight.suffixes.get(options.name))
+        flight.suffixes.setdefault(options.name, found)
+        return found
+    return _build_model(options, engine, target, progress, flight)
 
 
-def build_suffix(options: SuffixOptions) -> SuffixDrafter:
-    """Return a suffix drafter with nothing remembered."""
+def build_suffix(options: SuffixOptions, beside: SuffixDrafter | None = None) -> SuffixDrafter:
+    """Return a suffix drafter with nothing remembered, or what the one `beside` it remembers."""
     return SuffixDrafter(
-        max_match=options.max_match, memory_bytes=options.memory_bytes, clock=SystemClock(), name=options.name
+        max_match=options.max_match,
+        memory_bytes=options.memory_bytes,
+        clock=SystemClock(),
+        name=options.name,
+        beside=beside,
     )
 
 
 def _build_model(
-    options: ModelDraftOptions, engine: EngineOptions, target: LoadedTarget, progress: OnProgress
+    options: ModelDraftOptions, engine: EngineOptions, target: LoadedTarget, progress: OnProgress, flight: _Flight
 ) -> Drafter:
     wanted = options.model
 
@@ -146,7 +188,9 @@ def _build_model(
 
     pair = compare_vocabularies(options, engine.model, report_stage)
     try:
-        loaded = load_model(wanted, engine.max_running, report_stage)
+        if options.name not in flight.models:
+            flight.models[options.name] = load_model(wanted, engine.max_running * flight.count, report_stage)
+        loaded = flight.models[options.name]
     except DeviceLost as error:
         return FailedDrafter(
             DrafterState(options.name, "model", "failed", str(error), wanted.source, wanted.adapter, wanted.device)
@@ -154,7 +198,10 @@ def _build_model(
     state = msgspec.structs.replace(draft_state(options, loaded), vocabulary=pair.match.value)
     judge = loaded if pair.match is Match.DIFFERS else target  # whose tokens it may propose
     vocabulary = judge.model.spec.vocabulary_size
-    drafter = ModelDrafter(loaded.model, state, SystemClock(), vocabulary=vocabulary, prefill_ms=options.prefill_ms)
+    model = loaded.model
+    if flight.count > 1:
+        model = SomeSlots(model, engine.max_running * flight.number, engine.max_running)
+    drafter = ModelDrafter(model, state, SystemClock(), vocabulary=vocabulary, prefill_ms=options.prefill_ms)
     drafter.measure()
     return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepare_tokenizer(options))
 

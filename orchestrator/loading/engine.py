@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from adapters.borrowed_slots import borrow_slots
+from adapters.contract import LoadedModel, StagedModel
 from adapters.grammar import GrammarCompiler
 from device_profiles.memory import MemoryPlan
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.variants import VariantDrafter
+from orchestrator.engine.flights import Flights
 from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.kv_mover import KvMover, describe_layout
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.engine.page_inbox import PageInbox
 from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.links.endpoint import host_id
@@ -25,13 +31,15 @@ from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import device_name
 from orchestrator.loading.drafters import Remotes, build_variant_drafters
 from orchestrator.loading.first_cost import FirstCost, find_stored_cost
+from orchestrator.loading.flights import count_flights
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.loading.pipeline import list_planned_parts
-from orchestrator.loading.retuner import EngineRetuner
+from orchestrator.loading.retuner import EngineRetuner, list_whole
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
-from orchestrator.workers.messages import Event, Progress, Ready
+from orchestrator.workers.host import NODE_ADDRESS
+from orchestrator.workers.messages import Event, PagesDoor, Progress, Ready
 from policies.serving.canary import CanaryVariant
 from policies.serving.slo import NO_OBJECTIVES
 from policies.speculation.adaptive import Adaptive
@@ -55,9 +63,11 @@ def build_loop(
     drafter: Drafter | None,
     policy: DepthPolicy | None = None,
     clock: Clock | None = None,
+    grammars: Grammars | None = None,
 ) -> DecodeLoop:
     """Return a decode loop over a loaded target. `policy`: where it is not to be the adaptive one, which begins with
-    `first_cost`; `clock`: where it is not to be the machine's. Raises what forwards raise."""
+    `first_cost`; `clock`: where it is not to be the machine's; `grammars`: where other loops share them. Raises what
+    forwards raise."""
     if policy is None:
         policy = adaptive(first_cost(target, options, drafts=drafter is not None), options)
     return DecodeLoop(
@@ -70,11 +80,26 @@ def build_loop(
         max_itl_ms=options.max_itl_ms,
         prefix_reuse=options.prefix_reuse,
         tolerance=options.tolerance,
-        grammars=build_grammars(target),
+        grammars=grammars or build_grammars(target),
         low_acceptance_rate=options.low_acceptance_rate,
         objectives=options.objectives,
         mover=KvMover(target.model, describe_kv_format(target, options)),
     )
+
+
+def build_flights(
+    target: LoadedTarget, options: EngineOptions, drafters: Sequence[Drafter | None], first: FirstCost
+) -> Flights:
+    """Return the decode loops of a target, one for each of these drafters: as many as `count_flights` says."""
+    model, grammars = target.model, build_grammars(target)
+    views: Sequence[LoadedModel] = [model]
+    if len(drafters) > 1 and isinstance(model, StagedModel):
+        views = borrow_slots(model, len(drafters))
+    loops = [
+        build_loop(replace(target, model=view), options, drafter, adaptive(first, options), grammars=grammars)
+        for view, drafter in zip(views, drafters, strict=True)
+    ]
+    return Flights(model, loops, max_running=options.max_running)
 
 
 def first_cost(target: LoadedTarget, options: EngineOptions, *, drafts: bool = True) -> FirstCost:
@@ -108,16 +133,16 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     target = load_target(options, progress)
     remotes = Remotes(emit)
     try:
-        built = build_variant_drafters(options, target, progress, remotes)
+        built = build_variant_drafters(options, target, progress, remotes, count_flights(target.model, options))
     except BaseException:
         target.model.close()
         raise
-    drafter = built.whole
-    first = first_cost(target, options, drafts=drafter is not None)
+    first = first_cost(target, options, drafts=built[0].whole is not None)
     deepest = msgspec.structs.replace(options, max_depth=options.deepest)
-    loop = build_loop(target, deepest, drafter, adaptive(first, options))
+    loop = build_flights(target, deepest, [one.whole for one in built], first)
+    _open_inbox(loop.mover, options, emit)
 
-    def describe(now: EngineOptions, its: Drafter | None) -> Ready:
+    def describe(now: EngineOptions, its: Sequence[Drafter]) -> Ready:
         return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first.source)
 
     retuner = EngineRetuner(
@@ -127,8 +152,21 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
         arrange=build_speculation_variants,
     )
     watch = ArtefactWatch(Path(options.model.store), SystemClock())
-    ready = describe(options, drafter)
+    ready = describe(options, list_whole(built))
     return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, watch, retuner)
+
+
+def _open_inbox(mover: KvMover, options: EngineOptions, emit: Emit) -> None:
+    """Let workers on other hosts send pages, where there may be such and this one can be reached."""
+    host = os.environ.get(NODE_ADDRESS, "") if options.across_hosts else ""
+    if not host or not mover.moves:
+        return
+    try:
+        mover.inbox = PageInbox(host, mover.format)
+    except OSError as error:
+        sys.stderr.write(f"takes in no pages from other hosts at {host}: {error.strerror or error}\n")
+        return
+    emit(PagesDoor(mover.inbox.door))
 
 
 def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafter | None = None) -> SpeculationVariants:
@@ -138,13 +176,14 @@ def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafte
     return SpeculationVariants(VariantDepth(options.max_depth, options.fixed_depth), depths, by_variant)
 
 
-def sum_planned_bytes(target: LoadedTarget, options: EngineOptions, drafter: Drafter | None) -> int:
+def sum_planned_bytes(target: LoadedTarget, options: EngineOptions, drafters: Sequence[Drafter]) -> int:
     """Return what this process was announced to hold: the target's plan, the suffix drafter's store, and the draft
-    models that are not in a process of their own. 0 where the target's costs are not known."""
+    models that are not in a process of their own. 0 where the target's costs are not known. `drafters` of flights share
+    models and stores."""
     if target.plan is None:
         return 0
     suffix = sum(draft.memory_bytes for draft in options.all_drafters if isinstance(draft, SuffixOptions))
-    states = drafter.states() if drafter is not None else []
+    states = drafters[0].states() if drafters else []
     return target.plan.total + suffix + sum(state.planned_memory_bytes for state in states if state.remote is None)
 
 

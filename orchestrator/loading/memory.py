@@ -23,11 +23,13 @@ def predict_memory(
     prepared: Path,
     choice: PrecisionChoice,
     layers: LayerRange | None = None,
+    process_bytes: int = 0,
 ) -> MemoryPlan | None:
     """Return what this process will hold with the model, or some `layers` of it, loaded; None where the runtime's costs
     are not known.
 
-    To be asked before loading: what the process holds already is part of it.
+    To be asked before loading: what the process holds already is part of it. `process_bytes`: what that was, where
+    something has been loaded and closed since.
     """
     device = next((found for found in adapter.devices() if found.name == asked.device), None)
     if device is None or device.memory_costs is None:
@@ -49,7 +51,7 @@ def predict_memory(
         shape,
         kv_cache_bytes=fixed.kv_cache,
         batch_rows=asked.max_batch_rows,
-        process_bytes=psutil.Process().memory_info().rss,
+        process_bytes=process_bytes or psutil.Process().memory_info().rss,
     )
 
 

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from adapters.contract import StaticShapes
 from adapters.model_source import pin_source
 from device_profiles.profile import Exactness
-from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft, draft_names
-from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig
-from orchestrator.config.slo import SloSection
-from orchestrator.config.source_text import Place, format_place
-from orchestrator.config.speculation import Speculation
-from orchestrator.config.target import Placement, Target
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.contract import WorkerSpec
 from policies.sampling import ToleranceGoal
@@ -25,6 +18,14 @@ from policies.serving.draft_pool import PoolSize
 from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives
 from policies.speculation.pid import DEFAULTS, PidSettings
 from policies.speculation.state import COLD_DEPTH
+
+if TYPE_CHECKING:  # workers read options and no configuration, whose models would be half of their start
+    from orchestrator.config.drafts import Draft, ModelDraft
+    from orchestrator.config.model import ClusterConfig
+    from orchestrator.config.slo import SloSection
+    from orchestrator.config.source_text import Place
+    from orchestrator.config.speculation import Speculation
+    from orchestrator.config.target import Placement, Target
 
 ENGINE_ENTRY = "orchestrator.loading.engine:build_engine"
 DRAFT_ENTRY = "orchestrator.loading.draft_worker:build_draft_engine"
@@ -133,7 +134,8 @@ class CanaryOptions(msgspec.Struct, frozen=True):
 
 class EngineOptions(msgspec.Struct, frozen=True):
     """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of every
-    request. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round."""
+    request. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round. `across_hosts`: workers on
+    other machines may have to reach it."""
 
     model: ModelOptions
     max_running: int
@@ -148,6 +150,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     fixed_depth: bool = False
     pid: PidSettings = DEFAULTS
     canary: CanaryOptions | None = None
+    across_hosts: bool = False
 
     @property
     def all_drafters(self) -> list[DraftOptions]:
@@ -180,6 +183,8 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
     ModelRefused or DownloadFailed when that is not possible.
     """
+    from orchestrator.config.load import store_directory
+
     depth = depth_of(config.speculation)
     return EngineOptions(
         model=ModelOptions(
@@ -226,6 +231,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         pid=PidSettings(**config.speculation.pid.model_dump()),
         low_acceptance_rate=config.speculation.low_acceptance_rate,
         objectives=objectives_of(config.slo),
+        across_hosts=_is_across_hosts(config),
     )
 
 
@@ -268,6 +274,8 @@ def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSp
 
 
 def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: Placement) -> WorkerSpec:
+    from orchestrator.config.source_text import format_place
+
     cores = placement.cores or config.devices.cores
     threads = placement.threads or len(placement.cores) or options.model.threads
     own = {format_place(at) for at, draft in config.all_drafts if getattr(draft, "threads", 0)}
@@ -353,6 +361,8 @@ def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpe
 
 def list_draft_pools(config: ClusterConfig) -> dict[str, PoolSize]:
     """Return how many workers there are of each draft that says so, by its name."""
+    from orchestrator.config.drafts import ModelDraft, draft_names
+
     own = zip(config.canary_drafts, draft_names(config.canary_drafts, CANARY_PREFIX), strict=True)
     everybody = zip(config.drafts, draft_names(config.drafts), strict=True)
     return {
@@ -369,6 +379,9 @@ def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
 def _drafters_of(
     drafts: Sequence[Draft], at: Place, prefix: str, config: ClusterConfig, base: Path
 ) -> list[DraftOptions]:
+    from orchestrator.config.drafts import SuffixDraft, draft_names
+    from orchestrator.config.source_text import format_place
+
     found: list[DraftOptions] = []
     for index, (draft, name) in enumerate(zip(drafts, draft_names(drafts, prefix), strict=True)):
         if isinstance(draft, SuffixDraft):
@@ -379,6 +392,8 @@ def _drafters_of(
 
 
 def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig, base: Path) -> ModelDraftOptions:
+    from orchestrator.config.load import store_directory
+
     return ModelDraftOptions(
         name=name,
         place=place,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -10,6 +10,7 @@ import msgspec
 from adapters.contract import ModelRefused
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.variants import VariantDrafter
+from orchestrator.engine.flights import Flights
 from orchestrator.engine.loop import DecodeLoop, LoopTuning
 from orchestrator.engine.variants import SpeculationVariants
 from orchestrator.loading.drafters import BuiltDrafters, Remotes, build_variant_drafters
@@ -20,22 +21,22 @@ from orchestrator.workers.messages import Ready
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.policy import DepthPolicy
 
-_Drafters = tuple[BuiltDrafters, Remotes]
+_Drafters = tuple[list[BuiltDrafters], Remotes]
 
 
 class EngineRetuner:
-    """Implements engine.worker_engine.Retuner over one loaded target. `describe` says how the worker is with options
-    and a drafter; `arrange` how it serves those who say nothing."""
+    """Implements engine.worker_engine.Retuner over one loaded target. `drafters`: of each flight. `describe` says how
+    the worker is with options and drafters; `arrange` how it serves those who say nothing."""
 
     def __init__(
         self,
         target: LoadedTarget,
         options: EngineOptions,
         drafters: _Drafters,
-        loop: DecodeLoop,
+        loop: Flights,
         *,
         report: Callable[[DraftLink], None],
-        describe: Callable[[EngineOptions, Drafter | None], Ready],
+        describe: Callable[[EngineOptions, Sequence[Drafter]], Ready],
         arrange: Callable[[EngineOptions, VariantDrafter | None], SpeculationVariants],
     ) -> None:
         self._target = target
@@ -46,7 +47,8 @@ class EngineRetuner:
         self._report = report
         self._describe = describe
         self._arrange = arrange
-        self.variants = arrange(options, self._built.by_variant)
+        self.variants = arrange(options, self._built[0].by_variant)
+        loop.joins = self.variants.join_drafter
 
     def prepare(self, options: dict[str, Any]) -> Callable[[], Ready]:
         """See engine.worker_engine.Retuner. Drafters are loaded beside those that draft, where they are others."""
@@ -56,7 +58,7 @@ class EngineRetuner:
         fresh: _Drafters | None = None
         if _list_drafters(wanted) != _list_drafters(self._options):
             remotes = Remotes(self._report)
-            fresh = (build_variant_drafters(wanted, self._target, silent, remotes), remotes)
+            fresh = (build_variant_drafters(wanted, self._target, silent, remotes, len(self._built)), remotes)
         return lambda: self._apply(wanted, fresh)
 
     def attach(self, command: AttachDraft) -> None:
@@ -66,45 +68,55 @@ class EngineRetuner:
     def choose(self, names: Collection[str] | None) -> None:
         """See engine.worker_engine.Retuner. Drafters that come later are chosen by it, too."""
         self._chosen = None if names is None else frozenset(names)
-        if self._built.default is not None:
-            self._built.default.choose(self._chosen)
+        for built in self._built:
+            if built.default is not None:
+                built.default.choose(self._chosen)
 
     def close(self) -> None:
         """Give back the drafters and the model."""
-        if self._built.whole is not None:
-            self._built.whole.close()
+        for drafter in list_whole(self._built):
+            drafter.close()
         self._target.model.close()
 
     def _apply(self, options: EngineOptions, fresh: _Drafters | None) -> Ready:
-        policy = self._choose_policy(options)
+        self._loop.settle()
+        policies = [self._choose_policy(options, loop) for loop in self._loop.loops]
         self._options = options
         if fresh is not None:
             self._built, self._remotes = fresh
-            self._loop.exchange(self._built.whole).close()
+            for loop, built in zip(self._loop.loops, self._built, strict=True):
+                loop.exchange(built.whole).close()
             self.choose(self._chosen)
-        self._loop.retune(
-            LoopTuning(
-                policy,
-                options.deepest,
-                options.max_itl_ms,
-                options.prefix_reuse,
-                options.tolerance,
-                options.low_acceptance_rate,
-                options.objectives,
-            ),
-            drafts=self._built.whole is not None,
-        )
-        self.variants.take(self._arrange(options, self._built.by_variant))
-        return self._describe(options, self._built.whole)
+        for loop, built, policy in zip(self._loop.loops, self._built, policies, strict=True):
+            loop.retune(_tune(options, policy), drafts=built.whole is not None)
+        self.variants.take(self._arrange(options, self._built[0].by_variant))
+        return self._describe(options, list_whole(self._built))
 
-    def _choose_policy(self, options: EngineOptions) -> DepthPolicy:
-        """Return the policy of other options. What it knows of costs stays; the rest is learned anew where drafters or
-        settings are others."""
+    def _choose_policy(self, options: EngineOptions, loop: DecodeLoop) -> DepthPolicy:
+        """Return a loop's policy of other options. What it knows of costs stays; the rest is learned anew where
+        drafters or settings are others."""
         before = self._options
         same = (options.pid, options.starting_depth) == (before.pid, before.starting_depth)
         if same and _list_drafters(options) == _list_drafters(before):
-            return self._loop.policy
-        return Adaptive(self._loop.policy.cost, options.pid, options.starting_depth)
+            return loop.policy
+        return Adaptive(loop.policy.cost, options.pid, options.starting_depth)
+
+
+def list_whole(built: Sequence[BuiltDrafters]) -> list[Drafter]:
+    """Return the drafters that loops ask: one for each, or none."""
+    return [one.whole for one in built if one.whole is not None]
+
+
+def _tune(options: EngineOptions, policy: DepthPolicy) -> LoopTuning:
+    return LoopTuning(
+        policy,
+        options.deepest,
+        options.max_itl_ms,
+        options.prefix_reuse,
+        options.tolerance,
+        options.low_acceptance_rate,
+        options.objectives,
+    )
 
 
 def _list_drafters(options: EngineOptions) -> object:

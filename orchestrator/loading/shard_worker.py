@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 import msgspec
+import psutil
 
 from adapters.contract import (
     LayerRange,
@@ -48,6 +49,7 @@ class _PreparedLayers:
             raise Unsupported(f"{adapter.name} runs whole models only; name another adapter for these layers")
         self._adapter, self._loader = adapter, adapter
         self._found = found
+        self._process_bytes = psutil.Process().memory_info().rss
         device = effective_device(model.adapter, model.device)
         there = find_device(model.adapter, model.device)
 
@@ -74,7 +76,9 @@ class _PreparedLayers:
         found = self._found
         if found.file is None or found.choice is None:
             return 0
-        plan = predict_memory(options, self._adapter, found.file, found.prepared, found.choice, layers)
+        plan = predict_memory(
+            options, self._adapter, found.file, found.prepared, found.choice, layers, self._process_bytes
+        )
         return plan.total if plan is not None else 0
 
     def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
-from orchestrator.config.load import SIMULATED_PREFIX
+from adapters.vocabulary import SIMULATED_PREFIX
 
 _SIMULATED = f"{SIMULATED_PREFIX}toy"
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.model_source import resolve
 from adapters.simulated.script import Script
+from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.profile import FAST, Precision
 from device_profiles.workload import DecoderShape
-from orchestrator.config.load import SIMULATED_PREFIX
-from orchestrator.config.sketch import Shape, SketchedModel
 from orchestrator.planning.digests import digest_at_hand, parse_simulated_script
 from policies.models.quantization import AS_FILE, BITS_PER_WEIGHT
 from policies.planning.plan import ModelFacts
+
+if TYPE_CHECKING:  # as in orchestrator.loading.options
+    from orchestrator.config.sketch import Shape, SketchedModel
 
 _TOY = DecoderShape(1, 8, 1, 1, 8, 8, 272)  # nobody reads more of the simulated model than its layer
 HIDDEN_BYTES = 2  # of an element of what crosses from one layer shard to the next

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
+from orchestrator.config.target import THIS_NODE
 from orchestrator.planning.models import PlannedModel
 from policies.planning.plan import Constraints, DrafterFacts, Objective, PlanGoal, TermWeights, Workload
 
@@ -44,7 +45,7 @@ def build_plan_goal(
     one_host: bool = False,
     shard_runtimes: tuple[str, ...] = (),
 ) -> PlanGoal:
-    """Return it as the planner takes it."""
+    """Return it as the planner takes it. The API is the daemon's: on this node, where the plan is for one with it."""
     weights = placement.score_weights.model_dump()
     return PlanGoal(
         Workload(
@@ -74,6 +75,7 @@ def build_plan_goal(
         TermWeights(**weights),
         Objective(placement.objective),
         placement.currency,
+        THIS_NODE,
     )
 
 

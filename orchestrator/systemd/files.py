@@ -73,7 +73,7 @@ def below(root: Path, path: Path) -> Path:
 def list_files(root: Path, choices: ServiceChoices, *, systemd: int | None = None) -> list[ServiceFile]:
     """Return the files of a service whose system is below `root`. `systemd`: its version, else what is found there.
     Raises ServiceError and ConfigError."""
-    _check_commands(choices.commands)
+    _check_commands(choices.commands, root)
     version = find_systemd_version(root) if systemd is None else systemd
     place = _read_address(root)
     words = {
@@ -153,11 +153,21 @@ def _to_address(host: str) -> str:
     return "127.0.0.1" if host == "localhost" else host
 
 
-def _check_commands(commands: Path) -> None:
-    """Refuse a place that the unit cannot see. Raises ServiceError."""
-    for hidden in _HIDDEN:
-        if commands.is_relative_to(hidden):
-            raise ServiceError(
-                f"{commands} is below {hidden}, which the service does not see; install Outrider elsewhere: "
-                "python3 -m venv /opt/outrider"
-            )
+def _check_commands(commands: Path, root: Path) -> None:
+    """Refuse a place that the unit cannot see, or one whose Python is there. Raises ServiceError."""
+    if hidden := _find_hidden(commands):
+        raise ServiceError(
+            f"{commands} is below {hidden}, which the service does not see; install Outrider elsewhere: "
+            "python3 -m venv /opt/outrider"
+        )
+    python = commands / "python"
+    if root == Path("/") and (hidden := _find_hidden(python.resolve())):  # links of an image lead elsewhere here
+        raise ServiceError(
+            f"{python} is {python.resolve()}, below {hidden}, which the service does not see; "
+            "install Outrider with the system's Python: /usr/bin/python3 -m venv /opt/outrider"
+        )
+
+
+def _find_hidden(path: Path) -> str:
+    """Return which hidden directory a path is in; "" in none."""
+    return next((hidden for hidden in _HIDDEN if path.is_relative_to(hidden)), "")

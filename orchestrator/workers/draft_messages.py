@@ -36,7 +36,8 @@ class DraftLink(msgspec.Struct, frozen=True, tag="draft_link"):
 
 
 class RemoteState(msgspec.Struct, frozen=True):
-    """What the target's worker knows of a drafter in another process. All but `runs_ahead` and `answer_ms` count since
+    """What the target's worker knows of a drafter in another process. All but `runs_ahead`, `answer_ms`, `rtt_ms`
+    and `lead_tokens` count since
     the target's worker started.
 
     `asks`: rounds that asked for drafts; `in_time`: those answered while the round waited; `late`: those answered
@@ -44,7 +45,9 @@ class RemoteState(msgspec.Struct, frozen=True):
     draft request to its answer. `connections`: how often it was connected.
     `runs_ahead`: it drafts while the target verifies; `ahead_hits` are sequences whose
     draft was there before it was asked for, `ahead_misses` those whose draft was not.
-    `peak_rss_bytes`: the most that its process held so far (0: not known).
+    `peak_rss_bytes`: the most that its process held so far (0: not known). `rtt_ms`: the link's round trip as measured
+    on it, `lead_tokens`: by so many tokens more it drafts ahead for that. `sent_bytes` to it and `received_bytes` from
+    it, without what encryption and the network add.
     """
 
     asks: int = 0
@@ -57,6 +60,10 @@ class RemoteState(msgspec.Struct, frozen=True):
     ahead_hits: int = 0
     ahead_misses: int = 0
     peak_rss_bytes: int = 0
+    rtt_ms: float = 0.0
+    lead_tokens: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
 
 class DrafterState(msgspec.Struct, frozen=True):

@@ -49,15 +49,26 @@ class SharedMemory(msgspec.Struct, frozen=True):
     most_bytes: int
 
 
+class PageLink(msgspec.Struct, frozen=True):
+    """Where pages of one sequence are to be sent: to the worker on another host that answers at `door`, at most
+    `most_bytes` of them. They are sent while the sequence is decoded, for `within_s` at most."""
+
+    door: LinkEndpoint
+    most_bytes: int
+    within_s: float
+
+
 class KvPages(msgspec.Struct, frozen=True):
-    """The KV cache of a sequence's first `positions`, as its worker has written it to shared memory. `format`: of
-    Ready. `checksum`: of the pages, of their order, and of the tokens that they belong to."""
+    """The KV cache of a sequence's first `positions`, as its worker has written it to shared memory, or sends it to the
+    next worker as `transfer` (""; it does not). `format`: of Ready. `checksum`: of the tokens that the pages belong to,
+    and in shared memory of the pages and of their order."""
 
     memory: SharedMemory
     format: str
     positions: int
     length_bytes: int
     checksum: str
+    transfer: str = ""
 
 
 class Submit(msgspec.Struct, frozen=True, tag="submit"):
@@ -106,11 +117,13 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class MoveOut(msgspec.Struct, frozen=True, tag="move_out"):
-    """Forget a request behind the current round, and before that write its KV cache to this memory. `MovedOut` is the
-    last that the worker says of it."""
+    """Forget a request behind the current round, and before that write its KV cache to this memory. With a `link` it is
+    sent there instead, and the request is forgotten once little of it is left to send. `MovedOut` is the last that the
+    worker says of it."""
 
     request_id: str
     memory: SharedMemory
+    link: PageLink | None = None
 
 
 class CountAsOurs(msgspec.Struct, frozen=True, tag="count_as_ours"):
@@ -271,6 +284,8 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     whose they were ("grammar": a grammar added them). `round_ms` is the whole round, `device_ms` the runtime's own
     forward inside it. `engine`: the replica, filled in by control.
     `expected_ms`: predicted for the whole round, 0 where nothing is known. `trace`: of a round that was sampled.
+    `in_flight`: so many rounds, this one among them, were under way when it ended; `stage_ms`: each stage's part of
+    `device_ms`, both of a target in several stages.
     """
 
     deltas: list[Delta]
@@ -288,6 +303,8 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     expected_ms: float = 0.0
     by_drafter: dict[str, tuple[int, int]] = {}
     trace: RoundTrace | None = None
+    in_flight: int = 1
+    stage_ms: list[float] = []
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):
@@ -437,6 +454,12 @@ class DevicesSampled(msgspec.Struct, frozen=True, tag="devices"):
     loads: dict[str, DeviceLoad]
 
 
+class PagesDoor(msgspec.Struct, frozen=True, tag="pages_door"):
+    """Workers on other hosts can send pages of their KV cache to this worker there; before it is ready."""
+
+    door: LinkEndpoint
+
+
 class EndpointOpened(msgspec.Struct, frozen=True, tag="opened"):
     """A measuring worker answers at this endpoint."""
 
@@ -465,6 +488,7 @@ Event = (
     | HostDescribed
     | DevicesSampled
     | EndpointOpened
+    | PagesDoor
     | ShardReady
     | Finished
 )

@@ -5,12 +5,14 @@ A round verifies k drafts of each of C sequences and yields E(k) tokens of each,
 link:
 
     one after the other        round = V + D + L
-    at the same time           round = h max(V, D, B) + (1 - h) (V + D) + L
+    at the same time           round = h max(V, D, B) + (1 - h) (V + D + L)
 
 Not all rounds may have as many drafts, where the rule that chooses them drops what is not worth a row. Then V is the
 mean over the lengths that occur. Where lengths change, V is longer by what changing costs the runtime.
 
-h is the chance that drafts made ahead turn out to follow the verification; for h = 1 it is the usual max(V, D). B is
+h is the chance that drafts made ahead turn out to follow the verification; for h = 1 it is the usual max(V, D). They
+are sent unasked, and run ahead by what the link's round trip is worth. So only a draft that was not foreseen pays for
+the way. B is
 what both must read from a memory that they share, at its bandwidth. To each round belongs the prefill of the requests
 that start in it: C E(k) / output tokens of them. Goodput is C E(k) / (round + prefill).
 
@@ -162,7 +164,7 @@ class _Predictor:
             drafting = draft_ms(draft, load, depth, sequences)
             if draft.part is not None and draft.overlap:
                 link = draft_link_ms(draft.link.rtt_ms, draft.link.bytes_per_s, sequences)
-        together = _together_ms(self._target, draft, load, depth, verify, drafting) + link
+        together = _together_ms(self._target, draft, load, depth, verify, drafting, link)
         tokens = tokens_per_round(draft.drafter if draft else None, depth)
         prefill = self._prefill if depth else self._plain_prefill
         share = sequences * tokens / load.output_tokens * prefill / micro_batches
@@ -187,9 +189,10 @@ class _Predictor:
 
 
 def together_ms(verify: Values, drafting: Values, late: Values, floor: Values, all_hit: Values) -> Values:
-    """Return the time of a round without link and prefill; of floats, or of arrays element by element.
+    """Return the time of a round without prefill; of floats, or of arrays element by element.
 
-    `late`: drafting again what was not ahead, after the verification. `floor`: the least that both together take.
+    `late`: asking for what was not ahead, and drafting it again after the verification. `floor`: the least that both
+    together take.
     `all_hit`: the chance that nothing is drafted again; 0, with `late` all of the drafting, is one after the other.
     """
     beside = np.maximum(np.maximum(verify, drafting), floor)
@@ -209,12 +212,18 @@ def draft_link_ms(rtt_ms: Values, bytes_per_s: Values, sequences: int) -> Values
 
 
 def _together_ms(
-    target: TargetSide, draft: DraftSide | None, workload: Workload, depth: int, verify: float, drafting: float
+    target: TargetSide,
+    draft: DraftSide | None,
+    workload: Workload,
+    depth: int,
+    verify: float,
+    drafting: float,
+    link: float,
 ) -> float:
     if draft is None or draft.part is None or draft.drafter.model is None or not draft.overlap or depth == 0:
-        return verify + drafting
+        return verify + drafting + link
     all_hit, missed = all_hit_rate(draft.drafter, depth, target.sequences)
-    late = draft_ms(draft, workload, depth, missed)
+    late = draft_ms(draft, workload, depth, missed) + link
     floor = compute_shared_read_ms(
         workload.target.layers * target.parts[0].layer_bytes,
         draft.drafter.model.layers * draft.part.layer_bytes,

@@ -41,6 +41,11 @@ def observe_accepted_tokens(pace: DraftWait, accepted: int) -> DraftWait:
     return replace(pace, accepted=mean(pace.accepted, accepted))
 
 
+def gain_ms(pace: DraftWait, round_ms: float, served: float) -> float:
+    """Return what waiting for an answer is worth where `served` tokens of a round are expected to be right without."""
+    return worth_ms(max(0.0, pace.accepted - served), round_ms)
+
+
 def patience_ms(pace: DraftWait, round_ms: float, bound_ms: float) -> float:
     """Return how long to wait for the answer to this request, at most `bound_ms`. `round_ms`: what a round takes
     without drafts (0: not known)."""

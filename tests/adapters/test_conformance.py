@@ -1,9 +1,11 @@
-"""The shipped suite (adapters/conformance) over our own adapters: the contract's promises."""
+"""The shipped suite (adapters/conformance) over our own adapters: the contract's promises, and rows that are the same
+to the bit. In one file, so that one process loads a model once."""
 
 from __future__ import annotations
 
 from adapters.conformance.case import Prepared, load
 from adapters.conformance.contract_tests import *  # noqa: F403
+from adapters.conformance.invariance_tests import *  # noqa: F403
 from device_profiles.profile import Exactness
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.alerts.table import ALERTS
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.support.daemon import running
-from tools.alert_causes import MAIN, Stage, ask_daemon, play, write_config
+from tools.alert_causes import MAIN, SCENES, Stage, ask_daemon, play, write_config
 
 HIDDEN = "hook-of-nobody-else"
 
@@ -102,6 +103,19 @@ def test_a_killed_worker_an_override_and_a_draft_of_another_model_fire_and_end(s
         "kind": "killed",
     }
     assert alert["annotations"]["runbook_url"] == "docs/runbook.md#outriderfailover"
+
+
+def test_a_failed_draft_and_a_device_without_room_are_not_as_configured(stage: Stage):
+    fires = ask_daemon(stage)
+    for what in ("drafter", "memory"):
+        (cause,) = [one for one in MAIN if one.alerts.get("OutriderNotAsConfigured") == {"what": what}]
+        (seen,) = play(cause, stage, fires)
+        assert seen.labels == {"model_name": "toy", "what": what}
+
+
+def test_the_tool_has_a_cause_for_each_alert():
+    causes = [cause for scene in SCENES for cause in scene.causes]
+    assert {name for cause in causes for name in cause.alerts} == {alert.name for alert in ALERTS}
 
 
 def test_the_command_says_what_fires_and_what_to_do(stage: Stage, outrider):

@@ -38,7 +38,7 @@ class MovingWorld(World):
 
     def __init__(self, max_restarts: int, *, pages: bool = True) -> None:
         super().__init__(max_restarts)
-        self.state.router.moves.enabled = pages
+        self.state.router.moves.enabled = self.state.router.moves.share_memory = pages
         self.kept: dict[str, int] = {}
         self.asked: list[_Asked] = []
         self.given: list[tuple[int, str, int]] = []

@@ -23,6 +23,14 @@ def test_a_command_loads_only_what_it_needs():
     assert done.stdout.strip() == "[]"
 
 
+def test_a_worker_loads_no_configuration():
+    heavy = ("pydantic", "fastapi", "httpx", "yaml", "orchestrator.config.model")
+    imported = "sys, orchestrator.workers.host, orchestrator.loading.engine, orchestrator.loading.draft_worker"
+    code = f"import {imported}; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_the_openvino_adapter_is_loaded_without_openvino():
     code = (
         "import sys; from adapters import registry; registry.get('openvino_rt').recipe(); "

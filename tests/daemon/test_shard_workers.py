@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from orchestrator.bench.cluster.hosts import HostsError, make_hosts
+from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_life import collect
 from tests.daemon.test_shards import LAYERS, list_texts, write_tiny
 from tests.support.daemon import Daemon, configuration, outrider_process, running
@@ -33,6 +35,12 @@ def test_layers_in_two_processes_say_what_one_says(tmp_path: Path):
         ready = daemon.status()["ready"]
         assert ready["row_invariant"]
         assert len(set(ready["part_pids"]) | {ready["pid"]}) == 3
+        path = tmp_path / "cut" / "cluster.yaml"
+        path.write_text(path.read_text() + "speculation: {method: fixed, num_speculative_tokens: 2}\n")
+        query_daemon(daemon.admin, "/admin/reload", {"check": False}, answer_s=120.0)
+        tuned = daemon.status()["ready"]
+        assert (tuned["max_depth"], tuned["pid"]) == (2, ready["pid"]), "a live worker takes it, its parts too"
+        assert list_texts(daemon) == cut
         for pid, line in zip(ready["part_pids"], ready["shards"], strict=True):
             assert line.endswith(f"(pid {pid})")
             assert psutil.Process(pid).cpu_affinity() == [0]
@@ -50,19 +58,7 @@ def test_a_shard_that_is_killed_or_stopped_costs_a_pause_and_no_token(tmp_path: 
     with running(write_toy(tmp_path, "[{layers: 1}, {layers: 3, cores: [0]}]")) as daemon:
         before = daemon.status()["ready"]
         (part,) = before["part_pids"]
-        texts: list[list[str]] = [[] for _ in SAMPLINGS]
-        readers = []
-        for sampling, pieces in zip(SAMPLINGS, texts, strict=True):
-            started = threading.Event()
-            stream = daemon.client.completions.create(**ASK, **sampling, stream=True)
-            readers.append((threading.Thread(target=collect, args=(stream, pieces, started)), started))
-            readers[-1][0].start()
-        for _, started in readers:
-            assert started.wait(120)
-        os.kill(part, how)
-        for reader, _ in readers:
-            reader.join(240)
-        assert ["".join(pieces) for pieces in texts] == expected
+        assert stream_while(daemon, lambda: os.kill(part, how)) == expected
         daemon.wait_for("totals", restarts=1)
         after = daemon.status()["ready"]
         assert after["part_pids"] != before["part_pids"]
@@ -87,7 +83,7 @@ def test_shards_in_processes_that_cannot_be_are_refused_with_the_reason(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_a_target_over_two_hosts_says_what_one_says_and_loses_nothing_with_a_host(
+def test_a_target_over_two_hosts_says_what_one_says_and_loses_no_token_with_a_shard(
     tmp_path: Path, plain: Daemon, monkeypatch: pytest.MonkeyPatch
 ):
     expected = [plain.client.completions.create(**ASK, **one).choices[0].text for one in SAMPLINGS]
@@ -114,3 +110,22 @@ def serve_over_hosts(directory: Path, hosts: Any, expected: list[str]) -> None:
                 body = {**ASK["extra_body"], "speculative_config": how}
                 asked = {**ASK, **sampling, "extra_body": body}
                 assert daemon.client.completions.create(**asked).choices[0].text == text
+        assert stream_while(daemon, lambda: os.kill(ready["part_pids"][1], signal.SIGKILL)) == expected
+        assert daemon.status()["ready"]["part_pids"][1] != ready["part_pids"][1]
+
+
+def stream_while(daemon: Daemon, happens: Callable[[], None]) -> list[str]:
+    """Return what streams say, in the midst of which something happens."""
+    texts: list[list[str]] = [[] for _ in SAMPLINGS]
+    readers = []
+    for sampling, pieces in zip(SAMPLINGS, texts, strict=True):
+        started = threading.Event()
+        stream = daemon.client.completions.create(**ASK, **sampling, stream=True)
+        readers.append((threading.Thread(target=collect, args=(stream, pieces, started)), started))
+        readers[-1][0].start()
+    for _, started in readers:
+        assert started.wait(120)
+    happens()
+    for reader, _ in readers:
+        reader.join(240)
+    return ["".join(pieces) for pieces in texts]

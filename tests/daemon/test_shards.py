@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,21 @@ def test_shards_of_three_runtimes_are_one_model_that_keeps_its_bits(tmp_path):
         assert ready["adapter"] == "+".join(names)
         assert ready["shards"][1] == "layers 1 to 1 on onnx_rt CPU in fp32, KV cache in fp32"
         assert [line.split()[5] for line in ready["shards"]] == list(names)
+
+
+def test_streams_at_once_over_two_devices_get_what_the_whole_target_says(tmp_path, plain, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "2")
+    asks = [
+        TOY | {"prompt": f"{word} sea is"} | SAMPLINGS[number % 2]
+        for number, word in enumerate(("the", "a", "my", "no"))
+    ]
+    config = configuration(tmp_path, script=f"base_ms=2&layers={LAYERS}")
+    shards = "[{layers: 1, device: SIM}, {layers: 3, device: SIM.1}]"
+    config.write_text(config.read_text().replace("adapter: simulated", f"adapter: simulated, shards: {shards}", 1))
+    with running(config) as daemon, ThreadPoolExecutor(len(asks)) as pool:
+        texts = list(pool.map(lambda ask: daemon.client.completions.create(**ask).choices[0].text, asks))
+        assert [line.split()[5] for line in daemon.status()["ready"]["shards"]] == ["SIM", "SIM.1"]
+    assert texts == [plain.client.completions.create(**ask).choices[0].text for ask in asks]
 
 
 @pytest.mark.parametrize(

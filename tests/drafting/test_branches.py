@@ -156,7 +156,7 @@ def test_a_target_that_shares_the_cores_is_not_drafted_for_ahead() -> None:
     alone.ask(4)
     assert not shared.run_pass()
     assert not session.sequences["a"].branches
-    assert not shared.take_lines()
+    assert not shared.list_lines()
 
 
 def measure_hits(drafter: ModelDrafter, expected: dict[str, list[int]]) -> float:
@@ -175,7 +175,7 @@ def test_rounds_wait_for_fewer_drafts_and_their_output_is_the_targets(expected) 
 
 
 def lines(sequence: int, base: int, tokens: tuple[int, ...], *branches: WireBranch) -> DraftLines:
-    return DraftLines(sequence, base, WireDraft(tokens, (0.9,) * len(tokens)), list(branches))
+    return DraftLines(sequence, base, WireDraft(tokens, bytes((230,)) * len(tokens)), list(branches))
 
 
 @contextmanager
@@ -209,7 +209,7 @@ def scripted() -> Iterator[tuple[RemoteDrafter, Link]]:
 def test_lines_serve_the_outcome_that_comes_and_late_ones_serve_none() -> None:
     with scripted() as (drafter, link):
         drafter.begin("a", [1, 2], Sampling())
-        branch = WireBranch(1, 9, 0.2, WireDraft((10, 11), (0.5, 0.5)))
+        branch = WireBranch(1, 9, 51, WireDraft((10, 11), bytes((128, 128))))
         link.send(lines(1, 2, (3, 4, 5), branch))
         until(lambda: drafter.propose([Ask("a", 4)])[0].tokens)
         assert drafter.propose([Ask("a", 4)])[0].tokens == (3, 4, 5), "what is likeliest, not what is longest"
@@ -233,10 +233,10 @@ def test_lines_serve_the_outcome_that_comes_and_late_ones_serve_none() -> None:
         lines(1, 7, (3,)),
         lines(1, -1, (3,)),
         lines(1, 2, (VOCABULARY,)),
-        lines(1, 2, (3,), WireBranch(2, 4, 0.5, WireDraft())),
-        lines(1, 2, (3,), WireBranch(-1, 4, 0.5, WireDraft())),
-        lines(1, 2, (3,), WireBranch(1, VOCABULARY, 0.5, WireDraft())),
-        lines(1, 2, (3,), WireBranch(1, 4, 1.5, WireDraft())),
+        lines(1, 2, (3,), WireBranch(2, 4, 128, WireDraft())),
+        lines(1, 2, (3,), WireBranch(-1, 4, 128, WireDraft())),
+        lines(1, 2, (3,), WireBranch(1, VOCABULARY, 128, WireDraft())),
+        lines(1, 2, (3,), WireBranch(1, 4, 400, WireDraft())),
         lines(1, 2, tuple([3] * 600)),
     ],
 )
@@ -254,6 +254,6 @@ def test_an_answer_is_not_lost_among_lines() -> None:
         until(lambda: isinstance(link.turn(), DraftRequest))
         for _ in range(20):
             link.send(lines(1, 2, (3, 4)))
-        link.send(DraftResponse(1, [WireDraft((6, 7), (0.9, 0.9))]))
+        link.send(DraftResponse(1, [WireDraft((6, 7), bytes((230, 230)))]))
         until(lambda: remote_of(drafter).late + remote_of(drafter).in_time or drafter.propose([]) is None)
         assert drafter.states()[0].state == "ok"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.drafting.port import Ask, Draft
+from orchestrator.drafting.lookahead import Branch, LookaheadSequence
+from orchestrator.drafting.port import Ask, Draft, Outcome
 from orchestrator.drafting.protocol import Begin, End, Extend, Update
 from orchestrator.drafting.shared import DraftSession, SharedDrafter
 from orchestrator.workers.messages import Sampling
@@ -102,3 +103,26 @@ def test_it_does_not_draft_ahead_for_ever_nor_for_whom_it_does_not_know():
     assert not ahead.step()
     ahead.update(Extend("a", [1]))
     assert ahead.answer([Ask("a", 3)], 1.0)[0].tokens == ()
+
+
+def test_branches_behind_what_is_accepted_stay_and_count_from_there() -> None:
+    kept = Branch(Outcome(3, 70, 0.1), LookaheadSequence("x", guess=Draft((71,), (0.9,))))
+    over = Branch(Outcome(1, 80, 0.2), LookaheadSequence("y"))
+    sequence = LookaheadSequence("a", guess=Draft((1, 2, 3, 4, 5), (0.5,) * 5), branches=[over, kept])
+    assert sequence.commit([1, 2]) == [over]
+    (left,) = sequence.branches
+    assert (left.outcome.accepted, left.outcome.token) == (1, 70)
+    assert left.outcome.chance == 0.4, "the two tokens in front of it are certain now"
+    assert sequence.has_news, "it is told again, as it belongs to other tokens"
+    assert sequence.find_branch([3, 70]) is left
+    assert sequence.commit([9]) == [left]
+    assert not sequence.branches
+
+
+def test_only_branches_that_have_grown_are_told_again() -> None:
+    grown = Branch(Outcome(0, 7, 0.1), LookaheadSequence("x", guess=Draft((8,), (0.9,)), grown=True))
+    still = Branch(Outcome(0, 9, 0.1), LookaheadSequence("y", guess=Draft((8,), (0.9,))))
+    sequence = LookaheadSequence("a", guess=Draft((1,), (0.5,)), branches=[grown, still])
+    assert sequence.has_news
+    assert sequence.take_news() == [grown]
+    assert sequence.take_news() == [], "it was told"

@@ -143,7 +143,7 @@ def answering(answer: Callable[[DraftRequest, Link], None], **welcome: Any) -> I
 
 
 def drafts(*tokens: int, confidence: float = 0.9) -> list[WireDraft]:
-    return [WireDraft(tokens, (confidence,) * len(tokens))]
+    return [WireDraft(tokens, bytes((round(confidence * 255),)) * len(tokens))]
 
 
 def build_drawn_guess(
@@ -152,7 +152,7 @@ def build_drawn_guess(
     """A draft of token 32, said to be drawn from a row."""
     row = pack_proposal(DraftDistribution(np.array(tokens, np.uint32), np.array(shares, np.float32)))
     assert row is not None
-    return [WireDraft((32,), (0.9,), (SparseRow(row.tokens, row.shares[: len(row.shares) - cut]),) * count)]
+    return [WireDraft((32,), bytes((230,)), (SparseRow(row.tokens, row.shares[: len(row.shares) - cut]),) * count)]
 
 
 GARBAGE: dict[str, Callable[[DraftRequest], DraftResponse | bytes]] = {
@@ -160,8 +160,8 @@ GARBAGE: dict[str, Callable[[DraftRequest], DraftResponse | bytes]] = {
     "a negative token": lambda turn: DraftResponse(turn.number, drafts(-1)),
     "more tokens than asked for": lambda turn: DraftResponse(turn.number, drafts(*[32] * 65)),
     "another number of drafts": lambda turn: DraftResponse(turn.number, drafts(32) * 3),
-    "a confidence that is none": lambda turn: DraftResponse(turn.number, drafts(32, confidence=float("nan"))),
-    "fewer confidences": lambda turn: DraftResponse(turn.number, [WireDraft((32, 33), (0.5,))]),
+    "more confidences": lambda turn: DraftResponse(turn.number, [WireDraft((32,), bytes((128, 128)))]),
+    "fewer confidences": lambda turn: DraftResponse(turn.number, [WireDraft((32, 33), bytes((128,)))]),
     "an offset behind all tokens": lambda turn: DraftResponse(turn.number, drafts(32), offsets=[1000]),
     "a negative offset": lambda turn: DraftResponse(turn.number, drafts(32), offsets=[-1]),
     "another number of offsets": lambda turn: DraftResponse(turn.number, drafts(32), offsets=[0, 0]),

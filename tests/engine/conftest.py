@@ -41,8 +41,21 @@ def model(store, file) -> Iterator[LoadedModel]:
     loaded.close()
 
 
+@pytest.fixture(scope="session")
+def layers_file(first_layers_path) -> ModelSource:
+    """The default model's first layers: what depends on its shapes, its kernels and its vocabulary needs no more."""
+    return ModelSource(first_layers_path, "default", str(first_layers_path))
+
+
+@pytest.fixture(scope="session")
+def layers_model(store, layers_file) -> Iterator[LoadedModel]:
+    loaded = load("openvino_rt", store, layers_file)
+    yield loaded
+    loaded.close()
+
+
 def load(runtime: str, store: ModelStore, file: ModelSource, *, kv_cache_bytes: int = 512 << 20) -> LoadedModel:
-    """Return the default model on a runtime."""
+    """Return a model on a runtime."""
     adapter = registry.get(runtime)
     options = LoadOptions(slots=8, max_batch_rows=256, kv_cache_bytes=kv_cache_bytes)
     path = store.prepare(file, adapter, silent)

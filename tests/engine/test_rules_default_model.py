@@ -1,4 +1,5 @@
-"""Bias, penalties, scores and grammars on the real model and runtime: the same at every depth, alone and in company."""
+"""Bias, penalties, scores and grammars on the real model's first layers and runtime: the same at every depth, alone and
+in company."""
 
 from __future__ import annotations
 
@@ -44,6 +45,11 @@ CASES: dict[str, dict[str, Any]] = {
     "schema": {"sampling": {}, "grammar": GRAMMAR, "logprobs": 2, "max_tokens": 100},
 }
 TEMPERATURES = (0.0, 0.8)
+
+
+@pytest.fixture(scope="module")
+def model(layers_model):
+    return layers_model
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""The default model in graphs of fixed shape: near the paged model, and as lossless as it, through the decode loop."""
+"""The default model's first layers in graphs of fixed shape: near the paged model's, and as lossless through the decode
+loop."""
 
 from __future__ import annotations
 
@@ -20,10 +21,15 @@ STATIC = StaticShapes(on=True, context_tokens=512, prefill_rows=64, verify_rows=
 
 
 @pytest.fixture(scope="module")
-def static(store, file) -> Iterator[LoadedModel]:
+def model(layers_model) -> LoadedModel:
+    return layers_model
+
+
+@pytest.fixture(scope="module")
+def static(store, layers_file) -> Iterator[LoadedModel]:
     adapter = registry.get_for("openvino_rt", "CPU", STATIC)
     options = LoadOptions(slots=4, max_batch_rows=256, kv_cache_bytes=128 << 20, static=STATIC)
-    loaded = adapter.load(store.prepare(file, adapter, silent), options, silent)
+    loaded = adapter.load(store.prepare(layers_file, adapter, silent), options, silent)
     yield loaded
     loaded.close()
 

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import httpx
 from openai import OpenAI
 
 from orchestrator.cli.daemon_socket import StatusError, query_daemon
+from tests.support.warm import WarmProcess, start_outrider
 
 READY_WITHIN_S = 240.0
 STOP_WITHIN_S = 120.0
+COMMAND_WITHIN_S = 280.0
 
 
 @dataclass(frozen=True)
 class Daemon:
     """A running daemon. `client` speaks its public API and never retries."""
 
-    process: subprocess.Popen[bytes]
+    process: WarmProcess | subprocess.Popen[bytes]
     url: str
     admin: Path
     log: Path
@@ -75,14 +77,16 @@ def configuration(
 
 
 def outrider_process(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in a process of its own, as a person does."""
-    return subprocess.run(
-        [sys.executable, "-m", "orchestrator.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    """Run a command in a process of its own, to its end."""
+    with TemporaryFile() as output, TemporaryFile() as errors:
+        process = start_outrider(list(arguments), output.fileno(), errors.fileno())
+        try:
+            code = process.wait(COMMAND_WITHIN_S)
+        finally:
+            process.kill()
+        output.seek(0)
+        errors.seek(0)
+        return subprocess.CompletedProcess(arguments, code, output.read().decode(), errors.read().decode())
 
 
 @contextmanager
@@ -91,11 +95,7 @@ def running(config: Path, *arguments: str) -> Iterator[Daemon]:
     log = config.with_suffix(".log")
     admin = config.parent / "admin.sock"
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config), *arguments],
-            stderr=output,
-            stdout=output,
-        )
+        process = start_outrider(["serve", "--config", str(config), *arguments], output.fileno(), output.fileno())
         try:
             url = _url(process, admin, log)
             with OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
@@ -110,15 +110,16 @@ def running(config: Path, *arguments: str) -> Iterator[Daemon]:
                     process.wait()
 
 
-def _url(process: subprocess.Popen[bytes], admin: Path, log: Path) -> str:
+def _url(process: WarmProcess | subprocess.Popen[bytes], admin: Path, log: Path) -> str:
     deadline = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise AssertionError(f"the daemon ended with {process.returncode}:\n{log.read_text()}")
-        url = read_url(admin)
-        if url and httpx.get(f"{url}/ready").status_code == httpx.codes.OK:
-            return url
-        time.sleep(0.05)
+    with httpx.Client() as client:
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise AssertionError(f"the daemon ended with {process.returncode}:\n{log.read_text()}")
+            url = read_url(admin)
+            if url and client.get(f"{url}/ready").status_code == httpx.codes.OK:
+                return url
+            time.sleep(0.05)
     raise AssertionError(f"the daemon was not ready:\n{log.read_text()}")
 
 

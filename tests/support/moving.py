@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from orchestrator.engine import page_inbox, page_sender
 from orchestrator.engine.kv_mover import KvMover
 from orchestrator.engine.worker_engine import WorkerEngine
+from orchestrator.links.pages import PieceHead, send_piece
 from orchestrator.loading.engine import build_engine
 from orchestrator.workers.messages import KvPages, SharedMemory
 from orchestrator.workers.shared_memory import open_memory
@@ -18,6 +21,7 @@ from orchestrator.workers.shared_memory import open_memory
 ENTRY = "tests.support.moving:build_failing"
 FAULT = "OUTRIDER_TEST_KV"
 DIE_WRITING, HANG_WRITING, CORRUPT, DIE_READING = "die writing", "hang writing", "corrupt", "die reading"
+DIE_SENDING, CORRUPT_LINK, DIE_RECEIVING = "die sending", "corrupt link", "die receiving"
 
 
 def build_failing(options: dict[str, Any]) -> WorkerEngine:
@@ -45,5 +49,28 @@ def build_failing(options: dict[str, Any]) -> WorkerEngine:
                 os.kill(os.getpid(), signal.SIGKILL)
         return read(self, pages, tokens)
 
+    if fault in (DIE_SENDING, CORRUPT_LINK):
+        vars(page_sender)["send_piece"] = _failing_send(fault)
+    if fault == DIE_RECEIVING:
+        vars(page_inbox)["receive_into"] = _die_receiving
     KvMover.write, KvMover.read = failing_write, failing_read  # type: ignore[method-assign]
     return build_engine(options)
+
+
+def _failing_send(fault: str) -> Callable[[socket.socket, PieceHead, Sequence[memoryview]], None]:
+    def failing_send(link: socket.socket, head: PieceHead, parts: Sequence[memoryview]) -> None:
+        if fault == CORRUPT_LINK and parts:
+            first = bytearray(parts[0])
+            first[0] ^= 1
+            parts = [memoryview(first), *parts[1:]]
+        if fault == DIE_SENDING and parts:
+            send_piece(link, head, [parts[0][: len(parts[0]) // 2]])
+            os.kill(os.getpid(), signal.SIGKILL)
+        send_piece(link, head, parts)
+
+    return failing_send
+
+
+def _die_receiving(link: socket.socket, place: memoryview) -> None:
+    link.recv(1)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from orchestrator.config.load import load_config
+from orchestrator.systemd import files
 from orchestrator.systemd.files import ServiceChoices, ServiceError, find_systemd_version, list_files
 from orchestrator.systemd.install import enable_units, install_files, remove_service
 from tests.support.daemon import outrider_process
@@ -55,6 +56,19 @@ def test_the_operators_configuration_stays_and_its_address_enters_the_socket_uni
     told = {step.subject: step.what for step in install_files(tmp_path, list_files(tmp_path, COMMANDS, systemd=257))}
     assert told[str(tmp_path / "etc/systemd/system/outrider.socket")] == "replaced"
     assert "ListenStream=[::1]:9002" in (tmp_path / "etc/systemd/system/outrider.socket").read_text()
+
+
+def test_commands_whose_python_the_unit_cannot_see_are_refused(tmp_path, monkeypatch):
+    home, commands = tmp_path / "home" / "python3.11", tmp_path / "opt" / "bin"
+    monkeypatch.setattr(files, "_HIDDEN", (str(tmp_path / "home"),))
+    for directory in (home.parent, commands):
+        directory.mkdir(parents=True)
+    home.touch()
+    (commands / "python3").symlink_to(home)
+    (commands / "python").symlink_to("python3")
+    with pytest.raises(ServiceError, match=f"python is {home}, below {home.parent}, which the service does not see"):
+        list_files(Path("/"), ServiceChoices(commands))
+    list_files(tmp_path, ServiceChoices(commands), systemd=252)  # an image has links of its own
 
 
 def test_uninstall_leaves_what_is_the_operators_and_purge_does_not(tmp_path):

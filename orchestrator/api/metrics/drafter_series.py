@@ -44,6 +44,11 @@ class _Remotes:
             make.counter("drafter_ahead_hits", "Drafts there before they were asked for.", "drafter")
         )
         self._misses = PerWorker(make.counter("drafter_ahead_misses", "Drafts that were not there yet.", "drafter"))
+        self._sent = PerWorker(make.counter("drafter_link_sent_bytes", "Bytes sent to it over its link.", "drafter"))
+        self._received = PerWorker(
+            make.counter("drafter_link_received_bytes", "Bytes that came from it over its link.", "drafter")
+        )
+        self._rtt = make.gauge("drafter_link_rtt_seconds", "Its link's round trip, measured on it.", "drafter")
         self._restarts = make.counter("draft_worker_restarts", "Restarts of a draft worker.", "drafter")
         self._restarts_counted: dict[tuple[str, int], int] = {}
         self._busy = make.gauge("draft_worker_busy", "Share of the time that its model ran.", "drafter")
@@ -55,6 +60,9 @@ class _Remotes:
         self._connections.update(pid, remote.connections, *labels)
         self._hits.update(pid, remote.ahead_hits, *labels)
         self._misses.update(pid, remote.ahead_misses, *labels)
+        self._sent.update(pid, remote.sent_bytes, *labels)
+        self._received.update(pid, remote.received_bytes, *labels)
+        self._rtt.labels(*labels).set(remote.rtt_ms / MS_PER_S)
 
     def refresh(self, model: str, drafts: Sequence[DraftView]) -> None:
         """Draft workers are counted under the number that they have among those of one draft."""

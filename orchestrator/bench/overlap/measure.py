@@ -135,7 +135,7 @@ def _measure_ways(
     texts: Sequence[PromptText],
     max_tokens: int,
 ) -> dict[str, Any]:
-    drafters = {name: _connect(target, options, endpoint) for name, endpoint in endpoints.items()}
+    drafters = {name: connect_drafter(target, options, endpoint) for name, endpoint in endpoints.items()}
     chains = {name: ChainDrafter([drafter]) for name, drafter in drafters.items()}
     prompts = encode_prompts(texts, target)
     for chain in chains.values():
@@ -158,7 +158,8 @@ def _measure_ways(
     return _describe(ways, waited_ms, pass_ms, hits)
 
 
-def _connect(target: LoadedTarget, options: EngineOptions, endpoint: LinkEndpoint) -> RemoteDrafter:
+def connect_drafter(target: LoadedTarget, options: EngineOptions, endpoint: LinkEndpoint) -> RemoteDrafter:
+    """Return the drafter behind an endpoint, connected. Raises BenchError."""
     draft = next(one for one in options.drafters if isinstance(one, ModelDraftOptions))
     remote = draft.remote or RemoteOptions("", "auto", 100.0, 20.0)
     compared = remote_pair(draft, options.model, target)

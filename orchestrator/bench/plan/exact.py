@@ -187,7 +187,7 @@ def _drafting(
     program: Program, case: _Case, drafter: DrafterFacts, model: ModelFacts, verify: list[tuple[int, float]]
 ) -> None:
     """One device without a shard drafts; a round takes all_hit * max(verify, drafting) + (1 - all_hit) * (verify +
-    drafting again), and the link between it and the last shard."""
+    drafting again + the link between it and the last shard)."""
     load = case.wanted.workload
     all_hit, missed = all_hit_rate(drafter, case.depth, load.concurrency)
     beside, drafting = program.column("beside", _MOST_MS, integer=False), []
@@ -200,7 +200,7 @@ def _drafting(
         side = DraftSide(drafter, ModelPart(option, 1.0, device.utilisation), True)
         drafting.append((here, draft_ms(side, load, case.depth, load.concurrency)))
         program.cost(here, (1.0 - all_hit) * draft_ms(side, load, case.depth, missed))
-        _asking(program, case, device, here)
+        _asking(program, case, device, here, 1.0 - all_hit)
     program.row([(column, 1.0) for column, _ in drafting], 1.0, 1.0)
     program.row([(beside, 1.0), *((column, -ms) for column, ms in drafting)], 0.0, inf)
     program.row([(beside, 1.0), *((column, -share) for column, share in verify)], 0.0, inf)
@@ -209,11 +209,11 @@ def _drafting(
         program.cost(column, (1.0 - all_hit) * share)
 
 
-def _asking(program: Program, case: _Case, draft: Device, here: int) -> None:
-    """Pay for the link between a draft and whichever shard is the last."""
+def _asking(program: Program, case: _Case, draft: Device, here: int, missed: float) -> None:
+    """Pay for the link between a draft and whichever shard is the last, in the share of rounds that `missed`."""
     for last in case.devices:
         link = case.links.between(draft.host, last.host)
         asks = program.column(("asks", last.id, draft.id), integer=False)
         ends = [program.column(("back", last.id, other.id)) for other in case.devices if other.id != last.id]
         program.row([(asks, 1.0), (here, -1.0), *((column, -1.0) for column in ends)], -1.0, inf)
-        program.cost(asks, draft_link_ms(link.rtt_ms, link.bytes_per_s, case.wanted.workload.concurrency))
+        program.cost(asks, missed * draft_link_ms(link.rtt_ms, link.bytes_per_s, case.wanted.workload.concurrency))

@@ -116,10 +116,10 @@ def _count_use(rounds: Sequence[tuple[float, RoundReport]], streams: Sequence[_T
     """Return the stages' share of busy time from when all streams have begun to when the first one ends."""
     begin_s, end_s = max(one.first_s for one in streams), min(one.last_s for one in streams)
     inside = [report for at_s, report in rounds if begin_s < at_s <= end_s]
-    stages = max((len(getattr(report, "stage_ms", [])) for report in inside), default=0)
+    stages = max((len(report.stage_ms) for report in inside), default=0)
     if stages < 2:
         return None
-    return sum(sum(getattr(report, "stage_ms", [])) for report in inside) / 1000.0 / (stages * (end_s - begin_s))
+    return sum(sum(report.stage_ms) for report in inside) / 1000.0 / (stages * (end_s - begin_s))
 
 
 def _read_peak_bytes(pid: int) -> int:

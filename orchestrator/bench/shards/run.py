@@ -49,12 +49,17 @@ class ShardedTarget:
     hosts: int = 1
 
     def list_shards(self, cores: Sequence[int], addresses: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the shards as cluster.yaml has them, in turn on the cores, or on the hosts."""
-        return [
-            {"adapter": adapter, "layers": layers, "threads": 1}
-            | ({"host": addresses[number % len(addresses)]} if addresses else {"cores": [cores[number % len(cores)]]})
-            for number, (adapter, layers) in enumerate(self.shards)
-        ]
+        """Return the shards as cluster.yaml has them, in turn on the cores, or on the hosts. Simulated ones only wait:
+        where there are more than cores, one has all of them."""
+        found = []
+        for number, (adapter, layers) in enumerate(self.shards):
+            place: dict[str, Any] = {"cores": [cores[number % len(cores)]]}
+            if addresses:
+                place = {"host": addresses[number % len(addresses)]}
+            elif adapter == "simulated" and number >= len(cores):
+                place = {"cores": list(cores)}
+            found.append({"adapter": adapter, "layers": layers, "threads": 1} | place)
+        return found
 
 
 def list_targets(source: str, layers: int, *, real: bool, hosts: bool) -> list[ShardedTarget]:

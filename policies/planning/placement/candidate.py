@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from device_profiles.link import LinkProfile
+from device_profiles.units import MS_PER_S
 from policies.planning.merit import compute_second_merit, fill_in_expense, is_better, merit_of, sum_expense
 from policies.planning.placement import workers
 from policies.planning.placement.links import Links
@@ -27,6 +28,8 @@ from policies.planning.plan import (
 from policies.planning.score import placement_score
 from policies.planning.shard_cost import ModelPart, TargetTimes, context_tokens, kv_bytes
 from policies.planning.throughput import DraftSide, TargetSide, best_depth
+
+_BYTES_PER_TOKEN = 4.0  # of a prompt on its way to the target: ids alone
 
 
 class Where(IntEnum):
@@ -146,6 +149,17 @@ def hops(hosts: Sequence[str], links: Links) -> tuple[LinkProfile, ...]:
     return tuple(links.between(one, after) for one, after in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
 
 
+def client_hop_ms(candidate: Candidate, links: Links, wanted: PlanGoal) -> float:
+    """Return what the way between the API and the target adds to the first token: the request crosses it to the first
+    shard, and the token from the last. Tokens behind it follow each other, so they come as often as without the way."""
+    api, first, last = wanted.client_host, candidate.target[0].device.host, candidate.target[-1].device.host
+    if api not in links.hosts:
+        return 0.0
+    there, back = (links.between(api, host) if host != api else None for host in (first, last))
+    asked_ms = wanted.workload.prompt_tokens * _BYTES_PER_TOKEN / there.bytes_per_s * MS_PER_S if there else 0.0
+    return asked_ms + sum(link.rtt_ms / 2.0 for link in (there, back) if link is not None)
+
+
 def rate_candidate(
     candidate: Candidate,
     links: Links,
@@ -159,6 +173,8 @@ def rate_candidate(
     target, draft = sides(candidate, links, load)
     merit = merit_at(candidate, links, wanted, paid)
     prediction = best_depth(target, draft, load, times, merit)
+    client_ms = client_hop_ms(candidate, links, wanted)
+    prediction = replace(prediction, ttft_ms=prediction.ttft_ms + client_ms, client_ms=client_ms)
     devices = [one.device for one in (candidate.placed if prediction.depth else candidate.target)]
     merits = (
         merit(prediction),

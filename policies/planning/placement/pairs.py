@@ -327,7 +327,7 @@ def _predict_pairs(
     floor = _floors(index, targets, drafts, drafter, load, pairs)
     rtt, bytes_per_s = links.between(index.host[targets.device[left]], index.host[drafts.device[right]])
     link = np.where(overlap[:, 0], draft_link_ms(rtt, bytes_per_s, sequences), 0.0)[:, None]
-    round_ms = together_ms(verify, drafting, late, floor, np.where(overlap, hits, 0.0)) + link
+    round_ms = together_ms(verify, drafting, late + link, floor, np.where(overlap, hits, 0.0))
     prefill = targets.prefill_ms[left] + np.where(overlap[:, 0], 0.0, drafts.prefill_ms[right])
     total = round_ms + sequences * tokens / load.output_tokens * prefill[:, None]
     goodput = sequences * tokens / total * MS_PER_S

@@ -70,7 +70,7 @@ class Prediction:
     `micro_batches` that follow each other through the shards. `plain_tokens_per_s`: goodput at depth 0, without
     drafting. `error`: the relative error of the cost fits behind it. `joules_per_token` and
     `cost_per_million_tokens` (in currency units, of output tokens) are of the devices in use, and 0 where one of them
-    tells no power or no price.
+    tells no power or no price. `client_ms` of `ttft_ms` are the way between the API and the target.
     """
 
     goodput_tokens_per_s: float
@@ -90,6 +90,7 @@ class Prediction:
     error: float = 0.0
     joules_per_token: float = 0.0
     cost_per_million_tokens: float = 0.0
+    client_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,10 +122,12 @@ class TermWeights:
 
 @dataclass(frozen=True, slots=True)
 class PlanGoal:
-    """All of it. `currency`: the word for the units of all prices."""
+    """All of it. `currency`: the word for the units of all prices. `client_host`: where requests come in and tokens are
+    streamed from, "" where that is not known."""
 
     workload: Workload
     constraints: Constraints = field(default_factory=Constraints)
     weights: TermWeights = field(default_factory=TermWeights)
     objective: Objective = Objective.THROUGHPUT
     currency: str = "USD"
+    client_host: str = ""

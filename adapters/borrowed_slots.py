@@ -1,0 +1,106 @@
+"""Slots of a loaded model that several decode loops take as they need them, each as of a model of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from adapters.contract import Capabilities, CapacityError, ForwardResult, PendingForward, Segment, StagedModel
+from device_profiles.workload import ModelSpec
+
+
+class BorrowedSlots:
+    """See the module, and `adapters.contract.StagedModel`. `free`: the model's slots that nobody has, one list for all
+    that take from it. A slot is taken when it is first used, and given back when it is released. Weights, the KV
+    cache's blocks and what is remembered of prompts are shared. One thread calls all of them."""
+
+    def __init__(self, model: StagedModel, free: list[int]) -> None:
+        self._model = model
+        self._free = free
+        self._own: dict[int, int] = {}  # the model's slot, by the number that it has here
+
+    @property
+    def stages(self) -> int:
+        """See the contract."""
+        return self._model.stages
+
+    @property
+    def spec(self) -> ModelSpec:
+        """See the contract."""
+        return self._model.spec
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See the contract."""
+        return self._model.capabilities
+
+    def move(self, slot: int, other: BorrowedSlots, into: int) -> None:
+        """Let another one of the same model have what a slot holds, as its free slot `into`."""
+        other.release(into)
+        if slot in self._own:
+            other._own[into] = self._own.pop(slot)
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """See the contract."""
+        return self.start_forward(batch).result()
+
+    def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
+        """See the contract."""
+        for one in batch:
+            self._take(one.slot)
+        return self._model.start_forward(self._rename(batch))
+
+    def count_cached_positions(self, slot: int) -> int:
+        """See the contract."""
+        return self._model.count_cached_positions(self._own[slot]) if slot in self._own else 0
+
+    def free_blocks(self) -> int:
+        """See the contract."""
+        return self._model.free_blocks()
+
+    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
+        """See the contract."""
+        for one in batch:
+            self._take(one.slot)
+        return self._model.count_needed_blocks(self._rename(batch))
+
+    def attach(self, slot: int, tokens: Sequence[int]) -> int:
+        """See the contract."""
+        return self._model.attach(self._take(slot), tokens)
+
+    def share(self, slot: int, tokens: Sequence[int]) -> None:
+        """See the contract."""
+        if slot in self._own:
+            self._model.share(self._own[slot], tokens)
+
+    def release(self, slot: int) -> None:
+        """See the contract."""
+        if (own := self._own.pop(slot, None)) is not None:
+            self._model.release(own)
+            self._free.append(own)
+
+    def discard(self, slot: int) -> None:
+        """See the contract."""
+        if (own := self._own.pop(slot, None)) is not None:
+            self._model.discard(own)
+            self._free.append(own)
+
+    def close(self) -> None:
+        """See the contract."""
+        self._model.close()
+
+    def _take(self, slot: int) -> int:
+        if slot not in self._own:
+            if not self._free:
+                raise CapacityError(f"{self._model.capabilities.device}: every slot of the model is taken")
+            self._own[slot] = self._free.pop()
+        return self._own[slot]
+
+    def _rename(self, batch: Sequence[Segment]) -> list[Segment]:
+        return [replace(one, slot=self._own[one.slot]) for one in batch]
+
+
+def borrow_slots(model: StagedModel, count: int) -> list[BorrowedSlots]:
+    """Return so many that share a model's slots, none of which is in use."""
+    free = list(range(model.capabilities.slots - 1, -1, -1))
+    return [BorrowedSlots(model, free) for _ in range(count)]

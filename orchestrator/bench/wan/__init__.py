@@ -1,0 +1,1 @@
+"""`outrider bench wan`: drafts over a slow link, beside none and beside drafts made before each verification."""

@@ -1,0 +1,118 @@
+"""Pages of a KV cache on a connection between two workers: what is said first, and then one piece after the other.
+
+The side that connects says which transfer it is (`Opening`), and is let in or told why not. Each piece has a number, a
+checksum and its place among the pages. The last piece says which tokens the pages belong to. Pieces are read into the
+place where they stay. A side that hears nothing of the other for STILL_S takes the link for cut.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+STILL_S: Final = 2.0
+_LENGTH: Final = struct.Struct(">I")
+_PIECE: Final = struct.Struct(">IIIQI16s")
+_MOST_WORDS: Final = 64 * 1024
+
+
+class LinkBroken(Exception):
+    """The link is cut, or what came over it makes no sense; the message says which."""
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """What the sender says first: the transfer's name, what its pages are (Ready.kv_format), and their most bytes."""
+
+    transfer: str
+    format: str
+    most_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PieceHead:
+    """What goes ahead of a piece. `number` counts pieces from 0, `start_page` is its first page. `positions`: of the
+    whole sequence, in the last piece; 0 before. `tokens_digest` (16 bytes): of these positions' tokens."""
+
+    number: int
+    start_page: int
+    positions: int
+    length_bytes: int
+    crc: int
+    tokens_digest: bytes = bytes(16)
+
+
+def send_opening(link: socket.socket, opening: Opening) -> str:
+    """Say what is going to come; returns why it is refused ("": it is not). Raises OSError, LinkBroken."""
+    link.settimeout(STILL_S)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _send_words(link, msgspec.msgpack.encode(opening))
+    return _receive_words(link).decode("utf-8", "replace")
+
+
+def receive_opening(link: socket.socket) -> Opening:
+    """Return what the other side says first; `answer_opening` is to follow. Raises OSError, LinkBroken."""
+    link.settimeout(STILL_S)
+    try:
+        return msgspec.msgpack.decode(_receive_words(link), type=Opening)
+    except msgspec.DecodeError as error:
+        raise LinkBroken(f"the sender's first word makes no sense: {error}") from error
+
+
+def answer_opening(link: socket.socket, refusal: str) -> None:
+    """Let the sender go on, or say why not. Raises OSError."""
+    _send_words(link, refusal.encode())
+
+
+def send_piece(link: socket.socket, head: PieceHead, parts: Sequence[memoryview]) -> None:
+    """Send a piece. Waits STILL_S at most while the other side takes nothing. Raises OSError."""
+    link.sendall(
+        _PIECE.pack(head.number, head.start_page, head.positions, head.length_bytes, head.crc, head.tokens_digest)
+    )
+    for part in parts:
+        link.sendall(part)
+
+
+def receive_head(link: socket.socket) -> PieceHead:
+    """Return what goes ahead of the next piece; waits for it as long as it takes, while the sender says now and then
+    that it lives. Raises OSError, LinkBroken."""
+    head = bytearray(_PIECE.size)
+    receive_into(link, memoryview(head))
+    return PieceHead(*_PIECE.unpack(head))
+
+
+def receive_into(link: socket.socket, place: memoryview) -> None:
+    """Fill a place with the next bytes. Raises OSError, LinkBroken."""
+    while place:
+        count = link.recv_into(place)
+        if not count:
+            raise LinkBroken("the connection was closed")
+        place = place[count:]
+
+
+def sum_parts(parts: Sequence[memoryview]) -> int:
+    """Return the checksum of a piece."""
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    return crc
+
+
+def _send_words(link: socket.socket, words: bytes) -> None:
+    link.sendall(_LENGTH.pack(len(words)) + words)
+
+
+def _receive_words(link: socket.socket) -> bytes:
+    length = bytearray(_LENGTH.size)
+    receive_into(link, memoryview(length))
+    (count,) = _LENGTH.unpack(length)
+    if count > _MOST_WORDS:
+        raise LinkBroken(f"{count} bytes of words were announced")
+    words = bytearray(count)
+    receive_into(link, memoryview(words))
+    return bytes(words)

@@ -1,0 +1,168 @@
+"""Commands without the second that their imports take: `python -m tests.support.warm` imports what `outrider serve`
+does, once, and forks for each daemon or command that a test wants.
+
+The fork runs the command line itself, with the environment, directory, cores and output that a new process would have
+from the test. Tests of the start start the program as people do: in test_life.py, test_stop.py, tests/systemd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+_MOST_BYTES = 1 << 20
+_LIMITS = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+class WarmProcess:
+    """What subprocess.Popen says of a process, of one that is another process' child. `told` ends with its code."""
+
+    def __init__(self, pid: int, told: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._told = told
+
+    def poll(self) -> int | None:
+        """Return the exit code, or minus the number of a signal; None while it runs."""
+        return self._look(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code. Raises subprocess.TimeoutExpired."""
+        code = self._look(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired("outrider serve", timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to a process that runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _look(self, timeout_s: float | None) -> int | None:
+        if self.returncode is None and select.select([self._told], [], [], timeout_s)[0]:
+            self.returncode = int(os.read(self._told, 64))
+            os.close(self._told)
+        return self.returncode
+
+
+class _Starter:
+    """The process that forks. It ends with this one."""
+
+    def __init__(self) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "tests.support.warm", str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=_ROOT)
+
+    @property
+    def is_near(self) -> bool:
+        """Whether its forks are in the network namespace of this thread."""
+        return os.readlink(f"/proc/{self._process.pid}/ns/net") == os.readlink("/proc/thread-self/ns/net")
+
+    def start(self, arguments: list[str], output: int, errors: int) -> WarmProcess:
+        """Run `outrider` with these arguments; its outputs go to two file descriptors."""
+        asked = {
+            "arguments": arguments,
+            "environment": dict(os.environ),
+            "directory": os.getcwd(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "limits": [resource.getrlimit(one) for one in _LIMITS],
+        }
+        told, telling = os.pipe()
+        try:
+            socket.send_fds(self._link, [json.dumps(asked).encode()], [output, errors, telling])
+        finally:
+            os.close(telling)
+        return WarmProcess(int(self._link.recv(64)), told)
+
+
+@functools.cache
+def _starter() -> _Starter:
+    return _Starter()
+
+
+def start_outrider(arguments: list[str], output: int, errors: int) -> WarmProcess | subprocess.Popen[bytes]:
+    """Start `outrider ARGUMENTS`; its outputs go to two file descriptors, which may be one."""
+    if _starter().is_near:
+        return _starter().start(arguments, output, errors)
+    command = [sys.executable, "-m", "orchestrator.cli.main", *arguments]
+    return subprocess.Popen(command, stdout=output, stderr=errors)
+
+
+def main() -> None:
+    """Fork for whoever is at the other end, until that has gone."""
+    link = socket.socket(fileno=int(sys.argv[1]))
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    gc.disable()
+    from orchestrator import daemon  # noqa: F401 -- what the command imports by itself
+    from orchestrator.cli import main as command_line
+    from orchestrator.cli import serve  # noqa: F401 -- as above
+
+    gc.freeze()
+    gc.enable()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for daemons
+    while True:
+        asked, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 3)
+        if not asked:
+            return
+        if os.fork() == 0:
+            break
+        for descriptor in descriptors:
+            os.close(descriptor)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    output, errors, telling = descriptors
+    pid = os.fork()
+    if pid:
+        link.send(str(pid).encode())
+        _tell_end(pid, telling, (link.detach(), output, errors))
+    link.detach()  # closed with all others
+    _become(json.loads(asked), output, errors)
+    command_line.main()
+
+
+def _tell_end(pid: int, telling: int, unused: Sequence[int]) -> NoReturn:
+    """Wait for a daemon's end, and say how it ended."""
+    for descriptor in unused:
+        os.close(descriptor)
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):
+        os.write(telling, str(os.waitstatus_to_exitcode(status)).encode())
+    os._exit(0)
+
+
+def _become(asked: dict[str, Any], output: int, errors: int) -> None:
+    """Be what a new process would be."""
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    os.closerange(3, 1024)
+    os.chdir(asked["directory"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    os.sched_setaffinity(0, asked["cores"])
+    for limit, values in zip(_LIMITS, asked["limits"], strict=True):
+        resource.setrlimit(limit, tuple(values))
+    time.tzset()
+    sys.argv = ["outrider", *asked["arguments"]]
+
+
+if __name__ == "__main__":
+    main()
