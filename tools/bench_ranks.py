@@ -53,11 +53,11 @@ class ExchangeClock:
 
 def measure_ranks(prepared: Path, options: LoadOptions, ranks: int, repeats: int) -> dict[str, Any]:
     """Return the figures of a prepared model; see the module."""
-    import torch
-
     adapter: Any = registry.get("torch_device")
     # What the libraries take by themselves is there behind a first layer.
     adapter.load_layers(prepared, replace(options, kv_cache_bytes=1 << 20), LayerRange(1, 2), _silent).close()
+    import torch  # behind the adapter, which says how long its threads are to spin
+
     own = psutil.Process()
     before = own.memory_info().rss
     split: Any = adapter.load(prepared, replace(options, tensor_parallel=ranks), _silent)

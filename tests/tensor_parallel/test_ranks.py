@@ -101,6 +101,12 @@ def test_a_rank_that_hangs_is_a_lost_device_in_bounded_time(
     assert not other.is_running(), "what is stopped is ended too"
 
 
+def ignores_interrupts(process: int) -> bool:
+    lines = Path(f"/proc/{process}/status").read_text(encoding="ascii").splitlines()
+    ignored = next(line.split()[1] for line in lines if line.startswith("SigIgn:"))
+    return bool(int(ignored, 16) >> (signal.SIGINT - 1) & 1)
+
+
 _WORKER = """
 import sys
 from adapters.torch_device.ranks import RankProcess
@@ -114,7 +120,7 @@ def test_no_rank_outlives_a_process_that_is_killed_even_while_it_is_stopped() ->
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         other = psutil.Process(int(worker.stdout.readline()))
-        wait_until(lambda: other.num_threads() > 1)  # it is behind its first steps, and watches its link
+        wait_until(lambda: ignores_interrupts(other.pid))  # it asked the kernel to end it just before
         other.suspend()
         worker.kill()
     wait_until(lambda: not other.is_running() or other.status() == psutil.STATUS_ZOMBIE)
