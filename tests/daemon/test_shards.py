@@ -92,7 +92,7 @@ def test_streams_at_once_over_two_devices_get_what_the_whole_target_says(tmp_pat
     config.write_text(config.read_text().replace("adapter: simulated", f"adapter: simulated, shards: {shards}", 1))
     with running(config) as daemon, ThreadPoolExecutor(len(asks)) as pool:
         texts = list(pool.map(lambda ask: daemon.client.completions.create(**ask).choices[0].text, asks))
-        assert [line.split()[5] for line in daemon.status()["ready"]["shards"]] == ["SIM", "SIM.1"]
+        assert [line.split()[6] for line in daemon.status()["ready"]["shards"]] == ["SIM", "SIM.1"]
     assert texts == [plain.client.completions.create(**ask).choices[0].text for ask in asks]
 
 
