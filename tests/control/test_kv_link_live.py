@@ -17,7 +17,8 @@ from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.local import LocalCluster
 from tests.control.test_controller import at_once, until
-from tests.control.test_kv_moves_live import LIMITS, SCRIPT, STREAMS, Brake, ask, failing, tokens_of, totals
+from tests.control.test_kv_moves_live import LIMITS, SCRIPT, STREAMS, Brake, ask, tokens_of, totals
+from tests.control.test_kv_moves_live import failing as failing_alike
 from tests.support import moving
 from tests.support.daemon import configuration
 from tests.support.loops import decode, loop_over, toy
@@ -42,6 +43,12 @@ def worker(tmp_path_factory: pytest.TempPathFactory, slow: Brake) -> WorkerSpec:
     options = {**spec.options, "across_hosts": True}
     environment = {**spec.environment, NODE_ADDRESS: "127.0.0.1"}
     return msgspec.structs.replace(spec, entry=moving.ENTRY, options=options, environment=environment)
+
+
+def failing(worker: WorkerSpec, name: str, fault: str = "") -> WorkerSpec:
+    """A worker that no other one is taken for."""
+    found = failing_alike(worker, name, fault)
+    return msgspec.structs.replace(found, environment={**found.environment, "OUTRIDER_TEST_NAME": name})
 
 
 @asynccontextmanager
