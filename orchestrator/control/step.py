@@ -431,6 +431,7 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     hopeless = replica.rank is Rank.JOINING or not any(one.life.served for one in state.replicas.with_streams)
     explained = state.blame.explained
     wait_s = state.health.wait_s(replica.parts, now_s)
+    state.router.moves.doors.pop(replica.worker, None)
     loss = replica.life.observe_end(
         *(cause, kind, now_s), number=number, explained=explained, hopeless=hopeless, wait_s=wait_s
     )
