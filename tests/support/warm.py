@@ -28,6 +28,15 @@ _LIMITS = (resource.RLIMIT_CORE, resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE)
 _ROOT = Path(__file__).resolve().parents[2]
 
 
+def _list_python_settings() -> dict[str, str]:
+    """What Python reads where it starts, and a fork does not."""
+    return {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+
+
+_STARTED_WITH = _list_python_settings()
+"""A test that changes them gets a process that starts."""
+
+
 class WarmProcess:
     """What subprocess.Popen says of a process, of one that is another process' child. `told` ends with its code."""
 
@@ -102,7 +111,7 @@ def _starter() -> _Starter:
 
 def start_outrider(arguments: list[str], output: int, errors: int) -> WarmProcess | subprocess.Popen[bytes]:
     """Start `outrider ARGUMENTS`; its outputs go to two file descriptors, which may be one."""
-    if _starter().is_near:
+    if _list_python_settings() == _STARTED_WITH and _starter().is_near:
         return _starter().start(arguments, output, errors)
     command = [sys.executable, "-m", "orchestrator.cli.main", *arguments]
     return subprocess.Popen(command, stdout=output, stderr=errors)
