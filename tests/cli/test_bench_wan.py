@@ -23,7 +23,7 @@ def test_it_compares_the_ways_over_a_slow_link(outrider, tmp_path) -> None:
     assert row["measured_rtt_ms"] >= 12.0
     assert row["first_token_ms"] >= 12.0 + 24.0
     assert row["bytes_per_token"] > 0.0
-    assert "reverse x plain" in shown
+    assert "reverse" in shown
 
 
 @pytest.mark.parametrize(
