@@ -84,7 +84,8 @@ def remote(door: LinkEndpoint | None = None, **limits: float) -> Iterator[tuple[
 @pytest.mark.parametrize("running", [1, 6])
 def test_the_output_is_the_targets_and_drafts_are_accepted(expected, texts, wrong_every, running):
     inner = KnowingDrafter(texts, wrong_every=wrong_every)
-    with in_a_thread(inner) as door, remote(door) as (drafter, _):
+    # Where the machine is busy, an answer takes longer than a round is worth: here rounds wait for it.
+    with in_a_thread(inner) as door, remote(door, max_wait_ms=1000.0) as (drafter, _):
         out, rounds = decode(
             loop_over(toy(script="base_ms=3"), drafter, running=running, policy=FixedDepth(12)), REQUESTS
         )
