@@ -108,7 +108,8 @@ def ignores_interrupts(process: int) -> bool:
 
 
 _WORKER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs begin with it ignored
 from adapters.torch_device.ranks import RankProcess
 print(RankProcess(1).process.pid, flush=True)
 sys.stdin.read()
