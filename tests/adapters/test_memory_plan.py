@@ -49,7 +49,7 @@ for model in models:
     share = rows // caps.slots
     for _ in range(3):  # a full batch
         model.forward([Segment(slot, 0, tokens[:share], (0, share)) for slot in range(caps.slots)])
-print(json.dumps({"planned": sum_planned_bytes(target, options, drafter), "peak": peak_rss_bytes()}))
+print(json.dumps({"planned": sum_planned_bytes(target, options, [drafter] if drafter else []), "peak": peak_rss_bytes()}))
 """
 
 
