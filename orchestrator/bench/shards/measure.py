@@ -89,8 +89,10 @@ class MeasuredTarget:
         rate = sum((len(one.tokens) - 1) / (one.last_s - one.first_s) for one in timed if one.last_s > one.first_s)
         return StreamRun([one.tokens for one in timed], rate, _count_use(rounds, timed))
 
-    async def fill(self, tokens: int) -> None:
-        """Read a prompt of so many tokens and score all of them, which takes the largest forwards there are."""
+    async def fill(self) -> None:
+        """Read a prompt that fills the KV cache and score all of it, which takes the largest forwards there are."""
+        held = self.ready.kv_blocks * self.ready.block_tokens
+        tokens = min(held, self.ready.context_tokens) - 2 * self.ready.block_tokens
         prompt = [self._number % 7 + 40 + one % 50 for one in range(tokens)]
         self._number += 1
         self._worker.send(Submit(f"bench-{self._number}", prompt, 1, depth=0, prompt_logprobs=True, logprobs=0))

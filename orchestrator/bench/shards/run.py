@@ -24,7 +24,6 @@ _LAYERS = 12
 _STAGE_MS = 12.0
 _KV_CACHE = "64 MiB"
 _ROWS = 64
-_FILLED_TOKENS = 1500
 
 FORMULAS = {
     "pipeline_use": f"stages' time / (stages x wall time) while {STREAMS} streams decode without drafts; stages take "
@@ -132,7 +131,7 @@ async def _measure(
         unsharded = await _run_ways(whole, prompts, max_tokens)
     async with TargetRun(cluster, cut_config) as cut:
         sharded = await _run_ways(cut, prompts, max_tokens)
-        await cut.fill(_FILLED_TOKENS)
+        await cut.fill()
         memory = cut.read_memory()
     same_class = cut.ready.class_fingerprint == whole.ready.class_fingerprint
     return {
