@@ -49,7 +49,8 @@ for model in models:
     share = rows // caps.slots
     for _ in range(3):  # a full batch
         model.forward([Segment(slot, 0, tokens[:share], (0, share)) for slot in range(caps.slots)])
-print(json.dumps({"planned": sum_planned_bytes(target, options, [drafter] if drafter else []), "peak": peak_rss_bytes()}))
+planned = sum_planned_bytes(target, options, [drafter] if drafter else [])
+print(json.dumps({"planned": planned, "peak": peak_rss_bytes()}))
 """
 
 
