@@ -19,6 +19,7 @@ import msgspec
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from orchestrator.drafting.sparse_rows import NoDistribution, SparseRow, pack_proposal, unpack_proposal
 from orchestrator.links.endpoint import LinkLost, ProtocolError
+from orchestrator.links.silence import notice_silence
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.host import HEADER_BYTES, with_header
 from orchestrator.workers.messages import Sampling
@@ -193,7 +194,7 @@ class Link:
         connected.setblocking(False)
         if connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _probe_when_silent(connected)
+            notice_silence(connected, silent_s=_SILENT_S, every_s=_PROBE_EVERY_S, probes=_PROBES)
         self._socket = connected
         self._in = bytearray()
         self._out = bytearray()
@@ -310,16 +311,6 @@ class Link:
         poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._out else 0))
         poll.poll(seconds * 1000.0)
         self.flush()
-
-
-def _probe_when_silent(connected: socket.socket) -> None:
-    """Have the kernel find out whether the other host is still there. Other systems than Linux know it by other names;
-    there it is asked every two hours."""
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    probes = (("TCP_KEEPIDLE", _SILENT_S), ("TCP_KEEPINTVL", _PROBE_EVERY_S), ("TCP_KEEPCNT", _PROBES))
-    for name, value in probes:
-        if hasattr(socket, name):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _decode_message(decoder: msgspec.msgpack.Decoder[_T], frame: bytes) -> _T:

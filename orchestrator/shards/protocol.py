@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from typing import Any, Literal, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from adapters.contract import BlockRules, Capabilities, LayerRange, LoadOptions, NumericalClass, Segment
 from device_profiles.workload import ModelSpec
 from orchestrator.links.endpoint import LinkLost, ProtocolError
+from orchestrator.links.silence import notice_silence
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -201,7 +202,9 @@ class ShardLink:
     def __init__(self, connected: socket.socket) -> None:
         if connected.family != socket.AF_UNIX:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _notice_silence(connected)
+            notice_silence(
+                connected, silent_s=_SILENT_S, every_s=_PROBE_EVERY_S, probes=_PROBES, unheard_ms=_UNHEARD_MS
+            )
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connected.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         connected.settimeout(None)
@@ -272,22 +275,6 @@ class ShardLink:
             if not count:
                 raise ConnectionResetError("the connection was closed")
             room = room[count:]
-
-
-def _notice_silence(connected: socket.socket) -> None:
-    """Have the kernel find out whether the other host is still there. Other systems than Linux know it by other names;
-    there only the watchdog of rounds finds out."""
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    options: tuple[tuple[Literal["TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT"], int], ...] = (
-        ("TCP_KEEPIDLE", _SILENT_S),
-        ("TCP_KEEPINTVL", _PROBE_EVERY_S),
-        ("TCP_KEEPCNT", _PROBES),
-        ("TCP_USER_TIMEOUT", _UNHEARD_MS),
-    )
-    for name, value in options:
-        option: Any = getattr(socket, name, None)
-        if option is not None:
-            connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _describe_error(error: OSError) -> str:
