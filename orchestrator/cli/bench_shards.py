@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from orchestrator.bench.prompts import BenchError
+from orchestrator.cli.bench_result import check_json_path, finish_comparison
 
 
 def shards(
@@ -37,13 +35,11 @@ def shards(
 
     from adapters.contract import AdapterError
     from adapters.decoder.source import open_source
-    from adapters.hardware import processor
     from adapters.model_source import resolve
     from orchestrator.bench.cluster.hosts import HostsError
     from orchestrator.bench.shards.run import list_targets, measure_shards
 
-    if json_out is not None and not json_out.resolve().parent.is_dir():
-        raise BenchError(f"--json {json_out}: there is no such directory")
+    check_json_path(json_out)
     cores = sorted(os.sched_getaffinity(0))
     try:
         layers = open_source(resolve(model, Path()).path).spec.layers if real else 0
@@ -58,17 +54,7 @@ def shards(
             result = measure_shards(targets, cores, directory, max_tokens, status.update)
         except HostsError as error:
             raise BenchError(str(error)) from error
-    result["environment"] = {
-        "outrider": version("outrider"),
-        "python": platform.python_version(),
-        "processor": processor().name,
-        "cpus": os.cpu_count(),
-    }
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
-    _print(result)
-    if not result["summary"]["identical"]:
-        raise BenchError("outputs differ from the target's own")
+    finish_comparison(result, json_out, _print)
 
 
 def _print(result: dict[str, Any]) -> None:

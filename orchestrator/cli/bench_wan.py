@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from orchestrator.bench.prompts import BenchError
+from orchestrator.cli.bench_result import check_json_path, finish_comparison
 
 _COLUMNS = (
     ("plain tokens/s", "plain_tokens_per_s", ".1f"),
@@ -57,13 +55,11 @@ def wan(
 
     from rich.console import Console
 
-    from adapters.hardware import processor
     from orchestrator.bench.overlap.run import deepen_pair, simulate_pairs
     from orchestrator.bench.prompts import OWN_PROMPTS
     from orchestrator.bench.wan.run import RTT_MS, measure_wan
 
-    if json_out is not None and not json_out.resolve().parent.is_dir():
-        raise BenchError(f"--json {json_out}: there is no such directory")
+    check_json_path(json_out)
     cores = sorted(os.sched_getaffinity(0))
     if real and len(cores) < 2:
         raise BenchError("target and draft need a core each, and there is one: leave them out with --no-real")
@@ -74,17 +70,7 @@ def wan(
             directory = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-bench-")))
             pairs.append((stack.enter_context(deepen_pair(draft, layers, adapter, directory, cores)), (RTT_MS,)))
         result = measure_wan(pairs, max_tokens, status.update, OWN_PROMPTS[:limit])
-    result["environment"] = {
-        "outrider": version("outrider"),
-        "python": platform.python_version(),
-        "processor": processor().name,
-        "cpus": os.cpu_count(),
-    }
-    if json_out is not None:
-        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
-    _print(result)
-    if not result["summary"]["identical"]:
-        raise BenchError("outputs differ from the target's own")
+    finish_comparison(result, json_out, _print)
 
 
 def _print(result: dict[str, Any]) -> None:
