@@ -18,21 +18,11 @@ from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.local import LocalCluster
 from tests.control.test_controller import at_once, until
 from tests.control.test_kv_moves_live import LIMITS, SCRIPT, STREAMS, Brake, ask, tokens_of, totals
+from tests.control.test_kv_moves_live import expected as expected
 from tests.control.test_kv_moves_live import failing as failing_alike
+from tests.control.test_kv_moves_live import slow as slow
 from tests.support import moving
 from tests.support.daemon import configuration
-from tests.support.loops import decode, loop_over, toy
-
-
-@pytest.fixture(scope="module")
-def expected() -> dict[str, list[int]]:
-    asks = [ask(number) for number in range(STREAMS)]
-    return {one.request_id: decode(loop_over(toy(), None), [one])[0][one.request_id] for one in asks}
-
-
-@pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Brake:
-    return Brake(tmp_path_factory.mktemp("slow") / "slow")
 
 
 @pytest.fixture(scope="module")
