@@ -40,15 +40,17 @@ demo: $(DEMO)
 # Each process takes a file at a time, in the order of directories. Tests that compute with models come first: a thread
 # of theirs that waits for work leaves its core to the other process. Then come those that start daemons, then short ones:
 # daemons wait as long as they compute, so three processes keep two cores busy. Long files come before short ones, so that
-# none is the last. All share prepared models: what one has prepared the next ones find.
+# none is the last. All share prepared models: what one has prepared the next ones find. The second half runs where the
+# first has failed too, so that one run shows all that fails.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 LONG_TESTS := tests/daemon tests/workers tests/tools tests/alerts tests/batches tests/systemd
 SHORT_TESTS := $(filter-out $(MODEL_TESTS) $(LONG_TESTS),$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
 test: setup
-	export OUTRIDER_TEST_STORE="$$(mktemp -d)" && trap 'rm -rf "$$OUTRIDER_TEST_STORE"' EXIT && \
-	OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 -m "not slow" $(MODEL_TESTS) && \
-	$(PYTEST) --numprocesses 3 -m "not slow" $(LONG_TESTS) $(SHORT_TESTS) $(wildcard tests/test_*.py)
+	export OUTRIDER_TEST_STORE="$$(mktemp -d)" && trap 'rm -rf "$$OUTRIDER_TEST_STORE"' EXIT && failed=0; \
+	OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 -m "not slow" $(MODEL_TESTS) || failed=1; \
+	$(PYTEST) --numprocesses 3 -m "not slow" $(LONG_TESTS) $(SHORT_TESTS) $(wildcard tests/test_*.py) || failed=1; \
+	exit $$failed
 
 # Tests that take a minute each: more hosts, more replicas, more runtimes. To be run before a release.
 slow: setup

@@ -7,19 +7,31 @@ then crosses inside, so it is shown to nobody but the one who made it.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import socket
 import ssl
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _TAKEN: Final = b"\1"
 """What says that the key was the right one; a wrong one ends the connection."""
 _NAME: Final = "outrider worker"
 _BEGINS: Final = datetime(2000, 1, 1, tzinfo=UTC)  # hosts need no common clock: the next start has another one
 _ENDS: Final = datetime(9999, 12, 31, tzinfo=UTC)
+
+
+class _LinkSocket(ssl.SSLSocket):
+    """Closes itself where its connection was reset before the greeting: `ssl`, which asks the peer, left it open."""
+
+    def getpeername(self) -> Any:
+        try:
+            return super().getpeername()
+        except OSError as error:
+            self.close()
+            raise ConnectionResetError(errno.ECONNRESET, "the other side closed the connection") from error
 
 
 class LinkCertificate:
@@ -80,6 +92,7 @@ def encrypt_link(connected: socket.socket, certificate: str, key: bytes) -> ssl.
 def _build_context(protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.sslsocket_class = _LinkSocket
     return context
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -13,7 +14,7 @@ import pytest
 from orchestrator.drafting.protocol import VERSION, Begin, DraftRequest, DraftResponse, Hello, Link, Update, WireDraft
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, knock
-from orchestrator.links.tls import LinkCertificate
+from orchestrator.links.tls import LinkCertificate, encrypt_link
 from orchestrator.workers.messages import Sampling
 
 HOST = "127.0.0.1"
@@ -31,6 +32,23 @@ def server() -> Iterator[EndpointServer]:
     opened = EndpointServer(HOST)
     yield opened
     opened.close()
+
+
+@pytest.mark.parametrize("side", ["knocks", "is knocked at"])
+def test_a_connection_that_is_reset_before_its_greeting_leaves_no_socket_open(side):
+    """A socket that is left open warns, and a warning is an error here."""
+    certificate = LinkCertificate()
+    greet = {
+        "knocks": lambda near: encrypt_link(near, certificate.pem, b"k" * 32),
+        "is knocked at": lambda near: certificate.greet(near, b"k" * 32),
+    }
+    with socket.create_server((HOST, 0)) as listening:
+        ends = [socket.create_connection(listening.getsockname()), listening.accept()[0]]
+    near, other = ends if side == "knocks" else reversed(ends)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    other.close()
+    with near, pytest.raises(ConnectionResetError):
+        greet[side](near)
 
 
 @contextmanager
