@@ -2,10 +2,10 @@
 
     python -m tools.bench_host_moves [--tokens 2000] [--rounds 3] [--json OUT]
 
-Two hosts (network namespaces, so root and Linux) have a replica of the default model each. A client of the API streams a
-completion. Once it has so many tokens, its host is drained by `outrider drain`, so that the stream moves: its KV cache
-crosses the encrypted link. Given are the longest gap between two tokens from the drain on, and the usual gap. The text is
-compared with that of a stream that nothing happens to.
+Two hosts (network namespaces, so root and Linux) have a replica of the default model each. A client of the API streams
+a completion. Once it has so many tokens, its worker is drained by `outrider drain`, so that the stream moves: its KV
+cache crosses the encrypted link. Given are the longest gap between two tokens from the drain on, and the usual gap. The
+text is compared with that of a stream that nothing happens to.
 """
 
 from __future__ import annotations
