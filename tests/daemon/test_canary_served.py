@@ -13,9 +13,9 @@ import httpx
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from tests.daemon.test_draft_workers import until
 from tests.daemon.test_life import collect
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.waiting import until
 
 ASK: dict[str, Any] = {"model": "toy", "max_tokens": 40, "temperature": 0.8, "seed": 3}
 PROMPTS = ["the sea is", "a b a b a b", "one, one, one", "net net net"]
@@ -153,8 +153,10 @@ def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_wh
         "speculation: {method: fixed, num_speculative_tokens: 4}\n"
         "canary: {share: 0.5, least_requests: 3, tolerance: 1, speculation: {method: off}}"
     )
-    long = ASK | {"prompt": "the sea is", "max_tokens": 100}
-    with running(configuration(tmp_path, script="base_ms=4", extra=extra)) as daemon:
+    # A worker takes longer for a token than whatever else a busy machine does for it, and no stream ends before the last
+    # one has begun.
+    long = ASK | {"prompt": "the sea is", "max_tokens": 400}
+    with running(configuration(tmp_path, script="base_ms=8", extra=extra)) as daemon:
         off = daemon.client.completions.create(**long, extra_body={"speculative_config": {"method": "off"}})
         pieces: list[list[str]] = [[] for _ in range(5)]
         started = [threading.Event() for _ in pieces]
