@@ -29,7 +29,8 @@ _PATIENCE_S = 60.0
 for _part in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, _part, _PATIENCE_S)
 
-_make_ssl_context = default_transport.create_ssl_context
+_transport: Any = default_transport
+_make_ssl_context = _transport.create_ssl_context
 _with_known_authorities = functools.cache(_make_ssl_context)
 
 
@@ -40,7 +41,7 @@ def _create_ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = 
     return (_make_ssl_context if own else _with_known_authorities)(verify=verify, cert=cert, trust_env=trust_env)
 
 
-default_transport.create_ssl_context = _create_ssl_context
+_transport.create_ssl_context = _create_ssl_context
 
 
 @pytest.fixture(scope="session", autouse=True)

