@@ -110,7 +110,7 @@ def test_the_peak_stays_within_the_plan(
     drafts = [{"method": "model", "name": "draft", "place": "", "prefill_ms": 50.0}] if draft else []
     options = {
         "model": {
-            **model_options(adapter, source, shared_store, 16 if heavy else 6),  # some thousand positions
+            **model_options(adapter, source, shared_store, 16),
             "static": {"on": static, "context_tokens": 512, "prefill_rows": 32, "verify_rows": [2]},
         },
         "max_running": 8,
