@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
-MODEL_TESTS := tests/exactness tests/engine tests/adapters tests/pipelines
+MODEL_TESTS := tests/pipelines tests/tensor_parallel tests/exactness tests/engine tests/adapters
 SOURCES := device_profiles policies adapters orchestrator tests tools
 
 # The tests start hundreds of processes: each is to find what the one before it has compiled.

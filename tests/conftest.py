@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
+import ssl
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from httpx._transports import default as default_transport
 from hypothesis import settings
 
+from adapters.conformance.case import share_classes
 from orchestrator.cli import main as cli
 from tests.support.first_layers import write_first_layers
 
@@ -24,6 +28,20 @@ settings.load_profile("outrider")
 _PATIENCE_S = 60.0
 for _part in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, _part, _PATIENCE_S)
+
+_transport: Any = default_transport
+_make_ssl_context = _transport.create_ssl_context
+_with_known_authorities = functools.cache(_make_ssl_context)
+
+
+def _create_ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+    """A client reads the certificates of all authorities first, for 40 ms of processor time. One reading serves all: a
+    test that asks again and again with a new client would take more of the machine than what it waits for."""
+    own = not isinstance(verify, bool) or cert is not None or {"SSL_CERT_FILE", "SSL_CERT_DIR"} & os.environ.keys()
+    return (_make_ssl_context if own else _with_known_authorities)(verify=verify, cert=cert, trust_env=trust_env)
+
+
+_transport.create_ssl_context = _create_ssl_context
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -69,6 +87,12 @@ def shared_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(given)
     base = tmp_path_factory.getbasetemp()
     return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-store"  # one for all processes
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_classes(shared_store: Path) -> None:
+    """What one process has proved of a class, the next ones believe."""
+    share_classes(shared_store / "exact-classes")
 
 
 @pytest.fixture

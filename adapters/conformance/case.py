@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from adapters.contract import (
@@ -100,20 +103,46 @@ def load(prepared: Prepared, **options: Any) -> LoadedModel:
 
 
 _EXACT: dict[tuple[str, Path, int], NumericalClass] = {}
+_shared_classes: list[Path] = []
+
+
+def share_classes(directory: Path) -> None:
+    """Let `exact_class` keep what it finds in a directory, where other processes of the same run find it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    _shared_classes[:] = [directory]
 
 
 def exact_class(adapter: Adapter, path: Path, options: LoadOptions, first_tier: int = 0) -> NumericalClass:
     """Return the first class that keeps its bits on this processor, as the product finds it, whatever it costs."""
     key = (adapter.name, path, first_tier)
     if key not in _EXACT:
-        tiers = adapter.classes(options)
-        candidates = [one for tier in tiers[min(first_tier, len(tiers) - 1) % len(tiers) :] for one in tier]
-        found = (one for one in candidates if _keeps_bits(adapter, path, replace(options, numerical_class=one)))
-        exact = next(found, None)
-        if exact is None:
-            pytest.fail(f"{adapter.name}: in none of its {len(candidates)} numerical classes a row keeps its bits")
-        _EXACT[key] = exact
+        _EXACT[key] = _find_shared(adapter, path, options, first_tier)
     return _EXACT[key]
+
+
+def _find_shared(adapter: Adapter, path: Path, options: LoadOptions, first_tier: int) -> NumericalClass:
+    """Return what another process has found, or find it while others wait. The number of threads is part of a case:
+    it decides which kernels run."""
+    if not _shared_classes:
+        return _find_exact(adapter, path, options, first_tier)
+    case = f"{adapter.name} {adapter.recipe()} {path} {first_tier} {options.threads}"
+    known = _shared_classes[0] / f"{hashlib.sha256(case.encode()).hexdigest()[:16]}.json"
+    with FileLock(known.with_suffix(".lock")):
+        if known.exists():
+            return msgspec.json.decode(known.read_bytes(), type=NumericalClass)
+        found = _find_exact(adapter, path, options, first_tier)
+        known.write_bytes(msgspec.json.encode(found))
+        return found
+
+
+def _find_exact(adapter: Adapter, path: Path, options: LoadOptions, first_tier: int) -> NumericalClass:
+    tiers = adapter.classes(options)
+    candidates = [one for tier in tiers[min(first_tier, len(tiers) - 1) % len(tiers) :] for one in tier]
+    found = (one for one in candidates if _keeps_bits(adapter, path, replace(options, numerical_class=one)))
+    exact = next(found, None)
+    if exact is None:
+        pytest.fail(f"{adapter.name}: in none of its {len(candidates)} numerical classes a row keeps its bits")
+    return exact
 
 
 def _keeps_bits(adapter: Adapter, path: Path, options: LoadOptions) -> bool:

@@ -7,11 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import anthropic
 import httpx
 import pydantic
 import pytest
-from anthropic import AsyncAnthropic
 from fastapi import FastAPI
 
 from orchestrator.api.keys import Keys
@@ -35,15 +33,22 @@ def daemon(tmp_path_factory) -> Iterator[Daemon]:
         assert started.stop() == 0
 
 
+def library() -> Any:
+    """The library, imported late: it takes two seconds, which whoever only collects tests needs not."""
+    import anthropic
+
+    return anthropic
+
+
 def anthropic_at(url: str) -> Any:
     """The real client of a daemon. `Any`: an answer's blocks are of many types, and each test knows which it has."""
-    return anthropic.Anthropic(base_url=url, api_key="unused", max_retries=0)
+    return library().Anthropic(base_url=url, api_key="unused", max_retries=0)
 
 
 @asynccontextmanager
 async def anthropic_of(app: FastAPI, key: str = "unused") -> AsyncIterator[Any]:
     """Serve an app and give the real client for it, which never retries."""
-    async with serving(app) as url, AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as client:
+    async with serving(app) as url, library().AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as client:
         yield client
 
 
@@ -144,7 +149,7 @@ async def test_arguments_that_no_json_can_have_are_told_as_they_are(arguments):
 
 async def test_an_error_behind_the_first_token_is_an_event():
     control = ScriptedControl(error=RuntimeError("broken"), error_at=1)
-    with pytest.raises(anthropic.APIStatusError) as failed:
+    with pytest.raises(library().APIStatusError) as failed:
         await events_of(control, max_tokens=9)
     assert failed.value.type == "api_error"
     assert "broken" not in str(failed.value)
@@ -270,7 +275,7 @@ async def test_thinking_may_be_asked_for_in_each_form(thinking):
 )
 async def test_what_is_wrong_is_named(fields, says):
     async with anthropic_of(app_over(answering("x"))) as client:
-        with pytest.raises(anthropic.BadRequestError, match=says) as refused:
+        with pytest.raises(library().BadRequestError, match=says) as refused:
             await client.messages.create(**ASK | {"extra_body": fields})
     assert refused.value.type == "invalid_request_error"
 
@@ -321,7 +326,7 @@ async def test_the_key_may_come_in_either_header(tmp_path):
     async with serving(app_over(answering("x"), keys=Keys(path))) as url:
         ways: Any = ({"api_key": "alpha"}, {"auth_token": "alpha"})
         for given in ways:
-            async with AsyncAnthropic(base_url=url, max_retries=0, **given) as client:
+            async with library().AsyncAnthropic(base_url=url, max_retries=0, **given) as client:
                 assert (await client.messages.create(**ASK)).content[0].text == "x"
         both = {"x-api-key": "alpha", "Authorization": "Bearer beta"}  # then it is Authorization that counts
         async with httpx.AsyncClient(base_url=url, headers=both) as other:

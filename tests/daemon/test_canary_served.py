@@ -13,9 +13,9 @@ import httpx
 from typer.testing import CliRunner
 
 from orchestrator.cli.main import app
-from tests.daemon.test_draft_workers import until
 from tests.daemon.test_life import collect
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.waiting import until
 
 ASK: dict[str, Any] = {"model": "toy", "max_tokens": 40, "temperature": 0.8, "seed": 3}
 PROMPTS = ["the sea is", "a b a b a b", "one, one, one", "net net net"]

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.daemon.test_drafts import drafts, read_counters
 from tests.daemon.test_life import collect
 from tests.support import tiny_models
 from tests.support.daemon import Daemon, configuration, outrider_process, running
+from tests.support.waiting import until
 
 ASK: dict[str, Any] = {
     "model": "toy",
@@ -44,13 +44,6 @@ def expected(plain) -> str:
 def draft_of(daemon: Daemon) -> dict[str, Any]:
     found: dict[str, Any] = daemon.status()["drafts"][0]
     return found
-
-
-def until(happened: Callable[[], Any], seconds: float = 240.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def count_accepted(daemon: Daemon) -> int:

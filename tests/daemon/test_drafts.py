@@ -86,9 +86,12 @@ def test_a_draft_of_another_vocabulary_serves_where_it_is_translated(tmp_path, p
     """The draft's weights are random: what it says is useless, and the answers are the target's."""
     tiny_models.write_model(tmp_path / "tiny", "llama", kind="BF16")
     expected = plain.client.completions.create(**ASK).choices[0].text
+    greedy = {"temperature": 0}
+    expected_greedy = plain.client.completions.create(**ASK | greedy).choices[0].text
     translated = drafts("method: model, source: tiny, mismatched_vocabulary: translate")
     with running(configuration(tmp_path, extra=translated)) as daemon:
         assert daemon.client.completions.create(**DRAFTED).choices[0].text == expected
+        assert daemon.client.completions.create(**DRAFTED | greedy).choices[0].text == expected_greedy
         daemon.wait_for("gauges", running=0)
         (state,) = daemon.status()["gauges"]["drafters"]
         assert (state["state"], state["vocabulary"]) == ("ok", "translated")

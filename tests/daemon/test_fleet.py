@@ -13,10 +13,10 @@ import pytest
 
 from orchestrator.bench.cluster.hosts import BenchHosts, HostsError, make_hosts
 from orchestrator.cli.daemon_socket import query_daemon
-from tests.daemon.test_draft_workers import until
 from tests.daemon.test_life import collect
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 from tests.support.profiles import store_simulated_profiles
+from tests.support.waiting import until
 
 GREEDY: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 150, "temperature": 0}
 SEEDED: dict[str, Any] = GREEDY | {"temperature": 0.8, "seed": 7}

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from adapters.hardware import cores
-from tests.daemon.test_draft_workers import until
 from tests.daemon.test_several_models import statuses, text_of
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.waiting import until
 
 WITHIN_S = 240.0
 STREAMS = 6

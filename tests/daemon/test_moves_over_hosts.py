@@ -8,9 +8,9 @@ import pytest
 
 from orchestrator.bench.cluster.hosts import BenchHosts, HostsError, make_hosts
 from orchestrator.cli.daemon_socket import query_daemon
-from tests.daemon.test_draft_workers import until
 from tests.daemon.test_shard_workers import ASK, SAMPLINGS, stream_while
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.waiting import until
 
 PROMPT = "the sea is " * 60
 """Long enough that to compute it again costs more than to move it."""

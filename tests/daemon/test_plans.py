@@ -14,9 +14,9 @@ import pytest
 from device_profiles.store import ProfileStore
 from orchestrator.cli.daemon_socket import query_daemon
 from policies.speculation.state import COLD_DEPTH
-from tests.daemon.test_draft_workers import until
 from tests.support.daemon import READY_WITHIN_S, Daemon, configuration, outrider_process, read_url, running
 from tests.support.profiles import store_simulated_profiles
+from tests.support.waiting import until
 
 LONG = 2000
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 700, "temperature": 0.7, "seed": 4}

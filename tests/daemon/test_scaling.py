@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from orchestrator.cli.daemon_socket import query_daemon
-from tests.daemon.test_draft_workers import until
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 from tests.support.profiles import store_simulated_profiles
+from tests.support.waiting import until
 
 STREAMS = 9
 WITHIN_S = 240.0

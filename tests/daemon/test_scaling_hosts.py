@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator.bench.cluster.hosts import BenchHosts, HostsError, make_hosts
-from tests.daemon.test_draft_workers import until
 from tests.support.asking import asking
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.profiles import store_simulated_profiles
+from tests.support.waiting import until
 
 ASK: dict[str, Any] = {"model": "toy", "max_tokens": 60, "extra_body": {"ignore_eos": True}}
 ASKED = [

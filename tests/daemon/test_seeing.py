@@ -114,7 +114,7 @@ def test_logs_are_of_the_request_the_level_and_the_worker_that_are_asked_for(pla
     send(plain, "another-one")
 
     def read(*arguments: str) -> list[dict[str, Any]]:
-        done = run_entry("logs", "--json", *arguments, *at(plain))
+        done = outrider_process("logs", "--json", *arguments, *at(plain))
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -316,10 +316,11 @@ def test_top_starts_and_quits_in_a_terminal(plain):
         reader.start()
         try:
             try:
-                until(lambda: b"here/CPU" in shown, "the screen shows devices")
+                until(lambda: b"here/CPU" in shown or process.poll() is not None, "the screen shows devices")
             except AssertionError as error:
                 error.add_note(f"exit code {process.poll()}, and on the screen: {bytes(shown[-4000:])!r}")
                 raise
+            assert process.poll() is None, shown.decode(errors="replace")
             os.write(controller, b"q")
             assert process.wait(WITHIN_S) == 0
         finally:

@@ -28,9 +28,9 @@ def write_toy(directory: Path, shards: str, **options: Any) -> Path:
     return path
 
 
-def test_layers_in_two_processes_say_what_one_says(tmp_path: Path):
+def test_layers_in_two_processes_say_what_one_says(tmp_path: Path, shared_store: Path):
     shards = f", shards: [{{layers: 1, cores: [0]}}, {{layers: {LAYERS - 1}, cores: [0]}}]"
-    with running(write_tiny(tmp_path / "cut", shards)) as daemon:
+    with running(write_tiny(tmp_path / "cut", shared_store, shards)) as daemon:
         cut = list_texts(daemon)
         ready = daemon.status()["ready"]
         assert ready["row_invariant"]
@@ -46,7 +46,7 @@ def test_layers_in_two_processes_say_what_one_says(tmp_path: Path):
             assert psutil.Process(pid).cpu_affinity() == [0]
         assert daemon.stop() == 0
         assert not any(map(psutil.pid_exists, ready["part_pids"]))
-    with running(write_tiny(tmp_path / "whole")) as daemon:
+    with running(write_tiny(tmp_path / "whole", shared_store)) as daemon:
         whole, its = list_texts(daemon), daemon.status()["ready"]
     if its["class_fingerprint"] == ready["class_fingerprint"]:
         assert cut == whole

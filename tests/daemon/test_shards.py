@@ -25,14 +25,15 @@ TOY: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 200
 }
 
 
-def write_tiny(directory: Path, shards: str = "") -> Path:
+def write_tiny(directory: Path, store: Path, shards: str = "") -> Path:
+    """Write a configuration over a small model. `store`: what others have prepared and measured is there."""
     directory.mkdir(exist_ok=True)
     tiny_models.write_model(directory / "tiny", "qwen3", kind="BF16", num_hidden_layers=LAYERS)
     path = directory / "cluster.yaml"
     path.write_text(
         f"model: {{source: tiny, name: tiny, weights: as_file{shards}}}\n"
         "cluster: {runtime: local}\nlimits: {kv_cache: 16 MiB, max_running: 3}\n"
-        f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\nstore: {{directory: '{directory}/store'}}\n"
+        f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\nstore: {{directory: '{store}'}}\n"
         f"state: {{directory: '{directory}/state'}}\n"
     )
     return path
@@ -51,9 +52,9 @@ def list_texts(daemon: Daemon) -> list[str]:
     return found
 
 
-def test_shards_serve_and_drafts_change_no_token(tmp_path, outrider):
+def test_shards_serve_and_drafts_change_no_token(tmp_path, shared_store, outrider):
     shards = f", shards: [{{layers: 1}}, {{layers: {LAYERS - 1}}}]"
-    with running(write_tiny(tmp_path / "cut", shards)) as daemon:
+    with running(write_tiny(tmp_path / "cut", shared_store, shards)) as daemon:
         cut = list_texts(daemon)
         ready = daemon.status()["ready"]
         places = [place.partition(" in ")[0] for place in ready["shards"]]
@@ -61,18 +62,18 @@ def test_shards_serve_and_drafts_change_no_token(tmp_path, outrider):
         assert ready["row_invariant"]
         shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].replace("│", " ").split())
         assert f"layers 1 to {LAYERS - 1} on openvino_rt CPU" in shown
-    with running(write_tiny(tmp_path / "whole")) as daemon:
+    with running(write_tiny(tmp_path / "whole", shared_store)) as daemon:
         whole, its = list_texts(daemon), daemon.status()["ready"]
     assert its["shards"] == []
     if its["class_fingerprint"] == ready["class_fingerprint"]:
         assert cut == whole
 
 
-def test_shards_of_three_runtimes_are_one_model_that_keeps_its_bits(tmp_path):
+def test_shards_of_three_runtimes_are_one_model_that_keeps_its_bits(tmp_path, shared_store):
     names = ("torch_device", "onnx_rt", "openvino_rt")
     counts = (1, 1, LAYERS - 2)
     shards = ", ".join(f"{{adapter: {name}, layers: {count}}}" for name, count in zip(names, counts, strict=True))
-    with running(write_tiny(tmp_path, f", shards: [{shards}]")) as daemon:
+    with running(write_tiny(tmp_path, shared_store, f", shards: [{shards}]")) as daemon:
         list_texts(daemon)
         ready = daemon.status()["ready"]
         assert ready["row_invariant"]
@@ -104,8 +105,8 @@ def test_streams_at_once_over_two_devices_get_what_the_whole_target_says(tmp_pat
         ("[{layers: 2}, {layers: 2, device: NPU}]", "no device 'NPU' here; there is CPU"),
     ],
 )
-def test_shards_that_cannot_be_are_refused_with_the_reason(tmp_path, shards, said):
-    config = write_tiny(tmp_path, f", shards: {shards}").rename(tmp_path / "c.yaml")
+def test_shards_that_cannot_be_are_refused_with_the_reason(tmp_path, shared_store, shards, said):
+    config = write_tiny(tmp_path, shared_store, f", shards: {shards}").rename(tmp_path / "c.yaml")
     found = outrider_process("serve", "--config", str(config))
     assert found.returncode == 1
     assert said in found.stderr

@@ -13,18 +13,18 @@ from tests.daemon.test_shards import list_texts
 from tests.support import tiny_models
 from tests.support.daemon import running
 
-LONG: dict[str, Any] = {"model": "tiny", "prompt": "hello the hello the hello", "max_tokens": 300, "temperature": 0} | {
+LONG: dict[str, Any] = {"model": "tiny", "prompt": "hello the hello the hello", "max_tokens": 120, "temperature": 0} | {
     "extra_body": {"ignore_eos": True}
 }
 
 
-def write_split(directory: Path, keys: str) -> Path:
+def write_split(directory: Path, store: Path, keys: str) -> Path:
     tiny_models.write_model(directory / "tiny", "qwen3", kind="BF16")
     path = directory / "c.yaml"
     path.write_text(
         f"model: {{source: tiny, name: tiny, weights: as_file, {keys}}}\n"
         "cluster: {runtime: local}\ndevices: {threads: 1}\nlimits: {kv_cache: 16 MiB, max_running: 3}\n"
-        f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\nstore: {{directory: '{directory}/store'}}\n"
+        f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\nstore: {{directory: '{store}'}}\n"
         f"state: {{directory: '{directory}/state'}}\n"
     )
     return path
@@ -35,8 +35,8 @@ def list_ranks(worker: int) -> list[psutil.Process]:
     return [one for one in found if "adapters.torch_device.rank" in one.cmdline()]
 
 
-def test_a_split_target_serves_and_a_killed_rank_costs_no_token(tmp_path, outrider):
-    config = write_split(tmp_path, "adapter: torch_device, tensor_parallel: 2")
+def test_a_split_target_serves_and_a_killed_rank_costs_no_token(tmp_path, shared_store, outrider):
+    config = write_split(tmp_path, shared_store, "adapter: torch_device, tensor_parallel: 2")
     with running(config) as daemon:
         list_texts(daemon)
         ready = daemon.status()["ready"]

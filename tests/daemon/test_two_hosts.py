@@ -16,10 +16,11 @@ import psutil
 import pytest
 
 from device_profiles.store import ProfileStore
-from tests.daemon.test_draft_workers import ASK, count_accepted, draft_of, own, text_while, until, until_it_drafts
+from tests.daemon.test_draft_workers import ASK, count_accepted, draft_of, own, text_while, until_it_drafts
 from tests.daemon.test_life import collect
 from tests.support.daemon import configuration, running
 from tests.support.hosts import Hosts, ray_over, two_hosts
+from tests.support.waiting import until
 
 CUT_S = 1.0
 

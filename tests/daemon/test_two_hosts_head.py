@@ -8,9 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.daemon.test_draft_workers import until
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.hosts import Hosts, RayNodes, ray_over, two_hosts
+from tests.support.waiting import until
 
 ASK: Any = {"model": "toy", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0.0}
 

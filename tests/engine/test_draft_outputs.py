@@ -60,10 +60,10 @@ def test_it_drafts_by_the_targets_ids_and_changes_nothing(tmp_path: Path, shared
         model.close()
 
 
-def test_it_is_refused_as_a_target(tmp_path: Path) -> None:
+def test_it_is_refused_as_a_target(tmp_path: Path, shared_store: Path) -> None:
     source = tiny_models.write_model(tmp_path / "whole", "llama")
     tiny_models.write_reduced(tmp_path / "draft", source, KEPT, "any")
     config = tmp_path / "cluster.yaml"
-    config.write_text(f"model: {{source: draft}}\nstore: {{directory: '{tmp_path / 'store'}'}}\n")
+    config.write_text(f"model: {{source: draft}}\nstore: {{directory: '{shared_store}'}}\n")
     with pytest.raises(ModelRefused, match="it is a draft, which can say 260 of 320 tokens only"):
         load_target(engine_options(load_config(config), tmp_path), lambda *_: None)

@@ -26,12 +26,12 @@ TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory) -> Iterator[tuple[LoadedModel, LoadedModel]]:
+def loaded(tmp_path_factory, shared_store) -> Iterator[tuple[LoadedModel, LoadedModel]]:
     """A target on torch with weights of 8 bits, and a draft on ONNX Runtime with the same weights as they are."""
     root = tmp_path_factory.mktemp("quantised")
     source = tiny_models.write_model(root / "tiny", "llama3", kind="BF16")
     file = ModelSource(path=source, name="tiny", source=str(source), files=model_files(source))
-    store, options = ModelStore(root / "store"), LoadOptions(slots=4, max_batch_rows=64, kv_cache_bytes=64 << 20)
+    store, options = ModelStore(shared_store), LoadOptions(slots=4, max_batch_rows=64, kv_cache_bytes=64 << 20)
     models = []
     for runtime, weights in (("torch_device", Precision.INT8), ("onnx_rt", None)):
         adapter = registry.get(runtime)

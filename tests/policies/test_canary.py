@@ -6,7 +6,6 @@ import statistics
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from policies.serving.canary import (
     CanaryMove,
@@ -60,6 +59,8 @@ def test_running_sums_are_the_samples(values):
 @settings(max_examples=40)
 @given(VALUES, VALUES)
 def test_the_interval_is_welchs(ours, theirs):
+    from scipy import stats  # here: whoever only collects tests needs no second for it
+
     found = difference(moments(ours), moments(theirs))
     if min(statistics.pvariance(ours), statistics.pvariance(theirs)) < 1e-6:
         return  # where all values are equal there is nothing to compare with
@@ -74,6 +75,8 @@ def test_the_interval_is_welchs(ours, theirs):
 
 @pytest.mark.parametrize("freedom", [*range(1, 32), 40, 100, 10_000])
 def test_a_mean_has_the_interval_of_students_t(freedom):
+    from scipy import stats
+
     values = [float(number % 2) for number in range(freedom + 1)]
     found = moments(values).interval
     low, high = stats.t.interval(0.95, freedom, statistics.fmean(values), stats.sem(values))

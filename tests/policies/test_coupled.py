@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from policies.sampling import NotFinite, Sampling, choose, noise, verify_coupled_drafts, verify_draft
 from policies.sampling.coupled import greedy
@@ -89,12 +88,14 @@ def exact_probabilities(row: np.ndarray, sampling: Sampling) -> np.ndarray:
     ids=str,
 )
 def test_chi_square_against_exact_probabilities(sampling):
-    """10,000 draws over positions and over seeds, with a draft that is right every other time."""
+    """5,000 draws over positions and over seeds, with a draft that is right every other time."""
+    from scipy import stats  # here: whoever only collects tests needs no second for it
+
     row = rows_of(3, 1)[0]
     expected = exact_probabilities(row, sampling)
     for over_seeds in (False, True):
         counts = np.zeros(VOCABULARY)
-        for draw in range(10_000):
+        for draw in range(5_000):
             rule = Sampling(
                 sampling.temperature,
                 sampling.top_k,
@@ -108,7 +109,7 @@ def test_chi_square_against_exact_probabilities(sampling):
         kept = expected > 0
         assert counts[~kept].sum() == 0
         if kept.sum() > 1:
-            assert stats.chisquare(counts[kept], expected[kept] * counts.sum()).pvalue > 1e-4
+            assert stats.chisquare(counts[kept], expected[kept] * counts.sum()).pvalue > 1e-3
 
 
 @given(st.integers(0, 2**32), SAMPLINGS.filter(lambda s: s.temperature > 0))

@@ -3,7 +3,6 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from policies.sampling import noise
 
@@ -40,6 +39,8 @@ def test_noise_is_finite(seed, position):
 
 
 def test_uniform_over_tokens_positions_and_seeds():
+    from scipy import stats  # here: whoever only collects tests needs no second for it
+
     by_token = noise.uniform(1, 1, np.arange(200_000, dtype=np.uint32))
     one = np.array([77], np.uint32)
     by_position = np.array([noise.uniform(1, position, one)[0] for position in range(20_000)])

@@ -43,7 +43,7 @@ from tests.policies.placing import (
     merit_told,
 )
 
-MANY, FEW = settings(max_examples=100), settings(max_examples=30)
+MANY, FEW = settings(max_examples=50), settings(max_examples=30)
 SHARDS = settings(max_examples=15)
 objectives, shardings = st.sampled_from(Objective), st.sampled_from(("when_needed", "allowed"))
 needs_shards = clusters(memory_mib=(60, 250))

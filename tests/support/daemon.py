@@ -16,6 +16,7 @@ import httpx
 from openai import OpenAI
 
 from orchestrator.cli.daemon_socket import StatusError, query_daemon
+from tests.support.waiting import until
 from tests.support.warm import WarmProcess, start_outrider
 
 READY_WITHIN_S = 240.0
@@ -39,14 +40,17 @@ class Daemon:
 
     def wait_for(self, what: str, seconds: float = 120.0, **expected: Any) -> None:
         """Wait until the status' section `what` shows the expected values."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            found = self.status()
+        found: dict[str, Any] = {}
+
+        def shows() -> bool:
+            found.update(self.status())
             section = found if what == "" else found[what] or {}
-            if all(section.get(key) == value for key, value in expected.items()):
-                return
-            time.sleep(0.02)
-        raise AssertionError(f"{what} never showed {expected}: {found}")
+            return all(section.get(key) == value for key, value in expected.items())
+
+        try:
+            until(shows, seconds)
+        except AssertionError:
+            raise AssertionError(f"{what} never showed {expected}: {found}") from None
 
     def kill(self) -> None:
         """Send SIGKILL to the daemon alone, and wait for its end."""

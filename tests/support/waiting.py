@@ -6,10 +6,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+_SHORTEST_S, _LONGEST_S = 0.02, 0.2
+
 
 def until(happened: Callable[[], Any], seconds: float = 240.0) -> None:
-    """Look again and again until this is true."""
-    deadline = time.monotonic() + seconds
+    """Look again and again until this is true. A pause is as long as the look before it: whoever waits leaves the
+    machine to what it waits for."""
+    looking_s = now_s = time.monotonic()
+    deadline = now_s + seconds
     while not happened():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.02)
+        now_s = time.monotonic()
+        assert now_s < deadline, "it never happened"
+        time.sleep(min(max(_SHORTEST_S, now_s - looking_s), _LONGEST_S))
+        looking_s = time.monotonic()

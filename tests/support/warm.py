@@ -2,15 +2,19 @@
 does, once, and forks for each daemon or command that a test wants.
 
 The fork runs the command line itself, with the environment, directory, cores and output that a new process would have
-from the test. Tests of the start start the program as people do: in test_life.py, test_stop.py, tests/systemd.
+from the test. A daemon's local workers are forks of it, for the same reason. Tests of the start start the program as
+people do: in test_life.py, test_stop.py, tests/systemd.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import contextlib
 import functools
 import gc
 import json
+import logging
 import os
 import resource
 import select
@@ -19,8 +23,10 @@ import socket
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 _MOST_BYTES = 1 << 20
@@ -117,15 +123,88 @@ def start_outrider(arguments: list[str], output: int, errors: int) -> WarmProces
     return subprocess.Popen(command, stdout=output, stderr=errors)
 
 
+def _import_all() -> ModuleType:
+    """Import what a daemon and its workers import by themselves, some of it late; return the command line."""
+    import httpcore  # noqa: F401
+    import pydantic.v1  # noqa: F401 -- FastAPI asks whether a model is of this kind
+    from fastapi import FastAPI  # noqa: F401
+
+    from adapters.simulated import adapter  # noqa: F401
+    from orchestrator import daemon  # noqa: F401
+    from orchestrator.cli import main, serve  # noqa: F401
+    from orchestrator.engine import worker_engine  # noqa: F401
+    from orchestrator.loading import draft_worker, engine  # noqa: F401
+    from orchestrator.workers import local, local_host  # noqa: F401
+
+    return main
+
+
+class _ForkedWorker:
+    """What ProcessHandle asks of subprocess.Popen."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+
+def _fork_worker(options: list[str], inherited: list[int], printing: int, environment: dict[str, str]) -> _ForkedWorker:
+    """Implements orchestrator.workers.local._popen: the process of a worker, which has all imports behind it."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    pid = os.fork()
+    if pid:
+        return _ForkedWorker(pid)
+    code = 1
+    try:
+        _become_worker(inherited, printing, environment)
+        sys.argv = ["orchestrator.workers.host", *options]
+        from orchestrator.workers.local_host import main
+
+        code = main()
+        atexit._run_exitfuncs()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _become_worker(inherited: list[int], printing: int, environment: dict[str, str]) -> None:
+    """Be what a new process would be, and forget the daemon: its signals, its descriptors, its loop, its log."""
+    gc.freeze()
+    atexit._clear()
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL)
+    asyncio._set_running_loop(None)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(printing, 1)
+    os.dup2(printing, 2)
+    begin = 3
+    for descriptor in (*sorted(inherited), 1 << 16):
+        os.closerange(begin, descriptor)
+        begin = descriptor + 1
+    os.environ.clear()
+    os.environ.update(environment)
+    logging.root.handlers.clear()
+    for one in (logging.root, *(each for each in logging.root.manager.loggerDict.values())):
+        if isinstance(one, logging.Logger):
+            one.handlers.clear()
+            one.setLevel(logging.WARNING if one is logging.root else logging.NOTSET)
+            one.propagate = True
+
+
 def main() -> None:
     """Fork for whoever is at the other end, until that has gone."""
     link = socket.socket(fileno=int(sys.argv[1]))
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     gc.disable()
-    from orchestrator import daemon  # noqa: F401 -- what the command imports by itself
-    from orchestrator.cli import main as command_line
-    from orchestrator.cli import serve  # noqa: F401 -- as above
-
+    command_line = _import_all()
     gc.freeze()
     gc.enable()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait for daemons
@@ -145,6 +224,9 @@ def main() -> None:
         _tell_end(pid, telling, (link.detach(), output, errors))
     link.detach()  # closed with all others
     _become(json.loads(asked), output, errors)
+    from orchestrator.workers import local
+
+    local._popen = _fork_worker  # type: ignore[assignment]
     command_line.main()
 
 
