@@ -271,6 +271,18 @@ class Message(BaseModel):
         return self
 
 
+class Prediction(Body):
+    """What the client expects the answer to be. Drafts come from it; it never changes the answer."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The expected text; several parts are one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(Generation):
     """`POST /v1/chat/completions`."""
 
@@ -282,6 +294,7 @@ class ChatRequest(Generation):
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
+    prediction: Prediction | None = None
 
     @property
     def offered(self) -> list[Tool]:

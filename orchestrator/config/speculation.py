@@ -36,6 +36,9 @@ class Speculation(Section):
     `off` switches every drafter off: plain decoding in the same loop."""
     num_speculative_tokens: int = Field(default=12, ge=0, le=64)
     """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding. No override goes beyond."""
+    max_predicted_tokens: int = Field(default=64, ge=0, le=64)
+    """With `method: auto`: the most tokens drafted in one round for a request that brings a `prediction` of its output.
+    For such a request it takes the place of `num_speculative_tokens`, where that is less."""
     min_speculative_tokens: int = Field(default=0, ge=0, le=64)
     """The least depth that a request, or an override of a session or a replica, can ask for where it does not switch
     speculation off; at most `num_speculative_tokens`."""

@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.drafting.meter import Meter
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.packed_tokens import unpack_tokens
 from policies.sampling import Sampling
@@ -116,15 +116,15 @@ class SuffixDrafter:
         self._recalled: dict[str, SuffixIndex] = {}
         self._prompts: dict[str, int] = {}
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
         self._indexes[key] = index = SuffixIndex()
         self._prompts[key] = len(tokens)
         index.extend(tokens)
         self._recalled.pop(key, None)
-        if recalled:
+        if hints.recalled:
             found = self._recalled[key] = SuffixIndex()
-            for output in reversed(recalled):  # the later ones count more in a vote: the likeliest goes last
+            for output in reversed(hints.recalled):  # the later ones count more in a vote: the likeliest goes last
                 found.extend([*unpack_tokens(output), _SEAM])
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.lost import FailedDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import Drafter
+from orchestrator.drafting.prediction import PredictionDrafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.drafting.variants import VariantDrafter
@@ -154,7 +155,8 @@ def _build_chain(
         for drafter in built:
             drafter.close()
         raise
-    return ChainDrafter(built) if built else None  # one alone, too: its word is calibrated there
+    # One alone, too: its word is calibrated there.
+    return ChainDrafter(built, PredictionDrafter(SystemClock())) if built else None
 
 
 def _build(

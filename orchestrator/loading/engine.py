@@ -173,7 +173,8 @@ def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafte
     """Return how a worker serves those who say nothing of speculation, and how the canary's requests."""
     canary = options.canary
     depths = {} if canary is None else {CanaryVariant.CANARY.value: VariantDepth(canary.max_depth, canary.fixed_depth)}
-    return SpeculationVariants(VariantDepth(options.max_depth, options.fixed_depth), depths, by_variant)
+    default = VariantDepth(options.max_depth, options.fixed_depth)
+    return SpeculationVariants(default, depths, by_variant, options.predicted_depth)
 
 
 def sum_planned_bytes(target: LoadedTarget, options: EngineOptions, drafters: Sequence[Drafter]) -> int:
@@ -224,6 +225,7 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         block_tokens=caps.block_tokens,
         drafters=[draft.name for draft in options.drafters],
         max_depth=options.max_depth,
+        predicted_depth=options.predicted_depth,
         starting_depth=options.starting_depth,
         costs_from=costs_from,
         fixed_depth=options.fixed_depth,

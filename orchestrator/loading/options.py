@@ -135,7 +135,8 @@ class CanaryOptions(msgspec.Struct, frozen=True):
 class EngineOptions(msgspec.Struct, frozen=True):
     """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of every
     request. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round. `across_hosts`: workers on
-    other machines may have to reach it."""
+    other machines may have to reach it. `predicted_depth`: the most drafts in a round of a request that brings a
+    prediction, where depths are not fixed and `max_depth` is not more."""
 
     model: ModelOptions
     max_running: int
@@ -151,6 +152,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     pid: PidSettings = DEFAULTS
     canary: CanaryOptions | None = None
     across_hosts: bool = False
+    predicted_depth: int = 0
 
     @property
     def all_drafters(self) -> list[DraftOptions]:
@@ -170,7 +172,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     @property
     def deepest(self) -> int:
         """The most drafts that any request gets in a round."""
-        return max(self.max_depth, self.canary.max_depth if self.canary is not None else 0)
+        depths = [self.max_depth, self.canary.max_depth if self.canary is not None else 0]
+        return max(*depths, self.predicted_depth if any(depths) else 0)
 
     def with_model(self, **changes: object) -> EngineOptions:
         """Return the options with some of the model's changed."""
@@ -232,6 +235,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         low_acceptance_rate=config.speculation.low_acceptance_rate,
         objectives=objectives_of(config.slo),
         across_hosts=_is_across_hosts(config),
+        predicted_depth=config.speculation.max_predicted_tokens,
     )
 
 

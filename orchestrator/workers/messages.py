@@ -83,8 +83,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     the overrides of session and engine; control makes a depth or a bound of all overrides. `lane`: the canary's variant
     that serves it ("canary"; any other: the control). `owner`: whose request it is, for the fair order of
     those that wait. `pages`: what an earlier worker computed of it, to begin with; where they are of no use it is
-    computed again. `recalled`: earlier answers to prompts like this one, as of packed_tokens, to draft from. `trace`:
-    where its spans belong; None where it is not traced.
+    computed again. `recalled`: earlier answers to prompts like this one, as of packed_tokens, to draft from.
+    `prediction`: what its client expects of its output, in the same form (b"": nothing). `trace`: where its spans
+    belong; None where it is not traced.
     """
 
     request_id: str
@@ -107,6 +108,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     owner: str = ""
     pages: KvPages | None = None
     recalled: list[bytes] = []
+    prediction: bytes = b""
     trace: TraceContext | None = None
 
 
@@ -178,7 +180,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     `shards`: which layers are where, a line for each range, where several devices hold them; `adapter`, `device` and
     `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some,
     `part_planned_bytes`: as planned_memory_bytes, of each. `split`: over what each layer is split,
-    "" where it is not."""
+    "" where it is not. `predicted_depth`: the most drafts of a request with a prediction, where that is more than
+    `max_depth` and depths are not fixed."""
 
     model: str
     vocabulary_size: int
@@ -226,6 +229,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     split: str = ""
     part_pids: list[int] = []
     part_planned_bytes: list[int] = []
+    predicted_depth: int = 0
 
     @property
     def all_drafters(self) -> list[str]:
@@ -245,7 +249,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 
     `drafted`/`accepted`: draft tokens verified/accepted. `steps`: verification forwards of this request after
     its prompt. `reused`: tokens of the prompt whose KV cache was there already. `tolerance_delta`: the tolerance (nats)
-    that drafts were judged with last, below 0 where there was none.
+    that drafts were judged with last, below 0 where there was none. `predicted`, `predicted_right`: tokens of the
+    request's own prediction that were verified, and those of them that were accepted.
     """
 
     prompt_tokens: int
@@ -257,6 +262,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     prefill_ms: float
     reused: int = 0
     tolerance_delta: float = -1.0
+    predicted: int = 0
+    predicted_right: int = 0
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
