@@ -63,6 +63,7 @@ def check_config(config: ClusterConfig, path: Path, lines: Lines, *, sources: bo
         for target in config.targets:
             _check_sources(target, path, lines)
             _check_depths(target, path, lines)
+            _check_tolerance(target, path, lines)
         _check_canary(config, path, lines)
         for target in config.targets:
             _check_processes(target, path, lines)
@@ -183,6 +184,20 @@ def _check_depths(config: ClusterConfig, path: Path, lines: Lines) -> None:
             place = config.find_place("speculation", *key)
             at = f"{path}:{lines.get(place, 1)}: {format_place(place)}"
             raise ConfigError(f"{at}: {depth} is above {format_place(place[: -len(key)])}.{bound}, which is {limit}")
+
+
+def _check_tolerance(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse keys of a tolerance that is learned where one is fixed: they would change nothing. Raises ConfigError."""
+    speculation = config.speculation
+    if not speculation.tolerance_delta:
+        return
+    for name in ("tolerance_acceptance_rate", "tolerance_warmup_tokens", "tolerance_max_delta"):
+        if name in speculation.model_fields_set:
+            place = config.find_place("speculation", name)
+            where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+            raise ConfigError(
+                f"{where} is of a tolerance that is learned, and tolerance_delta fixes it; leave one of them out"
+            )
 
 
 def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:

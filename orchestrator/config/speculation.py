@@ -54,6 +54,9 @@ class Speculation(Section):
     """`true`: requests may ask for `tolerance`. It is allowed where it is the rule of `acceptance`, too."""
     tolerance_acceptance_rate: float = Field(default=0.9, gt=0, lt=1)
     """The share of judged drafts (those with all before them accepted) that `tolerance` is to accept."""
+    tolerance_delta: float = Field(default=0.0, ge=0, le=20)
+    """A fixed tolerance, in nats, from the first draft on, in place of one that is learned. 0: it is learned, and
+    learned anew where acceptance drifts."""
     tolerance_warmup_tokens: int = Field(default=512, ge=16, le=100_000)
     """Judged drafts that `tolerance` learns from before it applies; until then the rule is `rejection`. Greedy and
     sampled requests learn separately, and a new worker learns anew."""

@@ -562,6 +562,7 @@ class DecodeLoop:
             prefix_queries=self._prefixes.queries,
             prefix_hits=self._prefixes.hits,
             tolerance_deltas=self._verifier.deltas,
+            tolerance_recalibrations=self._verifier.recalibrations,
             low_acceptance=self._watch.standing(),
             slo=self._levels.state(),
             out_of_memory=self._scheduler.memory.failures,

@@ -227,6 +227,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             config.speculation.tolerance_acceptance_rate,
             config.speculation.tolerance_warmup_tokens,
             config.speculation.tolerance_max_delta,
+            config.speculation.tolerance_delta or None,
         ),
         drafters=_drafters(config, base) if depth else [],
         fixed_depth=config.speculation.method == "fixed",

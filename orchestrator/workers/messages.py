@@ -364,9 +364,10 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     `drafters` are in order of cost. `preemptions`, `rounds`, `prefix_queries` and `prefix_hits` (tokens looked up and
     found in the prefix cache) are counts since the worker started, and so are `out_of_memory` (forwards that ran out of
     memory) and `not_finite` (requests that ended for their logits). `tolerance_deltas`, in nats, by the kind of
-    sampling ("greedy", "sampled"): those that are known. `low_acceptance`: the warnings that stand. `slo`: None where
-    there are no objectives. `memory_bound`: None while forwards are as large as they may be. `corrupt`: files of
-    prepared models that were found damaged since they were loaded.
+    sampling ("greedy", "sampled"): those that are known; `tolerance_recalibrations`: how often they followed a drift.
+    `low_acceptance`: the warnings that stand. `slo`: None where there are no objectives. `memory_bound`: None while
+    forwards are as large as they may be. `corrupt`: files of prepared models that were found damaged since they were
+    loaded.
     """
 
     running: int
@@ -382,6 +383,7 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     drafters: list[DrafterState] = []
     peak_rss_bytes: int = 0
     tolerance_deltas: dict[str, float] = {}
+    tolerance_recalibrations: int = 0
     low_acceptance: list[AcceptanceWarning] = []
     slo: SloState | None = None
     out_of_memory: int = 0
