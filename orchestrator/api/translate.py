@@ -35,9 +35,12 @@ def generation(
 ) -> Submit:
     """Translate a request as it came. `context_tokens`: the context's length; `make_seed` makes seeds for requests that
     bring none; `bounds`: the rules that it may ask for; `clips`: see `chat`. Raises RequestError."""
+    stores = bounds.choose_stores(request.draft_stores)
     if isinstance(request, ChatRequest):
-        return chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)
-    return completion(request, request_id, tokenizer, context_tokens, make_seed, bounds)
+        found = chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)
+    else:
+        found = completion(request, request_id, tokenizer, context_tokens, make_seed, bounds)
+    return found if stores is None else msgspec.structs.replace(found, stores=stores)
 
 
 def completion(

@@ -182,6 +182,7 @@ class Generation(Sampled):
     user: str = Field(default="", max_length=MAX_USER_TAG)
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
+    draft_stores: list[str] | None = Field(default=None, max_length=16)
 
     @property
     def stops(self) -> list[str]:

@@ -14,12 +14,14 @@ class DraftHints(NamedTuple):
     """What helps to draft for one sequence, and for no other. Texts are as of workers.packed_tokens.
 
     `recalled`: earlier answers to prompts like its own, the likeliest first. `prediction`: what its client expects of
-    its output (b"": nothing). `generated`: so many of its tokens are output already.
+    its output (b"": nothing). `generated`: so many of its tokens are output already. `stores`: the stores of documents
+    that it may be drafted from (None: all).
     """
 
     recalled: Sequence[bytes] = ()
     prediction: bytes = b""
     generated: int = 0
+    stores: Sequence[str] | None = None
 
 
 NO_HINTS = DraftHints()

@@ -81,6 +81,16 @@ class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix
     memory_bytes: int
 
 
+class IndexOptions(msgspec.Struct, frozen=True, tag_field="method", tag="index"):
+    """A drafter from the store of documents at `path`, called `store`. `place`: where the configuration names it."""
+
+    name: str
+    store: str
+    path: str
+    place: str
+    size_bytes: int
+
+
 class RemoteOptions(msgspec.Struct, frozen=True):
     """A drafter in a worker of its own; the fields are those of the configuration."""
 
@@ -121,7 +131,7 @@ class DraftWorkerOptions(msgspec.Struct, frozen=True):
     across_hosts: bool
 
 
-DraftOptions = SuffixOptions | ModelDraftOptions
+DraftOptions = SuffixOptions | IndexOptions | ModelDraftOptions
 
 
 class CanaryOptions(msgspec.Struct, frozen=True):
@@ -384,13 +394,17 @@ def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
 def _drafters_of(
     drafts: Sequence[Draft], at: Place, prefix: str, config: ClusterConfig, base: Path
 ) -> list[DraftOptions]:
-    from orchestrator.config.drafts import SuffixDraft, draft_names
+    from orchestrator.config.drafts import IndexDraft, SuffixDraft, draft_names
     from orchestrator.config.source_text import format_place
 
     found: list[DraftOptions] = []
     for index, (draft, name) in enumerate(zip(drafts, draft_names(drafts, prefix), strict=True)):
         if isinstance(draft, SuffixDraft):
             found.append(SuffixOptions(name, draft.max_match, int(draft.memory)))
+        elif isinstance(draft, IndexDraft):
+            path = base / Path(draft.path).expanduser()
+            size = path.stat().st_size if path.exists() else 0
+            found.append(IndexOptions(name, draft.store, str(path), format_place((*at, index)), size))
         else:
             found.append(_model_draft(name, format_place((*at, index)), draft, config, base))
     return found

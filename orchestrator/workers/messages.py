@@ -84,8 +84,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     that serves it ("canary"; any other: the control). `owner`: whose request it is, for the fair order of
     those that wait. `pages`: what an earlier worker computed of it, to begin with; where they are of no use it is
     computed again. `recalled`: earlier answers to prompts like this one, as of packed_tokens, to draft from.
-    `prediction`: what its client expects of its output, in the same form (b"": nothing). `trace`: where its spans
-    belong; None where it is not traced.
+    `prediction`: what its client expects of its output, in the same form (b"": nothing). `stores`: the stores of
+    documents that it may be drafted from (None: all). `trace`: where its spans belong; None where it is not traced.
     """
 
     request_id: str
@@ -109,6 +109,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     pages: KvPages | None = None
     recalled: list[bytes] = []
     prediction: bytes = b""
+    stores: list[str] | None = None
     trace: TraceContext | None = None
 
 

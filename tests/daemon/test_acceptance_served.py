@@ -71,7 +71,7 @@ def test_a_fixed_tolerance_is_told_and_the_exact_rules_do_not_know_it(tmp_path, 
         assert ask(daemon, "tolerance", 4)[1]["tolerance_delta"] == 0.75
         text, told = ask(daemon, None, 4)
         assert (text, told["tolerance_delta"]) == (expected, None)
-        shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].split())
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].replace("│", " ").split())
         assert "0.75 nats sampled, 0.75 nats greedy" in shown
         assert (
             'outrider_tolerance_recalibrations_total{engine="0",model_name="toy"} 0.0'
