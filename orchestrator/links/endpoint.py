@@ -147,10 +147,16 @@ def _connect_socket(address: str) -> socket.socket:
 
 @contextmanager
 def _greeting(connected: socket.socket) -> Iterator[Connection[Any, Any]]:
-    """Lend the socket to multiprocessing's challenge, which knows no timeouts: the kernel's are set instead."""
-    timeout = struct.pack("ll", int(GREETING_S), 0)
+    """Lend the socket to multiprocessing's challenge, which knows no timeouts: the kernel's are set meanwhile."""
     connected.setblocking(True)
-    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-        connected.setsockopt(socket.SOL_SOCKET, option, timeout)
+    _limit_waits(connected, GREETING_S)
     with Connection(os.dup(connected.fileno())) as connection:
         yield connection
+    _limit_waits(connected, 0.0)  # who is let in may be silent for as long as it likes
+
+
+def _limit_waits(connected: socket.socket, seconds: float) -> None:
+    """Have the kernel end each wait of a blocking socket after so long; 0: never."""
+    limit = struct.pack("ll", int(seconds), 0)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connected.setsockopt(socket.SOL_SOCKET, option, limit)

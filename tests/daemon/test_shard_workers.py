@@ -114,13 +114,13 @@ def serve_over_hosts(directory: Path, hosts: Any, expected: list[str]) -> None:
         assert daemon.status()["ready"]["part_pids"][1] != ready["part_pids"][1]
 
 
-def stream_while(daemon: Daemon, happens: Callable[[], None]) -> list[str]:
+def stream_while(daemon: Daemon, happens: Callable[[], None], **asked: Any) -> list[str]:
     """Return what streams say, in the midst of which something happens."""
     texts: list[list[str]] = [[] for _ in SAMPLINGS]
     readers = []
     for sampling, pieces in zip(SAMPLINGS, texts, strict=True):
         started = threading.Event()
-        stream = daemon.client.completions.create(**ASK, **sampling, stream=True)
+        stream = daemon.client.completions.create(**ASK | asked, **sampling, stream=True)
         readers.append((threading.Thread(target=collect, args=(stream, pieces, started)), started))
         readers[-1][0].start()
     for _, started in readers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,22 @@ def test_the_newest_connection_is_the_rightful_one(tmp_path: Path) -> None:
         with pytest.raises(DeviceLost):  # what the first had loaded is closed
             layers.loaded[0].forward_layers([Segment(0, 0, [5, 6], (0, 2))], None)
         second.close()
+
+
+@pytest.mark.parametrize("way", ["unix", "tcp"])
+def test_layers_that_nobody_calls_for_longer_than_a_greeting_may_take_stay_loaded(
+    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.links.endpoint.GREETING_S", 1.0)
+    with serving(write_layers(tmp_path), "127.0.0.1") as endpoint:
+        addresses = [one for one in endpoint.addresses if one.startswith(way)]
+        found = RemoteRuntime(msgspec.structs.replace(endpoint, addresses=addresses))
+        shard = load(found)
+        time.sleep(1.5)
+        try:
+            assert shard.forward_layers([Segment(0, 0, [5, 6], (0, 2))], None).output.shape[0] == 2
+        finally:
+            found.close()
 
 
 def test_another_version_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""A stream whose host is drained goes on another host, with its KV pages, and no token differs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench.cluster.hosts import BenchHosts, HostsError, make_hosts
+from orchestrator.cli.daemon_socket import query_daemon
+from tests.daemon.test_draft_workers import until
+from tests.daemon.test_shard_workers import ASK, SAMPLINGS, stream_while
+from tests.support.daemon import Daemon, configuration, running
+
+PROMPT = "the sea is " * 60
+"""Long enough that to compute it again costs more than to move it."""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_drained_hosts_streams_move_with_their_pages(
+    tmp_path: Path, plain: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [plain.client.completions.create(**ASK | {"prompt": PROMPT}, **one).choices[0].text for one in SAMPLINGS]
+    try:
+        with make_hosts([(), ()]) as hosts:
+            for name, value in hosts.token.items():
+                monkeypatch.setenv(name, value)
+            for number in range(2):
+                hosts.join(number)
+            hosts.run_on(0, lambda: drain_each(tmp_path, hosts, expected))
+    except HostsError as error:
+        pytest.skip(str(error))
+
+
+def drain_each(directory: Path, hosts: BenchHosts, expected: list[str]) -> None:
+    replicas = [f"{{host: {host.address}}}" for host in hosts.hosts]
+    config = configuration(directory, script="base_ms=15&row_ms=2", runtime="ray", replicas=f"[{', '.join(replicas)}]")
+    config.write_text(config.read_text().replace("runtime: ray", f"address: '{hosts.address}'"))
+    with running(config) as daemon:
+        until(lambda: len([one for one in daemon.status()["replicas"] if one["phase"] == "ready"]) == 2, 60.0)
+        for number, host in enumerate(hosts.hosts, start=1):
+
+            def hold(state: str, name: str = host.address) -> None:
+                query_daemon(daemon.admin, "/admin/hold", {"kind": "host", "name": name, "state": state, "model": None})
+
+            assert stream_while(daemon, lambda: hold("draining"), prompt=PROMPT) == expected
+            moves = daemon.status()["kv_moves"]
+            assert sum(one["pages"] for one in moves) >= number, moves
+            hold("")
