@@ -61,6 +61,11 @@ class ChainDrafter(DrafterGroup):
         self._silent: frozenset[int] = frozenset()
         self._standings = {greedy: [_DrafterStats() for _ in self._drafters] for greedy in (True, False)}
 
+    @property
+    def _first(self) -> int:
+        """The number of the first drafter that has anything to do: predictions cost nothing while there are none."""
+        return int(self._predictions is not None and not self._predictions.busy)
+
     def choose(self, names: Collection[str] | None) -> None:
         """Let only the drafters of these names propose; None: all of them. The rest go on reading along. Where any
         may propose, predictions may."""
@@ -90,15 +95,13 @@ class ChainDrafter(DrafterGroup):
         if key in self._greedy:
             for standing in self._standings[self._greedy[key]]:
                 standing.learn(key, tokens)
-        for drafter in self._drafters:
+        for drafter in self._drafters[self._first :]:
             drafter.extend(key, tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
         best = [NOTHING] * len(asks)
-        for number, drafter in enumerate(self._drafters):
-            if number == 0 and self._predictions is not None and not self._predictions.busy:
-                continue
+        for number, drafter in enumerate(self._drafters[self._first :], start=self._first):
             places = [place for place, ask in enumerate(asks) if self._asks(number, ask, best[place])]
             # none, too: it hears that a round begins
             found = drafter.propose([_beyond(asks[place], best[place]) for place in places])
