@@ -10,18 +10,22 @@ from typing import ClassVar
 class MemoryCosts:
     """What a runtime keeps beside the prepared file, as measured on it (docs/adr/0020-precision-per-device.md).
 
-    `fixed_bytes`: its libraries and graph. `weights_copies`: how often the prepared weights are in memory at the peak
-    (mapped, read, packed for its kernels). `embedding_bytes`: bytes of an embedding element that it widens while it
-    loads quantised weights. `logits_copies`: copies of float32 logits at the peak. `mlp_floats` and `hidden_floats`:
-    float32 values of a row's activations, as multiples of those sizes. `graph_copies` and
-    `graph_cache_copies`: how often the weights that a graph of fixed shape is made from, and the keys and values that
-    it is given, are in memory for it.
+    `fixed_bytes`: its libraries and graph; `layer_bytes`: the graph's part for each layer. `weights_copies`: how often
+    the prepared weights of layers and head are in memory at the peak (mapped, read, packed for its kernels);
+    `layers_copies`: how often those of layers are besides (packed again for forwards of few rows);
+    `embedding_copies`: how often an embedding is that is not the head too. `logits_copies`: copies of float32 logits at
+    the peak; `scores_copies`: of float32 scores of attention. `mlp_floats` and `hidden_floats`: float32 values of a
+    row's activations, as multiples of those sizes. `graph_copies` and `graph_cache_copies`: how often the weights that
+    a graph of fixed shape is made from, and the keys and values that it is given, are in memory for it.
     """
 
     fixed_bytes: int
+    layer_bytes: int
     weights_copies: float
-    embedding_bytes: float
+    layers_copies: float
+    embedding_copies: float
     logits_copies: float
+    scores_copies: float
     mlp_floats: float
     hidden_floats: float
     graph_copies: float = 0.0
@@ -30,14 +34,20 @@ class MemoryCosts:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """The sizes that memory depends on, in elements; `weights_bytes` is the prepared file's, `graph_weights_bytes`
-    and `graph_caches_bytes` are sums over its graphs of fixed shape: see `MemoryCosts`."""
+    """The sizes that memory depends on. `vocabulary` (0: no logits), `hidden` and `mlp` are in elements, `heads` and
+    `layers` numbers, `context_tokens` the longest sequence that there is room for. `layers_bytes`, `head_bytes` and
+    `embedding_bytes` (0 where it is the head, too) are the prepared file's; `graph_weights_bytes` and
+    `graph_caches_bytes` are sums over its graphs of fixed shape: see `MemoryCosts`."""
 
     vocabulary: int
     hidden: int
     mlp: int
-    weights_bytes: int
-    quantized: bool
+    heads: int
+    context_tokens: int
+    layers: int
+    layers_bytes: int
+    head_bytes: int
+    embedding_bytes: int
     graph_weights_bytes: int = 0
     graph_caches_bytes: int = 0
 
@@ -69,14 +79,18 @@ def plan_memory(
 ) -> MemoryPlan:
     """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows whose logits are
     all asked for (as `prompt_logprobs` does). `process_bytes` is what it holds before loading."""
-    embedding = costs.embedding_bytes * model.vocabulary * model.hidden if model.quantized else 0.0
+    weights = costs.weights_copies * (model.layers_bytes + model.head_bytes)
+    weights += costs.layers_copies * model.layers_bytes + costs.embedding_copies * model.embedding_bytes
     graphs = costs.graph_copies * model.graph_weights_bytes + costs.graph_cache_copies * model.graph_caches_bytes
     row = 4.0 * (
-        costs.logits_copies * model.vocabulary + costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden
+        costs.logits_copies * model.vocabulary
+        + costs.scores_copies * model.heads * model.context_tokens
+        + costs.mlp_floats * model.mlp
+        + costs.hidden_floats * model.hidden
     )
     return MemoryPlan(
         process=process_bytes,
-        weights=int(costs.fixed_bytes + costs.weights_copies * model.weights_bytes + embedding + graphs),
+        weights=int(costs.fixed_bytes + costs.layer_bytes * model.layers + weights + graphs),
         kv_cache=kv_cache_bytes,
         workspace=int(row * batch_rows),
     )

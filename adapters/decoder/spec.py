@@ -92,14 +92,15 @@ class DecoderSpec:
     def count_elements(self, layers: LayerRange) -> int:
         """Return how many weights the matrices of a range of layers have together: with the embedding where it begins
         with the first layer, and with the head, which may be the embedding, where it ends with the last."""
-        layer = ("query", "key", "value", "output", "gate", "up", "down")
         outer = {"embedding"} if layers.first == 0 else set()
         if layers.end == self.layers:
             outer.add("embedding" if self.tied_embeddings else "head")
-        count = layers.end - layers.first
-        return sum(math.prod(self.shape_of(name)) for name in outer) + count * sum(
-            math.prod(self.shape_of(name)) for name in layer
-        )
+        return sum(math.prod(self.shape_of(name)) for name in outer) + self.count_layer_elements(layers)
+
+    def count_layer_elements(self, layers: LayerRange) -> int:
+        """Return how many of `count_elements` are the layers' own."""
+        matrices = ("query", "key", "value", "output", "gate", "up", "down")
+        return (layers.end - layers.first) * sum(math.prod(self.shape_of(name)) for name in matrices)
 
     def keep_layers(self, layers: LayerRange) -> DecoderSpec:
         """Return the spec of these layers alone, numbered from 0."""

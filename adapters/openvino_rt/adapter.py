@@ -35,7 +35,15 @@ from device_profiles.units import MIB
 
 # The file is mapped and packed again; a quantised embedding is widened to 16 bits for its lookups.
 _CPU_MEMORY = MemoryCosts(
-    fixed_bytes=62 * MIB, weights_copies=2, embedding_bytes=2, logits_copies=2.5, mlp_floats=2, hidden_floats=4
+    fixed_bytes=32 * MIB,
+    layer_bytes=2_400_000,
+    weights_copies=2,
+    layers_copies=1,
+    embedding_copies=0,
+    logits_copies=2.5,
+    scores_copies=2.5,
+    mlp_floats=2,
+    hidden_floats=4,
 )
 _WEIGHTS = (Precision.FP32, Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4)
 _NPU_WEIGHTS = (Precision.INT8,)

@@ -9,11 +9,11 @@ import psutil
 from adapters.artefact import NOTES
 from adapters.contract import Adapter, FixedShapes, Footprint, LayerRange, LoadOptions
 from adapters.decoder.source import open_source
-from adapters.decoder.spec import Grouped
 from adapters.model_source import ModelSource
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
-from device_profiles.profile import FAST
-from policies.models.quantization import AS_FILE, PrecisionChoice
+
+_KV_VALUE_BYTES = 2
+"""Of the smallest floats that a cache has everywhere: with larger ones there is room for less."""
 
 
 def predict_memory(
@@ -21,7 +21,6 @@ def predict_memory(
     adapter: Adapter,
     file: ModelSource,
     prepared: Path,
-    choice: PrecisionChoice,
     layers: LayerRange | None = None,
     process_bytes: int = 0,
 ) -> MemoryPlan | None:
@@ -34,18 +33,30 @@ def predict_memory(
     device = next((found for found in adapter.devices() if found.name == asked.device), None)
     if device is None or device.memory_costs is None:
         return None
-    weights = open_source(file.path)
-    spec, kept = weights.spec, choice.weights in (AS_FILE, FAST)
-    quantized = isinstance(weights.tensor("embedding"), Grouped) if kept else choice.weights.startswith("int")
+    spec = open_source(file.path).spec
     fixed = Footprint(asked.kv_cache_bytes, 0, 0)
     if isinstance(adapter, FixedShapes):
         fixed = adapter.footprint(prepared, asked)
-    share, vocabulary = 1.0, spec.vocabulary_size
-    if layers is not None:
-        share = spec.count_elements(layers) / spec.matrix_elements
-        vocabulary = spec.vocabulary_size if layers.end == spec.layers else 0  # none but the last has logits
-    sizes = (vocabulary, spec.hidden, spec.mlp, int(_bytes(prepared) * share))
-    shape = ModelShape(*sizes, quantized, fixed.graph_weights, fixed.graph_caches)
+    held = layers or spec.all_layers
+    first, last = held.first == 0, held.end == spec.layers
+    element_bytes = _bytes(prepared) / spec.matrix_elements
+    in_layers = spec.count_layer_elements(held)
+    at_ends = spec.count_elements(held) - in_layers
+    position_bytes = _KV_VALUE_BYTES * 2 * spec.kv_heads * spec.head_dim * (held.end - held.first)
+    head = spec.vocabulary_size * spec.hidden if last else 0
+    shape = ModelShape(
+        spec.vocabulary_size if last else 0,
+        spec.hidden,
+        spec.mlp,
+        spec.heads,
+        min(spec.context_length, fixed.kv_cache // position_bytes),
+        held.end - held.first,
+        int(in_layers * element_bytes),
+        int(head * element_bytes),
+        int((at_ends - head) * element_bytes) if first else 0,
+        fixed.graph_weights,
+        fixed.graph_caches,
+    )
     return plan_memory(
         device.memory_costs,
         shape,

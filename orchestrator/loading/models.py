@@ -156,7 +156,7 @@ def load_model(
         tensor_parallel=options.tensor_parallel,
     )
     if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
-        plan = predict_memory(asked, adapter, file, prepared, choice)
+        plan = predict_memory(asked, adapter, file, prepared)
     classes: MeasuredClasses | None = None
     if serves or asked.exactness is Exactness.BIT:
         question = _question(options, adapter, asked, prepared, file)

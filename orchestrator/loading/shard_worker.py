@@ -49,7 +49,7 @@ class _PreparedLayers:
             raise Unsupported(f"{adapter.name} runs whole models only; name another adapter for these layers")
         self._adapter, self._loader = adapter, adapter
         self._found = found
-        self._process_bytes = psutil.Process().memory_info().rss
+        self._process_bytes = 0
         device = effective_device(model.adapter, model.device)
         there = find_device(model.adapter, model.device)
 
@@ -74,11 +74,11 @@ class _PreparedLayers:
     def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
         """See shards.server.LayerSource."""
         found = self._found
-        if found.file is None or found.choice is None:
+        if found.file is None:
             return 0
-        plan = predict_memory(
-            options, self._adapter, found.file, found.prepared, found.choice, layers, self._process_bytes
-        )
+        # Before the first layers are loaded: by then the runtime has been asked for its devices and its classes.
+        self._process_bytes = self._process_bytes or psutil.Process().memory_info().rss
+        plan = predict_memory(options, self._adapter, found.file, found.prepared, layers, self._process_bytes)
         return plan.total if plan is not None else 0
 
     def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:

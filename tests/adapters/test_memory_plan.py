@@ -128,15 +128,13 @@ def test_the_peak_stays_within_the_plan(
 
 
 sizes = st.integers(0, 1 << 40)
-costs = st.builds(
-    MemoryCosts, sizes, st.floats(0, 4), st.floats(0, 4), st.floats(0, 4), st.floats(0, 30), st.floats(0, 30)
-)
+costs = st.builds(MemoryCosts, sizes, sizes, *[st.floats(0, 4)] * 5, st.floats(0, 30), st.floats(0, 30))
 
 
 @given(costs, st.integers(1, 300_000), st.integers(1, 10_000), sizes, sizes, st.integers(1, 8192), sizes)
 def test_a_plan_is_the_sum_of_its_parts_and_grows_with_each(cost, vocabulary, hidden, file, kv, rows, process):
     def plan(rows: int = rows, kv: int = kv, file: int = file):
-        shape = ModelShape(vocabulary, hidden, 3 * hidden, file, quantized=True)
+        shape = ModelShape(vocabulary, hidden, 3 * hidden, 9, 100, 2, file, file, file)
         return plan_memory(cost, shape, kv_cache_bytes=kv, batch_rows=rows, process_bytes=process)
 
     found = plan()

@@ -153,9 +153,11 @@ def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_wh
         "speculation: {method: fixed, num_speculative_tokens: 4}\n"
         "canary: {share: 0.5, least_requests: 3, tolerance: 1, speculation: {method: off}}"
     )
-    long = ASK | {"prompt": "the sea is", "max_tokens": 100}
-    with running(configuration(tmp_path, script="base_ms=4", extra=extra)) as daemon:
-        off = daemon.client.completions.create(**long, extra_body={"speculative_config": {"method": "off"}})
+    long = ASK | {"prompt": "the sea is", "max_tokens": 300}
+    slow = tmp_path / "slow"  # while it is there, so that streams last until their worker is killed
+    slow.touch()
+    script = f"base_ms=4&drift_ms=40&drift_while={slow}"
+    with running(configuration(tmp_path, script=script, extra=extra)) as daemon:
         pieces: list[list[str]] = [[] for _ in range(5)]
         started = [threading.Event() for _ in pieces]
         readers = []
@@ -165,8 +167,10 @@ def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_wh
             readers[-1].start()
         assert all(begun.wait(120) for begun in started)
         os.kill(daemon.status()["ready"]["pid"], signal.SIGKILL)
+        slow.unlink()
         for reader in readers:
             reader.join(240)
+        off = daemon.client.completions.create(**long, extra_body={"speculative_config": {"method": "off"}})
         assert ["".join(one) for one in pieces] == [off.choices[0].text] * len(pieces)
         status = canary(daemon, "status")
         assert sum(arm["ttft_ms"]["requests"] for arm in status["arms"].values()) < 5, "some waited for a worker"

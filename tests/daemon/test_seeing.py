@@ -315,7 +315,11 @@ def test_top_starts_and_quits_in_a_terminal(plain):
         reader = threading.Thread(target=read)
         reader.start()
         try:
-            until(lambda: b"here/CPU" in shown, "the screen shows devices")
+            try:
+                until(lambda: b"here/CPU" in shown, "the screen shows devices")
+            except AssertionError as error:
+                error.add_note(f"exit code {process.poll()}, and on the screen: {bytes(shown[-4000:])!r}")
+                raise
             os.write(controller, b"q")
             assert process.wait(WITHIN_S) == 0
         finally:
