@@ -45,10 +45,10 @@ class FirstDepths(Adaptive):
         super().__init__(start_cost_model(known))
         self._depth_of = depth_of
 
-    def begin(self, key: str, most: int) -> None:
+    def begin(self, key: str, most: int, *, sure: bool = False) -> None:
         """See the port."""
         self.state = self.state._replace(first_depth=self._depth_of(key))
-        super().begin(key, most)
+        super().begin(key, most, sure=sure)
 
 
 class ClassMeans(FirstDepths):

@@ -12,15 +12,26 @@ HEADER = "X-Outrider-Acceptance"
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceBounds:
-    """`default` is for requests that name no rule. `tolerance`: requests may ask for the one that is lossy."""
+    """`default` is for requests that name no rule. `tolerance`: requests may ask for the one that is lossy. `stores` of
+    documents that requests may name."""
 
     default: Acceptance = "coupled"
     tolerance: bool = False
+    stores: tuple[str, ...] = ()
 
     @property
     def tolerance_allowed(self) -> bool:
         """True where a request may be judged tolerantly."""
         return self.tolerance or self.default == "tolerance"
+
+    def choose_stores(self, asked: list[str] | None) -> list[str] | None:
+        """Return the stores that a request is drafted from; None for all. Raises RequestError for one that there is
+        not."""
+        for name in asked or ():
+            if name not in self.stores:
+                known = f"there are {', '.join(self.stores)}" if self.stores else "there are none"
+                raise RequestError(f"there is no store {name!r} of documents: {known}", param="draft_stores")
+        return asked
 
     def choose_rule(self, asked: Acceptance | None) -> Acceptance:
         """Return a request's rule. Raises RequestError where the operator does not allow it."""

@@ -92,6 +92,13 @@ class PromptTokensDetails(Answered):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Answered):
+    """What became of the request's `prediction`: its tokens that were verified, and became output or did not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
 class Usage(Answered):
     """Tokens of the prompt and of all choices. Details come at the end only, not with every chunk."""
 
@@ -99,6 +106,7 @@ class Usage(Answered):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails(cached_tokens=0)
+    completion_tokens_details: CompletionTokensDetails | None = None
 
 
 class EffectiveSpeculation(Answered):

@@ -28,6 +28,7 @@ _MESSAGE_BYTES = 64
 class _Outline(msgspec.Struct):
     prompt: msgspec.Raw = _NOTHING
     messages: msgspec.Raw = _NOTHING
+    prediction: msgspec.Raw = _NOTHING
     input: msgspec.Raw = _NOTHING
     system: msgspec.Raw = _NOTHING
     instructions: msgspec.Raw = _NOTHING
@@ -52,6 +53,7 @@ class _MessageOutline(msgspec.Struct):
 
 _decode_outline = msgspec.json.Decoder(_Outline).decode
 _decode_messages = msgspec.json.Decoder(list[_MessageOutline]).decode
+_decode_message = msgspec.json.Decoder(_MessageOutline | None).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_texts = msgspec.json.Decoder(list[str]).decode
 _decode_parts = msgspec.json.Decoder(list[_Part]).decode
@@ -86,7 +88,7 @@ def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_
         return
     outline = _decode(_decode_outline, raw, "the body is not JSON", "invalid_json")
     texts = {"system": outline.system, "instructions": outline.instructions, "input": outline.input}
-    prompts = (outline.prompt, outline.messages, outline.tokens, *texts.values())
+    prompts = (outline.prompt, outline.messages, outline.prediction, outline.tokens, *texts.values())
     beside = len(raw) - sum(len(part) for part in prompts)
     if beside > max_parameter_bytes:
         raise _too_large(outline, beside, max_parameter_bytes)
@@ -99,6 +101,9 @@ def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_
             _check_messages(text, param, tokenizer, max_tokens, max_parameter_bytes)
         elif len(text):
             _refuse_if_above(_count_content(text, param, tokenizer, max_tokens), max_tokens, param)
+    if len(outline.prediction):
+        said = _decode(_decode_message, outline.prediction, "'prediction' is no object", "invalid_value", "prediction")
+        _refuse_if_above(_count_content(said.content, "prediction", tokenizer, max_tokens), max_tokens, "prediction")
     if len(outline.messages):
         _check_messages(outline.messages, "messages", tokenizer, max_tokens, max_parameter_bytes)
 

@@ -23,6 +23,7 @@ from orchestrator.api.streaming import Answer, Piece
 from orchestrator.api.tools.stream import whole_calls
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import RequestStats
 from policies.sampling import Rule
 
 Kind = Literal["chat", "completion"]
@@ -59,11 +60,17 @@ class SourceHeaders:
 
 
 class Envelope(SourceHeaders):
-    """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind. See
-    AnswerWriter."""
+    """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind. `predicted`:
+    the request brought a prediction. See AnswerWriter."""
 
     def __init__(
-        self, kind: Kind, head: AnswerHead, options: StreamOptions, logprobs: RenderLogprobs | None = None
+        self,
+        kind: Kind,
+        head: AnswerHead,
+        options: StreamOptions,
+        logprobs: RenderLogprobs | None = None,
+        *,
+        predicted: bool = False,
     ) -> None:
         super().__init__(head)
         self._kind = kind
@@ -73,6 +80,7 @@ class Envelope(SourceHeaders):
         self._head = {"id": head.request_id, "created": head.created_s, "model": head.model}
         self._prompt_tokens = len(head.prompt)
         self._logprobs = logprobs
+        self._predicted = predicted
 
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
         """Return the body of an answer that is not streamed, from all of its pieces and what it cost."""
@@ -163,7 +171,9 @@ class Envelope(SourceHeaders):
 
     def _cost(self, answer: Answer) -> dict[str, Any]:
         cached = answer.stats.reused if answer.stats is not None else 0
-        usage = {**self._usage(answer.tokens), "prompt_tokens_details": {"cached_tokens": cached}}
+        usage: dict[str, Any] = {**self._usage(answer.tokens), "prompt_tokens_details": {"cached_tokens": cached}}
+        if self._predicted and answer.stats is not None:
+            usage["completion_tokens_details"] = describe_prediction(answer.stats)
         return {"usage": usage, "metrics": describe_metrics(answer, self._rule)}
 
 
@@ -188,9 +198,18 @@ def _ask(
 ) -> Question:
     def build_writer(head: AnswerHead) -> Envelope:
         logprobs = None if body.wanted_logprobs is None else lambda tokens: render(tokens, head.tokenizer)
-        return Envelope(kind, head, body.stream_options or StreamOptions(), logprobs)
+        predicted = isinstance(body, ChatRequest) and body.prediction is not None
+        return Envelope(kind, head, body.stream_options or StreamOptions(), logprobs, predicted=predicted)
 
     return Question(body, route, id_prefix, build_writer)
+
+
+def describe_prediction(stats: RequestStats) -> dict[str, int]:
+    """Return OpenAI's figures of a prediction: its tokens that were verified, and became output or did not."""
+    return {
+        "accepted_prediction_tokens": stats.predicted_right,
+        "rejected_prediction_tokens": stats.predicted - stats.predicted_right,
+    }
 
 
 def describe_metrics(answer: Answer, rule: Rule) -> dict[str, Any]:

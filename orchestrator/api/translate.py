@@ -13,9 +13,10 @@ from orchestrator.api.port import TokenizerPort
 from orchestrator.api.speculation import read_override
 from orchestrator.api.tools.grammar import build_calls_or_json_grammar, build_forced_calls_grammar, free_calls
 from orchestrator.api.tools.wire import Tool, render_tool_messages
-from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message
+from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message, Prediction
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Grammar, Sampling, Submit
+from orchestrator.workers.packed_tokens import pack_tokens
 from policies.serving.overrides import Scope
 
 _MASK64 = (1 << 64) - 1
@@ -34,9 +35,12 @@ def generation(
 ) -> Submit:
     """Translate a request as it came. `context_tokens`: the context's length; `make_seed` makes seeds for requests that
     bring none; `bounds`: the rules that it may ask for; `clips`: see `chat`. Raises RequestError."""
+    stores = bounds.choose_stores(request.draft_stores)
     if isinstance(request, ChatRequest):
-        return chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)
-    return completion(request, request_id, tokenizer, context_tokens, make_seed, bounds)
+        found = chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)
+    else:
+        found = completion(request, request_id, tokenizer, context_tokens, make_seed, bounds)
+    return found if stores is None else msgspec.structs.replace(found, stores=stores)
 
 
 def completion(
@@ -75,7 +79,23 @@ def chat(
     bound = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
     _check_fits(len(prompt), asked or 1, context_tokens, "messages", bound)
     sampling = _sampling(request, tokenizer, make_seed, bounds)
-    return _submit(request, request_id, prompt, asked or context_tokens - len(prompt), tokenizer, sampling)
+    found = _submit(request, request_id, prompt, asked or context_tokens - len(prompt), tokenizer, sampling)
+    if request.prediction is None:
+        return found
+    return msgspec.structs.replace(found, prediction=_read_prediction(request.prediction, tokenizer, context_tokens))
+
+
+def _read_prediction(prediction: Prediction, tokenizer: TokenizerPort, context_tokens: int) -> bytes:
+    """Return the expected answer as of packed_tokens. Raises RequestError where no answer can be so long."""
+    tokens = tokenizer.encode(prediction.text, special=False)
+    if len(tokens) > context_tokens:
+        raise RequestError(
+            f"this model's context is {context_tokens} tokens; 'prediction' has {len(tokens)}: send the part of it "
+            "that the answer is expected to have",
+            code="context_length_exceeded",
+            param="prediction",
+        )
+    return pack_tokens(tokens)
 
 
 def chat_prompt(

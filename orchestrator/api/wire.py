@@ -182,6 +182,7 @@ class Generation(Sampled):
     user: str = Field(default="", max_length=MAX_USER_TAG)
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
+    draft_stores: list[str] | None = Field(default=None, max_length=16)
 
     @property
     def stops(self) -> list[str]:
@@ -271,6 +272,18 @@ class Message(BaseModel):
         return self
 
 
+class Prediction(Body):
+    """What the client expects the answer to be. Drafts come from it; it never changes the answer."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+    @property
+    def text(self) -> str:
+        """The expected text; several parts are one text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(Generation):
     """`POST /v1/chat/completions`."""
 
@@ -282,6 +295,7 @@ class ChatRequest(Generation):
     parallel_tool_calls: bool = True
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
+    prediction: Prediction | None = None
 
     @property
     def offered(self) -> list[Tool]:

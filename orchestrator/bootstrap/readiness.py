@@ -9,7 +9,7 @@ from pathlib import Path
 
 from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.devices_there import check_device
-from orchestrator.config.drafts import ModelDraft, SuffixDraft
+from orchestrator.config.drafts import AnyDraft, ModelDraft
 from orchestrator.config.load import admin_socket_path, state_directory, store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place
@@ -77,7 +77,7 @@ def _list_devices(config: ClusterConfig) -> Iterator[tuple[Place, str, str, bool
             mine = {one.host for one in further.placements}
             for device in _list_rank_devices(further):
                 yield ("models", index, "device"), further.adapter, device, not elsewhere or THIS_NODE in mine
-    further_drafts: list[tuple[Place, SuffixDraft | ModelDraft]] = [
+    further_drafts: list[tuple[Place, AnyDraft]] = [
         (("models", index, "drafts", at), draft)
         for index, further in enumerate(config.models)
         for at, draft in enumerate(further.drafts or ())

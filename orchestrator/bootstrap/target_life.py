@@ -31,6 +31,7 @@ from orchestrator.bootstrap.target_change import (
     may_mix,
 )
 from orchestrator.clock import Clock
+from orchestrator.config.drafts import IndexDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
@@ -363,10 +364,11 @@ class TargetLife:
         """Return what holds for its requests."""
         config = self.config
         speculation = config.speculation
+        stores = tuple(draft.store for _, draft in config.all_drafts if isinstance(draft, IndexDraft))
         elsewhere = config.cluster.on_ray and bool(config.cluster.address) and not config.planned
         price_per_hour = 0.0 if elsewhere else config.devices.price_per_hour  # on any node that is not what it costs
         return TargetTerms(
-            AcceptanceBounds(speculation.acceptance, speculation.allow_tolerance),
+            AcceptanceBounds(speculation.acceptance, speculation.allow_tolerance, stores),
             objectives_of(config.slo),
             config.limits.max_running,
             HourlyPrice(price_per_hour, config.placement.currency),

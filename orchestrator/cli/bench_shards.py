@@ -67,6 +67,7 @@ def _print(result: dict[str, Any]) -> None:
     rows.add_column("target")
     for name in (
         "stages busy",
+        "of the ideal",
         "4 streams / whole",
         "1 drafted stream / whole",
         "memory, planned",
@@ -78,7 +79,8 @@ def _print(result: dict[str, Any]) -> None:
     for row in result["rows"]:
         rows.add_row(
             row["target"],
-            f"{row['pipeline_use']:.0%}" if row["pipeline_use"] is not None else "-",
+            f"{row['stages_busy']:.0%}",
+            f"{row['pipeline_use']:.0%}",
             f"{row['streams_vs_whole']:.2f}",
             f"{row['speculative_vs_unsharded']:.2f}",
             _list_mib(row["memory_planned"]),

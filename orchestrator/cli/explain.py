@@ -67,8 +67,17 @@ def describe_history(one: dict[str, Any]) -> list[str]:
     )
     if drafted:
         lines.append(f"drafts: {drafted} tokens in {rounds} rounds, {accepted} accepted ({accepted / drafted:.0%})")
+    if one["prediction_tokens"]:
+        lines.append(describe_prediction(one))
     lines += [f"left {move['replica']} after {move['at_s']:.2f} s: {move['why']}" for move in one["moves"]]
     return lines
+
+
+def describe_prediction(one: dict[str, Any]) -> str:
+    """Return in a line what the request's own prediction brought."""
+    verified, right = one["predicted"], one["predicted_right"]
+    share = f" ({right / one['tokens']:.0%} of the output)" if one["tokens"] else ""
+    return f"prediction: {one['prediction_tokens']} tokens, {verified} of them verified, {right} accepted{share}"
 
 
 def _print_route(route: dict[str, Any], model: str) -> None:

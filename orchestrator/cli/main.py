@@ -27,6 +27,7 @@ app = typer.Typer(
             "drain": "orchestrator.cli.hold:drain",
             "failover": "orchestrator.cli.failover:failover",
             "draft": "orchestrator.cli.draft:app",
+            "drafts": "orchestrator.cli.drafts:app",
             "requests": "orchestrator.cli.requests:requests",
             "cancel": "orchestrator.cli.requests:cancel",
             "doctor": "orchestrator.cli.doctor:doctor",

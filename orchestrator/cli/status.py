@@ -316,6 +316,8 @@ def acceptance_line(acceptance: dict[str, Any], gauges: dict[str, Any] | None) -
     learned = [
         f"{known[kind]:.2f} nats {kind}" if kind in known else f"{kind} warming up" for kind in ("sampled", "greedy")
     ]
+    if again := gauges["tolerance_recalibrations"] if gauges else 0:
+        learned.append(f"learned anew {again} times as acceptance drifted")
     return f"{acceptance['default']}; tolerance allowed (LOSSY): {', '.join(learned)}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.config.drafts import ModelDraft, SuffixDraft
+from orchestrator.config.drafts import AnyDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
 from orchestrator.config.speculation import CanarySpeculation
@@ -49,7 +49,7 @@ def _change(place: Place, new: str, path: Path, lines: Lines) -> str:
     return f"{where}: {new} (a new line)"
 
 
-def _format_draft(draft: SuffixDraft | ModelDraft) -> str:
+def _format_draft(draft: AnyDraft) -> str:
     """Return a draft in few words: its method, and what is set in it."""
     told = sorted(draft.model_fields_set - {"method"}, key=list(type(draft).model_fields).index)
     return f"{draft.method} ({', '.join(f'{key} {getattr(draft, key)}' for key in told)})" if told else draft.method

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
@@ -35,6 +36,24 @@ class SuffixDraft(Section):
     TLS, or `unix:///SOCKET?db=DB`: a Redis or Valkey, which daemons may share. No password may stand in it."""
     store_options: DraftStoreOptions = DraftStoreOptions()
     """How the store is used."""
+
+
+class IndexDraft(Section):
+    """A drafter that continues passages of documents, from a store that `outrider drafts index` made."""
+
+    method: Literal["index"]
+    """The kind of drafter."""
+    path: str = Field(min_length=1, max_length=4096)
+    """The store's file (relative to this configuration file), on every host that has a worker of the target. Its name
+    without the ending is the store's, which requests may name."""
+    memory: Size = Field(default=ByteSize(1024 * 1024 * 1024))
+    """The most memory that the store may take. It is mapped, and the workers of a host share it. A larger one is
+    refused."""
+
+    @property
+    def store(self) -> str:
+        """What requests call the store."""
+        return Path(self.path).stem
 
 
 class DraftWorkersSection(Section):
@@ -92,15 +111,22 @@ class ModelDraft(StaticShapesSection):
     it proposes with the target's tokenizer. Rows that only fill a vocabulary up are no difference."""
 
 
-Draft = Annotated[SuffixDraft | ModelDraft, Field(discriminator="method")]
-DRAFTS: dict[str, type[Section]] = {"suffix": SuffixDraft, "model": ModelDraft}
+AnyDraft = SuffixDraft | IndexDraft | ModelDraft
+Draft = Annotated[AnyDraft, Field(discriminator="method")]
+DRAFTS: dict[str, type[Section]] = {"suffix": SuffixDraft, "index": IndexDraft, "model": ModelDraft}
 """What an item of `drafts` is, by its `method`."""
 
 
-def draft_names(drafts: Sequence[SuffixDraft | ModelDraft], prefix: str = "") -> list[str]:
-    """Return what the daemon calls each draft: its method, with a number where there are several of one."""
+def draft_names(drafts: Sequence[AnyDraft], prefix: str = "") -> list[str]:
+    """Return what the daemon calls each draft: its method, with a number where there are several of one; an index is
+    called by its store."""
     names: list[str] = []
     for index, draft in enumerate(drafts):
-        before = sum(other.method == draft.method for other in drafts[:index])
-        names.append(prefix + (f"{draft.method}-{before + 1}" if before else draft.method))
+        name = _name_kind(draft)
+        before = sum(_name_kind(other) == name for other in drafts[:index])
+        names.append(prefix + (f"{name}-{before + 1}" if before else name))
     return names
+
+
+def _name_kind(draft: AnyDraft) -> str:
+    return f"{draft.method}-{draft.store}" if isinstance(draft, IndexDraft) else draft.method

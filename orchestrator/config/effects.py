@@ -38,8 +38,9 @@ MEANINGS: Final[Mapping[Effect, str]] = MappingProxyType(
 
 _TABLE: Final[dict[Effect, dict[str, str]]] = {
     Effect.LIVE: {
-        "speculation": "method num_speculative_tokens min_speculative_tokens pid low_acceptance_rate acceptance "
-        "allow_tolerance tolerance_acceptance_rate tolerance_warmup_tokens tolerance_max_delta",
+        "speculation": "method num_speculative_tokens max_predicted_tokens min_speculative_tokens pid "
+        "low_acceptance_rate acceptance "
+        "allow_tolerance tolerance_acceptance_rate tolerance_delta tolerance_warmup_tokens tolerance_max_delta",
         "routing": "weights hysteresis",
         "failover": "after_s back_after_s other_bits",
         "limits": "max_waiting max_itl_ms prefix_reuse request_timeout_s quarantine_s max_body max_parameters "
@@ -132,10 +133,12 @@ def _as_of_one(place: Place) -> Place:
     return (section, *rest)
 
 
+_READ_BY_WORKERS: Final = ("method", "num_speculative_tokens", "max_predicted_tokens", "pid", "low_acceptance_rate")
+
 _OF_WORKERS: Final[frozenset[Place]] = frozenset(
     [place for place, effect in EFFECTS.items() if effect in (Effect.DRAFTS, Effect.ROLL)]
-    + [("speculation", name) for name in ["method", "num_speculative_tokens", "pid", "low_acceptance_rate"]]
-    + [("speculation", f"tolerance_{name}") for name in ("acceptance_rate", "warmup_tokens", "max_delta")]
+    + [("speculation", name) for name in _READ_BY_WORKERS]
+    + [("speculation", f"tolerance_{name}") for name in ("acceptance_rate", "delta", "warmup_tokens", "max_delta")]
     + [("slo", name) for name in ["ttft_ms", "ttft_percentile", "tpot_ms", "tpot_percentile", "max_round_ms"]]
     + [("limits", "max_itl_ms"), ("limits", "prefix_reuse")]
 )

@@ -17,7 +17,7 @@ from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.access_checks import check_access
 from orchestrator.config.adapter_names import INSTALLED
 from orchestrator.config.draft_store import check_stores
-from orchestrator.config.drafts import DraftWorkersSection, ModelDraft, SuffixDraft
+from orchestrator.config.drafts import DraftWorkersSection, IndexDraft, ModelDraft, SuffixDraft
 from orchestrator.config.further_checks import check_names, check_own_placement
 from orchestrator.config.hosts import check_hosts, check_running_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
@@ -63,6 +63,7 @@ def check_config(config: ClusterConfig, path: Path, lines: Lines, *, sources: bo
         for target in config.targets:
             _check_sources(target, path, lines)
             _check_depths(target, path, lines)
+            _check_tolerance(target, path, lines)
         _check_canary(config, path, lines)
         for target in config.targets:
             _check_processes(target, path, lines)
@@ -152,6 +153,7 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
     for at, draft in config.all_drafts:
         if isinstance(draft, ModelDraft):
             sources.append(((*at, "source"), draft.source, draft.adapter))
+    _check_indexes(config, path, lines)
     for place, source, adapter in sources:
         where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
         simulated = source.startswith(SIMULATED_PREFIX)
@@ -166,6 +168,21 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
             check_source(source, path.resolve().parent)
         except ModelRefused as error:
             raise ConfigError(f"{where} {error}") from error
+
+
+def _check_indexes(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Find the stores of documents, so that a wrong path is told with its line. Raises ConfigError."""
+    for at, draft in config.all_drafts:
+        if not isinstance(draft, IndexDraft):
+            continue
+        file = path.resolve().parent / Path(draft.path).expanduser()
+        if not file.is_file():
+            where = f"{path}:{lines.get((*at, 'path'), 1)}: {format_place((*at, 'path'))}:"
+            raise ConfigError(f"{where} {file} is no file; make it with `outrider drafts index DIR`")
+        if (size := file.stat().st_size) > draft.memory:
+            place = (*at, "memory")
+            where = f"{path}:{lines.get(place, lines.get((*at, 'path'), 1))}: {format_place(place)}:"
+            raise ConfigError(f"{where} the store has {size} bytes; raise it, or index fewer documents")
 
 
 def _check_depths(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -183,6 +200,20 @@ def _check_depths(config: ClusterConfig, path: Path, lines: Lines) -> None:
             place = config.find_place("speculation", *key)
             at = f"{path}:{lines.get(place, 1)}: {format_place(place)}"
             raise ConfigError(f"{at}: {depth} is above {format_place(place[: -len(key)])}.{bound}, which is {limit}")
+
+
+def _check_tolerance(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Refuse keys of a tolerance that is learned where one is fixed: they would change nothing. Raises ConfigError."""
+    speculation = config.speculation
+    if not speculation.tolerance_delta:
+        return
+    for name in ("tolerance_acceptance_rate", "tolerance_warmup_tokens", "tolerance_max_delta"):
+        if name in speculation.model_fields_set:
+            place = config.find_place("speculation", name)
+            where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+            raise ConfigError(
+                f"{where} is of a tolerance that is learned, and tolerance_delta fixes it; leave one of them out"
+            )
 
 
 def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:

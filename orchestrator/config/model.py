@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import ByteSize, Field, PrivateAttr
 
 from orchestrator.config.alerts import AlertsSection
-from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
+from orchestrator.config.drafts import AnyDraft, Draft, ModelDraft, SuffixDraft
 from orchestrator.config.failover import FailoverSection
 from orchestrator.config.further_target import FurtherTarget
 from orchestrator.config.hosts import ClusterHost, ClusterLinks
@@ -342,9 +342,9 @@ class ClusterConfig(Section):
         return self.planned and wanted and bool(self.cluster.address) and not placed
 
     @property
-    def all_drafts(self) -> list[tuple[tuple[str | int, ...], SuffixDraft | ModelDraft]]:
+    def all_drafts(self) -> list[tuple[tuple[str | int, ...], AnyDraft]]:
         """Return every draft, the canary's too, with its place in the file."""
-        found: list[tuple[tuple[str | int, ...], SuffixDraft | ModelDraft]] = []
+        found: list[tuple[tuple[str | int, ...], AnyDraft]] = []
         found += [(self.find_place("drafts", index), draft) for index, draft in enumerate(self.drafts)]
         found += [(("canary", "drafts", index), draft) for index, draft in enumerate(self.canary_drafts)]
         return found

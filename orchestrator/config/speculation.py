@@ -36,6 +36,9 @@ class Speculation(Section):
     `off` switches every drafter off: plain decoding in the same loop."""
     num_speculative_tokens: int = Field(default=12, ge=0, le=64)
     """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding. No override goes beyond."""
+    max_predicted_tokens: int = Field(default=64, ge=0, le=64)
+    """With `method: auto`: the most tokens drafted in one round for a request that brings a `prediction` of its output.
+    For such a request it takes the place of `num_speculative_tokens`, where that is less."""
     min_speculative_tokens: int = Field(default=0, ge=0, le=64)
     """The least depth that a request, or an override of a session or a replica, can ask for where it does not switch
     speculation off; at most `num_speculative_tokens`."""
@@ -51,6 +54,9 @@ class Speculation(Section):
     """`true`: requests may ask for `tolerance`. It is allowed where it is the rule of `acceptance`, too."""
     tolerance_acceptance_rate: float = Field(default=0.9, gt=0, lt=1)
     """The share of judged drafts (those with all before them accepted) that `tolerance` is to accept."""
+    tolerance_delta: float = Field(default=0.0, ge=0, le=20)
+    """A fixed tolerance, in nats, from the first draft on, in place of one that is learned. 0: it is learned, and
+    learned anew where acceptance drifts."""
     tolerance_warmup_tokens: int = Field(default=512, ge=16, le=100_000)
     """Judged drafts that `tolerance` learns from before it applies; until then the rule is `rejection`. Greedy and
     sampled requests learn separately, and a new worker learns anew."""

@@ -69,14 +69,16 @@ def resolve_overrides(
     return msgspec.structs.replace(submit, depth=depth, most_depth=most), found
 
 
-def bounds_of(ready: Ready | None, least: int, lane: str = "") -> OperatorBounds:
+def bounds_of(ready: Ready | None, least: int, lane: str = "", *, predicted: bool = False) -> OperatorBounds:
     """Return the operator's bounds, as they are effective in a worker for requests of a lane (see Submit): without a
-    drafter nobody gets drafts. `least`: see OperatorBounds."""
+    drafter nobody gets drafts. `least`: see OperatorBounds; `predicted`: the requests bring predictions."""
     if ready is None:
         return OperatorBounds(least=least)
     canary = lane == CanaryVariant.CANARY.value
     most = ready.canary_depth if canary else ready.max_depth if ready.drafters else 0
     fixed = ready.canary_fixed if canary else ready.fixed_depth
+    if predicted and most > 0 and not fixed:
+        most = max(most, ready.predicted_depth)
     return OperatorBounds(most > 0, most, min(least, most), fixed)
 
 

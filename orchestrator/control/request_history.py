@@ -12,6 +12,7 @@ from typing import Final
 from device_profiles.units import MS_PER_S
 from orchestrator.control.steering_port import MoveView, RequestView, RoundsView
 from orchestrator.workers.messages import Delta, RequestStats, Submit
+from orchestrator.workers.packed_tokens import BYTES_PER_TOKEN
 
 _MOST_ENDED: Final = 1024
 _MOST_STRETCHES: Final = 64
@@ -57,6 +58,9 @@ class RequestHistory:
     ended_s: float | None = None
     worker_queue_ms: float = 0.0
     prefill_ms: float = 0.0
+    prediction_tokens: int = 0
+    predicted: int = 0
+    predicted_right: int = 0
     rounds: list[_Rounds] = field(default_factory=list)
     moves: list[MoveView] = field(default_factory=list)
     _stats: RequestStats = _NO_STATS
@@ -79,6 +83,8 @@ class RequestHistory:
         if delta.stats is not None:
             before, self._stats = self._stats, delta.stats
             drafted, accepted = delta.stats.drafted - before.drafted, delta.stats.accepted - before.accepted
+            self.predicted += delta.stats.predicted - before.predicted
+            self.predicted_right += delta.stats.predicted_right - before.predicted_right
             self._add(_Rounds(now_s - self.opened_s, 1, len(delta.tokens), drafted, accepted))
         if delta.tokens and self.first_s is None:
             self.first_s = now_s
@@ -118,6 +124,9 @@ class RequestHistory:
             prefill_ms=self.prefill_ms,
             first_token_ms=None if self.first_s is None else (self.first_s - self.opened_s) * MS_PER_S,
             digest=self.digest,
+            prediction_tokens=self.prediction_tokens,
+            predicted=self.predicted,
+            predicted_right=self.predicted_right,
             rounds=tuple(
                 RoundsView(one.at_s, one.rounds, one.tokens, one.drafted, one.accepted) for one in self.rounds
             ),
@@ -143,6 +152,7 @@ class RequestHistories:
         """A request was taken in."""
         found = RequestHistory(submit.request_id, submit.owner, len(submit.prompt), now_s)
         found.tokens = len(submit.committed)
+        found.prediction_tokens = len(submit.prediction) // BYTES_PER_TOKEN
         self._live[submit.request_id] = found
         return found
 

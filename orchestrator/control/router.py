@@ -161,7 +161,8 @@ class Router:
                 stream.held_ms = (now_s - stream.due_s) * MS_PER_S
             found.runs += 1
             sent = self._streams.send(stream, found.name, found.kind, now_s)
-            bounds = bounds_of(found.state.ready, self._least_depth, stream.submit.lane)
+            submit = stream.submit
+            bounds = bounds_of(found.state.ready, self._least_depth, submit.lane, predicted=bool(submit.prediction))
             sent, stream.speculation = resolve_overrides(sent, stream.overrides, found.engine, bounds)
             sent, told = self.moves.give(stream, sent, found, now_s)
             actions += [Send(found.worker, sent), *told]

@@ -34,7 +34,9 @@ class RequestView:
     """A request of late. `state`: "queued" (no replica has it), "sent" (without a token yet), "decoding", "moving"
     (between two replicas) or "ended", then with its `outcome`. It came `age_s` ago; `took_s` to its end (None: it
     lives). `owner`: of whose key, by the key's id. `depth`: draft tokens a round, of its newest rounds. `queue_ms`: it
-    waited here and at its first worker. `digest` names what it asks for ("": not known yet). It never has the text.
+    waited here and at its first worker. `digest` names what it asks for ("": not known yet). Its client
+    brought `prediction_tokens` that it expected; `predicted` of them were verified, and `predicted_right` were right.
+    It never has the text.
     """
 
     request_id: str
@@ -51,6 +53,9 @@ class RequestView:
     prefill_ms: float
     first_token_ms: float | None
     digest: str
+    prediction_tokens: int = 0
+    predicted: int = 0
+    predicted_right: int = 0
     rounds: tuple[RoundsView, ...] = ()
     moves: tuple[MoveView, ...] = ()
 

@@ -13,7 +13,8 @@ import msgspec
 
 from orchestrator.drafting.group import DrafterGroup
 from orchestrator.drafting.guard import GuardedDrafter
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
+from orchestrator.drafting.prediction import PredictionDrafter
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
@@ -47,21 +48,31 @@ class _DrafterStats:
 
 class ChainDrafter(DrafterGroup):
     """See the module. Of several drafts for a sequence the one that promises most is taken, the cheapest of equals;
-    `Draft.drafter` says whose it is. Every drafter learns what was committed, whoever proposed it. One that raises is
-    not asked any more."""
+    `Draft.drafter` says whose it is. `predictions` are asked first, for those sequences that came with one. Every
+    drafter learns what was committed, whoever proposed it. One that raises is not asked any more."""
 
     name = "chain"
 
-    def __init__(self, drafters: Sequence[Drafter]) -> None:
-        super().__init__([GuardedDrafter(drafter) for drafter in drafters])
+    def __init__(self, drafters: Sequence[Drafter], predictions: PredictionDrafter | None = None) -> None:
+        cheapest: list[Drafter] = [] if predictions is None else [predictions]
+        super().__init__([GuardedDrafter(drafter) for drafter in [*cheapest, *drafters]])
+        self._predictions = predictions
         self._greedy: dict[str, bool] = {}
         self._silent: frozenset[int] = frozenset()
         self._standings = {greedy: [_DrafterStats() for _ in self._drafters] for greedy in (True, False)}
 
+    @property
+    def _first(self) -> int:
+        """The number of the first drafter that has anything to do: predictions cost nothing while there are none."""
+        return int(self._predictions is not None and not self._predictions.busy)
+
     def choose(self, names: Collection[str] | None) -> None:
-        """Let only the drafters of these names propose; None: all of them. The rest go on reading along."""
+        """Let only the drafters of these names propose; None: all of them. The rest go on reading along. Where any
+        may propose, predictions may."""
         known = [[state.name for state in drafter.states()] for drafter in self._drafters]
-        silent = [number for number, own in enumerate(known) if names is not None and not set(own) & set(names)]
+        silent = {number for number, own in enumerate(known) if names is not None and not set(own) & set(names)}
+        if names and self._predictions is not None:
+            silent.discard(0)
         self._silent = frozenset(silent)
 
     def states(self) -> list[DrafterState]:
@@ -72,25 +83,25 @@ class ChainDrafter(DrafterGroup):
             for state in drafter.states()
         ]
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
         self._forget(key)
         self._greedy[key] = sampling.temperature == 0.0
         for drafter in self._drafters:
-            drafter.begin(key, tokens, sampling, recalled)
+            drafter.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""
         if key in self._greedy:
             for standing in self._standings[self._greedy[key]]:
                 standing.learn(key, tokens)
-        for drafter in self._drafters:
+        for drafter in self._drafters[self._first :]:
             drafter.extend(key, tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
         best = [NOTHING] * len(asks)
-        for number, drafter in enumerate(self._drafters):
+        for number, drafter in enumerate(self._drafters[self._first :], start=self._first):
             places = [place for place, ask in enumerate(asks) if self._asks(number, ask, best[place])]
             # none, too: it hears that a round begins
             found = drafter.propose([_beyond(asks[place], best[place]) for place in places])
@@ -105,6 +116,8 @@ class ChainDrafter(DrafterGroup):
     def _asks(self, number: int, ask: Ask, best: Draft) -> bool:
         if number in self._silent or ask.key not in self._greedy or best.is_drawn(0):
             return False
+        if number == 0 and self._predictions is not None:
+            return self._predictions.knows(ask.key)
         standing = self._standings[self._greedy[ask.key]][number]
         return asks_on(best.confidences, limit=ask.limit, usual=standing.usual)
 

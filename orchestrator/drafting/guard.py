@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 
@@ -22,9 +22,9 @@ class GuardedDrafter:
         self._drafter = drafter
         self._failed: list[DrafterState] | None = None
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
-        self._try(lambda: self._drafter.begin(key, tokens, sampling, recalled), None)
+        self._try(lambda: self._drafter.begin(key, tokens, sampling, hints), None)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 
@@ -15,7 +15,7 @@ class FailedDrafter:
     def __init__(self, state: DrafterState) -> None:
         self._state = state
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:

@@ -29,7 +29,7 @@ from orchestrator.drafting.cache import NO_SLOT, DraftCache, DraftSequence, coun
 from orchestrator.drafting.draft_vocabulary import Outputs
 from orchestrator.drafting.gate import DraftGate
 from orchestrator.drafting.meter import Meter
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Outcome, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Outcome
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import DraftDistribution, NotFinite, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
@@ -127,7 +127,7 @@ class ModelDrafter:
         self._guard = DraftGate(self._reading_ms)
         self._step_ms = 0.0
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port. KV of the tokens that both begin with is kept."""
         if self._meter.failed:
             return

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import DraftDistribution, Sampling
 
-Recalled = Sequence[bytes]
-"""Earlier answers to prompts like a sequence's, the likeliest first, each as of workers.packed_tokens."""
+
+class DraftHints(NamedTuple):
+    """What helps to draft for one sequence, and for no other. Texts are as of workers.packed_tokens.
+
+    `recalled`: earlier answers to prompts like its own, the likeliest first. `prediction`: what its client expects of
+    its output (b"": nothing). `generated`: so many of its tokens are output already. `stores`: the stores of documents
+    that it may be drafted from (None: all).
+    """
+
+    recalled: Sequence[bytes] = ()
+    prediction: bytes = b""
+    generated: int = 0
+    stores: Sequence[str] | None = None
+
+
+NO_HINTS = DraftHints()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +161,9 @@ class Drafter(Protocol):
     decode loop calls it.
     """
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """Learn of a sequence, what it holds (prompt and anything already committed) and how its tokens are chosen.
-        `recalled` may help to draft for it, and for no other.
+        `hints` may help to draft for it.
 
         A key that is known already is begun anew: what it held is replaced. A drafter with a cache may keep what it
         computed of the tokens that both begin with.

@@ -16,7 +16,7 @@ import msgspec
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.connection import ConnectionThread, Refusal
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
 from orchestrator.drafting.protocol import (
     MOST_AHEAD,
     Begin,
@@ -131,7 +131,7 @@ class RemoteDrafter:
         """Draft by the process at this endpoint from now on. Thread-safe."""
         self._connector.aim(endpoint)
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
         sequence = self._sequences[key] = RemoteSequence(key, list(tokens), sampling)
         if self._link is not None:

@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator.clock import Clock
 from orchestrator.drafting.meter import Meter
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.packed_tokens import unpack_tokens
 from policies.sampling import Sampling
@@ -116,15 +116,15 @@ class SuffixDrafter:
         self._recalled: dict[str, SuffixIndex] = {}
         self._prompts: dict[str, int] = {}
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
         self._indexes[key] = index = SuffixIndex()
         self._prompts[key] = len(tokens)
         index.extend(tokens)
         self._recalled.pop(key, None)
-        if recalled:
+        if hints.recalled:
             found = self._recalled[key] = SuffixIndex()
-            for output in reversed(recalled):  # the later ones count more in a vote: the likeliest goes last
+            for output in reversed(hints.recalled):  # the later ones count more in a vote: the likeliest goes last
                 found.extend([*unpack_tokens(output), _SEAM])
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
@@ -177,11 +177,11 @@ class SuffixDrafter:
             for age, (length, place) in enumerate(found, start=1):
                 longest = max(longest, length)
                 recency = 1.0 + 3.0 * age / len(found)  # the latest occurrence counts up to four times the oldest
-                voters.append((_weight(length, own=source == 0) * recency, index.tokens, place))
-        return _vote(voters, longest, limit, self.name) if voters else NOTHING
+                voters.append((weigh_match(length, own=source == 0) * recency, index.tokens, place))
+        return vote_draft(voters, longest, limit, self.name) if voters else NOTHING
 
 
-def _weight(length: int, *, own: bool) -> float:
+def weigh_match(length: int, *, own: bool) -> float:
     """Each further matching token counts threefold, the request's own text fourfold."""
     return (4.0 if own else 1.0) * 3.0 ** min(length, 10)
 
@@ -191,7 +191,9 @@ def _weight(length: int, *, own: bool) -> float:
 _CERTAINTY = (0.0, 0.44, 0.60, 0.67, 0.71, 0.75, 0.78, 0.83, 0.88, 0.91, 0.93, 0.95, 0.96)
 
 
-def _vote(voters: list[tuple[float, list[int], int]], longest: int, limit: int, name: str) -> Draft:
+def vote_draft(voters: list[tuple[float, list[int], int]], longest: int, limit: int, name: str) -> Draft:
+    """Return the draft that most of the voters go on with, token by token: (weight, text, place of the continuation).
+    `longest`: the longest match among them, in tokens."""
     tokens: list[int] = []
     confidences: list[float] = []
     for step in range(limit):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.drafting.retokenize import Bridge, DraftText, RetokenizedDraft, retokenize_draft
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
@@ -45,7 +45,7 @@ class TranslatingDrafter:
         # A last word that may go on is right less often than one with another behind it.
         self._calibrations = {True: Calibration(), False: Calibration()}
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
         known = self._known[key] = _TranslatedSequence(DraftText(self._bridge), len(tokens))
         known.text.extend(tokens)

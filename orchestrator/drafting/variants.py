@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from orchestrator.drafting.group import DrafterGroup
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from policies.sampling import Sampling
 
 
@@ -33,10 +33,10 @@ class VariantDrafter(DrafterGroup):
         variant = self._joined.get(key)
         return self._default if variant is None else self._variants[variant]
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
         if (drafter := self._of(key)) is not None:
-            drafter.begin(key, tokens, sampling, recalled)
+            drafter.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""

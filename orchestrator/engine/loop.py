@@ -26,6 +26,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import Drafter
+from orchestrator.drafting.prediction import PREDICTION
 from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.engine.batch import ScheduledSequence, rows_of
 from orchestrator.engine.constraints import RowConstraints
@@ -539,6 +540,9 @@ class DecodeLoop:
         sequence.steps += 1
         sequence.drafted += drafted
         sequence.accepted += accepted
+        if sequence.draft.drafter == PREDICTION:
+            sequence.predicted += sequence.draft.own
+            sequence.predicted_right += min(accepted, sequence.draft.own)
         tally.add(drafted, accepted, sequence.submit.sampling.rule)
         tally.add_by_drafter(sequence.draft, accepted)
         self._by_drafter.add(sequence.draft, accepted)
@@ -558,6 +562,7 @@ class DecodeLoop:
             prefix_queries=self._prefixes.queries,
             prefix_hits=self._prefixes.hits,
             tolerance_deltas=self._verifier.deltas,
+            tolerance_recalibrations=self._verifier.recalibrations,
             low_acceptance=self._watch.standing(),
             slo=self._levels.state(),
             out_of_memory=self._scheduler.memory.failures,

@@ -19,9 +19,10 @@ class SequenceState:
     """`tokens` is the prompt and all committed tokens. `cached` counts the leading positions whose KV the slot
     holds and may be trusted; the rest is (re)computed. `apart`: rows behind the prompt are of a numerical class of
     their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock.
-    `tolerance_delta`: see RequestStats. `pace_s`, `pace_tokens`: since when its pace is measured, and how many tokens
-    it had then (0: it is not yet). `turn`: the last round that it decoded in. `queued_s`: when it was queued last, at
-    first or because it gave way. `pages`: what it begins with once it has a slot."""
+    `tolerance_delta`, `predicted`, `predicted_right`: see RequestStats. `pace_s`, `pace_tokens`: since when its pace
+    is measured, and how many tokens it had then (0: it is not yet). `turn`: the last round that it decoded in.
+    `queued_s`: when it was queued last, at first or because it gave way. `pages`: what it begins with once it has a
+    slot."""
 
     submit: Submit
     tokens: list[int]
@@ -42,6 +43,8 @@ class SequenceState:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    predicted: int = 0
+    predicted_right: int = 0
     tolerance_delta: float = -1.0
     draft: Draft = field(default=NOTHING)
     rules: RowConstraints | None = None
@@ -139,4 +142,6 @@ class SequenceState:
             prefill_ms=(self.first_token_s - self.admitted_s) * 1000.0,
             reused=self.reused,
             tolerance_delta=self.tolerance_delta,
+            predicted=self.predicted,
+            predicted_right=self.predicted_right,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from adapters.contract import LoadedModel
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter
+from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.engine.batch import ScheduledSequence, count_min_rows, rows_of
 from orchestrator.engine.draft_pause import DraftPause
@@ -71,9 +71,10 @@ class Speculator:
         most, submit = self._bound_draft_tokens(sequence), sequence.submit
         fixed_or_ruled = submit.depth is not None or sequence.rules is not None
         self._pause.begin_sequence(sequence.key, never_paused=most > 0 and fixed_or_ruled)
-        self._policy.begin(sequence.key, most)
+        self._policy.begin(sequence.key, most, sure=bool(submit.prediction))
         if drafts and most > 0 and sequence.depth_bound > 0:
-            self._drafter.begin(sequence.key, sequence.tokens, submit.sampling, submit.recalled)
+            hints = DraftHints(submit.recalled, submit.prediction, sequence.generated, submit.stores)
+            self._drafter.begin(sequence.key, sequence.tokens, submit.sampling, hints)
 
     def end(self, key: str, *, keep: bool) -> None:
         """A sequence ends. `keep`: its output may help later drafts."""

@@ -16,13 +16,15 @@ from policies.sampling import (
     calibrate_tolerance,
     verify_coupled_drafts,
     verify_draft,
+    watch_tolerance,
 )
 
 Verdict = VerifiedDraft | GrammarFailed | NotFinite
 
 
 class Verifier:
-    """What was learned is the worker's: greedy and sampled requests each share one tolerance."""
+    """What was learned is the worker's: greedy and sampled requests each share one tolerance. Where the goal fixes one,
+    that is both's, and nothing is learned."""
 
     def __init__(self, goal: ToleranceGoal) -> None:
         self._goal = goal
@@ -41,7 +43,7 @@ class Verifier:
 
     def _verdict(self, sequence: SequenceState, rows: Row) -> Verdict:
         sampling = sequence.submit.sampling
-        delta = self._learned[_kind(sampling)].delta if sampling.rule == "tolerance" else None
+        delta = self._delta_of(_kind(sampling)) if sampling.rule == "tolerance" else None
         if delta is not None and sequence.draft.tokens:
             sequence.tolerance_delta = delta
         try:
@@ -56,15 +58,24 @@ class Verifier:
             )
         except (GrammarFailed, NotFinite) as error:
             return error
-        if found.gaps:
+        if found.gaps and self._goal.fixed_delta is None:
             kind, greedy = _kind(sampling), sampling.temperature == 0.0
-            self._learned[kind] = calibrate_tolerance(self._learned[kind], found.gaps, self._goal, greedy=greedy)
+            learn = calibrate_tolerance if delta is None else watch_tolerance
+            self._learned[kind] = learn(self._learned[kind], found.gaps, self._goal, greedy=greedy)
         return found
+
+    def _delta_of(self, kind: str) -> float | None:
+        return self._learned[kind].delta if self._goal.fixed_delta is None else self._goal.fixed_delta
 
     @property
     def deltas(self) -> dict[str, float]:
         """The tolerances that are known, in nats."""
-        return {kind: state.delta for kind, state in self._learned.items() if state.delta is not None}
+        return {kind: delta for kind in self._learned if (delta := self._delta_of(kind)) is not None}
+
+    @property
+    def recalibrations(self) -> int:
+        """How often a learned tolerance became another one, since acceptance had drifted."""
+        return sum(state.recalibrations for state in self._learned.values())
 
 
 def _judge_side_by_side(asked: Sequence[tuple[SequenceState, Row]]) -> Sequence[Verdict]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from adapters.contract import DeviceLost
+from adapters.contract import DeviceLost, ModelRefused
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.chain import ChainDrafter
+from orchestrator.drafting.index import IndexDrafter
 from orchestrator.drafting.lost import FailedDrafter
 from orchestrator.drafting.model import ModelDrafter
+from orchestrator.drafting.passages import PassagesUnusable
 from orchestrator.drafting.port import Drafter
+from orchestrator.drafting.prediction import PredictionDrafter
 from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.drafting.variants import VariantDrafter
@@ -21,6 +25,7 @@ from orchestrator.loading.models import LoadedSource, LoadedTarget, OnProgress, 
 from orchestrator.loading.options import (
     DraftOptions,
     EngineOptions,
+    IndexOptions,
     ModelDraftOptions,
     RemoteOptions,
     SuffixOptions,
@@ -154,7 +159,8 @@ def _build_chain(
         for drafter in built:
             drafter.close()
         raise
-    return ChainDrafter(built) if built else None  # one alone, too: its word is calibrated there
+    # One alone, too: its word is calibrated there.
+    return ChainDrafter(built, PredictionDrafter(SystemClock())) if built else None
 
 
 def _build(
@@ -164,7 +170,18 @@ def _build(
         found = build_suffix(options, flight.suffixes.get(options.name))
         flight.suffixes.setdefault(options.name, found)
         return found
+    if isinstance(options, IndexOptions):
+        return _build_index(options, target)
     return _build_model(options, engine, target, progress, flight)
+
+
+def _build_index(options: IndexOptions, target: LoadedTarget) -> IndexDrafter:
+    """Return a drafter from a store. Raises ModelRefused where the store cannot be used."""
+    vocabulary = target.model.spec.vocabulary_fingerprint
+    try:
+        return IndexDrafter(Path(options.path), options.store, SystemClock(), name=options.name, vocabulary=vocabulary)
+    except PassagesUnusable as error:
+        raise ModelRefused(f"{options.place}.path: {error}") from error
 
 
 def build_suffix(options: SuffixOptions, beside: SuffixDrafter | None = None) -> SuffixDrafter:

@@ -33,7 +33,7 @@ from orchestrator.loading.drafters import Remotes, build_variant_drafters
 from orchestrator.loading.first_cost import FirstCost, find_stored_cost
 from orchestrator.loading.flights import count_flights
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
-from orchestrator.loading.options import EngineOptions, SuffixOptions
+from orchestrator.loading.options import EngineOptions, IndexOptions, SuffixOptions
 from orchestrator.loading.pipeline import list_planned_parts
 from orchestrator.loading.retuner import EngineRetuner, list_whole
 from orchestrator.measuring.quick import quick_cost
@@ -173,16 +173,18 @@ def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafte
     """Return how a worker serves those who say nothing of speculation, and how the canary's requests."""
     canary = options.canary
     depths = {} if canary is None else {CanaryVariant.CANARY.value: VariantDepth(canary.max_depth, canary.fixed_depth)}
-    return SpeculationVariants(VariantDepth(options.max_depth, options.fixed_depth), depths, by_variant)
+    default = VariantDepth(options.max_depth, options.fixed_depth)
+    return SpeculationVariants(default, depths, by_variant, options.predicted_depth)
 
 
 def sum_planned_bytes(target: LoadedTarget, options: EngineOptions, drafters: Sequence[Drafter]) -> int:
-    """Return what this process was announced to hold: the target's plan, the suffix drafter's store, and the draft
+    """Return what this process was announced to hold: the target's plan, the drafters' stores, and the draft
     models that are not in a process of their own. 0 where the target's costs are not known. `drafters` of flights share
     models and stores."""
     if target.plan is None:
         return 0
     suffix = sum(draft.memory_bytes for draft in options.all_drafters if isinstance(draft, SuffixOptions))
+    suffix += sum(draft.size_bytes for draft in options.all_drafters if isinstance(draft, IndexOptions))
     states = drafters[0].states() if drafters else []
     return target.plan.total + suffix + sum(state.planned_memory_bytes for state in states if state.remote is None)
 
@@ -224,6 +226,7 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         block_tokens=caps.block_tokens,
         drafters=[draft.name for draft in options.drafters],
         max_depth=options.max_depth,
+        predicted_depth=options.predicted_depth,
         starting_depth=options.starting_depth,
         costs_from=costs_from,
         fixed_depth=options.fixed_depth,

@@ -81,6 +81,16 @@ class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix
     memory_bytes: int
 
 
+class IndexOptions(msgspec.Struct, frozen=True, tag_field="method", tag="index"):
+    """A drafter from the store of documents at `path`, called `store`. `place`: where the configuration names it."""
+
+    name: str
+    store: str
+    path: str
+    place: str
+    size_bytes: int
+
+
 class RemoteOptions(msgspec.Struct, frozen=True):
     """A drafter in a worker of its own; the fields are those of the configuration."""
 
@@ -121,7 +131,7 @@ class DraftWorkerOptions(msgspec.Struct, frozen=True):
     across_hosts: bool
 
 
-DraftOptions = SuffixOptions | ModelDraftOptions
+DraftOptions = SuffixOptions | IndexOptions | ModelDraftOptions
 
 
 class CanaryOptions(msgspec.Struct, frozen=True):
@@ -135,7 +145,8 @@ class CanaryOptions(msgspec.Struct, frozen=True):
 class EngineOptions(msgspec.Struct, frozen=True):
     """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of every
     request. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round. `across_hosts`: workers on
-    other machines may have to reach it."""
+    other machines may have to reach it. `predicted_depth`: the most drafts in a round of a request that brings a
+    prediction, where depths are not fixed and `max_depth` is not more."""
 
     model: ModelOptions
     max_running: int
@@ -151,6 +162,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     pid: PidSettings = DEFAULTS
     canary: CanaryOptions | None = None
     across_hosts: bool = False
+    predicted_depth: int = 0
 
     @property
     def all_drafters(self) -> list[DraftOptions]:
@@ -170,7 +182,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     @property
     def deepest(self) -> int:
         """The most drafts that any request gets in a round."""
-        return max(self.max_depth, self.canary.max_depth if self.canary is not None else 0)
+        depths = [self.max_depth, self.canary.max_depth if self.canary is not None else 0]
+        return max(*depths, self.predicted_depth if any(depths) else 0)
 
     def with_model(self, **changes: object) -> EngineOptions:
         """Return the options with some of the model's changed."""
@@ -224,6 +237,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             config.speculation.tolerance_acceptance_rate,
             config.speculation.tolerance_warmup_tokens,
             config.speculation.tolerance_max_delta,
+            config.speculation.tolerance_delta or None,
         ),
         drafters=_drafters(config, base) if depth else [],
         fixed_depth=config.speculation.method == "fixed",
@@ -232,6 +246,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
         low_acceptance_rate=config.speculation.low_acceptance_rate,
         objectives=objectives_of(config.slo),
         across_hosts=_is_across_hosts(config),
+        predicted_depth=config.speculation.max_predicted_tokens,
     )
 
 
@@ -379,13 +394,17 @@ def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
 def _drafters_of(
     drafts: Sequence[Draft], at: Place, prefix: str, config: ClusterConfig, base: Path
 ) -> list[DraftOptions]:
-    from orchestrator.config.drafts import SuffixDraft, draft_names
+    from orchestrator.config.drafts import IndexDraft, SuffixDraft, draft_names
     from orchestrator.config.source_text import format_place
 
     found: list[DraftOptions] = []
     for index, (draft, name) in enumerate(zip(drafts, draft_names(drafts, prefix), strict=True)):
         if isinstance(draft, SuffixDraft):
             found.append(SuffixOptions(name, draft.max_match, int(draft.memory)))
+        elif isinstance(draft, IndexDraft):
+            path = base / Path(draft.path).expanduser()
+            size = path.stat().st_size if path.exists() else 0
+            found.append(IndexOptions(name, draft.store, str(path), format_place((*at, index)), size))
         else:
             found.append(_model_draft(name, format_place((*at, index)), draft, config, base))
     return found

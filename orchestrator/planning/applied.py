@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.config.drafts import Draft, SuffixDraft
+from orchestrator.config.drafts import Draft, ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO, TargetShard
 from orchestrator.planning.core_split import CoresByHost, pin_target, place_on_cores
@@ -22,7 +22,7 @@ def build_option_filter(config: ClusterConfig, asked: PlanRequest) -> Allowed:
             return _fits(config.model.adapter, config.model.device, option, device)
         drafts = [config.drafts[one.index] for one in asked.drafts if one.model.name == option.model]
         return any(
-            _fits(draft.adapter, draft.device, option, device) for draft in drafts if not isinstance(draft, SuffixDraft)
+            _fits(draft.adapter, draft.device, option, device) for draft in drafts if isinstance(draft, ModelDraft)
         )
 
     return fits
@@ -101,7 +101,7 @@ def name_shard_device(proposal: PlanProposal, shard: Shard) -> str:
 
 def _place_draft(draft: Draft, node: str) -> Draft:
     """Return a draft that runs beside its target, where neither the plan nor its section says where."""
-    if isinstance(draft, SuffixDraft) or draft.process != "own" or draft.host:
+    if not isinstance(draft, ModelDraft) or draft.process != "own" or draft.host:
         return draft
     return draft.model_copy(update={"host": node})
 
@@ -115,7 +115,7 @@ def _draft(
     draft: Draft, index: int, proposal: PlanProposal, number: int, cores: tuple[int, ...], *, on_ray: bool
 ) -> Draft | None:
     """Return a draft as it runs, on these `cores` where it has none of its own; None where the plan leaves it out."""
-    if isinstance(draft, SuffixDraft) or AUTO not in (draft.adapter, draft.device):
+    if not isinstance(draft, ModelDraft) or AUTO not in (draft.adapter, draft.device):
         return draft
     chosen = proposal.plan.replicas[number].draft
     mine = next((one.model.name for one in proposal.asked.drafts if one.index == index), "")

@@ -83,8 +83,9 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     the overrides of session and engine; control makes a depth or a bound of all overrides. `lane`: the canary's variant
     that serves it ("canary"; any other: the control). `owner`: whose request it is, for the fair order of
     those that wait. `pages`: what an earlier worker computed of it, to begin with; where they are of no use it is
-    computed again. `recalled`: earlier answers to prompts like this one, as of packed_tokens, to draft from. `trace`:
-    where its spans belong; None where it is not traced.
+    computed again. `recalled`: earlier answers to prompts like this one, as of packed_tokens, to draft from.
+    `prediction`: what its client expects of its output, in the same form (b"": nothing). `stores`: the stores of
+    documents that it may be drafted from (None: all). `trace`: where its spans belong; None where it is not traced.
     """
 
     request_id: str
@@ -107,6 +108,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     owner: str = ""
     pages: KvPages | None = None
     recalled: list[bytes] = []
+    prediction: bytes = b""
+    stores: list[str] | None = None
     trace: TraceContext | None = None
 
 
@@ -178,7 +181,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     `shards`: which layers are where, a line for each range, where several devices hold them; `adapter`, `device` and
     `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some,
     `part_planned_bytes`: as planned_memory_bytes, of each. `split`: over what each layer is split,
-    "" where it is not."""
+    "" where it is not. `predicted_depth`: the most drafts of a request with a prediction, where that is more than
+    `max_depth` and depths are not fixed."""
 
     model: str
     vocabulary_size: int
@@ -226,6 +230,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     split: str = ""
     part_pids: list[int] = []
     part_planned_bytes: list[int] = []
+    predicted_depth: int = 0
 
     @property
     def all_drafters(self) -> list[str]:
@@ -245,7 +250,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
 
     `drafted`/`accepted`: draft tokens verified/accepted. `steps`: verification forwards of this request after
     its prompt. `reused`: tokens of the prompt whose KV cache was there already. `tolerance_delta`: the tolerance (nats)
-    that drafts were judged with last, below 0 where there was none.
+    that drafts were judged with last, below 0 where there was none. `predicted`, `predicted_right`: tokens of the
+    request's own prediction that were verified, and those of them that were accepted.
     """
 
     prompt_tokens: int
@@ -257,6 +263,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     prefill_ms: float
     reused: int = 0
     tolerance_delta: float = -1.0
+    predicted: int = 0
+    predicted_right: int = 0
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -357,9 +365,10 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     `drafters` are in order of cost. `preemptions`, `rounds`, `prefix_queries` and `prefix_hits` (tokens looked up and
     found in the prefix cache) are counts since the worker started, and so are `out_of_memory` (forwards that ran out of
     memory) and `not_finite` (requests that ended for their logits). `tolerance_deltas`, in nats, by the kind of
-    sampling ("greedy", "sampled"): those that are known. `low_acceptance`: the warnings that stand. `slo`: None where
-    there are no objectives. `memory_bound`: None while forwards are as large as they may be. `corrupt`: files of
-    prepared models that were found damaged since they were loaded.
+    sampling ("greedy", "sampled"): those that are known; `tolerance_recalibrations`: how often they followed a drift.
+    `low_acceptance`: the warnings that stand. `slo`: None where there are no objectives. `memory_bound`: None while
+    forwards are as large as they may be. `corrupt`: files of prepared models that were found damaged since they were
+    loaded.
     """
 
     running: int
@@ -375,6 +384,7 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     drafters: list[DrafterState] = []
     peak_rss_bytes: int = 0
     tolerance_deltas: dict[str, float] = {}
+    tolerance_recalibrations: int = 0
     low_acceptance: list[AcceptanceWarning] = []
     slo: SloState | None = None
     out_of_memory: int = 0

@@ -45,9 +45,9 @@ class Adaptive:
         """See the port."""
         return self.state.cost
 
-    def begin(self, key: str, most: int) -> None:
+    def begin(self, key: str, most: int, *, sure: bool = False) -> None:
         """See the port."""
-        self.state = start_request(self.state, key, most)
+        self.state = start_request(self.state, key, most, sure=sure)
 
     def end(self, key: str) -> None:
         """See the port."""

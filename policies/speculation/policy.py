@@ -45,8 +45,9 @@ class DepthPolicy(Protocol):
         """What forwards cost, by what is known: the one model of a worker, which its scheduler and drafters read."""
         ...
 
-    def begin(self, key: str, most: int) -> None:
-        """A request begins, or goes on after it gave way. It may have at most `most` drafts, ever."""
+    def begin(self, key: str, most: int, *, sure: bool = False) -> None:
+        """A request begins, or goes on after it gave way. It may have at most `most` drafts, ever. `sure`: its
+        first ones are likely right, however many they are."""
         ...
 
     def end(self, key: str) -> None:

@@ -46,12 +46,13 @@ class SpeculationState(NamedTuple):
     brought: float = _HOPED
 
 
-def start_request(state: SpeculationState, key: str, most: int) -> SpeculationState:
-    """A request begins (or goes on after it gave way: then it is known). `most`: the most drafts it may ever have."""
+def start_request(state: SpeculationState, key: str, most: int, *, sure: bool = False) -> SpeculationState:
+    """A request begins (or goes on after it gave way: then it is known). `most`: the most drafts it may ever have;
+    `sure`: it begins with as many."""
     if key in state.requests:
         return state
     limits = state.settings.limits(most)
-    request = RequestState(limits, pid.start_pid(state.first_depth, limits))
+    request = RequestState(limits, pid.start_pid(most if sure else state.first_depth, limits))
     return state._replace(requests={**state.requests, key: request})
 
 

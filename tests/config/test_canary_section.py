@@ -99,7 +99,7 @@ def test_what_is_other_reaches_the_worker(tmp_path, tail, depth, fixed, drafters
     assert (found.canary.max_depth, found.canary.fixed_depth) == (depth, fixed)
     own = found.canary.drafters
     assert (None if own is None else [one.name for one in own]) == drafters
-    assert found.deepest == max(depth, found.max_depth)
+    assert found.deepest == max(depth, found.max_depth, found.predicted_depth)
 
 
 def test_a_draft_of_the_canarys_own_gets_its_threads_and_its_worker(tmp_path):

@@ -28,6 +28,9 @@ DRAFT_SECTIONS = {
 }
 
 
+_NEEDED = {"model": {"source": "x"}, "index": {"path": "x.drafts"}}
+
+
 def read_documented() -> dict[str, str]:
     """Key -> default, from the tables of docs/configuration.md."""
     text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -74,7 +77,7 @@ def example_of(key: str, value: str) -> str:
         return "model:\n" + "".join(f"  {one}: {text}\n" for one, text in written.items())
     if section.startswith("drafts["):
         method = section[len("drafts[") : -1]
-        written = {"method": method} | ({"source": "x"} if method == "model" else {}) | {name: value}
+        written = {"method": method} | _NEEDED.get(method, {}) | {name: value}
         items = ", ".join(f"{one}: {text}" for one, text in written.items())
         return f"model: {{source: x.gguf}}\ndrafts: [{{{items}}}]\n"
     return f"model: {{source: x.gguf}}\n{section}:\n  {name}: {value}\n"

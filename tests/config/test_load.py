@@ -343,6 +343,23 @@ def test_what_belongs_to_an_objective_needs_one(tmp_path, keys, line, words):
         load_config(file)
 
 
+@pytest.mark.parametrize(
+    "key", ["tolerance_acceptance_rate: 0.8", "tolerance_warmup_tokens: 64", "tolerance_max_delta: 1"]
+)
+def test_keys_of_a_learned_tolerance_are_refused_beside_a_fixed_one(tmp_path, key):
+    file = tmp_path / "cluster.yaml"
+    file.write_text(f"{HEAD}speculation:\n  tolerance_delta: 0.5\n  {key}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf":6: speculation\.{key.partition(':')[0]}: .*tolerance_delta fixes it"):
+        load_config(file)
+
+
+def test_the_worker_is_told_a_fixed_tolerance_and_the_bound_of_predictions():
+    text = f"{HEAD}speculation: {{tolerance_delta: 0.5, max_predicted_tokens: 30}}\n"
+    for written, expected in ((HEAD, (None, 64)), (text, (0.5, 30))):
+        options = engine_options(parse_config(written, Path("c.yaml")), Path())
+        assert (options.tolerance.fixed_delta, options.predicted_depth) == expected
+
+
 def test_the_worker_is_told_the_objectives():
     text = f"{HEAD}slo: {{ttft_ms: 500, tpot_ms: 40, tpot_percentile: 99, max_round_ms: 80}}\n"
     for written, expected in ((HEAD, Objectives()), (text, Objectives(Objective(500), Objective(40, 99), 80))):

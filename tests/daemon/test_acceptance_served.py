@@ -62,3 +62,18 @@ def test_tolerance_warms_up_and_says_so(tmp_path, outrider):
             in httpx.get(f"{daemon.url}/metrics").text
         )
         assert ask(daemon, None, 1)[1]["tolerance_delta"] is None
+
+
+def test_a_fixed_tolerance_is_told_and_the_exact_rules_do_not_know_it(tmp_path, plain, outrider):
+    fixed = "speculation: {allow_tolerance: true, tolerance_delta: 0.75}\n"
+    expected = ask(plain, None, 4)[0]
+    with running(configuration(tmp_path, extra=DRAFTS + fixed)) as daemon:
+        assert ask(daemon, "tolerance", 4)[1]["tolerance_delta"] == 0.75
+        text, told = ask(daemon, None, 4)
+        assert (text, told["tolerance_delta"]) == (expected, None)
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].replace("│", " ").split())
+        assert "0.75 nats sampled, 0.75 nats greedy" in shown
+        assert (
+            'outrider_tolerance_recalibrations_total{engine="0",model_name="toy"} 0.0'
+            in httpx.get(f"{daemon.url}/metrics").text
+        )

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.port import Ask, Draft
+from orchestrator.drafting.port import Ask, Draft, DraftHints
 from orchestrator.drafting.suffix import BYTES_PER_TOKEN, SuffixDrafter
 from orchestrator.workers.packed_tokens import pack_tokens
 from policies.sampling import Sampling
@@ -113,7 +113,7 @@ def test_an_unknown_request_is_ignored():
 def test_what_a_store_found_helps_its_request_alone_and_from_the_first_token_on():
     d = drafter()
     found = [pack_tokens([8, 9, 10, 11, 12, 13]), pack_tokens([8, 9, 77, 78, 79])]
-    d.begin("a", [7, 8, 9], GREEDY, found)
+    d.begin("a", [7, 8, 9], GREEDY, DraftHints(recalled=found))
     d.begin("b", [7, 8, 9], GREEDY)
     assert ask(d, "a", 4).tokens == (10, 11, 12, 13)  # the likeliest goes first
     assert ask(d, "b", 4).tokens == ()

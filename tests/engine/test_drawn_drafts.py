@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -172,6 +173,21 @@ def test_tolerance_learns_from_a_warm_up_and_says_what_it_found(temperature):
     assert rate_of(loop, tolerant(40, 101, max_tokens=40, depth=1))[0] == pytest.approx(0.8, abs=0.12)
     assert loop.gauges(0).tolerance_deltas == found
     assert read_tolerance(loop, tolerant(1, 32, max_tokens=20)[0]) == found[kind]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_fixed_tolerance_holds_from_the_first_draft_on(temperature):
+    goal = ToleranceGoal(acceptance_rate=0.8, warmup_tokens=16, max_delta=20.0, fixed_delta=1.5)
+    loop = dear_loop(draft_model(), tolerance=goal, running=1)
+    asked = [Submit(f"f{s}", PROMPT, 30, Sampling(temperature, seed=s, acceptance="tolerance")) for s in range(30)]
+    assert read_tolerance(loop, asked[0]) == 1.5
+    wide = rate_of(loop, asked[1:])[0]
+    narrow = dear_loop(draft_model(), tolerance=replace(goal, fixed_delta=0.01), running=1)
+    assert wide > rate_of(narrow, asked)[0]
+    for _ in range(3):
+        decode(loop, asked)
+    assert loop.gauges(0).tolerance_deltas == {"greedy": 1.5, "sampled": 1.5}
+    assert loop.gauges(0).tolerance_recalibrations == 0
 
 
 def read_tolerance(loop: DecodeLoop, submit: Submit) -> float:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from adapters.contract import OutOfMemory
 from orchestrator.drafting.chain import ChainDrafter
+from orchestrator.drafting.port import NO_HINTS
 from orchestrator.measuring.known_text import Hours
 from orchestrator.workers.messages import Refused, Submit
 from policies.serving.batch_bound import FIRST_HOLD_S
@@ -217,7 +218,7 @@ class Raising(WildDrafter):
             if self._left < 0:
                 raise IndexError("a mistake\nof ours")
 
-    def begin(self, key, tokens, sampling, recalled=()):
+    def begin(self, key, tokens, sampling, hints=NO_HINTS):
         self._count("begin")
 
     def extend(self, key, tokens):

@@ -14,9 +14,13 @@ import pytest
 
 from adapters.contract import LoadedModel
 from adapters.model_source import ModelSource
+from orchestrator.clock import SystemClock
+from orchestrator.drafting.chain import ChainDrafter
+from orchestrator.drafting.prediction import PredictionDrafter
 from orchestrator.engine.kv_mover import KvMover, TakenPages
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.workers.packed_tokens import pack_tokens
 from orchestrator.workers.shared_memory import SharedMemories
 from tests.engine.conftest import load
 from tests.support.loops import decode, loop_over, suffix
@@ -87,6 +91,20 @@ def test_speculation_never_changes_a_token(model, prompts, case, running, depth)
     out, rounds = decode(loop_over(model, suffix(), running=running), submits(prompts, sampling, depth))
     assert out == expected
     assert sum(done.accepted for done in rounds) > 0
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_predictions_never_change_a_token(model, prompts, case, edited):
+    sampling, expected = case
+    asked = []
+    for one in submits(prompts, sampling):
+        text = expected[one.request_id]
+        text = [*text[:9], 50, 51, *text[10:]] if edited else text
+        asked.append(msgspec.structs.replace(one, prediction=pack_tokens(text)))
+    chain = ChainDrafter([suffix()], PredictionDrafter(SystemClock()))
+    out, rounds = decode(loop_over(model, chain, running=8, depth=64), asked)
+    assert out == expected
+    assert sum(done.by_drafter.get("prediction", (0, 0))[1] for done in rounds) > 0
 
 
 def test_plain_decoding_in_a_batch_never_changes_a_token(model, prompts, case):

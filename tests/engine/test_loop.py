@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import DeviceLost
-from orchestrator.drafting.port import Draft
+from orchestrator.drafting.port import NO_HINTS, Draft
 from orchestrator.workers.messages import RoundReport, Sampling, Submit
 from policies.speculation.replay.fixed import FixedDepth
 from tests.support.loops import END, alone, decode, loop_over, requests, suffix, toy
@@ -19,7 +19,7 @@ class WildDrafter:
     def __init__(self, guesses):
         self._guesses = itertools.cycle(guesses or [()])
 
-    def begin(self, key, tokens, sampling, recalled=()): ...
+    def begin(self, key, tokens, sampling, hints=NO_HINTS): ...
 
     def extend(self, key, tokens): ...
 

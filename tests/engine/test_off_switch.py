@@ -9,7 +9,7 @@ import pytest
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.port import Ask, Draft, Drafter, Recalled
+from orchestrator.drafting.port import NO_HINTS, Ask, Draft, Drafter, DraftHints
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Grammar, Sampling, Submit
@@ -25,7 +25,7 @@ class Eager:
     def __init__(self) -> None:
         self.asked: set[str] = set()
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         self.asked.add(key)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None: ...

@@ -9,7 +9,7 @@ from itertools import accumulate
 import pytest
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.drafting.port import Draft
+from orchestrator.drafting.port import NO_HINTS, Draft
 from orchestrator.drafting.retokenize import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter
 from orchestrator.workers.draft_messages import DrafterState
@@ -35,7 +35,7 @@ class Seer:
         self.samplings: set[Chosen] = set()
         self.begun = self.extended = 0
 
-    def begin(self, key, tokens, sampling, recalled=()):
+    def begin(self, key, tokens, sampling, hints=NO_HINTS):
         self.begun += 1
         self.held[key] = list(tokens)
         self.samplings.add(sampling)

@@ -16,6 +16,7 @@ from policies.sampling import (
     noise,
     propose,
     verify_draft,
+    watch_tolerance,
 )
 from policies.sampling.accept import judge
 
@@ -155,3 +156,66 @@ def test_the_wanted_acceptance_rate_is_reached():
             accepted, judged = accepted + found.accepted, judged + 1
         state = calibrate_tolerance(state, found.gaps, ToleranceGoal(0.9, 500, 10.0), greedy=False)
     assert accepted / judged == pytest.approx(0.9, abs=0.03)
+
+
+def gaps_of(seed: int, count: int, scale: float) -> list[float]:
+    """Gaps of drafts that agree with the target the less, the larger the scale."""
+    return [float(gap) for gap in np.abs(np.random.default_rng(seed).normal(0, scale, count))]
+
+
+def learned_from(scale: float, goal: ToleranceGoal, *, greedy: bool) -> ToleranceState:
+    state = calibrate_tolerance(ToleranceState(), gaps_of(0, goal.warmup_tokens, scale), goal, greedy=greedy)
+    assert state.delta is not None
+    return state
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(1.0, 3.0), (3.0, 1.0)], ids=["worse", "better"])
+def test_a_text_that_drifts_is_followed_and_the_wanted_rate_is_reached_again(greedy, before, after):
+    goal = ToleranceGoal(0.8, 500, 20.0)
+    state = learned_from(before, goal, greedy=greedy)
+    old = state.delta
+    fed = gaps_of(1, 3000, after)
+    for start in range(0, len(fed), 7):
+        state = watch_tolerance(state, fed[start : start + 7], goal, greedy=greedy)
+    assert state.delta is not None
+    assert old is not None
+    assert state.recalibrations == 1
+    assert (state.delta > old) == (after > before)
+    assert share(gaps_of(2, 3000, after), state.delta, greedy=greedy) == pytest.approx(0.8, abs=0.04)
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_a_text_that_stays_as_it_was_keeps_its_tolerance(greedy):
+    goal = ToleranceGoal(0.8, 500, 20.0)
+    state = learned_from(1.0, goal, greedy=greedy)
+    followed = state
+    for seed in range(1, 21):
+        followed = watch_tolerance(followed, gaps_of(seed, 500, 1.0), goal, greedy=greedy)
+    assert (followed.delta, followed.recalibrations) == (state.delta, 0)
+
+
+def test_one_block_that_differs_is_no_drift():
+    goal = ToleranceGoal(0.8, 500, 20.0)
+    state = learned_from(1.0, goal, greedy=True)
+    followed = state
+    for seed in range(1, 9):
+        followed = watch_tolerance(followed, gaps_of(seed, 500, 4.0 if seed % 2 else 1.0), goal, greedy=True)
+    assert (followed.delta, followed.recalibrations) == (state.delta, 0)
+
+
+def test_where_a_tolerance_cannot_follow_it_stays():
+    goal = ToleranceGoal(0.8, 100, 0.5)
+    widest = learned_from(5.0, goal, greedy=True)
+    assert widest.delta == 0.5
+    least = ToleranceState((), 0.0)
+    for seed in range(6):
+        widest = watch_tolerance(widest, gaps_of(seed, 100, 9.0), goal, greedy=True)
+        least = watch_tolerance(least, [0.0] * 100, goal, greedy=True)
+    assert (widest.delta, widest.recalibrations) == (0.5, 0)
+    assert (least.delta, least.recalibrations) == (0.0, 0)
+
+
+def test_without_a_tolerance_there_is_nothing_to_watch():
+    warming = ToleranceState((0.5,) * 9)
+    assert watch_tolerance(warming, [9.0] * 5000, GOAL, greedy=False) == warming

@@ -13,7 +13,7 @@ from adapters.contract import DeviceLost, ModelRefused
 from adapters.tokenizer import byte_texts
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
 from orchestrator.drafting.server import DraftEngine, HostedDrafter
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.contract import WorkerSpec
@@ -56,7 +56,7 @@ class KnowingDrafter:
         self._held: dict[str, list[int]] = {}
         self._drafted: dict[str, int] = {}
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         self._held[key] = list(tokens)
         self._drafted[key] = 0
 

@@ -70,6 +70,7 @@ ONLY_OURS = frozenset(
         "outrider_acceptance_draft_tokens",
         "outrider_acceptance_accepted_tokens",
         "outrider_tolerance_delta",
+        "outrider_tolerance_recalibrations",
         "outrider_low_acceptance",
         "outrider_goodput_requests_per_second",
         "outrider_slo_latency_seconds",

@@ -94,6 +94,9 @@ class WorkerSeries:
         self._preemptions = PerWorker(make.counter("num_preemptions", "Requests sent back to the queue."))
         self._starved = PerWorker(make.counter("out_of_memory_forwards", "Forwards that ran out of memory."))
         self._not_finite = PerWorker(make.counter("not_finite_requests", "Requests that ended for their logits."))
+        self._relearned = PerWorker(
+            make.counter("tolerance_recalibrations", "Tolerances learned anew as acceptance had drifted.")
+        )
         self._queries = PerWorker(make.counter("prefix_cache_queries", "Tokens looked up in the prefix cache."))
         self._hits = PerWorker(make.counter("prefix_cache_hits", "Tokens found in the prefix cache."))
         self._low = make.gauge(
@@ -114,6 +117,7 @@ class WorkerSeries:
         self._preemptions.update(pid, gauges.preemptions, *of)
         self._starved.update(pid, gauges.out_of_memory, *of)
         self._not_finite.update(pid, gauges.not_finite, *of)
+        self._relearned.update(pid, gauges.tolerance_recalibrations, *of)
         self._queries.update(pid, gauges.prefix_queries, *of)
         self._hits.update(pid, gauges.prefix_hits, *of)
 

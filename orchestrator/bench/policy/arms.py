@@ -60,9 +60,9 @@ class Timed:
         """See the port."""
         return self.policy.cost
 
-    def begin(self, key: str, most: int) -> None:
+    def begin(self, key: str, most: int, *, sure: bool = False) -> None:
         """See the port."""
-        self.policy.begin(key, most)
+        self.policy.begin(key, most, sure=sure)
 
     def end(self, key: str) -> None:
         """See the port."""

@@ -13,7 +13,7 @@ import msgspec
 
 from orchestrator.bench.prompts import BenchError
 from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, Recalled
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.loading.drafters import build_suffix
 from orchestrator.loading.models import LoadedTarget
 from orchestrator.loading.options import EngineOptions, SuffixOptions
@@ -35,7 +35,7 @@ class RandomTokens:
         self._vocabulary = vocabulary
         self._random = random.Random(seed)  # noqa: S311  # drafts, not secrets
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
@@ -73,11 +73,11 @@ class Alternating:
         self._good, self._bad, self._every = good, bad, every
         self._done: dict[str, int] = {}
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, recalled: Recalled = ()) -> None:
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
         self._done[key] = 0
-        self._good.begin(key, tokens, sampling, recalled)
-        self._bad.begin(key, tokens, sampling, recalled)
+        self._good.begin(key, tokens, sampling, hints)
+        self._bad.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""

@@ -30,11 +30,11 @@ _DONE_WITHIN_S = 600.0
 @dataclass(slots=True)
 class StreamRun:
     """What streams that ran together gave. `tokens`: of each; `tokens_per_s`: of all together, each behind its first
-    token; `use`: the share of the time that the stages were busy while all streams decoded (None: one stage)."""
+    token; `busy`: of each stage, the share of the time that it worked while all streams decoded (empty: one stage)."""
 
     tokens: list[list[int]]
     tokens_per_s: float
-    use: float | None
+    busy: list[float]
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class MeasuredTarget:
                         stream.finished = bool(delta.finish)
         timed = list(streams.values())
         rate = sum((len(one.tokens) - 1) / (one.last_s - one.first_s) for one in timed if one.last_s > one.first_s)
-        return StreamRun([one.tokens for one in timed], rate, _count_use(rounds, timed))
+        return StreamRun([one.tokens for one in timed], rate, _list_busy(rounds, timed))
 
     async def fill(self) -> None:
         """Read a prompt that fills the KV cache and score all of it, which takes the largest forwards there are."""
@@ -114,14 +114,15 @@ class MeasuredTarget:
         return found
 
 
-def _count_use(rounds: Sequence[tuple[float, RoundReport]], streams: Sequence[_Timed]) -> float | None:
-    """Return the stages' share of busy time from when all streams have begun to when the first one ends."""
+def _list_busy(rounds: Sequence[tuple[float, RoundReport]], streams: Sequence[_Timed]) -> list[float]:
+    """Return each stage's share of busy time from when all streams have begun to when the first one ends."""
     begin_s, end_s = max(one.first_s for one in streams), min(one.last_s for one in streams)
     inside = [report for at_s, report in rounds if begin_s < at_s <= end_s]
     stages = max((len(report.stage_ms) for report in inside), default=0)
     if stages < 2:
-        return None
-    return sum(sum(report.stage_ms) for report in inside) / 1000.0 / (stages * (end_s - begin_s))
+        return []
+    worked_ms = [sum(report.stage_ms[stage] for report in inside if report.stage_ms) for stage in range(stages)]
+    return [ms / 1000.0 / (end_s - begin_s) for ms in worked_ms]
 
 
 def _read_peak_bytes(pid: int) -> int:

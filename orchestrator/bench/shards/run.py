@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from orchestrator.bench.cluster.hosts import BenchHosts, make_hosts
@@ -26,8 +27,9 @@ _KV_CACHE = "64 MiB"
 _ROWS = 64
 
 FORMULAS = {
-    "pipeline_use": f"stages' time / (stages x wall time) while {STREAMS} streams decode without drafts; stages take "
-    "the cores in turn",
+    "stages_busy": f"stages' time / (stages x wall time) while {STREAMS} streams decode without drafts",
+    "pipeline_use": "the time of the stage, or of the stages on one core, that has the most to do / wall time, at most 1: "
+    "ideal is a pipeline that never waits there",
     "streams_vs_whole": f"tokens/s of {STREAMS} streams without drafts, in shards / whole on as many cores as one has",
     "speculative_vs_unsharded": "tokens/s of one stream with drafts, in shards / whole on as many cores as one has",
     "identical": "all tokens, in shards with and without drafts, are the whole target's; where the fingerprints of the "
@@ -142,7 +144,8 @@ async def _measure(
         "same_class": same_class,
         "identical": _is_identical(sharded, unsharded if same_class else sharded)
         and _is_identical(unsharded, unsharded),
-        "pipeline_use": sharded["greedy"].use,
+        "stages_busy": fmean(sharded["greedy"].busy),
+        "pipeline_use": _count_use(sharded["greedy"].busy, [one.get("cores") for one in shards]),
         "streams_tokens_per_s": sharded["greedy"].tokens_per_s,
         "streams_vs_whole": sharded["greedy"].tokens_per_s / unsharded["greedy"].tokens_per_s,
         "speculative_tokens_per_s": sharded["one"].tokens_per_s,
@@ -161,6 +164,18 @@ def _measure_over_hosts(
     os.environ.update(hosts.token)  # what starts Ray's workers reads it there
     config = ClusterConfig.model_validate({"model": target.model, "cluster": {"address": hosts.address}})
     return asyncio.run(_measure(target, cores, addresses, build_cluster(config), store, max_tokens))
+
+
+def _count_use(busy: Sequence[float], cores: Sequence[list[int] | None]) -> float:
+    """Return the share of the ideal: stages that have one core together take turns there."""
+    together: dict[int, float] = {}
+    alone = []
+    for share, own in zip(busy, cores, strict=True):
+        if own is not None and len(own) == 1:
+            together[own[0]] = together.get(own[0], 0.0) + share
+        else:
+            alone.append(share)
+    return min(1.0, max([*together.values(), *alone]))
 
 
 async def _run_ways(target: MeasuredTarget, prompts: Sequence[list[int]], max_tokens: int) -> dict[str, StreamRun]:
@@ -194,13 +209,12 @@ def _configure(target: ShardedTarget, store: Path, placed: dict[str, Any]) -> Cl
 def summarise_shards(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the figures over all targets; None where nothing was measured for one."""
     errors = [row["memory_error"] for row in rows if row["memory_error"] is not None]
-    uses = [row["pipeline_use"] for row in rows if row["pipeline_use"] is not None]
     return {
         "shards": sorted({row["shards"] for row in rows}),
         "runtimes": sorted({row["runtimes"] for row in rows}),
         "hosts": max(row["hosts"] for row in rows),
         "identical": all(row["identical"] for row in rows),
-        "pipeline_use": min(uses, default=None),
+        "pipeline_use": min(row["pipeline_use"] for row in rows),
         "speculative_vs_unsharded": min(row["speculative_vs_unsharded"] for row in rows),
         "memory_error": max(errors, default=None),
     }

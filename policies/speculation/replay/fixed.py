@@ -19,7 +19,7 @@ class FixedDepth:
         self._by_key = dict(by_key or {})
         self._limits: list[int] = []
 
-    def begin(self, key: str, most: int) -> None:
+    def begin(self, key: str, most: int, *, sure: bool = False) -> None:
         """See the port."""
 
     def end(self, key: str) -> None:

@@ -1,0 +1,109 @@
+"""The index drafter: continue as a passage of the operator's documents goes on (drafting/passages.py).
+
+It is asked where cheaper drafters promise little. Documents that a request does not quote bring nothing. So what an ask
+brings is measured, and where it is worth less than the ask takes, only one in a while is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from device_profiles.units import MS_PER_S
+from orchestrator.clock import Clock
+from orchestrator.drafting.meter import Meter
+from orchestrator.drafting.passages import MATCH, Passages
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
+from orchestrator.drafting.suffix import vote_draft, weigh_match
+from orchestrator.workers.draft_messages import DrafterState
+from policies.sampling import Sampling
+from policies.speculation.probe import Probe
+
+_PLACES = 16  # that vote
+_LEAST_MATCH = 2  # tokens: a single one is everywhere in a large store
+_SELDOM = Probe(16)
+_NEWEST = 0.04  # weight of the newest ask in what one brings
+_HOPED = 0.5  # tokens that an ask is thought to bring at first
+_MARGIN = 2.0  # an ask is to bring so many times what it takes
+
+
+class IndexDrafter:
+    """Drafts from the store at a path, which is called `store`. It does not own the text: it follows the end of each
+    sequence alone."""
+
+    def __init__(self, path: Path, store: str, clock: Clock, *, name: str, vocabulary: str) -> None:
+        """Raises PassagesUnusable where the store cannot be used with this vocabulary (its fingerprint)."""
+        self.name = name
+        self._store = store
+        self._clock = clock
+        self._passages = Passages.of_vocabulary(path, vocabulary)
+        self._meter = Meter(DrafterState(name, "index", memory_bytes=self._passages.size_bytes), clock)
+        self._ends: dict[str, list[int]] = {}
+        self._asked: dict[str, tuple[int, ...]] = {}
+        self._rounds = 0
+        self._brought, self._ask_ms = _HOPED, 0.0
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
+        """See the port."""
+        self._asked.pop(key, None)
+        if hints.stores is None or self._store in hints.stores:
+            self._ends[key] = list(tokens[-MATCH:])
+        else:
+            self._ends.pop(key, None)
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        end = self._ends.get(key)
+        if end is None:
+            return
+        end.extend(tokens)
+        del end[:-MATCH]
+        if (proposed := self._asked.pop(key, None)) is not None:
+            right = 0
+            while right < min(len(proposed), len(tokens)) and proposed[right] == tokens[right]:
+                right += 1
+            self._brought += _NEWEST * (right - self._brought)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port."""
+        if not any(ask.key in self._ends for ask in asks) or not self._is_due(asks[0]):
+            return [NOTHING] * len(asks)
+        started_s = self._clock.monotonic_s()
+        with self._meter.round():
+            found = [self._draft(ask) for ask in asks]
+        took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S / len(asks)
+        self._ask_ms += _NEWEST * (took_ms - self._ask_ms)
+        return found
+
+    def _is_due(self, ask: Ask) -> bool:
+        """Return whether to look in this round: what a look brings is to be worth what it takes, or it is tried."""
+        self._rounds += 1
+        pays = ask.fixed or not ask.round_ms or self._brought * ask.round_ms >= _MARGIN * self._ask_ms
+        return pays or _SELDOM.is_due(self._rounds)
+
+    def _draft(self, ask: Ask) -> Draft:
+        end = self._ends.get(ask.key)
+        if end is None or ask.limit <= 0:
+            return NOTHING
+        matches = self._passages.find(end, _PLACES, _LEAST_MATCH)
+        voters = [(weigh_match(one.length, own=False), self._passages.read(one.place, ask.limit), 0) for one in matches]
+        draft = vote_draft(voters, matches[0].length, ask.limit, self.name) if voters else NOTHING
+        self._asked[ask.key] = draft.tokens
+        return draft if draft.tokens else NOTHING
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        self._ends.pop(key, None)
+        self._asked.pop(key, None)
+
+    def memory_bytes(self) -> int:
+        """See the port: what is mapped."""
+        return self._passages.size_bytes
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        return [self._meter.state]
+
+    def close(self) -> None:
+        """See the port."""
+        self._passages.close()

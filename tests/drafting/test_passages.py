@@ -1,0 +1,142 @@
+"""Stores of documents: what is found is what is there, damaged files are refused, and useless stores rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.clock import SystemClock
+from orchestrator.drafting.index import IndexDrafter
+from orchestrator.drafting.passages import MATCH, SEAM, Passages, PassagesUnusable, order_places, write_passages
+from orchestrator.drafting.port import NOTHING, Ask, Draft, DraftHints
+from policies.sampling import Sampling
+
+GREEDY = Sampling()
+VOCABULARY = "words"
+DOCUMENT = [*range(100, 160), *range(200, 230)]
+
+
+def store_of(directory: Path, *documents: Sequence[int]) -> Path:
+    path = directory / "handbook.drafts"
+    write_passages(path, documents, vocabulary=VOCABULARY, source="a directory")
+    return path
+
+
+def drafter_over(path: Path) -> IndexDrafter:
+    return IndexDrafter(path, "handbook", SystemClock(), name="index-handbook", vocabulary=VOCABULARY)
+
+
+def ask(drafter: IndexDrafter, key: str = "a", *, round_ms: float = 0.0, fixed: bool = True) -> Draft:
+    return drafter.propose([Ask(key, 6, round_ms=round_ms, fixed=fixed)])[0]
+
+
+def longest_match(documents: Sequence[Sequence[int]], context: Sequence[int]) -> tuple[int, set[tuple[int, ...]]]:
+    """The length of the longest match of the context's end, and what follows its occurrences, by looking everywhere."""
+    best = 0
+    follow: set[tuple[int, ...]] = set()
+    for text in documents:
+        for place in range(1, len(text) + 1):
+            length = 0
+            while length < min(place, len(context), MATCH) and text[place - length - 1] == context[-length - 1]:
+                length += 1
+            if length > best:
+                best, follow = length, set()
+            if length == best:
+                follow.add(tuple(text[place : place + 3]))
+    return best, follow
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=60), min_size=1, max_size=4),
+    st.lists(st.integers(0, 3), min_size=1, max_size=50),
+)
+def test_the_longest_match_is_found_as_by_looking_everywhere(tmp_path_factory, documents, context):
+    passages = Passages(store_of(tmp_path_factory.mktemp("store"), *documents))
+    length, follow = longest_match(documents, context)
+    found = passages.find(context, 16, 1)
+    passages_read = {tuple(passages.read(one.place, 3)) for one in found}
+    passages.close()
+    assert {one.length for one in found} == ({length} if length else set())
+    assert passages_read <= follow
+    assert bool(found) == bool(length)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=200))
+def test_places_are_in_the_order_of_the_tokens_before_them(tokens):
+    ordered = order_places(np.array(tokens, np.uint32)).tolist()
+    keys = [tokens[max(0, place - MATCH) : place][::-1] for place in ordered]
+    assert sorted(ordered) == list(range(1, len(tokens) + 1))
+    assert keys == sorted(keys)
+
+
+def test_a_quoted_passage_is_drafted_up_to_the_end_of_its_document(tmp_path):
+    drafter = drafter_over(store_of(tmp_path, DOCUMENT, [7, 8, 9]))
+    drafter.begin("a", [1, 2, 100, 101, 102], GREEDY)
+    assert ask(drafter).tokens == tuple(range(103, 109))
+    drafter.extend("a", [227, 228])
+    assert ask(drafter).tokens == (229,)
+    drafter.extend("a", [229])
+    assert ask(drafter) == NOTHING
+    drafter.extend("a", [500, 501])
+    assert ask(drafter) == NOTHING
+    drafter.end("a", keep=True)
+    assert ask(drafter) == NOTHING
+
+
+def test_a_request_names_the_stores_that_it_is_drafted_from(tmp_path):
+    drafter = drafter_over(store_of(tmp_path, DOCUMENT))
+    for key, stores, drafted in (("a", None, True), ("b", [], False), ("c", ["handbook"], True), ("d", ["x"], False)):
+        drafter.begin(key, [100, 101, 102], GREEDY, DraftHints(stores=stores))
+        assert bool(ask(drafter, key).tokens) == drafted
+
+
+def test_a_store_that_brings_nothing_is_asked_seldom_until_it_does(tmp_path):
+    drafter = drafter_over(store_of(tmp_path, DOCUMENT))
+    drafter.begin("a", [1, 2], GREEDY)
+
+    def count_looks(rounds: int, taken: Sequence[int]) -> int:
+        before = drafter.states()[0].rounds
+        for _ in range(rounds):
+            ask(drafter, round_ms=0.05, fixed=False)
+            drafter.extend("a", taken)
+        return drafter.states()[0].rounds - before
+
+    count_looks(2000, [500])
+    assert count_looks(160, [500]) == 10
+    drafter.begin("b", DOCUMENT[:3], GREEDY)
+    before = drafter.states()[0].rounds
+    for token in DOCUMENT[3:] * 8:
+        ask(drafter, "b", round_ms=50.0, fixed=False)
+        drafter.extend("b", [token])
+    assert drafter.states()[0].rounds - before > 4 * len(DOCUMENT)
+
+
+def test_what_is_no_store_of_this_vocabulary_is_refused_with_a_way_out(tmp_path):
+    path = store_of(tmp_path, DOCUMENT)
+    whole = path.read_bytes()
+    with pytest.raises(PassagesUnusable, match=r"another vocabulary.*outrider drafts index"):
+        Passages.of_vocabulary(path, "other words")
+    for damaged in (b"", b"OUTRIDX1", whole[:-4], whole + b"more", b"text" + whole, whole.replace(b"{", b"[", 1)):
+        path.write_bytes(damaged)
+        with pytest.raises(PassagesUnusable, match="outrider drafts index"):
+            Passages(path)
+    with pytest.raises(PassagesUnusable, match="No such file"):
+        Passages(tmp_path / "missing")
+
+
+def test_a_store_is_replaced_whole_and_what_is_mapped_stays(tmp_path):
+    path = store_of(tmp_path, DOCUMENT)
+    mapped = Passages(path)
+    store_of(tmp_path, [1, 2, 3])
+    assert mapped.read(1, 4) == DOCUMENT[1:5]
+    assert mapped.header.tokens == len(DOCUMENT) + 1
+    assert Passages(path).read(0, 9) == [1, 2, 3]
+    assert path.stat().st_mode & 0o077 == 0
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert SEAM not in mapped.read(0, 10_000)
