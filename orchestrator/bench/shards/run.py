@@ -28,7 +28,7 @@ _ROWS = 64
 
 FORMULAS = {
     "stages_busy": f"stages' time / (stages x wall time) while {STREAMS} streams decode without drafts",
-    "pipeline_use": "the time of the stage, or of the stages on one core, that has the most to do / wall time, at most 1: "
+    "pipeline_use": "the time of the stage, or of the stages on one core, that works the most / wall time, at most 1: "
     "ideal is a pipeline that never waits there",
     "streams_vs_whole": f"tokens/s of {STREAMS} streams without drafts, in shards / whole on as many cores as one has",
     "speculative_vs_unsharded": "tokens/s of one stream with drafts, in shards / whole on as many cores as one has",
@@ -122,11 +122,13 @@ async def _measure(
     cluster: Cluster,
     store: Path,
     max_tokens: int,
+    address: str = "",
 ) -> dict[str, Any]:
-    """Return a row: the whole target on one core, then the same in shards."""
+    """Return a row: the whole target on one core, then the same in shards. `address`: the Ray cluster's of its
+    hosts."""
     shards = target.list_shards(cores, addresses)
     whole_config = _configure(target, store, {"replicas": [{"cores": [cores[0]], "threads": 1}]})
-    cut_config = _configure(target, store, {"shards": shards})
+    cut_config = _configure(target, store, {"shards": shards}, address)
     texts = OWN_PROMPTS[:STREAMS]
     async with TargetRun(local_cluster(), whole_config) as whole:
         prompts = [whole.encode(text) for text in texts]
@@ -163,7 +165,7 @@ def _measure_over_hosts(
     addresses = [host.address for host in hosts.hosts]
     os.environ.update(hosts.token)  # what starts Ray's workers reads it there
     config = ClusterConfig.model_validate({"model": target.model, "cluster": {"address": hosts.address}})
-    return asyncio.run(_measure(target, cores, addresses, build_cluster(config), store, max_tokens))
+    return asyncio.run(_measure(target, cores, addresses, build_cluster(config), store, max_tokens, hosts.address))
 
 
 def _count_use(busy: Sequence[float], cores: Sequence[list[int] | None]) -> float:
@@ -196,12 +198,13 @@ def _is_identical(found: dict[str, StreamRun], expected: dict[str, StreamRun]) -
     )
 
 
-def _configure(target: ShardedTarget, store: Path, placed: dict[str, Any]) -> ClusterConfig:
+def _configure(target: ShardedTarget, store: Path, placed: dict[str, Any], address: str = "") -> ClusterConfig:
     return ClusterConfig.model_validate(
         {
             "model": {**target.model, **placed},
             "limits": {"kv_cache": _KV_CACHE, "max_running": STREAMS, "max_batch_rows": _ROWS},
             "store": {"directory": str(store)},
+            "cluster": {"address": address} if address else {"runtime": "local"},
         }
     )
 
