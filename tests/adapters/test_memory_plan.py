@@ -33,7 +33,7 @@ target = load_target(options, lambda stage, fraction: None)
 drafter = build_drafter(options, target)
 if store.all() != before:
     sys.exit()  # it is prepared now, which took memory of its own
-models = [target.model] + ([drafter._drafters[0]._drafter._model] if drafter else [])
+models = [target.model] + ([drafter._drafters[-1]._drafter._model] if drafter else [])
 for model in models:
     caps = model.capabilities
     rows = caps.max_batch_rows
