@@ -308,7 +308,10 @@ class Link:
     def wait(self, seconds: float) -> None:
         """Wait until there is something to read, or room for what is left to send, which then goes. Raises LinkLost."""
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._out else 0))
+        try:
+            poll.register(self._socket, select.POLLIN | (select.POLLOUT if self._out else 0))
+        except ValueError:  # another thread has closed it
+            raise LinkLost("the connection was closed") from None
         poll.poll(seconds * 1000.0)
         self.flush()
 

@@ -51,6 +51,14 @@ def test_a_connection_that_is_reset_before_its_greeting_leaves_no_socket_open(si
         greet[side](near)
 
 
+def test_a_link_that_another_thread_has_closed_is_lost():
+    ends = [Link(one) for one in socket.socketpair()]
+    for link in ends:
+        link.close()
+        with pytest.raises(LinkLost):
+            link.wait(0.01)
+
+
 @contextmanager
 def answering(server: EndpointServer) -> Iterator[list[Link]]:
     """Let in whoever knocks over TCP, and answer each request with as many tokens as it has."""
