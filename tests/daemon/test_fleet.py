@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.cluster.hosts import BenchHosts, HostsError, make_hosts
+from orchestrator.bench.cluster.hosts import BenchHosts
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_life import collect
+from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 from tests.support.profiles import store_simulated_profiles
 from tests.support.waiting import until
@@ -27,15 +28,8 @@ FOUND_WITHIN_S = 240.0
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchHosts]:
     """Three hosts, with Ray on the first two."""
-    try:
-        with make_hosts([(), (), ()]) as made:
-            for name, value in made.token.items():
-                monkeypatch.setenv(name, value)
-            made.join(0)
-            made.join(1)
-            yield made
-    except HostsError as error:
-        pytest.skip(str(error))
+    with joined_hosts(monkeypatch, 3, 2) as made:
+        yield made
 
 
 def write_config(directory: Path, hosts: BenchHosts) -> Path:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.cluster.hosts import BenchHosts, HostsError, make_hosts
+from orchestrator.bench.cluster.hosts import BenchHosts
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_shard_workers import ASK, SAMPLINGS, stream_while
+from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.waiting import until
 
@@ -22,15 +23,8 @@ def test_a_drained_hosts_streams_move_with_their_pages(
     tmp_path: Path, plain: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [plain.client.completions.create(**ASK | {"prompt": PROMPT}, **one).choices[0].text for one in SAMPLINGS]
-    try:
-        with make_hosts([(), ()]) as hosts:
-            for name, value in hosts.token.items():
-                monkeypatch.setenv(name, value)
-            for number in range(2):
-                hosts.join(number)
-            hosts.run_on(0, lambda: drain_each(tmp_path, hosts, expected))
-    except HostsError as error:
-        pytest.skip(str(error))
+    with joined_hosts(monkeypatch, 2, 2) as hosts:
+        hosts.run_on(0, lambda: drain_each(tmp_path, hosts, expected))
 
 
 def drain_each(directory: Path, hosts: BenchHosts, expected: list[str]) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.cluster.hosts import BenchHosts, HostsError, make_hosts
+from orchestrator.bench.cluster.hosts import BenchHosts
 from tests.support.asking import asking
+from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.profiles import store_simulated_profiles
 from tests.support.waiting import until
@@ -25,14 +26,8 @@ SCRIPT = "base_ms=20&row_ms=5"
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchHosts]:
     """Three hosts, with Ray on the first."""
-    try:
-        with make_hosts([(), (), ()]) as made:
-            for name, value in made.token.items():
-                monkeypatch.setenv(name, value)
-            made.join(0)
-            yield made
-    except HostsError as error:
-        pytest.skip(str(error))
+    with joined_hosts(monkeypatch, 3, 1) as made:
+        yield made
 
 
 def write_config(directory: Path, hosts: BenchHosts, *, planned: bool) -> Path:

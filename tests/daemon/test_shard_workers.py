@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.bench.cluster.hosts import HostsError, make_hosts
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_life import collect
 from tests.daemon.test_shards import LAYERS, list_texts, write_tiny
+from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 300, "extra_body": {"ignore_eos": True}}
@@ -87,15 +87,8 @@ def test_a_target_over_two_hosts_says_what_one_says_and_loses_no_token_with_a_sh
     tmp_path: Path, plain: Daemon, monkeypatch: pytest.MonkeyPatch
 ):
     expected = [plain.client.completions.create(**ASK, **one).choices[0].text for one in SAMPLINGS]
-    try:
-        with make_hosts([(), (), ()]) as hosts:
-            for name, value in hosts.token.items():
-                monkeypatch.setenv(name, value)
-            for number in range(3):
-                hosts.join(number)
-            hosts.run_on(0, lambda: serve_over_hosts(tmp_path, hosts, expected))
-    except HostsError as error:
-        pytest.skip(str(error))
+    with joined_hosts(monkeypatch, 3, 3) as hosts:
+        hosts.run_on(0, lambda: serve_over_hosts(tmp_path, hosts, expected))
 
 
 def serve_over_hosts(directory: Path, hosts: Any, expected: list[str]) -> None:
