@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.source_text import Lines, Place, format_place, format_value
+from orchestrator.config.source_text import Lines, Place, describe_place, format_place, format_value
 from orchestrator.errors import ConfigError
 
 
@@ -20,7 +20,7 @@ def check_names(config: ClusterConfig, path: Path, lines: Lines) -> None:
     for index, one in enumerate(config.models):
         place: Place = ("models", index, "name")
         if (first := seen.setdefault(one.name, place)) != place:
-            where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+            where = describe_place(path, lines, place)
             known = f"{format_place(first)} in line {lines.get(first, 1)}"
             raise ConfigError(f"{where} {format_value(one.name)} is the name of another model, {known}; choose one")
 
@@ -30,6 +30,6 @@ def check_own_placement(target: ClusterConfig, path: Path, lines: Lines) -> None
     place = target.find_place("placement")
     if place == ("placement",) or target.planned:
         return
-    where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+    where = describe_place(path, lines, place)
     way_out = f"set {format_place((*place[:-1], 'adapter'))} or device to auto, or leave it out"
     raise ConfigError(f"{where} goes with a plan; {way_out}")

@@ -26,7 +26,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.replica_checks import check_bounds, list_placements
 from orchestrator.config.shard_checks import ONLY_ON_RAY, check_shards
 from orchestrator.config.socket_place import USUAL_PLACES, choose_socket, find_config_path
-from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
+from orchestrator.config.source_text import Lines, Place, describe_place, format_place, parse_text, read_text
 from orchestrator.config.target import AUTO, Target
 from orchestrator.config.tensor_checks import check_tensor_parallel
 from orchestrator.config.tracing import check_tracing
@@ -155,7 +155,7 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
             sources.append(((*at, "source"), draft.source, draft.adapter))
     _check_indexes(config, path, lines)
     for place, source, adapter in sources:
-        where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+        where = describe_place(path, lines, place)
         simulated = source.startswith(SIMULATED_PREFIX)
         if adapter in OWN_ADAPTERS and simulated != (adapter == "simulated"):
             raise ConfigError(
@@ -177,7 +177,7 @@ def _check_indexes(config: ClusterConfig, path: Path, lines: Lines) -> None:
             continue
         file = path.resolve().parent / Path(draft.path).expanduser()
         if not file.is_file():
-            where = f"{path}:{lines.get((*at, 'path'), 1)}: {format_place((*at, 'path'))}:"
+            where = describe_place(path, lines, (*at, "path"))
             raise ConfigError(f"{where} {file} is no file; make it with `outrider drafts index DIR`")
         if (size := file.stat().st_size) > draft.memory:
             place = (*at, "memory")
@@ -210,7 +210,7 @@ def _check_tolerance(config: ClusterConfig, path: Path, lines: Lines) -> None:
     for name in ("tolerance_acceptance_rate", "tolerance_warmup_tokens", "tolerance_max_delta"):
         if name in speculation.model_fields_set:
             place = config.find_place("speculation", name)
-            where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+            where = describe_place(path, lines, place)
             raise ConfigError(
                 f"{where} is of a tolerance that is learned, and tolerance_delta fixes it; leave one of them out"
             )
@@ -222,7 +222,7 @@ def _check_processes(config: ClusterConfig, path: Path, lines: Lines) -> None:
         if not isinstance(draft, ModelDraft):
             continue
         for key in sorted(draft.model_fields_set & _OF_OWN_PROCESS):
-            where = f"{path}:{lines.get((*at, key), 1)}: {format_place((*at, key))}:"
+            where = describe_place(path, lines, (*at, key))
             if draft.process == "target":
                 raise ConfigError(f"{where} goes with process: own; add that, or leave the key out")
             if key == "host" and draft.host and not config.cluster.on_ray:
@@ -350,7 +350,7 @@ def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
     here = not config.cluster.on_ray or not config.cluster.address
     usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None
     for place, cores in named:
-        where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+        where = describe_place(path, lines, place)
         if len(set(cores)) < len(cores):
             raise ConfigError(f"{where} names a core twice")
         if usable is not None and (missing := sorted(set(cores) - usable)):
@@ -366,7 +366,7 @@ def _check_objectives(config: ClusterConfig, path: Path, lines: Lines) -> None:
     for key, needed in needs.items():
         if key in config.slo.model_fields_set and not getattr(config.slo, needed):
             place = config.find_place("slo", key)
-            where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+            where = describe_place(path, lines, place)
             raise ConfigError(f"{where} goes with slo.{needed}; set that, or leave the key out")
 
 
@@ -381,7 +381,7 @@ def _check_vocabularies(config: ClusterConfig, path: Path, lines: Lines) -> None
     ours = vocabulary_at_hand(config.model.source, base) if wary else None
     for at, draft in wary:
         place: Place = (*at, "source")
-        where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+        where = describe_place(path, lines, place)
         try:
             theirs = vocabulary_at_hand(draft.source, base, ours) if ours is not None else None
         except ModelRefused as error:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.source_text import Lines, Place, format_place
+from orchestrator.config.source_text import Lines, Place, describe_place, format_place
 from orchestrator.config.target import AUTO
 from orchestrator.errors import ConfigError
 
@@ -19,7 +19,7 @@ def check_shards(config: ClusterConfig, path: Path, lines: Lines) -> None:
     if not model.shards:
         return
     place: Place = config.find_place("model", "shards")
-    where = f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+    where = describe_place(path, lines, place)
     if len(model.shards) == 1:
         raise ConfigError(f"{where} one shard is the whole target; name two or more, or leave it out")
     for number, shard in enumerate(model.shards):

@@ -96,6 +96,11 @@ def compose_text(text: str) -> yaml.Node:
     return node
 
 
+def describe_place(path: Path, lines: Lines, place: Place) -> str:
+    """Return where a place stands in a file, as errors begin: "cluster.yaml:7: drafts[0].method:"."""
+    return f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+
+
 def format_place(place: Place) -> str:
     """Return a place as people write it ("drafts[0].method"), always in one line."""
     text = ""
