@@ -23,26 +23,12 @@ from rich.table import Table
 
 from tests.support.daemon import Daemon, running
 from tools.bench_draft_store import TOPICS
+from tools.bench_prediction import OWN_TEXT, configure
 
 ROOT = Path(__file__).parent.parent
 WRITTEN = "What should a visitor know about {topic}? Answer in plain words."
 ASKED = "What should a visitor know about {topic}? Answer in plain words, please."
 STORES = ("answers", "unrelated")
-
-
-def configure(given: dict[str, Any], directory: Path, drafts: list[dict[str, Any]]) -> Path:
-    """Write a cluster.yaml of the given one with these drafts."""
-    text = {
-        **given,
-        "drafts": drafts,
-        "limits": {**given.get("limits", {}), "prefix_reuse": False},
-        "api": {"port": 0, "admin_socket": str(directory / "admin.sock")},
-        "state": {"directory": str(directory / "state")},
-        "logging": {"format": "json"},
-    }
-    path = directory / "cluster.yaml"
-    path.write_text(yaml.safe_dump(text), encoding="utf-8")
-    return path
 
 
 def ask(daemon: Daemon, question: str, max_tokens: int, stores: list[str] | None = None) -> tuple[str, float, int]:
@@ -70,8 +56,7 @@ def make_stores(given: dict[str, Any], directory: Path, count: int, max_tokens: 
     """Make both stores. The documents of "answers" are written by the model, without any store."""
     answers = directory / "answers"
     answers.mkdir()
-    own = [{"method": "suffix", "memory": "0 B"}]
-    config = configure(given, directory, own)
+    config = configure(given, directory, [OWN_TEXT])
     with running(config) as daemon:
         for topic in TOPICS[:count]:
             text = ask(daemon, WRITTEN.format(topic=topic), max_tokens)[0]
@@ -111,7 +96,7 @@ def main() -> None:
         base = Path(directory)
         make_stores(given, base, options.questions, options.max_tokens)
         stores = [{"method": "index", "path": f"{name}.drafts"} for name in STORES]
-        with running(configure(given, base, [{"method": "suffix", "memory": "0 B"}, *stores])) as daemon:
+        with running(configure(given, base, [OWN_TEXT, *stores])) as daemon:
             rows = measure(daemon, options.questions, options.max_tokens, options.turns)
             yields = daemon.status()["totals"]["by_drafter"]
     table = Table("store", "times the speed without it (median)", "least", "most", "drafted", "accepted")

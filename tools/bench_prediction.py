@@ -32,14 +32,16 @@ FILES = (
     "policies/serving/drift.py",
 )
 CASES = ("plain", "own text", "edited", "unrelated", "right")
+OWN_TEXT = {"method": "suffix", "memory": "0 B"}
+"""Drafts from the request's own text alone."""
 ASKED = "Return this Python file. Answer with the file alone, and change nothing else.\n\n{text}"
 
 
-def configure(given: dict[str, Any], directory: Path) -> Path:
-    """Write a cluster.yaml of the given one, in which no case helps another one."""
+def configure(given: dict[str, Any], directory: Path, drafts: list[dict[str, Any]]) -> Path:
+    """Write a cluster.yaml of the given one with these drafts, in which no request finds another's prefill done."""
     text = {
         **given,
-        "drafts": [{"method": "suffix", "memory": "0 B"}],
+        "drafts": drafts,
         "limits": {**given.get("limits", {}), "prefix_reuse": False},
         "api": {"port": 0, "admin_socket": str(directory / "admin.sock")},
         "state": {"directory": str(directory / "state")},
@@ -150,7 +152,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all rows here, too")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        path = configure(yaml.safe_load(options.config.read_text(encoding="utf-8")), Path(directory))
+        path = configure(yaml.safe_load(options.config.read_text(encoding="utf-8")), Path(directory), [OWN_TEXT])
         with running(path) as daemon:
             rows = measure(Bench(daemon, options.max_tokens), read_texts(options.files, options.lines), options.turns)
     lengths = sorted({(row["file"], row["prompt_tokens"], row["tokens"]) for row in rows})
