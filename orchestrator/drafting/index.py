@@ -11,6 +11,7 @@ from pathlib import Path
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
+from orchestrator.drafting.cache import count_common_prefix
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.passages import MATCH, Passages
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
@@ -59,10 +60,7 @@ class IndexDrafter:
         end.extend(tokens)
         del end[:-MATCH]
         if (proposed := self._asked.pop(key, None)) is not None:
-            right = 0
-            while right < min(len(proposed), len(tokens)) and proposed[right] == tokens[right]:
-                right += 1
-            self._brought += _NEWEST * (right - self._brought)
+            self._brought += _NEWEST * (count_common_prefix(proposed, tokens) - self._brought)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""

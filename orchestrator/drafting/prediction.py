@@ -11,8 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-import msgspec
-
 from orchestrator.clock import Clock
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
@@ -177,7 +175,7 @@ class PredictionDrafter:
 
     def states(self) -> list[DrafterState]:
         """See the port. Until a request brings a prediction there is nothing to say."""
-        return [msgspec.structs.replace(self._meter.state)] if self._used else []
+        return [self._meter.state] if self._used else []
 
     def close(self) -> None:
         """See the port."""
