@@ -20,14 +20,14 @@ class MemoryCosts:
     """
 
     fixed_bytes: int
-    layer_bytes: int
     weights_copies: float
-    layers_copies: float
     embedding_copies: float
     logits_copies: float
-    scores_copies: float
     mlp_floats: float
     hidden_floats: float
+    layer_bytes: int = 0
+    layers_copies: float = 0.0
+    scores_copies: float = 0.0
     graph_copies: float = 0.0
     graph_cache_copies: float = 0.0
 

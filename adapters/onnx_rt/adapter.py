@@ -37,12 +37,9 @@ INSTALL = "pip install 'outrider[onnx]'"
 # Weights are read once, and buffers of a forward are not shared among layers.
 _CPU_MEMORY = MemoryCosts(
     fixed_bytes=70 * MIB,
-    layer_bytes=0,
     weights_copies=1,
-    layers_copies=0,
     embedding_copies=1,
     logits_copies=1,
-    scores_copies=0,
     mlp_floats=10,
     hidden_floats=20,
 )

@@ -29,12 +29,9 @@ _ACTIVATIONS = {True: (Precision.BF16, Precision.FP32), False: (Precision.FP16, 
 # with the default model: see ADR 0020.
 _CPU_MEMORY = MemoryCosts(
     fixed_bytes=28 * MIB,
-    layer_bytes=0,
     weights_copies=1,
-    layers_copies=0,
     embedding_copies=1,
     logits_copies=1,
-    scores_copies=0,
     mlp_floats=0,
     hidden_floats=0,
     graph_copies=2.0,

@@ -128,7 +128,7 @@ def test_the_peak_stays_within_the_plan(
 
 
 sizes = st.integers(0, 1 << 40)
-costs = st.builds(MemoryCosts, sizes, sizes, *[st.floats(0, 4)] * 5, st.floats(0, 30), st.floats(0, 30))
+costs = st.builds(MemoryCosts, sizes, *[st.floats(0, 4)] * 3, *[st.floats(0, 30)] * 2, sizes, *[st.floats(0, 4)] * 2)
 
 
 @given(costs, st.integers(1, 300_000), st.integers(1, 10_000), sizes, sizes, st.integers(1, 8192), sizes)
