@@ -31,7 +31,8 @@ STEEP = Curve(((1, 10.0), (2, 10.5), (4, 19.0), (16, 60.0)), 16)
 @st.composite
 def candidate_trees(draw):
     """Draw candidates whose parents stand in front of them, and the chance of each."""
-    candidates, chances = [], []
+    candidates: list[Candidate] = []
+    chances: list[float] = []
     for token in range(draw(st.integers(0, 24))):
         parent = draw(st.integers(NO_PARENT, token - 1))
         depth = 0 if parent == NO_PARENT else candidates[parent].depth + 1

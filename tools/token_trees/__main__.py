@@ -47,6 +47,7 @@ BY_RANK = (
 """Chances that the target's choice is a draft model's first, second, ... candidate. The first ones are of the kind that
 SpecInfer (arXiv 2305.09781) states for LLaMA 68M as the draft of 7B."""
 _DEEPEST = 12
+_FORK_SLOTS = 17
 _RATIO = "{:.3f}"
 
 
@@ -165,7 +166,7 @@ def _bits(arguments: argparse.Namespace) -> None:
 
     options = engine_options(load_config(arguments.config), arguments.config.resolve().parent).model
     options = msgspec.structs.replace(options, adapter="openvino_rt", exactness="bit")
-    loaded = load_model(options, 17, silent)
+    loaded = load_model(options, _FORK_SLOTS, silent)
     chosen = loaded.model.capabilities.numerical_class
     console = Console(width=180)
     console.print(f"{loaded.name}, {chosen}")
@@ -177,14 +178,17 @@ def _bits(arguments: argparse.Namespace) -> None:
     console.print(table)
     other, rows = count_torch_rows()
     console.print(f"torch attention on the CPU, masked keys in between: other bits in {other} of {rows} tiles")
+    loaded.model.close()
     if arguments.times:
         times = Table("rows", "chain, ms", "chain in the graph with a mask", "binary tree")
         for rows, ms in time_rows(plain, masked, (1, 2, 3, 4, 5, 8, 16, 32)):
             times.add_row(str(rows), *(f"{one:.2f}" for one in ms))
         console.print(times)
-        for count, ms_all in time_forks(loaded.model, (1, 4, 16)):
-            console.print(f"{count} forks begun and ended: {ms_all:.2f} ms")
-    loaded.model.close()
+        for adapter in ("openvino_rt", "torch_device"):
+            model = load_model(msgspec.structs.replace(options, adapter=adapter), _FORK_SLOTS, silent).model
+            for count, ms_all in time_forks(model, (1, 4, _FORK_SLOTS - 1)):
+                console.print(f"{adapter}: {count} forks begun and ended: {ms_all:.2f} ms")
+            model.close()
 
 
 def _parse() -> argparse.Namespace:
