@@ -1,4 +1,4 @@
-"""`outrider drafts build` on a tiny random target: killed, gone on with, over own prompts and texts, and served from."""
+"""`outrider drafts build` on a tiny random target: killed, gone on with, over one's own prompts and texts."""
 
 from __future__ import annotations
 
@@ -62,9 +62,8 @@ def test_a_build_that_was_killed_goes_on_and_loses_no_finished_text(place):
     again = build(place, "--data", str(data), "--tokens", "2500", "--output", str(place / "same.statistics"))
     assert again.returncode == 0, again.stderr
     assert "statistics: " + str(place / "same.statistics") in again.stdout
-    assert (place / "same.statistics").read_bytes()[-told["entries"] :] == Path(told["path"]).read_bytes()[
-        -told["entries"] :
-    ]
+    one, other = (file.read_bytes()[-told["entries"] :] for file in (place / "same.statistics", Path(told["path"])))
+    assert one == other
 
 
 def test_ones_own_prompts_and_texts_are_written_about(place):
