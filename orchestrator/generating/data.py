@@ -68,7 +68,7 @@ class Shards:
 
     def bind(self, facts: TargetFacts) -> None:
         """Say who writes here. Raises DataError where another target did before, or over other prompts."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.directory / TARGET_FILE
         if not path.exists():
             path.write_text(json.dumps(asdict(facts), indent=1), encoding="utf-8")

@@ -179,7 +179,7 @@ def _build(
     cheaper: Sequence[ContinuingDrafter],
 ) -> Drafter:
     if isinstance(options, SuffixOptions):
-        statistics = find_statistics(options, engine.model, target.name, target.model.spec.vocabulary_fingerprint)
+        statistics = find_statistics(options, engine.model, target)
         found = build_suffix(options, flight.suffixes.get(options.name), statistics)
         flight.suffixes.setdefault(options.name, found)
         return found

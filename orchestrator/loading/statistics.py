@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from adapters.contract import ModelRefused
 from orchestrator.drafting.statistics import Statistics, StatisticsUnusable
+from orchestrator.loading.models import LoadedSource
 from orchestrator.loading.options import ModelOptions, SuffixOptions
 
 _SUFFIX = ".statistics"
@@ -34,9 +35,10 @@ def _name_file(model: str, vocabulary: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{vocabulary}{_SUFFIX}"
 
 
-def find_statistics(options: SuffixOptions, model: ModelOptions, name: str, vocabulary: str) -> FoundStatistics:
-    """Return the statistics that a suffix drafter is to use for the model of this name. Those that were looked for
-    unasked and are damaged cost drafts only. Raises ModelRefused where those that were named cannot be used."""
+def find_statistics(options: SuffixOptions, model: ModelOptions, loaded: LoadedSource) -> FoundStatistics:
+    """Return the statistics that a suffix drafter is to use for a loaded model. Those that were looked for unasked and
+    are damaged cost drafts only. Raises ModelRefused where those that were named cannot be used."""
+    vocabulary = loaded.model.spec.vocabulary_fingerprint
     if options.statistics == "none":
         return NO_STATISTICS
     if options.statistics != "auto":
@@ -44,10 +46,11 @@ def find_statistics(options: SuffixOptions, model: ModelOptions, name: str, voca
             return FoundStatistics(Statistics(Path(options.statistics), vocabulary))
         except StatisticsUnusable as error:
             raise ModelRefused(f"{options.place}.statistics: {error}") from error
-    kept = place_statistics(Path(model.store).expanduser(), name, vocabulary)
-    shipped = Path(str(files(_PACKAGE) / _DIRECTORY / _name_file(name, vocabulary)))
+    names = dict.fromkeys((loaded.name, loaded.published_name))
+    kept = [place_statistics(Path(model.store).expanduser(), name, vocabulary) for name in names]
+    shipped = [Path(str(files(_PACKAGE) / _DIRECTORY / _name_file(name, vocabulary))) for name in names]
     reasons: list[str] = []
-    for path in (kept, shipped):
+    for path in (*kept, *shipped):
         if not path.exists():
             continue
         try:

@@ -193,8 +193,7 @@ def _texts(loaded: LoadedSource, real: LiveLoopResult) -> TargetTexts:
 
 
 def _make_suffix(draft: SuffixOptions, model: ModelOptions, loaded: LoadedSource) -> SuffixDrafter:
-    found = find_statistics(draft, model, loaded.name, loaded.model.spec.vocabulary_fingerprint)
-    return build_suffix(draft, statistics=found)
+    return build_suffix(draft, statistics=find_statistics(draft, model, loaded))
 
 
 def _suffix_pairs(

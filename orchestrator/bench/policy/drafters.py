@@ -134,8 +134,9 @@ class Drafters:
     def __init__(self, options: EngineOptions, target: LoadedTarget, *, seed: int = 0) -> None:
         vocabulary = target.model.spec.vocabulary_size
         own = [one for one in options.drafters if isinstance(one, SuffixOptions)]
-        named = (options.model, target.name, target.model.spec.vocabulary_fingerprint)
-        good, turning = ([build_suffix(one, statistics=find_statistics(one, *named)) for one in own] for _ in range(2))
+        good, turning = (
+            [build_suffix(one, statistics=find_statistics(one, options.model, target)) for one in own] for _ in range(2)
+        )
         self._suffixes = [*good, *turning]
         self._chains = {
             "good": ChainDrafter(good),
