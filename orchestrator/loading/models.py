@@ -64,9 +64,9 @@ def silent(stage: str, fraction: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSource:
-    """A loaded model. `name` is its name in the API, and `published_name` the one that its files have. `source` is where
-    it came from, with the commit for a model of the hub. `tokenizer_dir` is "" for
-    the simulated model's built-in tokenizer, and for a draft. `choice` and `plan` are None for the simulated model.
+    """A loaded model. `name` is what the API calls it, `published_name` what its files do. `source` is where it came
+    from, with the commit for a model of the hub. `tokenizer_dir` is "" for the simulated model's built-in tokenizer,
+    and for a draft. `choice` and `plan` are None for the simulated model.
     `classes`: what was found of the numerical classes, None for a draft that takes the first. `parts`: which layers
     are where, where several devices hold them, and `shards` a line for each of them. `split`: over what its layers are
     split, "" where they are not."""
