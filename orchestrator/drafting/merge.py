@@ -15,6 +15,8 @@ from orchestrator.drafting.suffix_vote import Voter, guess_by_vote, keep_voters
 _CONTEXT = 32  # tokens behind which votes are looked for
 _LEAST = 0.05
 """A draft ends where all of it is accepted with less than this chance: no row is worth that."""
+_DOUBT = 0.5
+"""Of the least chance that is worth a row: outcomes may say that these chances are too small (drafting.chain)."""
 
 
 def merge_draft(
@@ -22,10 +24,12 @@ def merge_draft(
     statistics: Statistics,
     context: Sequence[int],
     limit: int,
+    least: float,
     name: str,
 ) -> Draft:
     """Return a draft of up to `limit` tokens. `find_voters`: see drafting.suffix; it is asked again where the
-    statistics went another way than all votes."""
+    statistics went another way than all votes. `least`: see Ask."""
+    least = max(_LEAST, _DOUBT * least)
     end = list(context[-_CONTEXT:])
     tokens: list[int] = []
     confidences: list[float] = []
@@ -34,7 +38,7 @@ def merge_draft(
     while len(tokens) < limit:
         step = len(tokens) - begun
         found = choose_guess(guess_by_vote(voters, longest, step), statistics.look(end))
-        if found is None or (chance := chance * found.chance) < _LEAST:
+        if found is None or (chance := chance * found.chance) < least:
             break
         tokens.append(found.token)
         confidences.append(found.chance)

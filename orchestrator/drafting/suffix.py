@@ -178,16 +178,20 @@ class SuffixDrafter:
         if not asks:
             return []
         with self._meter.round():
-            return [self.continue_from(ask.key, (), ask.limit) for ask in asks]
+            return [self._draft(ask.key, (), ask.limit, ask.least) for ask in asks]
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
         """See drafting.cascade.ContinuingDrafter."""
+        return self._draft(key, tokens, limit, 0.0)
+
+    def _draft(self, key: str, tokens: Sequence[int], limit: int, least: float) -> Draft:
         own = self._indexes.get(key)
         if own is None or limit <= 0:
             return NOTHING
         context = own.tokens if not tokens else [*own.tokens[-self._max_match :], *tokens]
         if self._statistics is not None:
-            return merge_draft(partial(self._find_voters, key, own), self._statistics, context, limit, self.name)
+            find = partial(self._find_voters, key, own)
+            return merge_draft(find, self._statistics, context, limit, least, self.name)
         voters, longest = self._find_voters(key, own, context)
         return vote_draft(voters, longest, limit, self.name) if voters else NOTHING
 
