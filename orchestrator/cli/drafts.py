@@ -11,15 +11,17 @@ import typer
 from device_profiles.units import human_bytes
 from orchestrator.bench.progress import show_progress
 from orchestrator.cli.drafts_build import build
+from orchestrator.cli.drafts_learn import learn
 from orchestrator.cli.options import ConfigFile
 
-app = typer.Typer(help="Stores that drafts come from: documents, and what the target says itself.")
+app = typer.Typer(help="Stores that drafts come from: documents, answers, and what the target says itself.")
 app.command()(build)
+app.command()(learn)
 
 
 @app.callback()
 def drafts() -> None:
-    """Stores that drafts come from: documents, and what the target says itself."""
+    """Stores that drafts come from: documents, answers, and what the target says itself."""
 
 
 @app.command()
