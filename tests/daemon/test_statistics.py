@@ -80,7 +80,7 @@ def test_status_and_metrics_tell_the_statistics(served):
     assert found["source"].endswith(f"toy-{fingerprint()}.statistics (180 tokens of toy)")
     assert found["memory_bytes"] >= 13
     shown = outrider_process("status", "--socket", str(served.admin)).stdout
-    assert "180 tokens of toy" in " ".join(shown.split())
+    assert "180 tokens of toy" in " ".join(shown.replace("│", " ").split())
     assert 'outrider_drafter_accepted_tokens_total{drafter="suffix"' in httpx.get(f"{served.url}/metrics").text
 
 
@@ -117,4 +117,4 @@ def test_damaged_statistics_that_nobody_named_cost_drafts_only(tmp_path):
         assert (found["state"], found["source"]) == ("ok", "")
         assert "is damaged" in found["reason"]
         shown = outrider_process("status", "--socket", str(daemon.admin)).stdout
-        assert "is damaged" in " ".join(shown.split())
+        assert "is damaged" in " ".join(shown.replace("│", " ").split())
