@@ -26,6 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "cluster.yaml").write_text(
         "model:\n  source: target\n  adapter: openvino_rt\n"
         "limits: {kv_cache: 16 MiB, max_batch_rows: 64}\n"
+        "drafts: [{method: suffix, statistics: same.statistics}]\n"  # which is not there yet
         f"store: {{directory: '{here / 'store'}'}}\n"
     )
     return here
