@@ -70,11 +70,12 @@ def measure(directory: Path, layers: int, depth: int, prompts: int, max_tokens: 
     runs = {name: ModeRun("spec") for name in ways}
     for name, options in ways.items():
         warm_up(target, options, drafters[name])
+    loops = {name: build_loop(target, options, drafters[name]) for name, options in ways.items()}  # they learn costs
     for number, prompt in enumerate(encode_prompts(OWN_PROMPTS[:prompts], target)):
         submit = Submit(f"{number}", prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens, depth=depth or None)
         turn = number % len(ways)
         for name in [*ways][turn:] + [*ways][:turn]:
-            measure_decoding(build_loop(target, ways[name], drafters[name]), [submit], runs[name])
+            measure_decoding(loops[name], [submit], runs[name])
     rows = [_describe(name, runs[name], runs["plain"]) for name in ways]
     for row, drafter in zip(rows, drafters.values(), strict=True):
         row["draft_ms"] = {one.name: one.draft_ms for one in drafter.states()} if drafter is not None else {}
