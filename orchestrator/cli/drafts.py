@@ -1,4 +1,4 @@
-"""`outrider drafts`: stores of documents that drafts come from."""
+"""`outrider drafts`: stores that drafts come from."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ import typer
 
 from device_profiles.units import human_bytes
 from orchestrator.bench.progress import show_progress
+from orchestrator.cli.drafts_build import build
 from orchestrator.cli.drafts_learn import learn
 from orchestrator.cli.options import ConfigFile
 
-app = typer.Typer(help="Stores of documents that drafts come from.")
+app = typer.Typer(help="Stores that drafts come from: documents, answers, and what the target says itself.")
+app.command()(build)
 app.command()(learn)
 
 
 @app.callback()
 def drafts() -> None:
-    """Stores of documents that drafts come from."""
+    """Stores that drafts come from: documents, answers, and what the target says itself."""
 
 
 @app.command()

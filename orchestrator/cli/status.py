@@ -326,7 +326,9 @@ def drafter_line(state: dict[str, Any], counts: dict[str, int] | None = None) ->
     what it drafted since the daemon started; else since its worker did."""
     counts = counts or state
     what = ""
-    if state["source"]:
+    if state["source"] and not state["adapter"]:
+        what = f"statistics {state['source']}; "
+    elif state["source"]:
         precision = f"weights {state['weights']}, activations {state['activations']}, KV cache {state['kv_cache']}; "
         what = f"{state['adapter']} {state['device']}, {state['source']}; {precision if state['weights'] else ''}"
         what += f"vocabulary {state['vocabulary']}; " if state["vocabulary"] else ""
@@ -334,6 +336,8 @@ def drafter_line(state: dict[str, Any], counts: dict[str, int] | None = None) ->
         what += f"static forwards of {_join_widths(state['static_widths'])} rows; "
     if state["state"] != "ok":
         what = f"{state['state'].upper()} ({state['reason']}); {what}"
+    elif state["reason"]:
+        what = f"without statistics ({state['reason']}); {what}"
     took = f", {state['draft_ms'] / state['rounds']:.1f} ms a round" if state["rounds"] else ""
     return f"{what}{counts['accepted']} of {counts['drafted']} draft tokens accepted{took}{_remote(state['remote'])}"
 

@@ -30,6 +30,10 @@ class SuffixDraft(Section):
     """The longest context that is matched, in tokens."""
     memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
     """Memory for earlier outputs; the oldest are forgotten first. `0 B` keeps none."""
+    statistics: str = Field(default="auto", min_length=1, max_length=4096)
+    """What the model says most often, as `outrider drafts build` counted it, merged with the text's own word. `auto`:
+    those kept in the model store, or else those that ship for this model; none where there are none. `none`. Or
+    the file's path (relative to this configuration file), on every host that has a worker of the target."""
     store: str = MEMORY
     """Where answers are kept for other replicas and later daemons, too. `memory`: nowhere. `disk`: a file in the state
     directory; `disk:PATH`: this file (relative to this configuration file). `redis://HOST:PORT/DB`, `rediss://` with

@@ -154,6 +154,7 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
         if isinstance(draft, ModelDraft):
             sources.append(((*at, "source"), draft.source, draft.adapter))
     _check_indexes(config, path, lines)
+    _check_statistics(config, path, lines)
     for place, source, adapter in sources:
         where = describe_place(path, lines, place)
         simulated = source.startswith(SIMULATED_PREFIX)
@@ -183,6 +184,17 @@ def _check_indexes(config: ClusterConfig, path: Path, lines: Lines) -> None:
             place = (*at, "memory")
             where = f"{path}:{lines.get(place, lines.get((*at, 'path'), 1))}: {format_place(place)}:"
             raise ConfigError(f"{where} the store has {size} bytes; raise it, or index fewer documents")
+
+
+def _check_statistics(config: ClusterConfig, path: Path, lines: Lines) -> None:
+    """Find statistics that are named, so that a wrong path is told with its line. Raises ConfigError."""
+    for at, draft in config.all_drafts:
+        if not isinstance(draft, SuffixDraft) or draft.statistics in ("auto", "none"):
+            continue
+        file = path.resolve().parent / Path(draft.statistics).expanduser()
+        if not file.is_file():
+            where = describe_place(path, lines, (*at, "statistics"))
+            raise ConfigError(f"{where} {file} is no file; make it with `outrider drafts build`, or write auto or none")
 
 
 def _check_depths(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -17,7 +17,7 @@ from orchestrator.drafting.cache import count_common_prefix
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.passages import MATCH, Passages, PassagesUnusable
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
-from orchestrator.drafting.suffix import vote_draft, weigh_match
+from orchestrator.drafting.suffix_vote import vote_draft, weigh_match
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 from policies.speculation.probe import Probe

@@ -10,12 +10,16 @@ tens of bytes a token where a suffix tree costs hundreds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 
 from orchestrator.clock import Clock
+from orchestrator.drafting.merge import merge_draft
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
+from orchestrator.drafting.statistics import Statistics
+from orchestrator.drafting.suffix_vote import Voter, vote_draft, weigh_match
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.packed_tokens import unpack_tokens
 from policies.sampling import Sampling
@@ -96,7 +100,8 @@ class OutputStore:
 
 class SuffixDrafter:
     """See the module. `max_match` is in tokens, `memory_bytes` bounds the store of earlier outputs. `beside`: whose
-    store it shares, and does not count as its own."""
+    store it shares, and does not count as its own. `statistics` of the model, which it closes, are merged with what the
+    text votes for; `reason`: why there are none that there should be."""
 
     def __init__(
         self,
@@ -106,9 +111,17 @@ class SuffixDrafter:
         clock: Clock,
         name: str = "suffix",
         beside: SuffixDrafter | None = None,
+        statistics: Statistics | None = None,
+        reason: str = "",
     ) -> None:
         self.name = name
-        self._meter = Meter(DrafterState(name, "suffix"), clock)
+        self._statistics = statistics
+        state = DrafterState(name, "suffix", reason=reason)
+        if statistics is not None:
+            state = msgspec.structs.replace(
+                state, source=statistics.describe(), planned_memory_bytes=statistics.size_bytes
+            )
+        self._meter = Meter(state, clock)
         self._max_match, self._memory_bytes = max_match, memory_bytes
         self._store: OutputStore = OutputStore(memory_bytes) if beside is None else beside._store
         self._counts_store = beside is None
@@ -146,8 +159,10 @@ class SuffixDrafter:
         self._store = OutputStore(self._memory_bytes)
 
     def memory_bytes(self) -> int:
-        """See the port."""
-        return self._store.memory_bytes() if self._counts_store else 0
+        """See the port: what is mapped, too."""
+        if not self._counts_store:
+            return 0
+        return self._store.memory_bytes() + (self._statistics.size_bytes if self._statistics is not None else 0)
 
     def states(self) -> list[DrafterState]:
         """See the port."""
@@ -155,21 +170,34 @@ class SuffixDrafter:
 
     def close(self) -> None:
         """See the port."""
+        if self._statistics is not None:
+            self._statistics.close()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
         if not asks:
             return []
         with self._meter.round():
-            return [self.continue_from(ask.key, (), ask.limit) for ask in asks]
+            return [self._draft(ask.key, (), ask.limit, ask.least) for ask in asks]
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
         """See drafting.cascade.ContinuingDrafter."""
+        return self._draft(key, tokens, limit, 0.0)
+
+    def _draft(self, key: str, tokens: Sequence[int], limit: int, least: float) -> Draft:
         own = self._indexes.get(key)
         if own is None or limit <= 0:
             return NOTHING
         context = own.tokens if not tokens else [*own.tokens[-self._max_match :], *tokens]
-        voters: list[tuple[float, list[int], int]] = []
+        if self._statistics is not None:
+            find = partial(self._find_voters, key, own)
+            return merge_draft(find, self._statistics, context, limit, least, self.name)
+        voters, longest = self._find_voters(key, own, context)
+        return vote_draft(voters, longest, limit, self.name) if voters else NOTHING
+
+    def _find_voters(self, key: str, own: SuffixIndex, context: Sequence[int]) -> tuple[list[Voter], int]:
+        """Return the occurrences of a context's end, and the length of the longest match, in tokens."""
+        voters: list[Voter] = []
         longest = 0
         recalled = self._recalled.get(key)
         beside = self._store.generations if recalled is None else [*self._store.generations, recalled]
@@ -179,37 +207,4 @@ class SuffixDrafter:
                 longest = max(longest, length)
                 recency = 1.0 + 3.0 * age / len(found)  # the latest occurrence counts up to four times the oldest
                 voters.append((weigh_match(length, own=source == 0) * recency, index.tokens, place))
-        return vote_draft(voters, longest, limit, self.name) if voters else NOTHING
-
-
-def weigh_match(length: int, *, own: bool) -> float:
-    """Each further matching token counts threefold, the request's own text fourfold."""
-    return (4.0 if own else 1.0) * 3.0 ** min(length, 10)
-
-
-# Chance that the next token is accepted when all voters agree, by length of the longest match (an index beyond the
-# end takes the last). Measured over greedy outputs of the default model on 240 chat prompts.
-_CERTAINTY = (0.0, 0.44, 0.60, 0.67, 0.71, 0.75, 0.78, 0.83, 0.88, 0.91, 0.93, 0.95, 0.96)
-
-
-def vote_draft(voters: list[tuple[float, list[int], int]], longest: int, limit: int, name: str) -> Draft:
-    """Return the draft that most of the voters go on with, token by token: (weight, text, place of the continuation).
-    `longest`: the longest match among them, in tokens."""
-    tokens: list[int] = []
-    confidences: list[float] = []
-    for step in range(limit):
-        votes: dict[int, float] = {}
-        for weight, text, place in voters:
-            if place + step < len(text):
-                token = text[place + step]
-                votes[token] = votes.get(token, 0.0) + weight
-        if not votes:
-            break
-        winner = max(votes, key=votes.__getitem__)
-        if winner < 0:
-            break
-        share = votes[winner] / sum(votes.values())
-        tokens.append(winner)
-        confidences.append(_CERTAINTY[min(longest + step, len(_CERTAINTY) - 1)] * share)
-        voters = [v for v in voters if v[2] + step < len(v[1]) and v[1][v[2] + step] == winner]
-    return Draft(tuple(tokens), tuple(confidences), name)
+        return voters, longest

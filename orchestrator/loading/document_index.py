@@ -22,14 +22,14 @@ def index_documents(
     """Write the store and return what is in it. `model`: whose tokens, by its name ("": the first). Raises ConfigError,
     and what preparing the model's tokenizer raises."""
     options = _find_model(config_path, model)
-    files = _list_files(directory)
+    files = list_text_files(directory)
     tokenizer = load_store_tokenizer(options, progress)
     documents: list[list[int]] = []
     left_out: list[str] = []
     count = 0
     for number, file in enumerate(files):
         progress(f"reading {file.name}", number / len(files))
-        text = _read_text(file)
+        text = read_text_file(file)
         if text is None:
             left_out.append(str(file.relative_to(directory)))
             continue
@@ -81,7 +81,7 @@ def _find_model(config_path: Path | None, name: str) -> ModelOptions:
     return engine_options(chosen, path.resolve().parent).model
 
 
-def _list_files(directory: Path) -> list[Path]:
+def list_text_files(directory: Path) -> list[Path]:
     """Return the files below a directory in the order of their names, or the file itself. Hidden ones are left out.
     Raises ConfigError."""
     if directory.is_file():
@@ -101,7 +101,7 @@ def _walk(directory: Path) -> Iterator[Path]:
             yield entry
 
 
-def _read_text(file: Path) -> str | None:
+def read_text_file(file: Path) -> str | None:
     """Return a file's text; None where it is no text, or cannot be read."""
     try:
         text = file.read_text(encoding="utf-8")

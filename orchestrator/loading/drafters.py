@@ -32,6 +32,7 @@ from orchestrator.loading.options import (
     RemoteOptions,
     SuffixOptions,
 )
+from orchestrator.loading.statistics import NO_STATISTICS, FoundStatistics, find_statistics
 from orchestrator.loading.vocabularies import (
     VocabularyPair,
     compare_vocabularies,
@@ -178,7 +179,8 @@ def _build(
     cheaper: Sequence[ContinuingDrafter],
 ) -> Drafter:
     if isinstance(options, SuffixOptions):
-        found = build_suffix(options, flight.suffixes.get(options.name))
+        statistics = find_statistics(options, engine.model, target)
+        found = build_suffix(options, flight.suffixes.get(options.name), statistics)
         flight.suffixes.setdefault(options.name, found)
         return found
     if isinstance(options, IndexOptions):
@@ -202,7 +204,9 @@ def _build_index(options: IndexOptions, target: LoadedTarget) -> IndexDrafter:
         raise ModelRefused(f"{options.place}.path: {error}") from error
 
 
-def build_suffix(options: SuffixOptions, beside: SuffixDrafter | None = None) -> SuffixDrafter:
+def build_suffix(
+    options: SuffixOptions, beside: SuffixDrafter | None = None, statistics: FoundStatistics = NO_STATISTICS
+) -> SuffixDrafter:
     """Return a suffix drafter with nothing remembered, or what the one `beside` it remembers."""
     return SuffixDrafter(
         max_match=options.max_match,
@@ -210,6 +214,8 @@ def build_suffix(options: SuffixOptions, beside: SuffixDrafter | None = None) ->
         clock=SystemClock(),
         name=options.name,
         beside=beside,
+        statistics=statistics.statistics,
+        reason=statistics.reason,
     )
 
 

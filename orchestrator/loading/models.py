@@ -64,14 +64,16 @@ def silent(stage: str, fraction: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LoadedSource:
-    """A loaded model. `source` is where it came from, with the commit for a model of the hub. `tokenizer_dir` is "" for
-    the simulated model's built-in tokenizer, and for a draft. `choice` and `plan` are None for the simulated model.
+    """A loaded model. `name` is what the API calls it, `published_name` what its files do. `source` is where it came
+    from, with the commit for a model of the hub. `tokenizer_dir` is "" for the simulated model's built-in tokenizer,
+    and for a draft. `choice` and `plan` are None for the simulated model.
     `classes`: what was found of the numerical classes, None for a draft that takes the first. `parts`: which layers
     are where, where several devices hold them, and `shards` a line for each of them. `split`: over what its layers are
     split, "" where they are not."""
 
     model: LoadedModel
     name: str
+    published_name: str
     source: str
     tokenizer_dir: str
     prepared: Path
@@ -169,7 +171,7 @@ def load_model(
     shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
     parts = adapter.parts if isinstance(adapter, PipelineLoader) else ()
     told = (prepared, choice, plan, classes, shards, parts, found.split)
-    loaded = LoadedSource(model, found.name, found.source, "", *told)
+    loaded = LoadedSource(model, found.name, file.name if file is not None else found.name, found.source, "", *told)
     if not serves or file is None:
         return loaded
     _refuse_draft(model, found.source)

@@ -74,11 +74,14 @@ class ModelOptions(msgspec.Struct, frozen=True):
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):
-    """A suffix drafter. `memory_bytes` bounds its store of earlier outputs."""
+    """A suffix drafter. `memory_bytes` bounds its store of earlier outputs. `statistics`: "auto", "none", or a file;
+    `place`: where the configuration names it."""
 
     name: str
     max_match: int
     memory_bytes: int
+    statistics: str = "none"
+    place: str = ""
 
 
 class IndexOptions(msgspec.Struct, frozen=True, tag_field="method", tag="index"):
@@ -404,7 +407,11 @@ def _drafters_of(
     found: list[DraftOptions] = []
     for index, (draft, name) in enumerate(zip(drafts, draft_names(drafts, prefix), strict=True)):
         if isinstance(draft, SuffixDraft):
-            found.append(SuffixOptions(name, draft.max_match, int(draft.memory)))
+            statistics = draft.statistics
+            if statistics not in ("auto", "none"):
+                statistics = str(base / Path(statistics).expanduser())
+            place = format_place((*at, index))
+            found.append(SuffixOptions(name, draft.max_match, int(draft.memory), statistics, place))
         elif isinstance(draft, IndexDraft):
             path = base / Path(draft.path).expanduser()
             size = path.stat().st_size if path.exists() else 0

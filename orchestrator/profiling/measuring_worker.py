@@ -27,9 +27,11 @@ from orchestrator.clock import SystemClock
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import find_device, mark_of
+from orchestrator.loading.drafters import build_suffix
 from orchestrator.loading.models import SIMULATED_PREFIX, LoadedSource, load_model
 from orchestrator.loading.options import EngineOptions, ModelOptions, SuffixOptions
 from orchestrator.loading.profile_keys import find_loaded_digest, formats_of, profiles_in, threads_of
+from orchestrator.loading.statistics import find_statistics
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
 from orchestrator.measuring.pairs import compare_choices, replay_drafter
 from orchestrator.measuring.steps import Steps, measure_steps
@@ -190,6 +192,10 @@ def _texts(loaded: LoadedSource, real: LiveLoopResult) -> TargetTexts:
     return TargetTexts(loaded.name, find_loaded_digest(loaded), WORKLOAD, prompts, real.outputs, _now())
 
 
+def _make_suffix(draft: SuffixOptions, model: ModelOptions, loaded: LoadedSource) -> SuffixDrafter:
+    return build_suffix(draft, statistics=find_statistics(draft, model, loaded))
+
+
 def _suffix_pairs(
     bench: _Bench, loaded: LoadedSource, texts: TargetTexts, real: LiveLoopResult
 ) -> Iterator[PairAcceptance]:
@@ -197,7 +203,7 @@ def _suffix_pairs(
     for draft in bench.job.engine.drafters:
         if not isinstance(draft, SuffixOptions):
             continue
-        make = partial(SuffixDrafter, max_match=draft.max_match, memory_bytes=draft.memory_bytes, clock=bench.clock)
+        make = partial(_make_suffix, draft, bench.job.model, loaded)
         fixed = replay_drafter(make, texts, paid_rows=loaded.model.capabilities.paid_rows, clock=bench.clock)
         of = (texts.target, texts.target_digest, draft.name, texts.workload)
         yield PairAcceptance(*of, "fixed", 1, fixed.by_depth, fixed.draft_ms, _now())

@@ -72,7 +72,8 @@ class DrafterState(msgspec.Struct, frozen=True):
     One in another process (`remote`) may be "starting", "lost", "hung", "garbage" or "refused" too (see DraftLink).
 
     `rounds` in which it drafted took `draft_ms` together; of its tokens `drafted` were verified and `accepted` became
-    output. All count since the worker started. What is not a model has no source, adapter, device or precisions.
+    output. All count since the worker started. What is not a model has no adapter, device or precisions. The `source`
+    of a suffix drafter are its statistics, and the `reason` of one that is "ok" is why it has none that there are.
     `static_widths` as in `Ready`.
     `vocabulary`: how a model's goes with the target's ("identical", "padded", "translated"). `planned_memory_bytes`:
     what its model was announced to add to its process at the peak (0: not known). Where the model has a process of its

@@ -16,12 +16,12 @@ from adapters.contract import AdapterUnavailable, LoadOptions, Segment
 from adapters.hf_directory import open_weights
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
+from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
+from orchestrator.generating.generate import interruptible
+from orchestrator.generating.prompts import wish
 from tests.support import reference_decoder, tiny_models
 from tools.distill.__main__ import app
-from tools.distill.generate import interruptible
 from tools.distill.lines import NOTHING, category, indexes_of, is_held_out, rows_of, split_held_out
-from tools.distill.prompts import wish
-from tools.distill.shards import DistillError, Shards, TargetFacts, Text
 from tools.distill.vocabulary import coverage, most_frequent
 
 FACTS = TargetFacts("models/tiny", "tiny", 320, "0123456789abcdef", 512, [2])
@@ -86,15 +86,15 @@ def test_the_noted_tokens_are_the_targets_likeliest(place: Path) -> None:
 
 
 def test_data_of_another_target_is_not_mixed_in(place: Path) -> None:
-    with pytest.raises(DistillError, match="give another directory"):
+    with pytest.raises(DataError, match="give another directory"):
         Shards(place / "data").bind(FACTS)
 
 
 def test_damaged_data_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DistillError, match="run `generate` first"):
+    with pytest.raises(DataError, match="run `generate` first"):
         Shards(tmp_path).target()
     (tmp_path / "texts-00000.npz").write_bytes(b"PK\x03\x04 no more")
-    with pytest.raises(DistillError, match=r"texts-00000\.npz: it is damaged"):
+    with pytest.raises(DataError, match=r"texts-00000\.npz: it is damaged"):
         list(Shards(tmp_path).texts())
 
 
@@ -259,5 +259,5 @@ def test_an_evaluation_compares_four_ways_and_finds_the_same_tokens(place: Path,
 
 
 def test_an_export_does_not_write_over_a_model(place: Path, draft: Path) -> None:
-    with pytest.raises(DistillError, match="holds a model that is no draft"):
+    with pytest.raises(DataError, match="holds a model that is no draft"):
         run("export", "--data", place / "data", "--checkpoint", place / "checkpoint", "--out", place / "target")

@@ -17,10 +17,10 @@ from orchestrator.bench.decode import read_prompts
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.load import default_config_path, load_config, store_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.generating.data import DataError
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import EngineOptions, engine_options
 from tools.distill.evaluate import ALONE, BOTH, PLAIN, SUFFIX, Way, compare, step_ms
-from tools.distill.shards import DistillError
 
 
 def evaluate(
@@ -68,7 +68,7 @@ def evaluate(
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
     Console().print(_table(result))
     if exactness is Exactness.BIT and not result["identical"]:
-        raise DistillError("the outputs differ between the ways: that is a bug, please report it")
+        raise DataError("the outputs differ between the ways: that is a bug, please report it")
 
 
 def _ways(read: ClusterConfig, base: Path, draft: Path, adapter: str) -> list[Way]:

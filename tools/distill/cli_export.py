@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from orchestrator.generating.data import Shards
 from tools.distill.cli_train import require_torch
-from tools.distill.shards import Shards
 
 
 def export(

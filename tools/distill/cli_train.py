@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from tools.distill.generate import interruptible
+from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
+from orchestrator.generating.generate import interruptible
 from tools.distill.lines import split_held_out
-from tools.distill.shards import DistillError, Shards, TargetFacts, Text
 from tools.distill.vocabulary import counts, coverage, most_frequent
 
 if TYPE_CHECKING:
@@ -54,13 +54,13 @@ def train(
     facts = shards.target()
     training, kept = split_held_out(shards.texts())
     if not training or not kept:
-        raise DistillError(f"{data}: there is too little data to train on and to keep some; run `generate` for longer")
+        raise DataError(f"{data}: there is too little data to train on and to keep some; run `generate` for longer")
     if (out / CHECKPOINT).exists():
         state = State.load(out)
         console.print(f"going on from step {state.step} of {state.plan.steps}; shape and plan are those it began with")
     else:
         if hidden % heads or heads % 2 or (hidden // heads) % 16:
-            raise DistillError(f"{hidden} elements in {heads} heads: give even heads of a multiple of 16 elements")
+            raise DataError(f"{hidden} elements in {heads} heads: give even heads of a multiple of 16 elements")
         warm_up = max(1, min(50, steps // 10))
         rows = min(row_tokens, batch_tokens)
         plan = Plan(steps, batch_tokens, rows, learning_rate, warm_up, table_rate, seed=seed)
@@ -77,11 +77,11 @@ def train(
 
 
 def require_torch() -> Any:
-    """Import torch. Raises DistillError with the install command."""
+    """Import torch. Raises DataError with the install command."""
     try:
         import torch
     except ImportError:
-        raise DistillError("torch is not installed: pip install 'outrider[distill]'") from None
+        raise DataError("torch is not installed: pip install 'outrider[distill]'") from None
     return torch
 
 

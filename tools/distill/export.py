@@ -16,21 +16,21 @@ from numpy.typing import NDArray
 
 from adapters.decoder.source import open_source
 from adapters.hf_directory import TARGET_FINGERPRINT
-from tools.distill.shards import DistillError, TargetFacts
+from orchestrator.generating.data import DataError, TargetFacts
 
 if TYPE_CHECKING:
     from tools.distill.train import State
 
 
 def write_draft(state: State, facts: TargetFacts, directory: Path) -> int:
-    """Write the draft, its weights in bfloat16, and return its bytes. Raises DistillError where a model stands there
+    """Write the draft, its weights in bfloat16, and return its bytes. Raises DataError where a model stands there
     that is not a draft."""
     import torch
     from safetensors.torch import save_file
 
     config_file = directory / "config.json"
     if config_file.exists() and TARGET_FINGERPRINT not in config_file.read_text(encoding="utf-8"):
-        raise DistillError(f"{directory} holds a model that is no draft: give another directory")
+        raise DataError(f"{directory} holds a model that is no draft: give another directory")
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: weight.to(torch.bfloat16).contiguous() for name, weight in state.draft.state_dict().items()}
     tensors["d2t"] = torch.from_numpy(state.outputs - np.arange(len(state.outputs)))

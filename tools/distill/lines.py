@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.distill.prompts import KINDS
-from tools.distill.shards import Text
+from orchestrator.generating.data import Text
+from orchestrator.generating.prompts import KINDS
 
 _HELD_OUT_ONE_IN = 25
 NOTHING = -1

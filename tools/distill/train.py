@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from orchestrator.generating.data import DataError, Text
 from tools.distill.draft import Draft, Shape
 from tools.distill.lines import NOTHING, Rows, indexes_of, rows_of
-from tools.distill.shards import DistillError, Text
 
 CHECKPOINT = "checkpoint.pt"
 _SHARPEN = 0.5  # of the target's chances, this part is moved to its first choice
@@ -80,7 +80,7 @@ class State:
 
     @classmethod
     def load(cls, directory: Path) -> State:
-        """Read what `save` wrote. Raises DistillError."""
+        """Read what `save` wrote. Raises DataError."""
         try:
             found: dict[str, Any] = torch.load(directory / CHECKPOINT, weights_only=True)
             plan = Plan(**found["plan"])
@@ -90,7 +90,7 @@ class State:
             optimizer.load_state_dict(found["optimizer"])
         except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise DistillError(f"{directory / CHECKPOINT}: no checkpoint to go on from ({reason})") from error
+            raise DataError(f"{directory / CHECKPOINT}: no checkpoint to go on from ({reason})") from error
         return cls(draft, optimizer, found["outputs"].numpy(), plan, found["step"])
 
 

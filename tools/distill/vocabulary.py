@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from tools.distill.shards import Text
+from orchestrator.generating.data import Text
 
 
 def counts(texts: Iterable[Text], vocabulary_size: int) -> NDArray[np.int64]:

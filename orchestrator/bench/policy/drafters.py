@@ -17,6 +17,7 @@ from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, D
 from orchestrator.loading.drafters import build_suffix
 from orchestrator.loading.models import LoadedTarget
 from orchestrator.loading.options import EngineOptions, SuffixOptions
+from orchestrator.loading.statistics import find_statistics
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
 
@@ -133,7 +134,9 @@ class Drafters:
     def __init__(self, options: EngineOptions, target: LoadedTarget, *, seed: int = 0) -> None:
         vocabulary = target.model.spec.vocabulary_size
         own = [one for one in options.drafters if isinstance(one, SuffixOptions)]
-        good, turning = ([build_suffix(one) for one in own] for _ in range(2))
+        good, turning = (
+            [build_suffix(one, statistics=find_statistics(one, options.model, target)) for one in own] for _ in range(2)
+        )
         self._suffixes = [*good, *turning]
         self._chains = {
             "good": ChainDrafter(good),

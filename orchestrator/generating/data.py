@@ -1,4 +1,4 @@
-"""The data on disk: files of some hundred texts each, written once and never changed.
+"""A target's outputs on disk: files of some hundred texts each, written once and never changed.
 
 `target.json` says what wrote them. `texts-00000.npz` and so on hold, for N texts with T tokens together of which L are
 labelled, all texts one after the other:
@@ -27,13 +27,14 @@ from orchestrator.errors import OutriderError
 TARGET_FILE = "target.json"
 
 
-class DistillError(OutriderError):
+class DataError(OutriderError):
     """A step of the distillation cannot run as asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """Who wrote the data: its source, and what its draft must share with it. `end_ids` end an answer."""
+    """Who wrote the data: its source, and what its draft must share with it. `end_ids` end an answer. `prompts`: a
+    digest of the prompts that somebody gave ("": none)."""
 
     source: str
     name: str
@@ -41,6 +42,7 @@ class TargetFacts:
     vocabulary_fingerprint: str
     context_length: int
     end_ids: list[int]
+    prompts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +67,22 @@ class Shards:
         return sorted(self.directory.glob("texts-*.npz"))
 
     def bind(self, facts: TargetFacts) -> None:
-        """Say who writes here. Raises DistillError where another target did before."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        """Say who writes here. Raises DataError where another target did before, or over other prompts."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.directory / TARGET_FILE
         if not path.exists():
             path.write_text(json.dumps(asdict(facts), indent=1), encoding="utf-8")
         elif self.target().vocabulary_fingerprint != facts.vocabulary_fingerprint or self.target().name != facts.name:
-            raise DistillError(f"{path} names {self.target().name}, not {facts.name}: give another directory")
+            raise DataError(f"{path} names {self.target().name}, not {facts.name}: give another directory")
+        elif self.target().prompts != facts.prompts:
+            raise DataError(f"{path}: was written over other prompts: give another directory, or the same prompts")
 
     def target(self) -> TargetFacts:
-        """Return who wrote the data. Raises DistillError where there is none."""
+        """Return who wrote the data. Raises DataError where there is none."""
         try:
             return TargetFacts(**json.loads((self.directory / TARGET_FILE).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise DistillError(f"{self.directory}: there is no data ({error}); run `generate` first") from error
+            raise DataError(f"{self.directory}: there is no data ({error}); run `generate` first") from error
 
     def add(self, texts: Sequence[Text]) -> Path:
         """Write one file more, whole or not at all."""
@@ -98,13 +102,13 @@ class Shards:
         return path
 
     def texts(self) -> Iterator[Text]:
-        """Read every text. Raises DistillError for a damaged file."""
+        """Read every text. Raises DataError for a damaged file."""
         for path in self.paths():
             yield from read(path)
 
 
 def read(path: Path) -> list[Text]:
-    """Return the texts of one file. Raises DistillError where it is damaged."""
+    """Return the texts of one file. Raises DataError where it is damaged."""
     try:
         with path.open("rb") as file, np.load(file) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -118,5 +122,5 @@ def read(path: Path) -> list[Text]:
                 Text(int(number), arrays["tokens"][own], head, arrays["top_ids"][labels], arrays["top_logs"][labels])
             )
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
-        raise DistillError(f"{path}: it is damaged ({error}); delete it and run `generate` again") from error
+        raise DataError(f"{path}: it is damaged ({error}); delete it and run `generate` again") from error
     return found

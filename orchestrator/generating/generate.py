@@ -17,10 +17,10 @@ import numpy as np
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.generating.data import DataError, Shards, Text
+from orchestrator.generating.prompts import Wish, Wishes, wish
 from orchestrator.workers.messages import Delta, Sampling, Submit
 from policies.sampling.logprobs import TokenScore
-from tools.distill.prompts import Wish, wish
-from tools.distill.shards import DistillError, Shards, Text
 
 TEXTS_PER_FILE = 64
 _TEXTS_AT_HAND = 400  # of the target's own, to ask about
@@ -36,9 +36,9 @@ class Frame:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Frame:
-        """Find it by rendering two chats that differ in those words only. Raises DistillError without a template."""
+        """Find it by rendering two chats that differ in those words only. Raises DataError without a template."""
         if not tokenizer.has_chat_template:
-            raise DistillError("the target has no chat template: prompts cannot be put to it")
+            raise DataError("the target has no chat template: prompts cannot be put to it")
         one, two = (tokenizer.encode_chat([{"role": "user", "content": word}]) for word in ("7", "x"))
         return cls(_common(one, two), _common(one[::-1], two[::-1])[::-1])
 
@@ -74,8 +74,11 @@ class _Open:
 class Generator:
     """Feeds a loop with conversations and stores what comes out."""
 
-    def __init__(self, loop: DecodeLoop, tokenizer: Tokenizer, shards: Shards, settings: Settings) -> None:
+    def __init__(
+        self, loop: DecodeLoop, tokenizer: Tokenizer, shards: Shards, settings: Settings, wishes: Wishes = wish
+    ) -> None:
         self._loop, self._tokenizer, self._shards, self._settings = loop, tokenizer, shards, settings
+        self._wishes = wishes
         self._frame = Frame.of(tokenizer)
         self._stops = sorted(tokenizer.eos_ids)
         self._open: dict[str, _Open] = {}
@@ -101,7 +104,7 @@ class Generator:
         self._store()
 
     def _begin(self) -> None:
-        asked = wish(self._next, self._settings.seed, self._at_hand)
+        asked = self._wishes(self._next, self._settings.seed, self._at_hand)
         self._next += 1
         if asked.kind == "own":
             self._submit(_Open(asked, self._frame.before, asks=True), Sampling(1.0, top_p=0.95, seed=asked.number))
@@ -126,7 +129,7 @@ class Generator:
             )
         )
         if refused is not None:
-            raise DistillError(f"the target refused a prompt: {refused.message}")
+            raise DataError(f"the target refused a prompt: {refused.message}")
 
     def _take(self, delta: Delta) -> None:
         text = self._open[delta.request_id]

@@ -1,6 +1,6 @@
 """What the target is asked. A prompt follows from its number alone, so that a run can go on where it stopped.
 
-Three kinds, in turn:
+Three kinds, in turn, unless somebody gives prompts or texts of their own:
 
 - The target writes the question itself, behind the head of a user's turn (as in Magpie, arXiv 2406.08464).
 - A question composed of words that stand in `topics`.
@@ -12,11 +12,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from tools.distill.topics import GOODS, LANGUAGES, NAMES, PLACES, PROGRAMS, ROLES, TOPICS
+from orchestrator.generating.topics import GOODS, LANGUAGES, NAMES, PLACES, PROGRAMS, ROLES, TOPICS
 
-Kind = Literal["own", "composed", "over_text"]
+Kind = Literal["own", "composed", "over_text", "given"]
 KINDS: tuple[Kind, ...] = ("own", "composed", "own", "over_text")
 
 _ABOUT = (
@@ -80,6 +80,7 @@ _OVER_TEXT = (
     "Correct the mistakes in this text and write the whole text again.\n\n{text}",
 )
 _LONG_WORDS, _SHORT_WORDS = 120, 25
+_GREEDY_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,46 @@ class Wish:
     temperature: float
 
 
+class Wishes(Protocol):
+    """Conversations by their numbers. `texts`: some that the target wrote (may be empty)."""
+
+    def __call__(self, number: int, seed: int, texts: Sequence[str]) -> Wish: ...
+
+
+def wish_given(prompts: Sequence[str]) -> Wishes:
+    """Return conversations that begin with these prompts in turn: answered greedily, and from the second time on
+    sampled."""
+
+    def wish_one(number: int, seed: int, texts: Sequence[str]) -> Wish:
+        return Wish(number, "given", prompts[number % len(prompts)], 0.0 if number < len(prompts) else 0.7)
+
+    return wish_one
+
+
+def wish_over(documents: Sequence[str]) -> Wishes:
+    """Return conversations that ask for something over pieces of these texts."""
+    pieces = [piece for document in documents for piece in _cut_pieces(document)]
+
+    def wish_one(number: int, seed: int, texts: Sequence[str]) -> Wish:
+        rng = random.Random(f"{seed}-{number}")  # noqa: S311  # variety, not secrecy
+        asked = rng.choice(_OVER_TEXT).format(**_words(rng), **_cuts(pieces[number % len(pieces)]))
+        return Wish(number, "over_text", asked, 0.0 if rng.random() < _GREEDY_SHARE else 0.7)
+
+    return wish_one
+
+
+def _cut_pieces(text: str) -> list[str]:
+    words = text.split()
+    return [" ".join(words[start : start + _LONG_WORDS]) for start in range(0, len(words), _LONG_WORDS)]
+
+
 def wish(number: int, seed: int, texts: Sequence[str]) -> Wish:
     """Return the conversation of this number; `texts` are some that the target wrote (may be empty)."""
     rng = random.Random(f"{seed}-{number}")  # noqa: S311  # variety, not secrecy
     kind = KINDS[number % len(KINDS)]
     if kind == "over_text" and not texts:
         kind = "composed"
-    temperature = 0.0 if rng.random() < 0.6 else 0.7
+    temperature = 0.0 if rng.random() < _GREEDY_SHARE else 0.7
     makers: dict[Kind, Callable[[], str]] = {
         "own": lambda: "",
         "composed": lambda: rng.choice(_ABOUT if rng.random() < 0.6 else _OTHERS).format(**_words(rng)),

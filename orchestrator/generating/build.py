@@ -1,0 +1,158 @@
+"""Makes the statistics of a model: lets it write as much as is asked for, and counts that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol
+
+from orchestrator.config.load import default_config_path
+from orchestrator.drafting.statistics import StatisticsCard, write_statistics
+from orchestrator.errors import ConfigError
+from orchestrator.generating.counts import (
+    Positions,
+    build_entries,
+    count_contexts,
+    is_held_out,
+    list_positions,
+    measure_agreement,
+)
+from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
+from orchestrator.generating.generate import Generator, Settings, interruptible
+from orchestrator.generating.prompts import KINDS, Wishes, wish, wish_given, wish_over
+from orchestrator.generating.target import describe_target, read_writer_options
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.engine import build_loop
+from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
+from orchestrator.loading.options import EngineOptions
+from orchestrator.loading.statistics import place_statistics
+
+TellTokens = Callable[[int], None]
+
+
+class Show(Protocol):
+    """How a run is shown: a stage of unknown length, and tokens of so many."""
+
+    def stage(self, name: str) -> AbstractContextManager[Any]: ...
+
+    def tokens(self, done: int, wanted: int) -> AbstractContextManager[TellTokens]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What to build. `data` and `output` None: in the model store. `prompts` and `documents`: what the operator gave to
+    write about; neither: broad prompts. `entries` bounds the table."""
+
+    settings: Settings
+    config: Path | None = None
+    model: str = ""
+    data: Path | None = None
+    output: Path | None = None
+    entries: int = 1_000_000
+    prompts: Sequence[str] = ()
+    documents: Sequence[str] = ()
+
+    @property
+    def given(self) -> str:
+        """A digest of what the operator gave; "" for nothing."""
+        whole = "\0".join([*self.prompts, "", *self.documents])
+        return blake2b(whole.encode(), digest_size=8).hexdigest() if self.prompts or self.documents else ""
+
+
+def build_statistics(asked: Asked, show: Show) -> dict[str, Any]:
+    """Let the target write what is missing, count all there is, write the statistics and return what they are. A run
+    that is interrupted once counts what there is. Raises ConfigError, DataError, and what loading a target raises."""
+    options = read_writer_options(asked.config, asked.model, asked.settings.concurrency)
+    shards = Shards(asked.data) if asked.data is not None else None
+    if shards is None or _count_tokens(shards) < asked.settings.tokens:
+        shards = _write_texts(asked, options, shards, show)
+    with show.stage("counting"):
+        return _count_texts(asked, options, shards)
+
+
+def _count_tokens(shards: Shards) -> int:
+    return sum(len(text.top_ids) for text in shards.texts())
+
+
+def _write_texts(asked: Asked, options: EngineOptions, shards: Shards | None, show: Show) -> Shards:
+    with show.stage("loading the target"):
+        target = load_target(options, lambda _stage, _fraction: None)
+    try:
+        tokenizer = load_tokenizer(target.tokenizer_dir)
+        base = (asked.config or default_config_path()).resolve().parent
+        facts = replace(describe_target(target, base, sorted(tokenizer.eos_ids)), prompts=asked.given)
+        if shards is None:
+            shards = Shards(_default_path(options, facts).with_suffix(f".data{'-' * bool(asked.given)}{asked.given}"))
+        shards.bind(facts)
+        loop = build_loop(target, options, build_drafter(options, target))
+        generator = Generator(loop, tokenizer, shards, asked.settings, _choose_wishes(asked))
+        wanted = asked.settings.tokens
+        with interruptible() as stopped, show.tokens(generator.labelled, wanted) as tell:
+            generator.run(tell, stopped)
+    finally:
+        _close(target)
+    return shards
+
+
+def _close(target: LoadedTarget) -> None:
+    target.model.close()
+
+
+def _choose_wishes(asked: Asked) -> Wishes:
+    if asked.prompts:
+        return wish_given(asked.prompts)
+    return wish_over(asked.documents) if asked.documents else wish
+
+
+def _default_path(options: EngineOptions, facts: TargetFacts) -> Path:
+    return place_statistics(Path(options.model.store).expanduser(), facts.name, facts.vocabulary_fingerprint)
+
+
+def _count_texts(asked: Asked, options: EngineOptions, shards: Shards) -> dict[str, Any]:
+    facts = shards.target()
+    texts = list(shards.texts())
+    everything = list_positions(texts)
+    if not len(everything.labels):
+        raise DataError(f"{shards.directory}: the target has written nothing yet; give it more --minutes")
+    held_out = _split_kinds([text for text in texts if is_held_out(text.number)], facts)
+    # What the target asks itself is the least like its neighbours: prompts of one template resemble each other.
+    judged = held_out.get(KINDS[0]) or list_positions([text for text in texts if is_held_out(text.number)])
+    without = count_contexts(list_positions([text for text in texts if not is_held_out(text.number)]))
+    entries = build_entries(count_contexts(everything), without, judged, asked.entries)
+    card = StatisticsCard(
+        prompts=facts.prompts or "broad",
+        built=datetime.now(UTC).date().isoformat(),
+        texts=len(texts),
+        tokens=len(everything.labels),
+        held_out=sum(len(one.labels) for one in held_out.values()),
+        agreement=measure_agreement(without, held_out),
+    )
+    path = asked.output or _default_path(options, facts)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_statistics(path, entries, model=facts.name, vocabulary=facts.vocabulary_fingerprint, card=card)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}; name another --output") from error
+    return {
+        "path": str(path.resolve()),
+        "kept_beside_model": asked.output is None,
+        "model": facts.name,
+        "data": str(shards.directory.resolve()),
+        "texts": card.texts,
+        "tokens": card.tokens,
+        "entries": len(entries.keys),
+        "bytes": path.stat().st_size,
+        "agreement": card.agreement,
+    }
+
+
+def _split_kinds(texts: Sequence[Text], facts: TargetFacts) -> dict[str, Positions]:
+    """Return what was decided in texts, by kind of prompt."""
+    by_kind: dict[str, list[Text]] = {}
+    for text in texts:
+        by_kind.setdefault("given" if facts.prompts else KINDS[text.number % len(KINDS)], []).append(text)
+    return {kind: list_positions(some) for kind, some in sorted(by_kind.items())}
