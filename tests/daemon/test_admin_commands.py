@@ -280,7 +280,13 @@ def test_what_became_of_a_request_is_explained(fleet: Fleet) -> None:
     assert len(history["rounds"]) <= 64
     assert route["rated"][0]["terms"]
     told = fleet.run("explain", answer.id)
-    for word in ("queue", "prefill", "drafted a round", "chosen"):
+    (share,) = history["drafters"]
+    assert share["name"] == "suffix"
+    assert (share["drafted"], share["accepted"]) == tuple(
+        sum(one[name] for one in history["rounds"]) for name in ("drafted", "accepted")
+    )
+    assert share["asked"] > 0
+    for word in ("queue", "prefill", "drafted a round", "chosen", "why not more"):
         assert word in told
     assert "nothing is known of a request" in fleet.run("explain", "cmpl-none", code=1)
 
