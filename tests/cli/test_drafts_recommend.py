@@ -62,11 +62,11 @@ def test_it_measures_each_draft_and_says_which_to_configure(tmp_path, outrider, 
     result = json.loads(done.stdout)
     rows = {row["name"]: row for row in result["candidates"]}
     model = f"model {GOOD}"
-    assert rows.keys() == {"none", "suffix", "index sea", "index none", model, "chain"}
+    assert rows.keys() == {"none", "control", "suffix", "index sea", "index none", model, "chain"}
     assert "No such file" in rows["index none"]["failed"]
     assert not rows["index none"]["failed"].startswith("drafts["), "it is no place in the configuration"
     assert all(row["identical"] for row in rows.values() if not row["failed"])
-    assert rows["none"]["drafted"] == 0
+    assert rows["none"]["drafted"] == rows["control"]["drafted"] == 0
     assert rows[model]["drafted"] > 0
     assert rows[model]["acceptance_rate"] > 0.5
     assert [row["category"] for row in result["categories"]] == ["a", "b"]
@@ -153,14 +153,26 @@ def test_long_answers_weigh_more_as_they_do_in_tpot():
 
 
 def way(speed_up, interval):
-    return {"speed_up": speed_up, "interval": interval, "tokens_per_s": 100.0 * speed_up}
+    return {
+        "speed_up": speed_up,
+        "interval": interval,
+        "tokens_per_s": 100.0 * speed_up,
+        "mean_acceptance_length": 2.0 * speed_up,
+    }
 
 
 def test_none_is_recommended_where_no_interval_is_above_1():
     ways = {"none": way(1.0, [1.0, 1.0]), "suffix": way(1.4, [0.9, 1.9]), "chain": way(1.2, None)}
     assert choose_drafts(ways)["name"] == "none"
     said = describe_recommendation(
-        {"recommended": "none", "alike": [], "worst_router_share": None, "identical": True, "yaml": "drafts: []"}
+        {
+            "recommended": "none",
+            "alike": [],
+            "control_interval": None,
+            "worst_router_share": None,
+            "identical": True,
+            "yaml": "drafts: []",
+        }
     )
     assert "none of the drafts pays" in said[0]
     assert said[-1] == "drafts: []"
@@ -169,6 +181,7 @@ def test_none_is_recommended_where_no_interval_is_above_1():
 def test_the_fastest_that_pays_is_recommended_and_those_alike_are_named():
     ways = {
         "none": way(1.0, [1.0, 1.0]),
+        "control": way(1.7, [1.6, 1.8]),
         "suffix": way(1.5, [1.2, 1.8]),
         "model x": way(1.1, [1.05, 1.2]),
         "chain": way(1.6, [1.3, 1.9]),
@@ -178,6 +191,7 @@ def test_the_fastest_that_pays_is_recommended_and_those_alike_are_named():
     found = compare_chain(ways)
     assert found["best_single"] == "index y"
     assert found["router_share"] == pytest.approx(1.6 / 3.0)
+    assert found["length_share"] == pytest.approx(1.6 / 3.0)
     assert found["chain_vs_plain"] == pytest.approx(1.6)
 
 

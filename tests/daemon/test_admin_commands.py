@@ -269,7 +269,7 @@ def test_drafters_are_swapped_while_streams_run_and_no_text_changes(fleet: Fleet
 
 
 def test_what_became_of_a_request_is_explained(fleet: Fleet) -> None:
-    answer = fleet.client.completions.create(**ask(1))
+    answer = fleet.client.completions.create(**ask(1, drafts=True))
     found = fleet.read("explain", answer.id)
     history, route = found["requests"][0], found["routes"][0]
     assert history["outcome"] == answer.choices[0].finish_reason

@@ -13,6 +13,8 @@ from orchestrator.bench.record import Prompt, Record, tpot_ms
 
 NONE = "none"
 """The candidate without drafts: plain decoding."""
+CONTROL = "control"
+"""Plain decoding once more: what it differs by from plain decoding is the machine's doing, not the drafts'."""
 ROUTER_BAR, PLAIN_BAR = 0.95, 0.97
 FORMULAS = {
     "tpot_ms": "sum(latency - TTFT) / sum(n - 1) over all requests with n > 1 tokens",
@@ -21,6 +23,8 @@ FORMULAS = {
     "acceptance_rate": "accepted / drafted tokens",
     "mean_acceptance_length": "1 + accepted / verification steps",
     "router_share": f"tokens/s of the chain / those of the best single draft of the category; bar {ROUTER_BAR}",
+    "length_share": "mean acceptance length of the chain / the longest of a single draft: no time is in it",
+    "control": "plain decoding once more, in turn: what its speed-up is off 1 is the machine's doing",
     "chain_vs_plain": f"tokens/s of the chain / those without drafts; bar {PLAIN_BAR}",
 }
 _DRAWS = 2000
@@ -80,13 +84,15 @@ def describe_categories(prompts: Sequence[Prompt], by_way: Mapping[str, Sequence
 
 
 def compare_chain(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the best single draft, and what the chain is beside it and beside none; None where there is no chain."""
-    singles = [name for name in ways if name not in (NONE, CHAIN, CONFIGURED)]
+    """Return the fastest single draft, and what the chain is beside it and none; None where there is no chain."""
+    singles = [name for name in ways if name not in (NONE, CONTROL, CHAIN, CONFIGURED)]
     best = max(singles, key=lambda name: float(ways[name]["tokens_per_s"]), default=NONE)
     chain, plain = ways.get(CHAIN), ways[NONE]["tokens_per_s"]
     of_best = ways[best]["tokens_per_s"]
+    longest = max((float(ways[name]["mean_acceptance_length"]) for name in singles), default=1.0)
     return {
         "best_single": best,
+        "length_share": chain["mean_acceptance_length"] / longest if chain else None,
         "router_share": chain["tokens_per_s"] / of_best if chain and of_best else None,
         "chain_vs_plain": chain["tokens_per_s"] / plain if chain and plain else None,
     }
@@ -95,7 +101,8 @@ def compare_chain(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def choose_drafts(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the candidate to configure: the fastest of those whose interval is above 1, else none. `alike`: others
     that pay, and whose interval reaches its speed-up."""
-    paying = {name: way for name, way in ways.items() if way["interval"] is not None and way["interval"][0] > 1.0}
+    drafting = {name: way for name, way in ways.items() if name not in (NONE, CONTROL)}
+    paying = {name: way for name, way in drafting.items() if way["interval"] is not None and way["interval"][0] > 1.0}
     if not paying:
         return {"name": NONE, "speed_up": 1.0, "interval": None, "alike": []}
     name = max(paying, key=lambda one: float(paying[one]["speed_up"]))

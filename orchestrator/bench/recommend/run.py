@@ -15,6 +15,7 @@ from orchestrator.bench.decode import encode_prompts, environment_of, read_promp
 from orchestrator.bench.prompts import OWN_PROMPTS, BenchError
 from orchestrator.bench.recommend.candidates import Candidate, chain_candidates, format_drafts, list_candidates
 from orchestrator.bench.recommend.figures import (
+    CONTROL,
     FORMULAS,
     NONE,
     choose_drafts,
@@ -95,7 +96,7 @@ def _build_options(config: ClusterConfig, base: Path, drafts: Sequence[AnyDraft]
 
 def _load_candidates(config: ClusterConfig, job: RecommendJob, target: LoadedTarget, plain: Way, tell: Tell) -> _Loaded:
     """Load every draft alone, then the chains of those that can be loaded."""
-    loaded = _Loaded([plain])
+    loaded = _Loaded([plain, Way(CONTROL, plain.options)])
     try:
         for candidate in list_candidates(config, job.stores, job.models):
             _load(candidate, config, job.base, target, loaded, tell)
@@ -176,6 +177,8 @@ def _build_result(loaded: _Loaded, prompts: Sequence[Prompt], runs: dict[str, Mo
             "yaml": format_drafts(drafts),
             **compare_chain(ways),
             "worst_router_share": min(shares, default=None),
+            "control_speed_up": ways[CONTROL]["speed_up"],
+            "control_interval": ways[CONTROL]["interval"],
             "worst_chain_vs_plain": min(of_plain, default=None),
         },
         "candidates": rows,

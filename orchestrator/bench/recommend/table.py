@@ -43,6 +43,10 @@ def describe_recommendation(summary: dict[str, Any]) -> list[str]:
             f"the chain in its worst category: {share:.2f} of the best single draft (bar {ROUTER_BAR}), "
             f"{summary['worst_chain_vs_plain']:.2f} of plain decoding (bar {PLAIN_BAR})"
         )
+    if (spread := summary["control_interval"]) is not None:
+        lines.append(
+            f"plain decoding once more: {spread[0]:.2f} to {spread[1]:.2f}: the machine's own part of an interval"
+        )
     return [*lines, f"identical output: {'yes' if summary['identical'] else 'NO'}", "", summary["yaml"]]
 
 
@@ -79,13 +83,13 @@ def _build_categories(categories: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="by category: speed-up of each, and the chain beside the best single draft")
     table.add_column("category")
     names = [name for name in categories[0]["ways"] if name != NONE]
-    for name in ("prompts", *names, "best single", "chain / best", "chain / plain"):
+    for name in ("prompts", *names, "best single", "chain / best", "by length", "chain / plain"):
         table.add_column(name, justify="right")
     for row in categories:
         speeds = (
             f"{row['ways'][name]['speed_up']:.2f} ({_format_interval(row['ways'][name]['interval'])})" for name in names
         )
-        ends = (_format_share(row[name]) for name in ("router_share", "chain_vs_plain"))
+        ends = (_format_share(row[name]) for name in ("router_share", "length_share", "chain_vs_plain"))
         add_row(table, row["category"], str(row["prompts"]), *speeds, row["best_single"], *ends)
     return table
 
