@@ -18,7 +18,7 @@ from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Grammar, Sampling, Submit
 
 _MAX_TOKENS = 200
-_TICKET = {
+_TICKET: dict[str, Any] = {
     "type": "object",
     "properties": {
         "department": {"enum": ["billing", "engineering", "logistics", "accounts"]},
@@ -29,7 +29,7 @@ _TICKET = {
     "required": ["department", "priority", "needs_reply", "summary"],
     "additionalProperties": False,
 }
-_PRODUCT = {
+_PRODUCT: dict[str, Any] = {
     "type": "object",
     "properties": {
         "name": {"type": "string", "maxLength": 30},
@@ -49,7 +49,7 @@ _PRODUCT = {
     "required": ["name", "category", "price", "in_stock", "colours"],
     "additionalProperties": False,
 }
-_PERSON = {
+_PERSON: dict[str, Any] = {
     "type": "object",
     "properties": {
         "first_name": {"type": "string", "maxLength": 20},
