@@ -19,7 +19,7 @@ class ScoreWeights(Section):
     memory_fit: float = Field(default=1.0, ge=0, le=100)
     """How much of its memory stays free."""
     link_cost: float = Field(default=1.0, ge=0, le=100)
-    """How little of a round links take."""
+    """How little of a round links take, and of a first token the way to the API."""
     efficiency: float = Field(default=0.5, ge=0, le=100)
     """How little energy a token takes."""
     health: float = Field(default=1.0, ge=0, le=100)

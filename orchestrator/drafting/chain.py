@@ -57,7 +57,8 @@ class ChainDrafter(DrafterGroup):
 
     def __init__(self, drafters: Sequence[Drafter], predictions: PredictionDrafter | None = None) -> None:
         cheapest: list[Drafter] = [] if predictions is None else [predictions]
-        super().__init__([GuardedDrafter(drafter) for drafter in [*cheapest, *drafters]])
+        every = [*cheapest, *drafters]
+        super().__init__([one if isinstance(one, GuardedDrafter) else GuardedDrafter(one) for one in every])
         self._predictions = predictions
         self._greedy: dict[str, bool] = {}
         self._tallies: dict[str, list[DrafterTally]] = {}

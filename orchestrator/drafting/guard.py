@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from orchestrator.drafting.cascade import ContinuingDrafter
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.workers.draft_messages import DrafterState
 from policies.sampling import Sampling
@@ -39,6 +40,13 @@ class GuardedDrafter:
         if len(drafts) != len(asks):
             raise ValueError(f"it gave {len(drafts)} drafts for {len(asks)} asks")
         return drafts
+
+    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
+        """See drafting.cascade.ContinuingDrafter; a drafter that is none proposes nothing."""
+        drafter = self._drafter
+        if not isinstance(drafter, ContinuingDrafter):
+            return NOTHING
+        return self._try(lambda: drafter.continue_from(key, tokens, limit), NOTHING)
 
     def end(self, key: str, *, keep: bool) -> None:
         """See the port."""

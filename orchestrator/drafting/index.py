@@ -80,13 +80,19 @@ class IndexDrafter:
         return pays or _SELDOM.is_due(self._rounds)
 
     def _draft(self, ask: Ask) -> Draft:
-        end = self._ends.get(ask.key)
-        if end is None or ask.limit <= 0:
+        draft = self.continue_from(ask.key, (), ask.limit)
+        if ask.key in self._ends and ask.limit > 0:
+            self._asked[ask.key] = draft.tokens
+        return draft
+
+    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
+        """See drafting.cascade.ContinuingDrafter."""
+        end = self._ends.get(key)
+        if end is None or limit <= 0:
             return NOTHING
-        matches = self._passages.find(end, _PLACES, _LEAST_MATCH)
-        voters = [(weigh_match(one.length, own=False), self._passages.read(one.place, ask.limit), 0) for one in matches]
-        draft = vote_draft(voters, matches[0].length, ask.limit, self.name) if voters else NOTHING
-        self._asked[ask.key] = draft.tokens
+        matches = self._passages.find([*end, *tokens][-MATCH:], _PLACES, _LEAST_MATCH)
+        voters = [(weigh_match(one.length, own=False), self._passages.read(one.place, limit), 0) for one in matches]
+        draft = vote_draft(voters, matches[0].length, limit, self.name) if voters else NOTHING
         return draft if draft.tokens else NOTHING
 
     def end(self, key: str, *, keep: bool) -> None:

@@ -4,7 +4,8 @@ A round drafts step by step, one ragged forward a step for all sequences. Each t
 with the noise of the same seed and position on the draft's own logits. So it tends to be the target's choice. Where the
 request's rule judges distributions, it is drawn from the draft's own, with random numbers of its own. How sure the
 model is decides, calibrated by outcomes, where drafting stops, and what drafting takes beside what it saves, whether
-there is any (`drafting/gate`).
+there is any (`drafting/gate`). Where there are cheaper drafters, a step checks several of their tokens
+(`drafting/cascade`).
 
 A model that fails costs speed and nothing else: the drafter closes it, says why in its state, and proposes nothing from
 then on.
@@ -26,6 +27,7 @@ from adapters.contract import AdapterError, LoadedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.cache import NO_SLOT, DraftCache, DraftSequence, count_common_prefix
+from orchestrator.drafting.cascade import Cascade, Checked
 from orchestrator.drafting.draft_vocabulary import Outputs
 from orchestrator.drafting.gate import DraftGate
 from orchestrator.drafting.meter import Meter
@@ -35,6 +37,7 @@ from policies.sampling import DraftDistribution, NotFinite, Row, Rule, Sampling,
 from policies.sampling.penalties import Penalties
 from policies.speculation.break_even import token_price
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
+from policies.speculation.cascade import MEASURED_ROWS, StepTimes
 
 _NEWEST_STEP = 0.1  # weight of the newest step in their mean time
 _MEASURED_ROWS = 128
@@ -54,7 +57,7 @@ class _Rival(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _GrowingDraft:
     """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted: below `least` one more
-    token is not worth its time."""
+    token is not worth its time. `fed`: a cheaper drafter's tokens that are fed with the next step."""
 
     ask: Ask
     known: DraftSequence
@@ -66,6 +69,8 @@ class _GrowingDraft:
     proposals: list[DraftDistribution] = field(default_factory=list)
     rivals: list[list[_Rival]] = field(default_factory=list)
     certainty: float = 1.0
+    fed: tuple[int, ...] = ()
+    checked: Checked = field(default_factory=Checked)
 
     @property
     def goes_on(self) -> bool:
@@ -97,7 +102,8 @@ class ModelDrafter:
     """See the module. `state` says what was loaded, under which name; `vocabulary` is the target's, in tokens: the
     model's own may be padded to another size. A sequence with a token for which it has no row is not drafted for.
     `prefill_ms` bounds what a round spends on prompts that the draft model has not seen yet. `branches`: it is to be
-    asked for branches (drafting.port.BranchingDrafter)."""
+    asked for branches (drafting.port.BranchingDrafter). A step may check `ahead` tokens of its `cascade` beyond what is
+    asked for, where it will be asked for them next."""
 
     def __init__(
         self,
@@ -108,6 +114,8 @@ class ModelDrafter:
         vocabulary: int,
         prefill_ms: float,
         branches: bool = False,
+        cascade: Cascade | None = None,
+        ahead: int = 0,
     ) -> None:
         self.name = state.name
         self._model = model
@@ -119,6 +127,8 @@ class ModelDrafter:
         self._context = model.capabilities.max_context_tokens
         self._cache = DraftCache(model, prefill_ms=prefill_ms)
         self._branches = branches
+        self._cascade = Cascade((), clock) if cascade is None else cascade
+        self._ahead = ahead
         self._known: dict[str, DraftSequence] = {}
         self._branch_keys: set[str] = set()
         self._proposed: dict[str, _LastProposal] = {}
@@ -146,6 +156,7 @@ class ModelDrafter:
         known = self._known[key] = DraftSequence(key, list(tokens), sampling, len(tokens), apart, penalties)
         if before is not None:
             self._cache.take_over(known, before)
+        self._cascade.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""
@@ -157,6 +168,7 @@ class ModelDrafter:
             return
         self._learn(key, known.sampling, tokens)
         known.extend(tokens)
+        self._cascade.extend(key, tokens)
 
     def end(self, key: str, *, keep: bool) -> None:
         """See the port."""
@@ -165,6 +177,7 @@ class ModelDrafter:
         if known is not None:
             self._guard.observe_sequence_end(known)
             self._cache.drop(known)
+            self._cascade.end(key, keep=keep)
 
     def list_outcomes(self, key: str) -> list[Outcome]:
         """See the port."""
@@ -223,10 +236,33 @@ class ModelDrafter:
         if (forked := self._known.pop(branch, None)) is not None:
             self._cache.drop(forked)
 
+    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
+        """See drafting.cascade.ContinuingDrafter."""
+        known = self._known.get(key)
+        if self._meter.failed or known is None or not self._has(tokens):
+            return NOTHING
+        if len(known.tokens) + len(tokens) + limit > self._context:
+            return NOTHING
+        committed, counts = len(known.tokens), dict(known.counts)
+        try:
+            with self._meter.round():
+                known.extend(tokens)
+                one = _GrowingDraft(Ask(key, limit), known, 0.0, dict(known.counts))
+                self._grow({known: one})
+        except (AdapterError, NotFinite) as error:
+            self._meter.fail(str(error))
+            self.close()
+            return NOTHING
+        known.take_back(committed, counts)
+        return one.draft(self.name)
+
     def memory_bytes(self) -> int:
-        """See the port: the KV cache, which is allocated whole."""
+        """See the port: the KV cache, which is allocated whole, and what drafters of its own remember."""
+        if self._meter.failed:
+            return 0
         caps = self._model.capabilities
-        return 0 if self._meter.failed else caps.total_blocks * caps.block_tokens * self._model.spec.bytes_per_token
+        kv_bytes = caps.total_blocks * caps.block_tokens * self._model.spec.bytes_per_token
+        return kv_bytes + self._cascade.memory_bytes()
 
     def states(self) -> list[DrafterState]:
         """See the port."""
@@ -260,12 +296,26 @@ class ModelDrafter:
             for cache in (DraftCache(self._model, prefill_ms=0.0), self._cache):  # the first pass warms up
                 known = DraftSequence("", [0] * rows, Sampling(), 0, False, None)
                 cache.read(known)
-                steps = range(_MEASURED_STEPS if known.held == rows else 0)
-                self._step_ms = min((self._step_timed(cache, {known: 0})[1] for _ in steps), default=0.0)
+                if known.held == rows:
+                    self._cascade.times = self._time_steps(cache, known)
+                    self._step_ms = self._cascade.times.ms[0]
                 cache.drop(known)
         except AdapterError as error:
             self._meter.fail(str(error))
             self.close()
+
+    def _time_steps(self, cache: DraftCache, known: DraftSequence) -> StepTimes:
+        """Return what steps of one sequence take, by the rows that it may be fed at once."""
+        most = self._model.capabilities.max_batch_rows if self._cascade.asked else 1
+        sizes = tuple(rows for rows in MEASURED_ROWS if rows <= most)
+        found: list[float] = []
+        for size in sizes:
+            took_ms = []
+            for _ in range(_MEASURED_STEPS):
+                took_ms.append(self._step(cache, {known: [0] * size})[1])
+                known.keep_guessed(())
+            found.append(min(took_ms))
+        return StepTimes(sizes, tuple(found))
 
     def _reading_ms(self, known: DraftSequence) -> float:
         return max(0, known.missing - _FOLLOWED_TOKENS) * (self._cache.row_ms or self._step_ms)
@@ -286,19 +336,7 @@ class ModelDrafter:
                 drafting[known] = _GrowingDraft(ask, known, least, dict(known.counts))
         follow = all(known.follows for known in drafting)
         started_s = self._clock.monotonic_s()
-        resumed = [one for one in drafting.values() if self._resume(one)]
-        rows = self._cache.catch_up(
-            [one.known for one in drafting.values() if not one.tokens],
-            [one.known for one in resumed],
-            {one.known: one.tokens[-1] for one in resumed if one.goes_on},
-        )
-        growing = [drafting[known] for known in rows]
-        while growing:
-            for one in growing:
-                self._choose(one, rows[one.known])
-            feeds = {one.known: one.tokens[-1] for one in growing if one.goes_on}
-            rows = self._step(feeds) if feeds else {}
-            growing = [drafting[known] for known in rows]
+        self._grow(drafting)
         for one in drafting.values():
             self._proposed[one.ask.key] = _LastProposal(one.tokens, one.probabilities, one.proposals, one.rivals)
         drafts = [(one, one.draft(self.name)) for one in drafting.values()]
@@ -307,12 +345,49 @@ class ModelDrafter:
         self._guard.observe_drafts(took_ms, made, reading=not follow)
         return {one.ask.key: draft for one, draft in drafts if draft.tokens}
 
-    def _step(self, feeds: dict[DraftSequence, int]) -> dict[DraftSequence, Row]:
-        rows, took_ms = self._step_timed(self._cache, feeds)
-        self._step_ms += (took_ms - self._step_ms) * (_NEWEST_STEP if self._step_ms else 1.0)
-        return rows
+    def _grow(self, drafting: dict[DraftSequence, _GrowingDraft]) -> None:
+        """Append what the draft model chooses to each draft, until none is to go on. Raises NotFinite, AdapterError."""
+        resumed = [one for one in drafting.values() if self._resume(one)]
+        fresh = [one for one in drafting.values() if not one.tokens]
+        feeds = {one.known: self._feed(one, len(drafting)) for one in (*resumed, *fresh) if one.goes_on}
+        rows = self._cache.catch_up([one.known for one in fresh], [one.known for one in resumed], feeds)
+        took_ms = 0.0  # reading is no step
+        while rows:
+            growing = [drafting[known] for known in rows]
+            chosen = sum(self._choose_all(one, rows[one.known]) for one in growing)
+            self._observe_step(took_ms, chosen / len(growing))
+            feeds = {one.known: self._feed(one, len(growing)) for one in growing if one.goes_on}
+            rows, took_ms = self._step(self._cache, feeds) if feeds else ({}, 0.0)
+        for one in drafting.values():
+            self._cascade.observe(one.checked, one.tokens)
 
-    def _step_timed(self, cache: DraftCache, feeds: dict[DraftSequence, int]) -> tuple[dict[DraftSequence, Row], float]:
+    def _feed(self, one: _GrowingDraft, sequences: int) -> list[int]:
+        """Return what the next step is fed: a draft's last token, where it has one, and a cheaper drafter's tokens."""
+        most = max(one.ask.limit - len(one.tokens) - 1, self._ahead)
+        most = min(most, self._context - len(one.known.tokens) - len(one.tokens) - 1)
+        one.fed = self._cascade.propose(one.checked, one.ask.key, one.tokens, most, sequences)
+        return [*one.tokens[-1:], *one.fed]
+
+    def _choose_all(self, one: _GrowingDraft, rows: Row) -> int:
+        """Append what the model chooses behind the tokens of its own, and behind fed ones while they are its choice;
+        returns how many that are. `rows`: shape (fed tokens and the one before, columns). Raises NotFinite and
+        AdapterError."""
+        before = len(one.tokens)
+        for number, row in enumerate(rows):
+            if number and one.tokens[-1] != one.fed[number - 1]:
+                break
+            self._choose(one, row)
+        one.known.keep_guessed(one.tokens)
+        return len(one.tokens) - before
+
+    def _observe_step(self, took_ms: float, tokens: float) -> None:
+        """Learn what a drafted token takes from a step that made so many of each sequence (0 ms: it was none)."""
+        if took_ms:
+            token_ms = took_ms / tokens
+            self._step_ms += (token_ms - self._step_ms) * (_NEWEST_STEP if self._step_ms else 1.0)
+
+    def _step(self, cache: DraftCache, feeds: dict[DraftSequence, list[int]]) -> tuple[dict[DraftSequence, Row], float]:
+        """Return the logits behind fed tokens, and what that took, in ms."""
         started_s = self._clock.monotonic_s()
         rows = cache.step(feeds)
         return rows, (self._clock.monotonic_s() - started_s) * MS_PER_S

@@ -161,13 +161,14 @@ class SuffixDrafter:
         if not asks:
             return []
         with self._meter.round():
-            return [self._draft(ask.key, ask.limit) for ask in asks]
+            return [self.continue_from(ask.key, (), ask.limit) for ask in asks]
 
-    def _draft(self, key: str, limit: int) -> Draft:
+    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
+        """See drafting.cascade.ContinuingDrafter."""
         own = self._indexes.get(key)
         if own is None or limit <= 0:
             return NOTHING
-        context = own.tokens
+        context = own.tokens if not tokens else [*own.tokens[-self._max_match :], *tokens]
         voters: list[tuple[float, list[int], int]] = []
         longest = 0
         recalled = self._recalled.get(key)

@@ -4,29 +4,39 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from orchestrator.clock import SystemClock
+from orchestrator.drafting.cascade import Cascade
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.server import DraftEngine, HostedDrafter, RunsAhead
+from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.loading.drafters import draft_state
 from orchestrator.loading.models import load_model
-from orchestrator.loading.options import DraftWorkerOptions
+from orchestrator.loading.options import DraftWorkerOptions, ModelDraftOptions
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.messages import Event, Progress
 from policies.speculation.draft_pass import MOST_BRANCHES
 
 Emit = Callable[[Event], None]
+_MATCH = 16
+_TEXTS_BYTES = 16 * 1024 * 1024  # for earlier outputs
+_CHECKED_AHEAD = 4  # tokens beyond one: a pass asks for one more
 
 
 def build_draft_engine(options: dict[str, Any]) -> DraftEngine:
     """Return the engine of a draft worker. Called inside the worker process."""
     settings = msgspec.convert(options, DraftWorkerOptions)
     return DraftEngine(lambda emit: _load(settings, emit), SystemClock())
+
+
+def _list_cheaper(draft: ModelDraftOptions) -> Sequence[SuffixDrafter]:
+    """Return the drafters whose tokens the model checks: this worker knows the texts, and nothing else."""
+    return [SuffixDrafter(max_match=_MATCH, memory_bytes=_TEXTS_BYTES, clock=SystemClock())] if draft.cascade else []
 
 
 def _load(options: DraftWorkerOptions, emit: Emit) -> HostedDrafter:
@@ -37,14 +47,18 @@ def _load(options: DraftWorkerOptions, emit: Emit) -> HostedDrafter:
     loaded = load_model(draft.model, options.slots + branches, lambda stage, fraction: emit(Progress(stage, fraction)))
     spec = loaded.model.spec
     planned = loaded.plan.total if loaded.plan else 0  # the process is the draft's own
+    cheaper, clock = _list_cheaper(draft), SystemClock()
     drafter = ModelDrafter(
         loaded.model,
         msgspec.structs.replace(draft_state(draft, loaded), cores=effective_cores(), planned_memory_bytes=planned),
-        SystemClock(),
+        clock,
         vocabulary=spec.vocabulary_size,
         prefill_ms=draft.prefill_ms,
         branches=branches > 0,
+        cascade=Cascade(cheaper, clock, owned=cheaper),
+        ahead=_CHECKED_AHEAD,
     )
+    drafter.measure()
     return HostedDrafter(
         drafter,
         vocabulary_size=spec.vocabulary_size,

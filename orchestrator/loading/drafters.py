@@ -11,7 +11,9 @@ import msgspec
 
 from adapters.contract import DeviceLost, ModelRefused
 from orchestrator.clock import SystemClock
+from orchestrator.drafting.cascade import Cascade, ContinuingDrafter
 from orchestrator.drafting.chain import ChainDrafter
+from orchestrator.drafting.guard import GuardedDrafter
 from orchestrator.drafting.index import IndexDrafter
 from orchestrator.drafting.lost import FailedDrafter
 from orchestrator.drafting.model import ModelDrafter
@@ -148,13 +150,17 @@ def _build_chain(
     flight: _Flight,
 ) -> ChainDrafter | None:
     built: list[Drafter] = []
+    cheaper: list[ContinuingDrafter] = []
     try:
         for draft in drafters:
             if remotes is not None and isinstance(draft, ModelDraftOptions) and draft.remote is not None:
                 pair = remote_pair(draft, options.model, target)
                 built.append(remotes.build(draft, draft.remote, target, pair))
-            else:
-                built.append(_build(draft, options, target, progress, flight))
+                continue
+            found = _build(draft, options, target, progress, flight, cheaper)
+            built.append(guarded := GuardedDrafter(found))
+            if isinstance(found, ContinuingDrafter):
+                cheaper.append(guarded)
     except BaseException:
         for drafter in built:
             drafter.close()
@@ -164,7 +170,12 @@ def _build_chain(
 
 
 def _build(
-    options: DraftOptions, engine: EngineOptions, target: LoadedTarget, progress: OnProgress, flight: _Flight
+    options: DraftOptions,
+    engine: EngineOptions,
+    target: LoadedTarget,
+    progress: OnProgress,
+    flight: _Flight,
+    cheaper: Sequence[ContinuingDrafter],
 ) -> Drafter:
     if isinstance(options, SuffixOptions):
         found = build_suffix(options, flight.suffixes.get(options.name))
@@ -172,7 +183,7 @@ def _build(
         return found
     if isinstance(options, IndexOptions):
         return _build_index(options, target)
-    return _build_model(options, engine, target, progress, flight)
+    return _build_model(options, engine, target, progress, flight, cheaper)
 
 
 def _build_index(options: IndexOptions, target: LoadedTarget) -> IndexDrafter:
@@ -196,7 +207,12 @@ def build_suffix(options: SuffixOptions, beside: SuffixDrafter | None = None) ->
 
 
 def _build_model(
-    options: ModelDraftOptions, engine: EngineOptions, target: LoadedTarget, progress: OnProgress, flight: _Flight
+    options: ModelDraftOptions,
+    engine: EngineOptions,
+    target: LoadedTarget,
+    progress: OnProgress,
+    flight: _Flight,
+    cheaper: Sequence[ContinuingDrafter],
 ) -> Drafter:
     wanted = options.model
 
@@ -218,7 +234,9 @@ def _build_model(
     model = loaded.model
     if flight.count > 1:
         model = SomeSlots(model, engine.max_running * flight.number, engine.max_running)
-    drafter = ModelDrafter(model, state, SystemClock(), vocabulary=vocabulary, prefill_ms=options.prefill_ms)
+    clock = SystemClock()
+    own = Cascade(tuple(cheaper) if options.cascade and pair.match is not Match.DIFFERS else (), clock)
+    drafter = ModelDrafter(model, state, clock, vocabulary=vocabulary, prefill_ms=options.prefill_ms, cascade=own)
     drafter.measure()
     return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepare_tokenizer(options))
 

@@ -103,7 +103,8 @@ class RemoteOptions(msgspec.Struct, frozen=True):
 
 class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="model"):
     """A draft model. `prefill_ms` bounds what a round spends on prompts that it has not seen yet; `place` is where the
-    configuration names it. `translate`: it is served where its vocabulary is another one, too."""
+    configuration names it. `translate`: it is served where its vocabulary is another one, too. `cascade`: its steps may
+    check the tokens of cheaper drafters."""
 
     name: str
     place: str
@@ -111,6 +112,7 @@ class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="mo
     prefill_ms: float
     remote: RemoteOptions | None = None
     translate: bool = False
+    cascade: bool = True
 
 
 class ShardWorkerOptions(msgspec.Struct, frozen=True):
@@ -436,6 +438,7 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
         remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s, draft.cores)
         if draft.process == "own"
         else None,
+        cascade=draft.cascade == "auto",
         translate=draft.mismatched_vocabulary == "translate",
     )
 

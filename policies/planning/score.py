@@ -73,7 +73,12 @@ def _memory(devices: Sequence[Device], used_bytes: Sequence[float]) -> tuple[flo
 
 def _link(prediction: Prediction) -> tuple[float, str]:
     share = min(1.0, prediction.link_ms / prediction.round_ms)
-    return 1.0 - share, f"links take {prediction.link_ms:.2f} of a round's {prediction.round_ms:.2f} ms"
+    why = f"links take {prediction.link_ms:.2f} of a round's {prediction.round_ms:.2f} ms"
+    if not prediction.client_ms:
+        return 1.0 - share, why
+    first = min(1.0, prediction.client_ms / prediction.ttft_ms)
+    why += f", the way to the API {prediction.client_ms:.2f} of a first token's {prediction.ttft_ms:.2f} ms"
+    return (1.0 - share) * (1.0 - first), why
 
 
 def _health(devices: Sequence[Device]) -> tuple[float, str]:

@@ -111,6 +111,17 @@ def test_a_round_is_counted_as_vllm_counts_it():
     assert value(text, "iteration_tokens_total_sum") == 10
 
 
+def test_stages_of_a_sharded_target_are_told_and_of_a_whole_one_are_not():
+    metrics = Metrics(ScriptedControl(), HandClock())
+    metrics.observe_round(ROUND)
+    assert value(metrics.render(), "target_stage_seconds_total", stage="0") is None
+    for in_flight in (1, 2):
+        metrics.observe_round(msgspec.structs.replace(ROUND, stage_ms=[3.0, 5.0], in_flight=in_flight))
+    text = metrics.render()
+    assert [value(text, "target_stage_seconds_total", stage=one) for one in "01"] == [0.006, 0.01]
+    assert value(text, "rounds_in_flight_sum") == 3
+
+
 def vllm_bench_figures(text: str) -> dict[str, int]:
     """What `vllm bench serve` reads of a server's speculation: lines that begin with its names, by what they hold."""
     found = {"num_drafts": 0, "num_draft_tokens": 0, "num_accepted_tokens": 0}

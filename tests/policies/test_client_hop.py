@@ -46,3 +46,10 @@ def test_a_target_elsewhere_pays_the_way_for_its_first_token_alone() -> None:
 def test_an_api_that_is_on_no_host_of_the_plan_adds_nothing() -> None:
     found = plan_placement(build_cluster(20.0, 10.0), PlanGoal(LOAD, Constraints(standby=False), client_host="here"))
     assert found.replicas[0].prediction.client_ms == 0.0
+
+
+@pytest.mark.parametrize("api", ["edge", "centre"])
+def test_of_equal_targets_the_one_beside_the_api_is_taken(api: str) -> None:
+    goal = PlanGoal(LOAD, Constraints(standby=False), client_host=api)
+    found = plan_placement(build_cluster(10.0, 10.0), goal).replicas[0]
+    assert (found.shards[0].device, found.prediction.client_ms) == (f"{api}/cpu", 0.0)

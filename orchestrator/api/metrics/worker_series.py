@@ -20,6 +20,8 @@ TOKEN_COUNTS = tuple(float(2**power) for power in range(18))
 """Bounds of histograms of tokens."""
 _ROUND_MS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
 
+_FLIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+
 
 class RoundSeries:
     """What rounds of the decode loop add up to."""
@@ -41,6 +43,8 @@ class RoundSeries:
         self._round = make.histogram("round_seconds", "Time of a round.", TOKEN_S)
         self._draft_ms = make.histogram("draft_latency_ms", "Drafting in a round that had a draft.", _ROUND_MS)
         self._verify_ms = make.histogram("verifier_latency_ms", "The target's forward in a round.", _ROUND_MS)
+        self._stages_s = make.counter("target_stage_seconds", "Time that a stage of a sharded target worked.", "stage")
+        self._in_flight = make.histogram("rounds_in_flight", "Rounds of a sharded target under way.", _FLIGHTS)
         self._rate = make.gauge("acceptance_rate", f"Accepted by drafted tokens, last {WINDOW_S:g} s.")
         self._speed = make.gauge("tokens_per_second", f"Tokens generated a second, last {WINDOW_S:g} s.")
 
@@ -66,6 +70,10 @@ class RoundSeries:
         self._iteration.labels(*of).observe(generated + prompts)
         self._round.labels(*of).observe(done.round_ms / 1000.0)
         self._verify_ms.labels(*of).observe(done.device_ms)
+        for stage, worked_ms in enumerate(done.stage_ms):
+            self._stages_s.labels(*of, str(stage)).inc(worked_ms / 1000.0)
+        if done.stage_ms:
+            self._in_flight.labels(*of).observe(done.in_flight)
         if done.drafts:
             self._draft_ms.labels(*of).observe(done.draft_ms)
         self._recent.setdefault(of, Recent(WINDOW_S)).add(
