@@ -53,7 +53,7 @@ def test_every_claim_stands_beside_what_was_measured_or_says_why_not(tmp_path, c
     assert result["identical"]
     parts = result["parts"]
     assert parts["overlap"]["acceptance_rate"] > 0.9, "the target says what its draft says"
-    assert parts["one_device"]["prompts"] == 2
+    assert parts["one_device"]["prompts"] == 3
     assert parts["wan"]["measured_rtt_ms"] >= 12.0
     assert parts["structured"]["identical"]
     for said in ("structured output", "identical output: yes", "claims and what"):

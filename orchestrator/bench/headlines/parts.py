@@ -47,8 +47,8 @@ class Size:
     cluster_s: float = 6.0
 
 
-QUICK = Size(layers=150, prompts=2, max_tokens=32, structured=2, hosts=False)
-FULL = Size(layers=270, prompts=6, max_tokens=48, structured=8, hosts=True)
+QUICK = Size(layers=150, prompts=3, max_tokens=32, structured=3, hosts=False)
+FULL = Size(layers=270, prompts=4, max_tokens=48, structured=6, hosts=True)
 
 
 def with_draft_weights(pair: OverlapPair, weights: str) -> OverlapPair:

@@ -46,7 +46,7 @@ OVERLAP = {"sequential": "never", "overlapped": "always"}
 _CONNECT_WITHIN_S = 30.0
 _PROBES = 5
 _PROBE_TOKENS = 8
-_PROBE_READS = 200
+_PROBE_READS = 1000  # of 10 ms: a busy machine reads slowly
 
 
 @dataclass(frozen=True, slots=True)
