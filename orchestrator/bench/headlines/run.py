@@ -50,11 +50,13 @@ class HeadlinesJob:
     size: Size
 
 
-def measure_headlines(job: HeadlinesJob, tell: Callable[[str], object]) -> dict[str, Any]:
+def measure_headlines(
+    job: HeadlinesJob, tell: Callable[[str], object], note: Callable[[str], object] = lambda line: None
+) -> dict[str, Any]:
     """Return `summary` (an object for each claim), `identical`, and `parts` with their figures and seconds. A part that
-    cannot be measured here takes its claims with it, and says why."""
+    cannot be measured here takes its claims with it, and says why. `tell` hears what begins, `note` what is done."""
     with ExitStack() as stack:
-        parts = _Parts(tell)
+        parts = _Parts(tell, note)
         pair: OverlapPair | None = None
         try:
             tell("a deeper target is made")
@@ -82,11 +84,11 @@ def measure_headlines(job: HeadlinesJob, tell: Callable[[str], object]) -> dict[
 class _Parts:
     """The rows of the parts, what each took, and why others have none."""
 
-    def __init__(self, tell: Callable[[str], object]) -> None:
+    def __init__(self, tell: Callable[[str], object], note: Callable[[str], object]) -> None:
         self.rows: dict[str, Row] = {}
         self.failed: dict[str, str] = {}
         self.took_s: dict[str, float] = {}
-        self._tell = tell
+        self._tell, self._note = tell, note
 
     def try_part(self, name: str, measure: Callable[[], Row]) -> None:
         """Measure a part; where it cannot be, note why."""
@@ -97,6 +99,7 @@ class _Parts:
         except (AdapterError, OutriderError) as error:
             self.failed[name] = str(error)
         self.took_s[name] = time.perf_counter() - started_s
+        self._note(f"{name.replace('_', ' ')}: {self.failed.get(name) or 'measured'} ({self.took_s[name]:.0f} s)")
 
 
 def _measure_pair(parts: _Parts, pair: OverlapPair, size: Size) -> None:
