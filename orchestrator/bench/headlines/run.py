@@ -16,12 +16,12 @@ from orchestrator.bench.headlines.parts import (
     FOUR_BIT,
     Size,
     measure_cluster,
+    measure_four_bit,
     measure_grammars,
     measure_one_device,
     measure_overlapped,
     measure_slow_link,
     plan_costs,
-    with_draft_weights,
 )
 from orchestrator.bench.overlap.measure import OverlapPair
 from orchestrator.bench.overlap.run import deepen_pair
@@ -104,9 +104,11 @@ class _Parts:
 
 def _measure_pair(parts: _Parts, pair: OverlapPair, size: Size) -> None:
     if pair.draft_cores:
-        four_bit = with_draft_weights(pair, FOUR_BIT)
         parts.try_part("overlap", lambda: measure_overlapped(pair, size))
-        parts.try_part("overlap_4bit", lambda: measure_overlapped(four_bit, size))
+        if (as_it_is := parts.rows.get("overlap")) is not None:
+            parts.try_part("overlap_4bit", lambda: measure_four_bit(pair, size, as_it_is))
+        else:
+            parts.failed["overlap_4bit"] = parts.failed["overlap"]
         parts.try_part("wan", lambda: measure_slow_link(pair, size))
     else:
         alone = "target and draft need a core each, and there is one"
