@@ -73,7 +73,8 @@ def measure_overlapped(pair: OverlapPair, size: Size) -> dict[str, Any]:
 
 def measure_four_bit(pair: OverlapPair, size: Size, as_it_is: Mapping[str, Any]) -> dict[str, Any]:
     """Return the same with a draft of 4-bit weights. The target is the same, so what all cores are worth to it is taken
-    from the row of the draft as it is; that it decodes plainly in turn with these drafts takes the machine's pace out."""
+    from the row of the draft as it is. It decodes plainly in turn with these drafts, which takes the machine's pace
+    out."""
     four_bit = with_draft_weights(pair, FOUR_BIT)
     row = measure_pair(four_bit, OWN_PROMPTS[: size.prompts], size.max_tokens, all_cores=False)
     all_cores = as_it_is["plain_all_cores_tokens_per_s"] / as_it_is["plain_tokens_per_s"]

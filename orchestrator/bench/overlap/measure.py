@@ -79,7 +79,8 @@ class OverlapPair:
 def measure_pair(
     pair: OverlapPair, texts: Sequence[PromptText], max_tokens: int, *, all_cores: bool = True
 ) -> dict[str, Any]:
-    """Return a row of the result, with the target on all cores, too, where that is wanted. Raises BenchError where something cannot be loaded, AdapterError and ConfigError."""
+    """Return a row of the result, with the target on all cores, too, where that is wanted. Raises BenchError where
+    something cannot be loaded, AdapterError and ConfigError."""
     with ExitStack() as stack:
         endpoints: dict[str, LinkEndpoint] = {}
         for name, overlap in OVERLAP.items():
