@@ -92,13 +92,13 @@ def onnx_genai(directory: Path, max_tokens: int) -> Generate:
 
 
 def outrider(target: LoadedTarget, options: Any, max_tokens: int, *, speculate: bool) -> Generate:
-    """Return Outrider's loop; with `speculate`, one suffix drafter over all prompts, as in a server."""
-    drafter = build_drafter(options, target) if speculate else None
+    """Return Outrider's loop, one over all prompts as in a server; with `speculate` it has drafters."""
+    loop = build_loop(target, options, build_drafter(options, target) if speculate else None)
 
     def generate(prompt: Prompt) -> Record:
         outcome = ModeRun("spec" if speculate else "plain")
         submit = Submit(prompt.key, prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens)
-        measure_decoding(build_loop(target, options, drafter), [submit], outcome)
+        measure_decoding(loop, [submit], outcome)
         return outcome.records[prompt.key]
 
     return generate

@@ -17,6 +17,7 @@ from orchestrator.bench.canary_aside import leave_out_canary
 from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, PromptText, read_texts, spread
 from orchestrator.bench.record import FORMULAS, Mode, ModeRun, Prompt, control_ratio, measure_decoding, summarise_modes
 from orchestrator.drafting.port import Drafter
+from orchestrator.engine.loop import DecodeLoop
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions
@@ -91,7 +92,8 @@ def measure_modes(
     a second plain run is taken in turn with them, and the summary has its `control_ratio`.
     Without `warm` the caller has warmed up.
 
-    One drafter drafts for all speculative waves, as in a server; plain waves have none and teach it nothing.
+    Each mode has one loop for all its waves, which learns what rounds cost, and one drafter drafts for all speculative
+    ones, as in a server. Plain waves have none and teach it nothing.
     """
     submits = [
         Submit(
@@ -107,9 +109,10 @@ def measure_modes(
         warm_up(target, options, drafter)
     modes: tuple[Mode, ...] = ("plain", "spec", "control") if control else ("plain", "spec")
     runs = {mode: ModeRun(mode) for mode in modes}
+    loops = {mode: build_loop(target, options, drafter if mode == "spec" else None) for mode in modes}
     for number, wave in enumerate(_waves(submits, concurrency)):
         for mode in _order(modes, number):
-            _measure_wave(target, options, wave, runs[mode], drafter if mode == "spec" else None, depth)
+            _measure_wave(loops[mode], wave, runs[mode], depth if mode == "spec" else None)
     summary = summarise_modes(runs["plain"], runs["spec"], prompts)
     if control:
         summary["control_ratio"] = control_ratio(runs["plain"], runs["control"])
@@ -149,17 +152,10 @@ def _order(modes: Sequence[Mode], number: int) -> tuple[Mode, ...]:
     return (*modes[first:], *modes[:first])
 
 
-def _measure_wave(
-    target: LoadedTarget,
-    options: EngineOptions,
-    wave: list[Submit],
-    outcome: ModeRun,
-    drafter: Drafter | None,
-    depth: int | None,
-) -> None:
+def _measure_wave(loop: DecodeLoop, wave: list[Submit], outcome: ModeRun, depth: int | None) -> None:
     if depth is not None:
         wave = [msgspec.structs.replace(submit, depth=depth) for submit in wave]
-    measure_decoding(build_loop(target, options, drafter), wave, outcome)
+    measure_decoding(loop, wave, outcome)
 
 
 def warm_up(target: LoadedTarget, options: EngineOptions, drafter: Drafter | None) -> None:

@@ -6,24 +6,18 @@ from pathlib import Path
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.config.draft_store import MEMORY, DraftStoreOptions, disk_path, is_redis, redis_location
-from orchestrator.config.drafts import SuffixDraft
+from orchestrator.config.draft_store import disk_path, is_redis, redis_location
+from orchestrator.config.drafts import choose_answer_store
 from orchestrator.config.model import ClusterConfig
 from orchestrator.draft_store.disk_store import DiskDraftStore
 from orchestrator.draft_store.port import DraftStore, StoreBounds
 from orchestrator.draft_store.service import DraftStoreService, StoreTerms
 
 
-def choose_store(config: ClusterConfig) -> tuple[str, DraftStoreOptions] | None:
-    """Return the store that a target's configuration names, and how it is used; None where it names none."""
-    suffix = (one for one in config.drafts if isinstance(one, SuffixDraft))
-    return next(((one.store, one.store_options) for one in suffix if one.store != MEMORY), None)
-
-
 def build_draft_store(config: ClusterConfig, base: Path, state: Path, clock: Clock) -> DraftStoreService | None:
     """Return the store of a target's suffix drafter; None where it keeps answers in the worker's memory alone. `base`
     is the configuration's directory, `state` the daemon's. Nothing is connected yet."""
-    chosen = choose_store(config)
+    chosen = choose_answer_store(config.drafts)
     if chosen is None:
         return None
     name, options = chosen

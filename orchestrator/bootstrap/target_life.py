@@ -14,7 +14,7 @@ from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.metrics.cost_series import HourlyPrice
 from orchestrator.api.served import ServedTarget, TargetTerms
 from orchestrator.bootstrap.canary import build_trial
-from orchestrator.bootstrap.draft_store import build_draft_store, choose_store
+from orchestrator.bootstrap.draft_store import build_draft_store
 from orchestrator.bootstrap.failover import build_standbys, failover_rules
 from orchestrator.bootstrap.fleet import FleetPlanning
 from orchestrator.bootstrap.plan_board import PlanBoard
@@ -31,7 +31,7 @@ from orchestrator.bootstrap.target_change import (
     may_mix,
 )
 from orchestrator.clock import Clock
-from orchestrator.config.drafts import IndexDraft
+from orchestrator.config.drafts import IndexDraft, choose_answer_store
 from orchestrator.config.model import ClusterConfig
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
@@ -268,7 +268,7 @@ class TargetLife:
 
     def take_rules(self, config: ClusterConfig) -> None:
         """Let what the daemon itself reads take effect."""
-        if choose_store(config) != choose_store(self.config):
+        if choose_answer_store(config.drafts) != choose_answer_store(self.config.drafts):
             before = self.served.use(build_draft_store(config, self._base, self._ground.state, self._ground.clock))
             if before is not None:
                 closing = asyncio.create_task(before.close(), name="close the draft store")

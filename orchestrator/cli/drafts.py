@@ -10,9 +10,11 @@ import typer
 
 from device_profiles.units import human_bytes
 from orchestrator.bench.progress import show_progress
+from orchestrator.cli.drafts_learn import learn
 from orchestrator.cli.options import ConfigFile
 
 app = typer.Typer(help="Stores of documents that drafts come from.")
+app.command()(learn)
 
 
 @app.callback()

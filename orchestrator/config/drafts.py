@@ -120,6 +120,12 @@ DRAFTS: dict[str, type[Section]] = {"suffix": SuffixDraft, "index": IndexDraft, 
 """What an item of `drafts` is, by its `method`."""
 
 
+def choose_answer_store(drafts: Sequence[AnyDraft]) -> tuple[str, DraftStoreOptions] | None:
+    """Return where a target's answers are kept outside its workers, and how that is used; None: nowhere."""
+    suffix = (one for one in drafts if isinstance(one, SuffixDraft))
+    return next(((one.store, one.store_options) for one in suffix if one.store != MEMORY), None)
+
+
 def draft_names(drafts: Sequence[AnyDraft], prefix: str = "") -> list[str]:
     """Return what the daemon calls each draft: its method, with a number where there are several of one; an index is
     called by its store."""

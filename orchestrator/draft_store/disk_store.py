@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 from orchestrator.clock import Clock
 from orchestrator.draft_store.port import Entry, StoreBounds, StoreFailed
@@ -34,6 +35,18 @@ DELETE FROM answers WHERE id IN (
     WHERE place > ? OR taken > ?)
 """
 _T = TypeVar("_T")
+
+
+def read_values(path: Path, since_s: float) -> list[bytes]:
+    """Return the values of all answers that were kept after a time (s since the epoch), the oldest first. The file is
+    only read. Raises StoreFailed."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", timeout=_BUSY_S, uri=True)) as base:
+            return [
+                value for (value,) in base.execute("SELECT value FROM answers WHERE at > ? ORDER BY at", (since_s,))
+            ]
+    except sqlite3.Error as error:
+        raise StoreFailed(f"{path}: {error}") from error
 
 
 class DiskDraftStore:

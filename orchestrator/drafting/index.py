@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.cache import count_common_prefix
 from orchestrator.drafting.meter import Meter
-from orchestrator.drafting.passages import MATCH, Passages
+from orchestrator.drafting.passages import MATCH, Passages, PassagesUnusable
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
 from orchestrator.drafting.suffix import vote_draft, weigh_match
 from orchestrator.workers.draft_messages import DrafterState
@@ -25,16 +27,22 @@ _LEAST_MATCH = 2  # tokens: a single one is everywhere in a large store
 _SELDOM = Probe(16)
 _NEWEST = 0.04  # weight of the newest ask in what one brings
 _HOPED = 0.5  # tokens that an ask is thought to bring at first
+_RENEW_S = 1.0  # so often is looked for a store that replaces this one
+_UNBOUNDED = 1 << 62
 _MARGIN = 2.0  # an ask is to bring so many times what it takes
 
 
 class IndexDrafter:
     """Drafts from the store at a path, which is called `store`. It does not own the text: it follows the end of each
-    sequence alone."""
+    sequence alone. A store of at most `most_bytes` that replaces it is taken as a sequence begins."""
 
-    def __init__(self, path: Path, store: str, clock: Clock, *, name: str, vocabulary: str) -> None:
+    def __init__(
+        self, path: Path, store: str, clock: Clock, *, name: str, vocabulary: str, most_bytes: int = _UNBOUNDED
+    ) -> None:
         """Raises PassagesUnusable where the store cannot be used with this vocabulary (its fingerprint)."""
         self.name = name
+        self._path, self._vocabulary, self._most_bytes = path, vocabulary, most_bytes
+        self._looked_s = clock.monotonic_s()
         self._store = store
         self._clock = clock
         self._passages = Passages.of_vocabulary(path, vocabulary)
@@ -46,11 +54,31 @@ class IndexDrafter:
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """See the port."""
+        self._renew()
         self._asked.pop(key, None)
         if hints.stores is None or self._store in hints.stores:
             self._ends[key] = list(tokens[-MATCH:])
         else:
             self._ends.pop(key, None)
+
+    def _renew(self) -> None:
+        """Go on with a store that was made anew under the same path. The old one stays where that cannot be used."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._looked_s < _RENEW_S:
+            return
+        self._looked_s = now_s
+        if not self._passages.is_replaced:
+            return
+        try:
+            found = Passages.of_vocabulary(self._path, self._vocabulary)
+        except PassagesUnusable:
+            return
+        before, self._passages = self._passages, found
+        if found.size_bytes > self._most_bytes:
+            before, self._passages = found, before
+        before.close()
+        self._brought = max(self._brought, _HOPED)
+        self._meter.state = msgspec.structs.replace(self._meter.state, memory_bytes=self._passages.size_bytes)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""

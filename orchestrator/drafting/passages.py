@@ -114,16 +114,22 @@ def read_header(path: Path) -> tuple[PassagesHeader, int]:
     return header, start
 
 
+def _identify(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
 class Passages:
     """A mapped store. Its pages are the page cache's: workers of a host share them."""
 
     def __init__(self, path: Path) -> None:
         """Raises PassagesUnusable."""
+        self._path = path
         self.header, start = read_header(path)
         self.size_bytes = self.header.tokens * BYTES_PER_TOKEN
         count = self.header.tokens * _TOKEN.itemsize
         try:
             with path.open("rb") as file:
+                self._file = _identify(os.fstat(file.fileno()))
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise PassagesUnusable(f"{path}: cannot be mapped: {error}") from error
@@ -164,6 +170,14 @@ class Passages:
         """Return up to `count` tokens from a place on, up to the end of its document."""
         tokens = self._text[place : place + count].tolist()
         return tokens[: tokens.index(SEAM)] if SEAM in tokens else tokens
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another file stands at its path now; one that is gone replaces nothing."""
+        try:
+            return _identify(self._path.stat()) != self._file
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Give the mapping back. Idempotent."""

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from adapters.tokenizer import Tokenizer
 from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_from
 from device_profiles.workload import vocabulary_fingerprint
+from orchestrator.config.model import ClusterConfig
 from orchestrator.drafting.passages import write_passages
 from orchestrator.errors import ConfigError
 from orchestrator.loading.models import OnProgress, load_tokenizer, tokenizer_of
@@ -21,8 +23,7 @@ def index_documents(
     and what preparing the model's tokenizer raises."""
     options = _find_model(config_path, model)
     files = _list_files(directory)
-    simulated = options.source.startswith(SIMULATED_PREFIX)
-    tokenizer = load_tokenizer("") if simulated else tokenizer_of(options, progress)
+    tokenizer = load_store_tokenizer(options, progress)
     documents: list[list[int]] = []
     left_out: list[str] = []
     count = 0
@@ -40,19 +41,30 @@ def index_documents(
             )
     if not count:
         raise ConfigError(f"{directory}: has no text files; name the directory of the documents")
+    return write_store(output, documents, options, str(directory), progress) | {"left_out": left_out}
+
+
+def write_store(
+    output: Path, documents: list[list[int]], options: ModelOptions, source: str, progress: OnProgress
+) -> dict[str, Any]:
+    """Write a store of a model's tokens and return what is in it. Raises ConfigError."""
     progress("ordering", -1.0)
     fingerprint = vocabulary_fingerprint(vocabulary_from(options.source, Path(options.base), progress))
     try:
-        header = write_passages(output, documents, vocabulary=fingerprint, source=str(directory))
+        header = write_passages(output, documents, vocabulary=fingerprint, source=source)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error.strerror or error}; name another --output") from error
     size = output.stat().st_size
-    return {"path": str(output), "documents": header.documents, "tokens": header.tokens, "bytes": size} | {
-        "left_out": left_out
-    }
+    return {"path": str(output), "documents": header.documents, "tokens": header.tokens, "bytes": size}
 
 
-def _find_model(config_path: Path | None, name: str) -> ModelOptions:
+def load_store_tokenizer(options: ModelOptions, progress: OnProgress) -> Tokenizer:
+    """Return the tokenizer of a model whose tokens a store is to have."""
+    return load_tokenizer("") if options.source.startswith(SIMULATED_PREFIX) else tokenizer_of(options, progress)
+
+
+def find_target(config_path: Path | None, name: str) -> tuple[ClusterConfig, Path]:
+    """Return the part of the configuration that is a model's ("": the first), and the file. Raises ConfigError."""
     from orchestrator.config.load import default_config_path, load_config
 
     path = config_path or default_config_path()
@@ -61,6 +73,11 @@ def _find_model(config_path: Path | None, name: str) -> ModelOptions:
     chosen = next((one for one in targets if one.model.name == name), None) if name else targets[0]
     if chosen is None:
         raise ConfigError(f"{path}: has no model {name!r}; it has {', '.join(one.model.name for one in targets)}")
+    return chosen, path
+
+
+def _find_model(config_path: Path | None, name: str) -> ModelOptions:
+    chosen, path = find_target(config_path, name)
     return engine_options(chosen, path.resolve().parent).model
 
 

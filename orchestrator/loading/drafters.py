@@ -190,7 +190,14 @@ def _build_index(options: IndexOptions, target: LoadedTarget) -> IndexDrafter:
     """Return a drafter from a store. Raises ModelRefused where the store cannot be used."""
     vocabulary = target.model.spec.vocabulary_fingerprint
     try:
-        return IndexDrafter(Path(options.path), options.store, SystemClock(), name=options.name, vocabulary=vocabulary)
+        return IndexDrafter(
+            Path(options.path),
+            options.store,
+            SystemClock(),
+            name=options.name,
+            vocabulary=vocabulary,
+            most_bytes=options.most_bytes,
+        )
     except PassagesUnusable as error:
         raise ModelRefused(f"{options.place}.path: {error}") from error
 

@@ -82,13 +82,15 @@ class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix
 
 
 class IndexOptions(msgspec.Struct, frozen=True, tag_field="method", tag="index"):
-    """A drafter from the store of documents at `path`, called `store`. `place`: where the configuration names it."""
+    """A drafter from the store of documents at `path`, called `store`. `place`: where the configuration names it.
+    One that replaces it while it is used may have `most_bytes`."""
 
     name: str
     store: str
     path: str
     place: str
     size_bytes: int
+    most_bytes: int
 
 
 class RemoteOptions(msgspec.Struct, frozen=True):
@@ -406,7 +408,9 @@ def _drafters_of(
         elif isinstance(draft, IndexDraft):
             path = base / Path(draft.path).expanduser()
             size = path.stat().st_size if path.exists() else 0
-            found.append(IndexOptions(name, draft.store, str(path), format_place((*at, index)), size))
+            found.append(
+                IndexOptions(name, draft.store, str(path), format_place((*at, index)), size, int(draft.memory))
+            )
         else:
             found.append(_model_draft(name, format_place((*at, index)), draft, config, base))
     return found
