@@ -16,7 +16,7 @@ from orchestrator.cli.options import ConfigFile
 
 def headlines(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Measure less of each, and no cluster: about 3 minutes.")
+        bool, typer.Option("--quick", help="Measure less of each, and no cluster: about 4 minutes.")
     ] = False,
     draft: Annotated[
         str, typer.Option(help="The draft, of which a deeper target is made: a GGUF source, as in cluster.yaml.")
@@ -27,7 +27,7 @@ def headlines(
     config: ConfigFile = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
-    """Measure what each claim of the brief is about, by the code of the other benchmarks, in one go: about 8 minutes on
+    """Measure what each claim of the brief is about, by the code of the other benchmarks, in one go: 10 to 20 minutes on
     two cores. Hosts for the cluster need Linux and root."""
     import dataclasses
     import tempfile
