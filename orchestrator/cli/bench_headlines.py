@@ -27,8 +27,8 @@ def headlines(
     config: ConfigFile = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
-    """Measure what each claim of the brief is about, by the code of the other benchmarks, in one go: 10 to 20 minutes on
-    two cores. Hosts for the cluster need Linux and root."""
+    """Measure what each claim of the brief is about, by the code of the other benchmarks, in one go: 10 to 20 minutes.
+    Hosts for the cluster need Linux and root."""
     import dataclasses
     import tempfile
 
