@@ -127,12 +127,12 @@ class Answer:
 
 def _sum_stats(stats: Sequence[RequestStats]) -> RequestStats | None:
     """Add up what the choices did. They have one prompt: what none of them had to compute was there before.
-    They waited side by side."""
+    They waited side by side. Who drafted for which of them is not told here."""
     if not stats:
         return None
-    columns = zip(*(msgspec.structs.astuple(each) for each in stats), strict=True)
+    counts = [name for name in RequestStats.__struct_fields__ if name != "drafters"]
     return msgspec.structs.replace(
-        RequestStats(*(sum(column) for column in columns)),
+        RequestStats(**{name: sum(getattr(each, name) for each in stats) for name in counts}),
         prompt_tokens=stats[0].prompt_tokens,
         reused=min(each.reused for each in stats),
         queue_ms=max(each.queue_ms for each in stats),

@@ -24,6 +24,7 @@ FORMULAS = {
     "mean_acceptance_length": "1 + accepted / verification steps (counts the recovered or bonus token)",
     "speed_up": "spec tok/s / plain tok/s",
     "tpot_speed_up": "plain TPOT / spec TPOT",
+    "worst_category_vs_plain": "plain TPOT / spec TPOT of the category where that is least",
     "control_ratio": "plain TPOT / TPOT of a second plain run, taken in turn with the others",
     "overhead_share": "1 - sum(the runtime's forward time) / sum(round time), speculative decode rounds",
 }
@@ -155,6 +156,9 @@ def summarise_modes(plain: ModeRun, spec: ModeRun, prompts: Sequence[Prompt]) ->
         by_category[prompt.category].append((a, b))
     plain_tok_s = _ratio(sum(len(r.tokens) for r in plain.records.values()), plain.wall_s)
     spec_tok_s = _ratio(sum(len(r.tokens) for r in spec.records.values()), spec.wall_s)
+    categories = {
+        name: figures([a for a, _ in found], [b for _, b in found]) for name, found in sorted(by_category.items())
+    }
     return {
         "identical": not mismatches,
         "mismatches": len(mismatches),
@@ -165,7 +169,6 @@ def summarise_modes(plain: ModeRun, spec: ModeRun, prompts: Sequence[Prompt]) ->
         "speed_up": _ratio(spec_tok_s, plain_tok_s),
         "overhead_share": 1.0 - _ratio(spec.device_ms, spec.round_ms),
         "plain_overhead_share": 1.0 - _ratio(plain.device_ms, plain.round_ms),
-        "categories": {
-            name: figures([a for a, _ in found], [b for _, b in found]) for name, found in sorted(by_category.items())
-        },
+        "worst_category_vs_plain": min((one["tpot_speed_up"] for one in categories.values()), default=0.0),
+        "categories": categories,
     }

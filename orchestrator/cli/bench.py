@@ -6,6 +6,7 @@ import typer
 
 from orchestrator.cli.bench_cluster import cluster
 from orchestrator.cli.bench_commands import decode, exactness, pairs
+from orchestrator.cli.bench_headlines import headlines
 from orchestrator.cli.bench_overlap import overlap
 from orchestrator.cli.bench_plan import plan
 from orchestrator.cli.bench_policy import policy
@@ -17,6 +18,7 @@ app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, s
 app.command("cluster")(cluster)
 app.command("decode")(decode)
 app.command("exactness")(exactness)
+app.command("headlines")(headlines)
 app.command("overlap")(overlap)
 app.command("shards")(shards)
 app.command("pairs")(pairs)

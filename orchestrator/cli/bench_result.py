@@ -19,16 +19,21 @@ def check_json_path(json_out: Path | None) -> None:
         raise BenchError(f"--json {json_out}: there is no such directory")
 
 
-def finish_comparison(result: dict[str, Any], json_out: Path | None, show: Callable[[dict[str, Any]], None]) -> None:
-    """Add the environment, write and show a result. Raises BenchError where its outputs are not identical."""
+def describe_machine() -> dict[str, Any]:
+    """Return what a result was measured with."""
     from adapters.hardware import processor
 
-    result["environment"] = {
+    return {
         "outrider": version("outrider"),
         "python": platform.python_version(),
         "processor": processor().name,
         "cpus": os.cpu_count(),
     }
+
+
+def finish_comparison(result: dict[str, Any], json_out: Path | None, show: Callable[[dict[str, Any]], None]) -> None:
+    """Add the environment, write and show a result. Raises BenchError where its outputs are not identical."""
+    result["environment"] = describe_machine()
     if json_out is not None:
         json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
     show(result)

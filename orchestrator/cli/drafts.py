@@ -48,3 +48,40 @@ def index(
     for name in found["left_out"]:
         print(f"left out: {name}")
     print(f"to use it: drafts: [{{method: suffix}}, {{method: index, path: {path.resolve()}}}]")
+
+
+@app.command()
+def recommend(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `turns` (the first is used) or `prompt`; else our own.")
+    ] = None,
+    store: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="A store of documents to try; may be repeated.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SOURCE", help="A draft model to try, as in cluster.yaml; may be repeated."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 96,
+    config: ConfigFile = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Decode prompts plainly and with each draft that is here, in turn, and say which to configure: the
+    configuration's, suffix, and what is named, each alone and all together."""
+    from orchestrator.bench.prompts import BenchError
+    from orchestrator.bench.recommend.run import RecommendJob, recommend_drafts
+    from orchestrator.bench.recommend.table import print_recommendation
+    from orchestrator.config.load import default_config_path, load_config
+
+    path = config or default_config_path()
+    job = RecommendJob(
+        load_config(path), path.resolve().parent, tuple(store or ()), tuple(model or ()), prompts, limit, max_tokens
+    )
+    result = show_progress(lambda progress: recommend_drafts(job, progress))
+    if as_json:
+        print(json.dumps(result, indent=1))
+    else:
+        print_recommendation(result)
+    if result["environment"]["exactness"] == "bit" and not result["summary"]["identical"]:
+        raise BenchError("outputs differ from those without drafts: that is a bug, please report it")

@@ -25,7 +25,8 @@ def explain(
     as_json: DaemonJson = False,
 ) -> None:
     """Show a request of late: the chosen pair of replica and draft with all candidates and their terms, what it waited
-    for, how deep it was drafted for over time and what was accepted, and the workers that it left."""
+    for, how deep it was drafted for over time and what was accepted, what each drafter did, and the workers that it
+    left."""
     answer = query_daemon(find_daemon(url, socket, config, port), f"/admin/explain/{quote(request, safe='')}")
     if as_json:
         print(json.dumps(answer, indent=1))
@@ -44,6 +45,7 @@ def _print_history(one: dict[str, Any]) -> None:
     console = wide_console()
     for line in describe_history(one):
         console.print(line, markup=False, highlight=False)
+    _print_drafters(one)
     if not one["rounds"]:
         return
     table = Table("until", "rounds", "tokens", "drafted a round", "accepted a round", "accepted")
@@ -53,6 +55,42 @@ def _print_history(one: dict[str, Any]) -> None:
         counts = (f"{stretch['at_s']:.2f} s", str(rounds), str(stretch["tokens"]))
         add_row(table, *counts, f"{drafted / rounds:.1f}", f"{accepted / rounds:.1f}", rate)
     console.print(table)
+
+
+def _print_drafters(one: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from orchestrator.plain_table import add_row, wide_console
+
+    if not one.get("drafters"):
+        return
+    table = Table("drafter", "asked", "proposed", "taken", "verified", "accepted", "why not more")
+    for share in one["drafters"]:
+        asked, taken = f"{share['asked']} rounds", f"{share['taken']} rounds"
+        proposed, tokens = f"{share['proposed']} tokens", f"{share['drafted']} tokens"
+        rate = f"{share['accepted']} ({share['accepted'] / share['drafted']:.0%})" if share["drafted"] else "0"
+        add_row(table, share["name"], asked, proposed, taken, tokens, rate, describe_leaving(share))
+    wide_console().print(table)
+
+
+def describe_leaving(share: dict[str, Any]) -> str:
+    """Return why a drafter was left alone, or its draft was not taken, in so many rounds each."""
+    reasons = {
+        "a cheaper draft promised enough": share["spared"],
+        "others were chosen": share["off"],
+        "it had nothing that pays": share["asked"] - share["answered"],
+        "another promised more": share["answered"] - share["taken"],
+    }
+    return ", ".join(f"{reason}: {rounds}" for reason, rounds in reasons.items() if rounds > 0) or "-"
+
+
+def describe_unasked(one: dict[str, Any]) -> str:
+    """Return in a line in how many rounds nobody was asked; "" where that is not known, or there was none."""
+    rounds = sum(part["rounds"] for part in one["rounds"])
+    asked = max((share["asked"] + share["spared"] + share["off"] for share in one.get("drafters", [])), default=0)
+    if not asked or asked >= rounds:
+        return ""
+    return f"in {rounds - asked} of {rounds} rounds no drafter was asked: drafts did not pay, or there was no room"
 
 
 def describe_history(one: dict[str, Any]) -> list[str]:
@@ -69,6 +107,8 @@ def describe_history(one: dict[str, Any]) -> list[str]:
         lines.append(f"drafts: {drafted} tokens in {rounds} rounds, {accepted} accepted ({accepted / drafted:.0%})")
     if one["prediction_tokens"]:
         lines.append(describe_prediction(one))
+    if unasked := describe_unasked(one):
+        lines.append(unasked)
     lines += [f"left {move['replica']} after {move['at_s']:.2f} s: {move['why']}" for move in one["moves"]]
     return lines
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from device_profiles.units import MS_PER_S
 from orchestrator.control.steering_port import MoveView, RequestView, RoundsView
-from orchestrator.workers.messages import Delta, RequestStats, Submit
+from orchestrator.workers.messages import Delta, DrafterShare, RequestStats, Submit
 from orchestrator.workers.packed_tokens import BYTES_PER_TOKEN
 
 _MOST_ENDED: Final = 1024
@@ -19,6 +19,7 @@ _MOST_STRETCHES: Final = 64
 _MOST_MOVES: Final = 16
 _NEWEST_STRETCHES: Final = 4
 
+_SHARE_COUNTS: Final = tuple(name for name in DrafterShare.__struct_fields__ if name != "name")
 _NO_STATS: Final = RequestStats(0, 0, 0, 0, 0, 0.0, 0.0)
 
 
@@ -63,12 +64,15 @@ class RequestHistory:
     predicted_right: int = 0
     rounds: list[_Rounds] = field(default_factory=list)
     moves: list[MoveView] = field(default_factory=list)
+    _shares: dict[str, DrafterShare] = field(default_factory=dict)
+    _left_shares: dict[str, DrafterShare] = field(default_factory=dict)
     _stats: RequestStats = _NO_STATS
     _a_stretch: int = 1
 
     def observe_sent(self, replica: str, now_s: float) -> None:
         """It was sent to a replica, whose counts begin at 0."""
         self.replica, self._stats = replica, _NO_STATS
+        self._left_shares, self._shares = _add_shares(self._left_shares, self._shares), {}
         if self.sent_s is None:
             self.sent_s = now_s
 
@@ -86,6 +90,8 @@ class RequestHistory:
             self.predicted += delta.stats.predicted - before.predicted
             self.predicted_right += delta.stats.predicted_right - before.predicted_right
             self._add(_Rounds(now_s - self.opened_s, 1, len(delta.tokens), drafted, accepted))
+            if delta.stats.drafters:
+                self._shares = {one.name: one for one in delta.stats.drafters}
         if delta.tokens and self.first_s is None:
             self.first_s = now_s
             if delta.stats is not None:
@@ -131,6 +137,7 @@ class RequestHistory:
                 RoundsView(one.at_s, one.rounds, one.tokens, one.drafted, one.accepted) for one in self.rounds
             ),
             moves=tuple(self.moves),
+            drafters=tuple(_add_shares(self._left_shares, self._shares).values()),
         )
 
     def _name_state(self) -> str:
@@ -139,6 +146,18 @@ class RequestHistory:
         if self.first_s is not None:
             return "decoding" if self.replica else "moving"
         return "sent" if self.replica else "queued"
+
+
+def _add_shares(before: dict[str, DrafterShare], more: dict[str, DrafterShare]) -> dict[str, DrafterShare]:
+    """Return what each drafter did by the words of two workers, one after the other."""
+    found = dict(before)
+    for name, share in more.items():
+        if (known := found.get(name)) is not None:
+            counts = {one: getattr(known, one) + getattr(share, one) for one in _SHARE_COUNTS}
+            found[name] = DrafterShare(name, **counts)
+        else:
+            found[name] = share
+    return found
 
 
 class RequestHistories:

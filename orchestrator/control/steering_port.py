@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import DrafterShare
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class RequestView:
     lives). `owner`: of whose key, by the key's id. `depth`: draft tokens a round, of its newest rounds. `queue_ms`: it
     waited here and at its first worker. `digest` names what it asks for ("": not known yet). Its client
     brought `prediction_tokens` that it expected; `predicted` of them were verified, and `predicted_right` were right.
-    It never has the text.
+    `drafters`: what each did, of late where it lives. It never has the text.
     """
 
     request_id: str
@@ -58,6 +59,7 @@ class RequestView:
     predicted_right: int = 0
     rounds: tuple[RoundsView, ...] = ()
     moves: tuple[MoveView, ...] = ()
+    drafters: tuple[DrafterShare, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

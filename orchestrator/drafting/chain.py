@@ -15,7 +15,9 @@ from orchestrator.drafting.group import DrafterGroup
 from orchestrator.drafting.guard import GuardedDrafter
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.drafting.prediction import PredictionDrafter
+from orchestrator.drafting.tally import DrafterTally
 from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import DrafterShare
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
 from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, estimate_accepted_tokens, usual_after
@@ -59,6 +61,7 @@ class ChainDrafter(DrafterGroup):
         super().__init__([one if isinstance(one, GuardedDrafter) else GuardedDrafter(one) for one in every])
         self._predictions = predictions
         self._greedy: dict[str, bool] = {}
+        self._tallies: dict[str, list[DrafterTally]] = {}
         self._silent: frozenset[int] = frozenset()
         self._standings = {greedy: [_DrafterStats() for _ in self._drafters] for greedy in (True, False)}
 
@@ -88,6 +91,7 @@ class ChainDrafter(DrafterGroup):
         """See the port."""
         self._forget(key)
         self._greedy[key] = sampling.temperature == 0.0
+        self._tallies[key] = [DrafterTally() for _ in self._drafters]
         for drafter in self._drafters:
             drafter.begin(key, tokens, sampling, hints)
 
@@ -101,26 +105,46 @@ class ChainDrafter(DrafterGroup):
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
-        best = [NOTHING] * len(asks)
+        best, takers = [NOTHING] * len(asks), [-1] * len(asks)
         for number, drafter in enumerate(self._drafters[self._first :], start=self._first):
             places = [place for place, ask in enumerate(asks) if self._asks(number, ask, best[place])]
             # none, too: it hears that a round begins
             found = drafter.propose([_beyond(asks[place], best[place]) for place in places])
             for place, draft in zip(places, found, strict=True):
                 key = asks[place].key
+                tally = self._tallies[key][number]
+                tally.asked += 1
                 if draft.tokens:
+                    tally.answered += 1
+                    tally.proposed += len(draft.tokens)
                     noted = self._standings[self._greedy[key]][number].note(key, draft)
                     if _promises_more(noted, best[place]):
-                        best[place] = noted
+                        best[place], takers[place] = noted, number
+        for ask, taker in zip(asks, takers, strict=True):
+            if taker >= 0:
+                self._tallies[ask.key][taker].taken += 1
         return best
 
+    def describe_shares(self, key: str) -> list[DrafterShare]:
+        """See drafting.tally. A drafter that no round met is left out."""
+        named = zip(self._drafters, self._tallies.get(key, ()), strict=False)
+        return [tally.name(state.name) for drafter, tally in named if tally.met for state in drafter.states()[:1]]
+
     def _asks(self, number: int, ask: Ask, best: Draft) -> bool:
-        if number in self._silent or ask.key not in self._greedy or best.is_drawn(0):
+        if ask.key not in self._greedy:
             return False
-        if number == 0 and self._predictions is not None:
-            return self._predictions.knows(ask.key)
+        predictions = self._predictions if number == 0 else None
+        if predictions is not None and not predictions.knows(ask.key):
+            return False
+        if number in self._silent:
+            self._tallies[ask.key][number].off += 1
+            return False
+        if predictions is not None:
+            return True
         standing = self._standings[self._greedy[ask.key]][number]
-        return asks_on(best.confidences, limit=ask.limit, usual=standing.usual)
+        asks = not best.is_drawn(0) and asks_on(best.confidences, limit=ask.limit, usual=standing.usual)
+        self._tallies[ask.key][number].spared += not asks
+        return asks
 
     def end(self, key: str, *, keep: bool) -> None:
         """See the port."""
@@ -129,6 +153,7 @@ class ChainDrafter(DrafterGroup):
             drafter.end(key, keep=keep)
 
     def _forget(self, key: str) -> None:
+        self._tallies.pop(key, None)
         if (greedy := self._greedy.pop(key, None)) is not None:
             for standing in self._standings[greedy]:
                 standing.proposed.pop(key, None)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.drafting.group import DrafterGroup
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
+from orchestrator.drafting.tally import TallyingDrafter
+from orchestrator.workers.messages import DrafterShare
 from policies.sampling import Sampling
 
 
@@ -52,6 +54,11 @@ class VariantDrafter(DrafterGroup):
             for place, draft in zip(places, found, strict=True):
                 drafts[place] = draft
         return drafts
+
+    def describe_shares(self, key: str) -> list[DrafterShare]:
+        """See drafting.tally."""
+        drafter = self._of(key)
+        return drafter.describe_shares(key) if isinstance(drafter, TallyingDrafter) else []
 
     def end(self, key: str, *, keep: bool) -> None:
         """See the port."""

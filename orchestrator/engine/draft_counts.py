@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from orchestrator.drafting.port import Draft
 from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import DrafterShare
 
 GRAMMAR = "grammar"
 """Whose the draft tokens are that a grammar added."""
+
+
+def count_by_drafter(counts: dict[str, tuple[int, int]], draft: Draft, accepted: int) -> None:
+    """Add a draft's tokens, and `accepted` of its leading ones, to the counts of whose they are."""
+    own = min(accepted, draft.own)
+    for name, drafted, right in (
+        (draft.drafter, draft.own, own),
+        (GRAMMAR, draft.guessed - draft.own, accepted - own),
+    ):
+        if drafted:
+            before = counts.get(name, (0, 0))
+            counts[name] = (before[0] + drafted, before[1] + right)
+
+
+def add_verified(told: Sequence[DrafterShare], counts: Mapping[str, tuple[int, int]]) -> list[DrafterShare]:
+    """Return what each drafter did, with its tokens that were verified and accepted; a grammar's come last."""
+    shares = {one.name: one for one in told}
+    for name, (drafted, accepted) in counts.items():
+        share = shares.get(name, DrafterShare(name))
+        shares[name] = msgspec.structs.replace(share, drafted=drafted, accepted=accepted)
+    return list(shares.values())
 
 
 @dataclass(slots=True)
@@ -36,17 +58,6 @@ class RoundDraftCounts:
         self.per_position.extend([0] * (accepted - len(self.per_position)))
         for position in range(accepted):
             self.per_position[position] += 1
-
-    def add_by_drafter(self, draft: Draft, accepted: int) -> None:
-        """Count a draft's tokens for whose they are, `accepted` of its leading ones among them."""
-        own = min(accepted, draft.own)
-        for name, drafted, right in (
-            (draft.drafter, draft.own, own),
-            (GRAMMAR, draft.guessed - draft.own, accepted - own),
-        ):
-            if drafted:
-                before = self.by_drafter.get(name, (0, 0))
-                self.by_drafter[name] = (before[0] + drafted, before[1] + right)
 
 
 class DrafterCounts:

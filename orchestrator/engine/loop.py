@@ -31,7 +31,7 @@ from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.engine.batch import ScheduledSequence, rows_of
 from orchestrator.engine.constraints import RowConstraints
 from orchestrator.engine.departures import Departures
-from orchestrator.engine.draft_counts import DrafterCounts, RoundDraftCounts
+from orchestrator.engine.draft_counts import DrafterCounts, RoundDraftCounts, count_by_drafter
 from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.kv_mover import KvMover, TakenPages
 from orchestrator.engine.prefix_cache import PrefixCache
@@ -57,6 +57,9 @@ from policies.sampling import NotFinite, Row, ToleranceGoal, VerifiedDraft
 from policies.serving.acceptance_alarm import THRESHOLD
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.policy import DepthPolicy
+
+_SHARES_EVERY = 16
+"""A sequence's rounds between two words on what each drafter did for it."""
 
 
 class LoopTuning(NamedTuple):
@@ -520,6 +523,8 @@ class DecodeLoop:
                 continue
             if taken:
                 self._levels.observe_commit(sequence, ended=bool(finish))
+            told = bool(finish) or sequence.steps % _SHARES_EVERY == 0
+            sequence.shares = self._speculator.describe_shares(sequence) if told else []
             deltas.append(_delta(sequence, taken, finish, own[len(own) - len(sequence.draft.tokens) - 1 :]))
             self._speculator.observe_verdict(sequence, judged.accepted, taken)
             if finish:
@@ -544,7 +549,8 @@ class DecodeLoop:
             sequence.predicted += sequence.draft.own
             sequence.predicted_right += min(accepted, sequence.draft.own)
         tally.add(drafted, accepted, sequence.submit.sampling.rule)
-        tally.add_by_drafter(sequence.draft, accepted)
+        count_by_drafter(tally.by_drafter, sequence.draft, accepted)
+        count_by_drafter(sequence.by_drafter, sequence.draft, accepted)
         self._by_drafter.add(sequence.draft, accepted)
 
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:

@@ -9,7 +9,7 @@ from orchestrator.drafting.port import NOTHING, Draft
 from orchestrator.engine.constraints import RowConstraints
 from orchestrator.engine.kv_mover import TakenPages
 from orchestrator.engine.logprobs import LogprobCollector
-from orchestrator.workers.messages import RequestStats, Submit
+from orchestrator.workers.messages import DrafterShare, RequestStats, Submit
 
 NO_SLOT = -1
 
@@ -22,7 +22,8 @@ class SequenceState:
     `tolerance_delta`, `predicted`, `predicted_right`: see RequestStats. `pace_s`, `pace_tokens`: since when its pace
     is measured, and how many tokens it had then (0: it is not yet). `turn`: the last round that it decoded in.
     `queued_s`: when it was queued last, at first or because it gave way. `pages`: what it begins with once it has a
-    slot."""
+    slot. `by_drafter`: tokens that were verified, and those of them that were accepted. `shares`: what its drafters
+    did, in those rounds that tell it."""
 
     submit: Submit
     tokens: list[int]
@@ -46,6 +47,8 @@ class SequenceState:
     predicted: int = 0
     predicted_right: int = 0
     tolerance_delta: float = -1.0
+    by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)
+    shares: list[DrafterShare] = field(default_factory=list)
     draft: Draft = field(default=NOTHING)
     rules: RowConstraints | None = None
     scores: LogprobCollector | None = None
@@ -144,4 +147,5 @@ class SequenceState:
             tolerance_delta=self.tolerance_delta,
             predicted=self.predicted,
             predicted_right=self.predicted_right,
+            drafters=self.shares,
         )

@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 from adapters.contract import LoadedModel
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, DraftHints
+from orchestrator.drafting.tally import TallyingDrafter
 from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.engine.batch import ScheduledSequence, count_min_rows, rows_of
+from orchestrator.engine.draft_counts import add_verified
 from orchestrator.engine.draft_pause import DraftPause
 from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import DrafterShare
 from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundSequence, RoundTimes
 from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
 from policies.speculation.probe import Probe
@@ -163,6 +166,12 @@ class Speculator:
                 part.sequence.draft = NOTHING
         index = {place.key: at for at, place in enumerate(now.places)}
         self._open = _Open(now, drafts, proposals, depths, index)
+
+    def describe_shares(self, sequence: SequenceState) -> list[DrafterShare]:
+        """Return what each drafter did for a sequence that has not ended yet."""
+        drafter = self._drafter
+        told = drafter.describe_shares(sequence.key) if isinstance(drafter, TallyingDrafter) else []
+        return add_verified(told, sequence.by_drafter)
 
     def abandon_round(self) -> None:
         """The round goes on without its drafts: nothing is learned from what it proposed."""

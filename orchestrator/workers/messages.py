@@ -245,13 +245,31 @@ class Retuned(msgspec.Struct, frozen=True, tag="retuned"):
     why: str = ""
 
 
+class DrafterShare(msgspec.Struct, frozen=True, array_like=True):
+    """What one drafter did for a request. In `asked` rounds it was asked, and in `answered` of them it proposed, in all
+    `proposed` tokens; `taken`: of those rounds, those in which its draft promised most. It was not asked in `spared`
+    rounds, as a cheaper draft promised enough, and in `off` rounds, as others were chosen. Of its tokens `drafted` were
+    verified and `accepted` became output."""
+
+    name: str
+    asked: int = 0
+    answered: int = 0
+    taken: int = 0
+    proposed: int = 0
+    spared: int = 0
+    off: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
 class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     """What one request cost, counted since it was (re)submitted.
 
     `drafted`/`accepted`: draft tokens verified/accepted. `steps`: verification forwards of this request after
     its prompt. `reused`: tokens of the prompt whose KV cache was there already. `tolerance_delta`: the tolerance (nats)
     that drafts were judged with last, below 0 where there was none. `predicted`, `predicted_right`: tokens of the
-    request's own prediction that were verified, and those of them that were accepted.
+    request's own prediction that were verified, and those of them that were accepted. `drafters`: what each did, with
+    the last delta and now and then before it; else it is empty.
     """
 
     prompt_tokens: int
@@ -265,6 +283,7 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     tolerance_delta: float = -1.0
     predicted: int = 0
     predicted_right: int = 0
+    drafters: list[DrafterShare] = []
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):

@@ -174,13 +174,16 @@ def test_bench_decode_compares_token_for_token_and_names_its_figures(tmp_path, t
     summary = result["summary"]
     for name in (
         *("identical", "mismatches", "prompts", "plain_tok_s", "spec_tok_s", "plain_tpot_ms", "spec_tpot_ms"),
-        *("acceptance_rate", "mean_acceptance_length", "overhead_share"),
+        *("acceptance_rate", "mean_acceptance_length", "overhead_share", "worst_category_vs_plain"),
     ):
         assert name in summary
     assert summary["identical"] is True
     assert summary["mismatches"] == 0
     assert summary["prompts"] == 5
     assert set(summary["categories"]) == {"c0", "c1"}
+    speeds = {category["plain_tpot_ms"] / category["spec_tpot_ms"] for category in summary["categories"].values()}
+    assert summary["worst_category_vs_plain"] == pytest.approx(min(speeds))
+    assert summary["worst_category_vs_plain"] <= summary["tpot_speed_up"] <= max(speeds)
     plain, spec = result["runs"]
     assert sum(request["drafted"] for request in plain["requests"]) == 0
     assert sum(request["accepted"] for request in spec["requests"]) > 0

@@ -269,7 +269,7 @@ def test_drafters_are_swapped_while_streams_run_and_no_text_changes(fleet: Fleet
 
 
 def test_what_became_of_a_request_is_explained(fleet: Fleet) -> None:
-    answer = fleet.client.completions.create(**ask(1))
+    answer = fleet.client.completions.create(**ask(1, drafts=True))
     found = fleet.read("explain", answer.id)
     history, route = found["requests"][0], found["routes"][0]
     assert history["outcome"] == answer.choices[0].finish_reason
@@ -280,7 +280,13 @@ def test_what_became_of_a_request_is_explained(fleet: Fleet) -> None:
     assert len(history["rounds"]) <= 64
     assert route["rated"][0]["terms"]
     told = fleet.run("explain", answer.id)
-    for word in ("queue", "prefill", "drafted a round", "chosen"):
+    (share,) = history["drafters"]
+    assert share["name"] == "suffix"
+    assert (share["drafted"], share["accepted"]) == tuple(
+        sum(one[name] for one in history["rounds"]) for name in ("drafted", "accepted")
+    )
+    assert share["asked"] > 0
+    for word in ("queue", "prefill", "drafted a round", "chosen", "why not more"):
         assert word in told
     assert "nothing is known of a request" in fleet.run("explain", "cmpl-none", code=1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.drafting.port import Draft
-from orchestrator.engine.draft_counts import RoundDraftCounts
+from orchestrator.engine.draft_counts import RoundDraftCounts, count_by_drafter
 
 
 def test_drafts_are_counted_by_position_and_by_the_rule_they_were_judged_by() -> None:
@@ -27,7 +27,7 @@ def test_the_counts_by_drafter_add_up_to_all_of_them() -> None:
     ]
     for draft, accepted in judged:
         counts.add(draft.guessed, accepted, "coupled")
-        counts.add_by_drafter(draft, accepted)
+        count_by_drafter(counts.by_drafter, draft, accepted)
     assert counts.by_drafter == {"suffix": (4, 4), "grammar": (6, 5), "model": (2, 1)}
     assert sum(drafted for drafted, _ in counts.by_drafter.values()) == counts.drafted
     assert sum(accepted for _, accepted in counts.by_drafter.values()) == counts.accepted

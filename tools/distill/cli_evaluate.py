@@ -14,13 +14,15 @@ from rich.table import Table
 
 from device_profiles.profile import Exactness
 from orchestrator.bench.decode import read_prompts
+from orchestrator.bench.ways import Way
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.load import default_config_path, load_config, store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.generating.data import DataError
+from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import EngineOptions, engine_options
-from tools.distill.evaluate import ALONE, BOTH, PLAIN, SUFFIX, Way, compare, step_ms
+from tools.distill.evaluate import ALONE, BOTH, PLAIN, SUFFIX, compare, step_ms
 
 
 def evaluate(
@@ -48,12 +50,13 @@ def evaluate(
         }
     )
     ways = _ways(read, path.resolve().parent, draft.resolve(), adapter)
-    with console.status("loading the target"):
-        target = load_target(ways[0].options, lambda _stage, _fraction: None)
+    with console.status("loading the target and the draft"):
+        target = load_target(ways[PLAIN], lambda _stage, _fraction: None)
+        built = [Way(name, options, build_drafter(options, target)) for name, options in ways.items()]
     loaded = read_prompts(prompts, target, limit)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("decoding", total=len(loaded))
-        result = compare(target, ways, loaded, max_tokens, depth, lambda done: progress.update(task, completed=done))
+        result = compare(target, built, loaded, max_tokens, depth, lambda done: progress.update(task, completed=done))
     vocabulary = target.model.spec.vocabulary_size
     target.model.close()
     result["step_ms"] = step_ms(draft, adapter, store_directory(read), vocabulary)
@@ -71,19 +74,14 @@ def evaluate(
         raise DataError("the outputs differ between the ways: that is a bug, please report it")
 
 
-def _ways(read: ClusterConfig, base: Path, draft: Path, adapter: str) -> list[Way]:
+def _ways(read: ClusterConfig, base: Path, draft: Path, adapter: str) -> dict[str, EngineOptions]:
     suffix = next((one for one in read.drafts if isinstance(one, SuffixDraft)), SuffixDraft(method="suffix"))
     model = ModelDraft(method="model", source=str(draft), adapter=adapter)
 
     def options(*drafts: Draft) -> EngineOptions:
         return engine_options(read.model_copy(update={"drafts": drafts}), base)
 
-    return [
-        Way(PLAIN, options()),
-        Way(SUFFIX, options(suffix)),
-        Way(BOTH, options(suffix, model)),
-        Way(ALONE, options(model)),
-    ]
+    return {PLAIN: options(), SUFFIX: options(suffix), BOTH: options(suffix, model), ALONE: options(model)}
 
 
 def _table(result: dict[str, Any]) -> Table:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,9 @@ from adapters.model_store import ModelStore
 from device_profiles.profile import Exactness
 from device_profiles.units import MS_PER_S
 from orchestrator.bench.record import ModeRun, Prompt, Record, measure_decoding, tpot_ms
-from orchestrator.loading.drafters import build_drafter
+from orchestrator.bench.ways import Way, close_drafters, decode_in_turns
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget
-from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Submit
 
 PLAIN, SUFFIX, BOTH, ALONE = "plain", "suffix", "suffix + draft", "draft"
@@ -37,14 +35,6 @@ FORMULAS = {
     "over_plain": "TPOT of plain / TPOT of the mode",
 }
 _STEP_CONTEXT, _STEPS = 200, 200
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to decode."""
-
-    name: str
-    options: EngineOptions
 
 
 def compare(
@@ -63,20 +53,10 @@ def compare(
         Submit(f"{number}-{prompt.key}", prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens, depth=depth)
         for number, prompt in enumerate(prompts)
     ]
-    # One drafter a way for all prompts, as in a server.
-    drafters = {way.name: build_drafter(way.options, target) for way in ways}
-    runs = {way.name: ModeRun("spec") for way in ways}
     for way in ways:
-        measure_decoding(build_loop(target, way.options, drafters[way.name]), submits[:1], ModeRun("spec"))
-    for number, submit in enumerate(submits):
-        turn = number % len(ways)
-        for way in (*ways[turn:], *ways[:turn]):
-            measure_decoding(build_loop(target, way.options, drafters[way.name]), [submit], runs[way.name])
-        tell(number + 1)
-    # The last one first: OpenVINO gives each model a signal stack, and takes them back right in that order only.
-    for drafter in reversed(drafters.values()):
-        if drafter is not None:
-            drafter.close()
+        measure_decoding(build_loop(target, way.options, way.drafter), submits[:1], ModeRun("spec"))
+    runs = decode_in_turns(target, ways, submits, tell)
+    close_drafters(ways)
     return _result(runs, prompts)
 
 

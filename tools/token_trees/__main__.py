@@ -23,7 +23,7 @@ from rich.table import Table
 from adapters.contract import AdapterError
 from orchestrator.drafting.passages import Passages, write_passages
 from orchestrator.errors import OutriderError
-from tools.distill.shards import Shards
+from orchestrator.generating.data import Shards
 from tools.token_trees.candidates import Sources, list_candidates, load_outputs
 from tools.token_trees.record import record_outputs, save_outputs
 from tools.token_trees.replay import WAYS, Curve, Recorded, calibrate, compare, compare_by_category, play

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -52,7 +53,12 @@ def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: Name
             **targets.label(target),
             "routes": [describe_route(one) for one in routes],
             "requests": [
-                {**_describe(one, name_owner), **dataclasses.asdict(one), "owner": name_owner(one.owner)}
+                {
+                    **_describe(one, name_owner),
+                    **dataclasses.asdict(one),
+                    "owner": name_owner(one.owner),
+                    "drafters": [msgspec.structs.asdict(share) for share in one.drafters],
+                }
                 for one in requests
             ],
         }

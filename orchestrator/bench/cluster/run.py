@@ -55,11 +55,7 @@ class ClusterBench:
     def run(self) -> dict[str, Any]:
         """Return `summary`, `configurations`, `texts` and what the daemon said of its hosts. Raises BenchError."""
         with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
-            rows = [
-                self._measure(Path(scratch), chosen, concurrency)
-                for chosen in self._list_sets()
-                for concurrency in self.load.concurrencies
-            ]
+            rows = self._measure_sets(Path(scratch))
             shift = self._try("shift", lambda: self._measure_shift(Path(scratch)))
             joined = self._try("join", lambda: self._measure_join(Path(scratch)))
         return {
@@ -68,6 +64,18 @@ class ClusterBench:
             "join": joined,
             "shift": shift,
         }
+
+    def measure_sets(self) -> list[dict[str, Any]]:
+        """Return a row for every set of hosts at every load. Raises BenchError."""
+        with tempfile.TemporaryDirectory(prefix="outrider-bench-") as scratch:
+            return self._measure_sets(Path(scratch))
+
+    def _measure_sets(self, scratch: Path) -> list[dict[str, Any]]:
+        return [
+            self._measure(scratch, chosen, concurrency)
+            for chosen in self._list_sets()
+            for concurrency in self.load.concurrencies
+        ]
 
     def _try(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what is measured, or why it is not: what was measured before is not lost with it."""

@@ -1,0 +1,1 @@
+"""`outrider bench headlines`: the claims of the product's brief beside what this machine gives."""

@@ -1,0 +1,93 @@
+"""The candidates: the configuration's drafts and those that were named, each alone and all of them as a chain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from adapters.vocabulary import SIMULATED_PREFIX
+from orchestrator.config.drafts import AnyDraft, IndexDraft, ModelDraft, SuffixDraft
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import Target
+
+CHAIN = "chain"
+"""All candidates that can be loaded, in order of cost."""
+CONFIGURED = "configured"
+"""The configuration's drafts together, where that is another chain."""
+_COST = {"suffix": 0, "index": 1, "model": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What `drafts` may be, and what it is called here."""
+
+    name: str
+    drafts: tuple[AnyDraft, ...]
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the items of `drafts`, as cluster.yaml has them."""
+        return [draft.model_dump(mode="json", exclude_unset=True) for draft in self.drafts]
+
+
+def format_drafts(items: Sequence[dict[str, Any]]) -> str:
+    """Return `drafts` to paste into cluster.yaml."""
+    return yaml.safe_dump({"drafts": list(items)}, sort_keys=False, allow_unicode=True, width=120).rstrip("\n")
+
+
+def list_candidates(config: ClusterConfig, stores: Sequence[Path], models: Sequence[str]) -> list[Candidate]:
+    """Return every draft alone: the configuration's, suffix, then the stores and models that were named; each once."""
+    every: list[AnyDraft] = [*config.drafts]
+    if not any(isinstance(draft, SuffixDraft) for draft in every):
+        every.append(SuffixDraft(method="suffix"))
+    every += [IndexDraft(method="index", path=str(path.resolve())) for path in stores]
+    every += [_model_draft(source, config.model) for source in models]
+    found: dict[str, Candidate] = {}
+    seen: list[tuple[str, str]] = []
+    for draft in every:
+        if (what := _identify(draft)) not in seen:
+            seen.append(what)
+            name = _choose_name(draft, found)
+            found[name] = Candidate(name, (draft,))
+    return list(found.values())
+
+
+def chain_candidates(config: ClusterConfig, loaded: Sequence[Candidate]) -> list[Candidate]:
+    """Return the chains of those candidates that were loaded: the configuration's own, and all; no lone draft."""
+    all_drafts = tuple(sorted((one.drafts[0] for one in loaded), key=lambda draft: _COST[draft.method]))
+    own = tuple(draft for draft in config.drafts if draft in all_drafts)
+    chains = {CONFIGURED: own, CHAIN: all_drafts}
+    if own == all_drafts:
+        del chains[CONFIGURED]
+    return [Candidate(name, drafts) for name, drafts in chains.items() if len(drafts) > 1]
+
+
+def _model_draft(source: str, target: Target) -> ModelDraft:
+    """Return a draft model on the target's runtime; a file of this machine by its whole path."""
+    if source.startswith(SIMULATED_PREFIX):
+        return ModelDraft(method="model", source=source, adapter="simulated")
+    path = Path(source).expanduser()
+    named = str(path.resolve()) if path.exists() else source
+    if target.adapter in ("simulated", "openvino_rt"):
+        return ModelDraft(method="model", source=named)
+    return ModelDraft(method="model", source=named, adapter=target.adapter)
+
+
+def _identify(draft: AnyDraft) -> tuple[str, str]:
+    place = draft.path if isinstance(draft, IndexDraft) else draft.source if isinstance(draft, ModelDraft) else ""
+    return draft.method, f"{place} {getattr(draft, 'adapter', '')} {getattr(draft, 'device', '')}"
+
+
+def _choose_name(draft: AnyDraft, taken: dict[str, Candidate]) -> str:
+    """Return a name that people know the draft by, and that no other has."""
+    if isinstance(draft, IndexDraft):
+        name = f"index {draft.store}"
+    elif isinstance(draft, ModelDraft):
+        name = f"model {draft.source.rstrip('/').rsplit('/', 1)[-1]}"
+    else:
+        name = draft.method
+    count = sum(one == name or one.startswith(f"{name} #") for one in taken)
+    return f"{name} #{count + 1}" if count else name

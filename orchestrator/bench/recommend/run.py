@@ -1,0 +1,186 @@
+"""Loads the candidates beside one target, decodes the prompts with each in turn, and says which one to configure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from adapters.contract import AdapterError
+from orchestrator.bench.canary_aside import leave_out_canary
+from orchestrator.bench.decode import encode_prompts, environment_of, read_prompts, warm_up
+from orchestrator.bench.prompts import OWN_PROMPTS, BenchError
+from orchestrator.bench.recommend.candidates import Candidate, chain_candidates, format_drafts, list_candidates
+from orchestrator.bench.recommend.figures import (
+    CONTROL,
+    FORMULAS,
+    NONE,
+    choose_drafts,
+    compare_chain,
+    describe_categories,
+    describe_way,
+)
+from orchestrator.bench.record import ModeRun, Prompt
+from orchestrator.bench.ways import Way, close_drafters, decode_in_turns
+from orchestrator.config.drafts import AnyDraft
+from orchestrator.config.model import ClusterConfig
+from orchestrator.errors import OutriderError
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.models import LoadedTarget, load_target
+from orchestrator.loading.options import EngineOptions, depth_of, engine_options
+from orchestrator.workers.messages import Submit
+
+Tell = Callable[[str, float], None]
+"""Hears what is being done, and which share of it is done (below 0: that is not known)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecommendJob:
+    """What to compare on what. `prompts` None: those of our own. `limit` 0: all of them."""
+
+    config: ClusterConfig
+    base: Path
+    stores: tuple[Path, ...] = ()
+    models: tuple[str, ...] = ()
+    prompts: Path | None = None
+    limit: int = 0
+    max_tokens: int = 96
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """The candidates that could be loaded, each a way to decode, and why the others could not."""
+
+    ways: list[Way]
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def recommend_drafts(job: RecommendJob, tell: Tell) -> dict[str, Any]:
+    """Return `summary`, `candidates`, `categories`, `environment` and `formulas`. Raises BenchError where there is
+    nothing to compare, or the prompts cannot be read; AdapterError where the target cannot be loaded."""
+    if not depth_of(job.config.speculation):
+        raise BenchError("speculation.method: the configuration switches speculation off: there is nothing to compare")
+    config = leave_out_canary(job.config)
+    plain = _build_options(config, job.base, ())
+    target = load_target(plain, lambda stage, _: tell(f"the target: {stage}", -1.0))
+    try:
+        prompts = _read(job, target)
+        loaded = _load_candidates(config, job, target, Way(NONE, plain), tell)
+        try:
+            runs = _decode(target, loaded.ways, prompts, job.max_tokens, tell)
+            failed = _list_failed(loaded.ways)
+        finally:
+            close_drafters(loaded.ways)
+        environment = environment_of(target, plain) | {"max_tokens": job.max_tokens, "prompts": len(prompts)}
+    finally:
+        target.model.close()
+    loaded.refused |= failed
+    return _build_result(loaded, prompts, runs) | {"environment": environment, "formulas": FORMULAS}
+
+
+def _read(job: RecommendJob, target: LoadedTarget) -> list[Prompt]:
+    if job.prompts is not None:
+        return read_prompts(job.prompts, target, job.limit)
+    return encode_prompts(OWN_PROMPTS[: job.limit or len(OWN_PROMPTS)], target)
+
+
+def _build_options(config: ClusterConfig, base: Path, drafts: Sequence[AnyDraft]) -> EngineOptions:
+    """Return a worker's options with these drafts. No way may find another's prefill done."""
+    options = engine_options(config.model_copy(update={"drafts": list(drafts)}), base)
+    return msgspec.structs.replace(options, prefix_reuse=False, max_running=1)
+
+
+def _load_candidates(config: ClusterConfig, job: RecommendJob, target: LoadedTarget, plain: Way, tell: Tell) -> _Loaded:
+    """Load every draft alone, then the chains of those that can be loaded."""
+    loaded = _Loaded([plain, Way(CONTROL, plain.options)])
+    try:
+        for candidate in list_candidates(config, job.stores, job.models):
+            _load(candidate, config, job.base, target, loaded, tell)
+        for candidate in chain_candidates(config, list(loaded.candidates.values())):
+            _load(candidate, config, job.base, target, loaded, tell)
+    except BaseException:
+        close_drafters(loaded.ways)
+        raise
+    return loaded
+
+
+def _load(
+    candidate: Candidate, config: ClusterConfig, base: Path, target: LoadedTarget, loaded: _Loaded, tell: Tell
+) -> None:
+    tell(f"loading {candidate.name}", -1.0)
+    try:
+        options = _build_options(config, base, candidate.drafts)
+        drafter = build_drafter(options, target, lambda stage, _: tell(f"loading {candidate.name}: {stage}", -1.0))
+    except (AdapterError, OutriderError) as error:
+        loaded.refused[candidate.name] = _without_place(str(error))
+        return
+    way = Way(candidate.name, options, drafter)
+    if reason := _list_failed([way]).get(candidate.name):
+        loaded.refused[candidate.name] = reason
+        close_drafters([way])
+        return
+    loaded.ways.append(way)
+    loaded.candidates[candidate.name] = candidate
+
+
+def _without_place(reason: str) -> str:
+    """Return a reason without the place in cluster.yaml that it begins with: the draft is not written there yet."""
+    place, colon, rest = reason.partition(": ")
+    return rest if colon and place.startswith("drafts[") else reason
+
+
+def _list_failed(ways: Sequence[Way]) -> dict[str, str]:
+    """Return why drafters of these ways do not draft any more, by way."""
+    states = {way.name: way.drafter.states() for way in ways if way.drafter is not None}
+    return {
+        name: "; ".join(f"{one.name} failed: {one.reason}" for one in found if one.state == "failed")
+        for name, found in states.items()
+        if any(one.state == "failed" for one in found)
+    }
+
+
+def _decode(
+    target: LoadedTarget, ways: Sequence[Way], prompts: Sequence[Prompt], max_tokens: int, tell: Tell
+) -> dict[str, ModeRun]:
+    for number, way in enumerate(ways):
+        tell("warming up", number / len(ways))
+        warm_up(target, way.options, way.drafter)
+    submits = [
+        Submit(f"{number}-{prompt.key}", prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens)
+        for number, prompt in enumerate(prompts)
+    ]
+    tell("decoding", 0.0)
+    return decode_in_turns(target, ways, submits, lambda done: tell("decoding", done / len(submits)))
+
+
+def _build_result(loaded: _Loaded, prompts: Sequence[Prompt], runs: dict[str, ModeRun]) -> dict[str, Any]:
+    by_way = {name: list(run.records.values()) for name, run in runs.items()}
+    ways = {name: describe_way(by_way[NONE], records) for name, records in by_way.items()}
+    usable = {name: way for name, way in ways.items() if name not in loaded.refused}
+    chosen = choose_drafts(usable)
+    drafts = loaded.candidates[chosen["name"]].describe() if chosen["name"] != NONE else []
+    rows: list[dict[str, Any]] = [{"name": name, "failed": "", **way} for name, way in usable.items()]
+    rows += [{"name": name, "failed": reason} for name, reason in loaded.refused.items()]
+    categories = describe_categories(prompts, by_way)
+    shares = [row["router_share"] for row in categories if row["router_share"] is not None]
+    of_plain = [row["chain_vs_plain"] for row in categories if row["chain_vs_plain"] is not None]
+    return {
+        "summary": {
+            "identical": all(way["identical"] for way in ways.values()),
+            "recommended": chosen["name"],
+            **{name: chosen[name] for name in ("speed_up", "interval", "alike")},
+            "drafts": drafts,
+            "yaml": format_drafts(drafts),
+            **compare_chain(ways),
+            "worst_router_share": min(shares, default=None),
+            "control_speed_up": ways[CONTROL]["speed_up"],
+            "control_interval": ways[CONTROL]["interval"],
+            "worst_chain_vs_plain": min(of_plain, default=None),
+        },
+        "candidates": rows,
+        "categories": categories,
+    }
