@@ -10,7 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from orchestrator.drafting.passages import MATCH, Passages
-from orchestrator.drafting.suffix import OutputStore, SuffixIndex, weigh_match
+from orchestrator.drafting.suffix import OutputStore, SuffixIndex
+from orchestrator.drafting.suffix_vote import weigh_match
 from tools.token_trees.shapes import NO_PARENT, Candidate
 
 DEEPEST = 16
