@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from orchestrator.drafting.mapped_file import MappedFileUnusable, OtherMark, read_mapped_header, write_mapped_file
 
 MATCH = 32
 """The longest match that is told apart, in tokens."""
@@ -27,10 +27,7 @@ SEAM = 0xFFFFFFFF
 BYTES_PER_TOKEN = 8
 """What a token takes in the file, and where it is mapped: itself, and its place in the order."""
 
-_MAGIC = b"OUTRIDX1"
-_LENGTH = struct.Struct("<I")
-_ALIGN = 64
-_MOST_HEADER = 1 << 20
+_MARK = b"OUTRIDX1"
 _TOKEN = np.dtype("<u4")
 
 
@@ -76,19 +73,7 @@ def write_passages(path: Path, documents: Iterable[Sequence[int]], *, vocabulary
     parts = [np.array([*tokens, SEAM], _TOKEN) for tokens in documents if tokens]
     text = np.concatenate(parts) if parts else np.empty(0, _TOKEN)
     header = PassagesHeader(vocabulary, len(text), len(parts), source)
-    body = msgspec.json.encode(header)
-    begin = _MAGIC + _LENGTH.pack(len(body)) + body
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        try:
-            file.write(begin + bytes(-len(begin) % _ALIGN))
-            file.write(text.tobytes())
-            file.write(order_places(text).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    write_mapped_file(path, _MARK, header, (text, order_places(text)))
     return header
 
 
@@ -96,21 +81,13 @@ def read_header(path: Path) -> tuple[PassagesHeader, int]:
     """Return what a store says of itself, and where its tokens begin. Raises PassagesUnusable."""
     again = "make it with `outrider drafts index DIR`"
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            begin = file.read(len(_MAGIC) + _LENGTH.size)
-            length = _LENGTH.unpack_from(begin, len(_MAGIC))[0] if len(begin) > len(_MAGIC) + 3 else 0
-            if not begin.startswith(_MAGIC) or length > _MOST_HEADER:
-                raise PassagesUnusable(f"{path}: is no store of documents; {again}")
-            header = msgspec.json.decode(file.read(length), type=PassagesHeader)
-    except OSError as error:
-        raise PassagesUnusable(f"{path}: {error.strerror or error}; {again}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise PassagesUnusable(f"{path}: is damaged ({error}); {again}") from error
-    start = len(begin) + length
-    start += -start % _ALIGN
-    if header.tokens < 0 or size != start + header.tokens * BYTES_PER_TOKEN:
-        raise PassagesUnusable(f"{path}: is damaged: it has {size} bytes; {again}")
+        header, start, end = read_mapped_header(path, _MARK, PassagesHeader)
+    except OtherMark as error:
+        raise PassagesUnusable(f"{path}: is no store of documents; {again}") from error
+    except MappedFileUnusable as error:
+        raise PassagesUnusable(f"{path}: {error}; {again}") from error
+    if header.tokens < 0 or end != start + header.tokens * BYTES_PER_TOKEN:
+        raise PassagesUnusable(f"{path}: is damaged: it has {end} bytes; {again}")
     return header, start
 
 

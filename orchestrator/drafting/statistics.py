@@ -8,17 +8,16 @@ answers. After REST (He et al., arXiv 2311.08252), which keeps the texts themsel
 from __future__ import annotations
 
 import mmap
-import os
-import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from orchestrator.drafting.mapped_file import MappedFileUnusable, OtherMark, read_mapped_header, write_mapped_file
 
 MOST_CONTEXT = 3
 """The longest context, in tokens."""
@@ -29,10 +28,7 @@ MOST_TOKEN = (1 << TOKEN_BITS) - 2
 """The largest token id that a key can hold."""
 BYTES_PER_ENTRY = 13
 
-_MAGIC = b"OUTRIDS1"
-_LENGTH = struct.Struct("<I")
-_ALIGN = 64
-_MOST_HEADER = 1 << 20
+_MARK = b"OUTRIDS1"
 _MOST_CHANCE = 255
 AGAIN = "make it with `outrider drafts build`"
 
@@ -83,41 +79,21 @@ def write_statistics(
 ) -> StatisticsHeader:
     """Write statistics in place of what stands there, whole or not at all. Raises OSError."""
     header = StatisticsHeader(model, vocabulary, len(entries.keys), card)
-    body = msgspec.json.encode(header)
-    begin = _MAGIC + _LENGTH.pack(len(body)) + body
-    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as file:
-        try:
-            file.write(begin + bytes(-len(begin) % _ALIGN))
-            file.write(entries.keys.astype("<u8").tobytes())
-            file.write(entries.tokens.astype("<u4").tobytes())
-            file.write(np.rint(entries.chances * _MOST_CHANCE).astype(np.uint8).tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
+    chances = np.rint(entries.chances * _MOST_CHANCE).astype(np.uint8)
+    write_mapped_file(path, _MARK, header, (entries.keys.astype("<u8"), entries.tokens.astype("<u4"), chances))
     return header
 
 
 def read_header(path: Path) -> tuple[StatisticsHeader, int]:
     """Return what statistics say of themselves, and where their table begins. Raises StatisticsUnusable."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            begin = file.read(len(_MAGIC) + _LENGTH.size)
-            length = _LENGTH.unpack_from(begin, len(_MAGIC))[0] if len(begin) == len(_MAGIC) + _LENGTH.size else 0
-            if not begin.startswith(_MAGIC) or length > _MOST_HEADER:
-                raise StatisticsUnusable(f"{path}: holds no statistics of a model; {AGAIN}")
-            header = msgspec.json.decode(file.read(length), type=StatisticsHeader)
-    except OSError as error:
-        raise StatisticsUnusable(f"{path}: {error.strerror or error}; {AGAIN}") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise StatisticsUnusable(f"{path}: is damaged ({error}); {AGAIN}") from error
-    start = len(begin) + length
-    start += -start % _ALIGN
-    if header.entries < 0 or size != start + header.entries * BYTES_PER_ENTRY:
-        raise StatisticsUnusable(f"{path}: is damaged: it has {size} bytes; {AGAIN}")
+        header, start, end = read_mapped_header(path, _MARK, StatisticsHeader)
+    except OtherMark as error:
+        raise StatisticsUnusable(f"{path}: holds no statistics of a model; {AGAIN}") from error
+    except MappedFileUnusable as error:
+        raise StatisticsUnusable(f"{path}: {error}; {AGAIN}") from error
+    if header.entries < 0 or end != start + header.entries * BYTES_PER_ENTRY:
+        raise StatisticsUnusable(f"{path}: is damaged: it has {end} bytes; {AGAIN}")
     return header, start
 
 
