@@ -27,7 +27,7 @@ from orchestrator.generating.prompts import KINDS, Wishes, wish, wish_given, wis
 from orchestrator.generating.target import describe_target, read_writer_options
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
+from orchestrator.loading.models import load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions
 from orchestrator.loading.statistics import place_statistics
 
@@ -94,12 +94,8 @@ def _write_texts(asked: Asked, options: EngineOptions, shards: Shards | None, sh
         with interruptible() as stopped, show.tokens(generator.labelled, wanted) as tell:
             generator.run(tell, stopped)
     finally:
-        _close(target)
+        target.model.close()
     return shards
-
-
-def _close(target: LoadedTarget) -> None:
-    target.model.close()
 
 
 def _choose_wishes(asked: Asked) -> Wishes:

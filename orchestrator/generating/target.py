@@ -8,9 +8,8 @@ from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import PACKAGE_PREFIX
 from device_profiles.profile import Exactness
 from orchestrator.config.drafts import SuffixDraft
-from orchestrator.config.load import default_config_path, load_config
-from orchestrator.errors import ConfigError
 from orchestrator.generating.data import TargetFacts
+from orchestrator.loading.document_index import find_target
 from orchestrator.loading.models import LoadedTarget
 from orchestrator.loading.options import EngineOptions, engine_options
 
@@ -18,11 +17,7 @@ from orchestrator.loading.options import EngineOptions, engine_options
 def read_writer_options(config: Path | None, model: str, concurrency: int) -> EngineOptions:
     """Return the options of a configured target (`model`: its name; "": the first) for so many requests at a time. Of
     its drafters, those from the text itself stay. Raises ConfigError."""
-    path = config or default_config_path()
-    read = load_config(path, sources=False)  # it may name the statistics that are to be made
-    chosen = next((one for one in read.targets if one.model.name == model), None) if model else read.targets[0]
-    if chosen is None:
-        raise ConfigError(f"{path}: has no model {model!r}; it has {', '.join(one.model.name for one in read.targets)}")
+    chosen, path = find_target(config, model)
     changes = {
         "model": chosen.model.model_copy(update={"exactness": Exactness.KERNEL}),
         "limits": chosen.limits.model_copy(update={"max_running": concurrency}),
