@@ -65,9 +65,9 @@ class Cascade:
         self._clock = clock
 
     @property
-    def asked(self) -> bool:
-        """Whether there is any."""
-        return bool(self._drafters)
+    def is_empty(self) -> bool:
+        """Whether there is no cheaper drafter."""
+        return not self._drafters
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         """A sequence begins."""

@@ -291,7 +291,7 @@ class ModelDrafter:
 
     def measure(self) -> None:
         """Learn what reading and a step take, before there is a request that it could cost something."""
-        rows = min(_MEASURED_ROWS, self._model.capabilities.max_batch_rows, self._context - _MEASURED_STEPS)
+        rows = min(_MEASURED_ROWS, self._model.capabilities.max_batch_rows, self._context - MEASURED_ROWS[-1])
         try:
             for cache in (DraftCache(self._model, prefill_ms=0.0), self._cache):  # the first pass warms up
                 known = DraftSequence("", [0] * rows, Sampling(), 0, False, None)
@@ -306,7 +306,7 @@ class ModelDrafter:
 
     def _time_steps(self, cache: DraftCache, known: DraftSequence) -> StepTimes:
         """Return what steps of one sequence take, by the rows that it may be fed at once."""
-        most = self._model.capabilities.max_batch_rows if self._cascade.asked else 1
+        most = 1 if self._cascade.is_empty else self._model.capabilities.max_batch_rows
         sizes = tuple(rows for rows in MEASURED_ROWS if rows <= most)
         found: list[float] = []
         for size in sizes:

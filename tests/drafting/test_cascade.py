@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from adapters.contract import ForwardResult, Segment
 from adapters.simulated.model import ToyModel
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.cascade import Cascade
+from orchestrator.drafting.cascade import Cascade, ContinuingDrafter
 from orchestrator.drafting.guard import GuardedDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.port import NOTHING, Ask, Draft
@@ -32,16 +33,17 @@ class Said:
 
     def __init__(self, text: Sequence[int], start: int, confidence: float = 0.9) -> None:
         self.text, self.start, self.confidence = list(text), start, confidence
-        self.known = 0
+        self.known = self.asked = 0
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
+        self.asked += 1
         found = self.text[self.known + len(tokens) :][:limit]
         return Draft(tuple(found), (self.confidence,) * len(found), "said") if found else NOTHING
 
 
-def build(cheaper: Sequence[object] = (), model: ToyModel | None = None, *, ahead: int = 0) -> ModelDrafter:
+def build(cheaper: Sequence[ContinuingDrafter] = (), model: ToyModel | None = None, *, ahead: int = 0) -> ModelDrafter:
     clock = SystemClock()
-    own = Cascade(tuple(cheaper), clock)  # type: ignore[arg-type]  # each has continue_from
+    own = Cascade(tuple(cheaper), clock)
     own.times = FREE_ROWS
     state = DrafterState("m", "model")
     return ModelDrafter(model or toy(), state, clock, vocabulary=272, prefill_ms=1e6, cascade=own, ahead=ahead)
@@ -142,25 +144,16 @@ def test_a_model_is_a_cheaper_drafter_of_another_and_loses_nothing(monkeypatch):
 def test_a_cheaper_drafter_that_is_never_right_is_asked_seldom():
     said = Said([5] * 4000, 0)
     drafter = build([said])
-    asked = 0
-    plain_ask = said.continue_from
-
-    def counted(key: str, tokens: Sequence[int], limit: int) -> Draft:
-        nonlocal asked
-        asked += 1
-        return plain_ask(key, tokens, limit)
-
-    said.continue_from = counted  # type: ignore[method-assign]  # counts
     drafter._cascade.times = StepTimes(MEASURED_ROWS, (1e-4, 2e-4, 3e-4, 5e-4, 9e-4))  # a step takes less than an ask
     drafter.begin("a", PROMPT, Sampling())
     for _ in range(40):
         propose(drafter, 4)
         drafter.extend("a", [6])
-    before = asked
+    before = said.asked
     for _ in range(40):
         propose(drafter, 4)
         drafter.extend("a", [6])
-    assert asked - before < 40
+    assert said.asked - before < 40
 
 
 def test_a_cheaper_drafter_that_raises_is_asked_no_more():
@@ -175,3 +168,12 @@ def test_a_cheaper_drafter_that_raises_is_asked_no_more():
         assert one.states()[0].state == "ok"
     assert propose(drafter, 5).tokens == propose(alone, 5).tokens
     assert broken.states()[0].state == "failed"
+
+
+def test_a_draft_of_a_short_context_is_timed_within_it():
+    model = toy()
+    model.capabilities = replace(model.capabilities, max_context_tokens=64)
+    drafter = build([Said([5], 0)], model)
+    drafter.measure()
+    assert drafter.states()[0].state == "ok"
+    assert drafter._cascade.times.rows == MEASURED_ROWS
