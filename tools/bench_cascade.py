@@ -24,10 +24,10 @@ from adapters.hardware import processor
 from adapters.model_source import resolve
 from orchestrator.bench.decode import encode_prompts, warm_up
 from orchestrator.bench.prompts import OWN_PROMPTS
-from orchestrator.bench.record import ModeRun, measure_decoding, tpot_ms
+from orchestrator.bench.record import ModeRun, tpot_ms
+from orchestrator.bench.ways import Way, close_drafters, decode_in_turns
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import load_target, silent
 from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.workers.messages import Submit
@@ -64,37 +64,35 @@ def measure(directory: Path, layers: int, depth: int, prompts: int, max_tokens: 
     for count in (layers, _SMALL_LAYERS):
         if not (path := directory / f"{count}.gguf").exists():
             write_layers(path, source, spread_layers(count_layers(source), count))
-    ways = list_ways(directory, layers)
-    target = load_target(ways["plain"], silent)
-    drafters = {name: build_drafter(options, target) if options.drafters else None for name, options in ways.items()}
-    runs = {name: ModeRun("spec") for name in ways}
-    for name, options in ways.items():
-        warm_up(target, options, drafters[name])
-    loops = {name: build_loop(target, options, drafters[name]) for name, options in ways.items()}  # they learn costs
-    for number, prompt in enumerate(encode_prompts(OWN_PROMPTS[:prompts], target)):
-        submit = Submit(f"{number}", prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens, depth=depth or None)
-        turn = number % len(ways)
-        for name in [*ways][turn:] + [*ways][:turn]:
-            measure_decoding(loops[name], [submit], runs[name])
-    rows = [_describe(name, runs[name], runs["plain"]) for name in ways]
-    for row, drafter in zip(rows, drafters.values(), strict=True):
-        row["draft_ms"] = {one.name: one.draft_ms for one in drafter.states()} if drafter is not None else {}
-    for drafter in reversed(drafters.values()):  # OpenVINO's models are closed from the last one on
-        if drafter is not None:
-            drafter.close()
+    configured = list_ways(directory, layers)
+    target = load_target(configured["plain"], silent)
+    ways = [
+        Way(name, options, build_drafter(options, target) if options.drafters else None)
+        for name, options in configured.items()
+    ]
+    for way in ways:
+        warm_up(target, way.options, way.drafter)
+    submits = [
+        Submit(f"{number}", prompt.tokens, max_tokens, stop_tokens=prompt.stop_tokens, depth=depth or None)
+        for number, prompt in enumerate(encode_prompts(OWN_PROMPTS[:prompts], target))
+    ]
+    runs = decode_in_turns(target, ways, submits, lambda _done: None)
+    rows = [_describe(way, runs[way.name], runs["plain"]) for way in ways]
+    close_drafters(ways)
     target.model.close()
     return rows
 
 
-def _describe(name: str, run: ModeRun, plain: ModeRun) -> dict[str, Any]:
+def _describe(way: Way, run: ModeRun, plain: ModeRun) -> dict[str, Any]:
     records, alone = list(run.records.values()), list(plain.records.values())
     stats = [record.stats for record in records if record.stats]
     return {
-        "way": name,
+        "way": way.name,
         "tpot_ms": tpot_ms(records),
         "vs_plain": tpot_ms(alone) / tpot_ms(records),
         "accepted": sum(one.accepted for one in stats),
         "drafted": sum(one.drafted for one in stats),
+        "draft_ms": {one.name: one.draft_ms for one in way.drafter.states()} if way.drafter is not None else {},
         "identical": [record.tokens for record in records] == [record.tokens for record in alone],
     }
 
