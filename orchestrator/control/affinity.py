@@ -32,7 +32,11 @@ class SeenPrefixes:
 
     def count_cached_tokens(self, keys: Sequence[int]) -> int:
         """Return how many tokens the leading blocks that are known have."""
-        known = next((index for index, key in enumerate(keys) if key not in self._keys), len(keys))
+        known, mine = 0, self._keys
+        for key in keys:
+            if key not in mine:
+                break
+            known += 1
         return known * BLOCK_TOKENS
 
     def note(self, keys: Sequence[int]) -> None:

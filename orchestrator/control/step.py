@@ -81,7 +81,7 @@ from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Health
 
 _MOST_UNTOLD = 4096
-_WATCHED = (Rank.STANDBY, Rank.JOINING, Rank.SERVING, Rank.RETIRING)
+_OBSERVED = (Notify, TellLoads)
 _HOST_TRIES = 2  # of a replica that is joining: nobody waits for a host that is not there
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
@@ -100,14 +100,15 @@ class State:
         lives = WorkerLives(max_restarts)
         self.blame = Blame(quarantine_s)
         self.watch = Watch()
-        self.streams = Streams(self.blame)
         self.replicas = Replicas(lives)
+        self.streams = Streams(self.blame, self.replicas.note_count)
         self.drafts = DraftWorkers(lives, draft_pools)
         self.health = HealthBoard()
         self.around = surroundings or Surroundings()
         self.around.list_drafts = self.drafts.list_specs
         self.loads = self.around.loads
         self.router = Router(self.replicas, self.streams, self.health, least_depth, self.around)
+        self.fleet = self.router.fleet
         self.rollout = Rollout(self.replicas, self.router, self.drafts)
         self.retuning = Retuning()
         self.standbys = Standbys(self.replicas, self.router, self.drafts, self.health)
@@ -128,13 +129,15 @@ class State:
 
     def list_watched(self) -> list[Watched]:
         """Return the workers that have something to do, and since when."""
-        replicas = self.replicas.list_ranked(*_WATCHED)
-        loading = [replica.life for replica in replicas if not replica.state.serving] + self.drafts.list_loading()
+        loading = [replica.life for replica in self.fleet.list_loading()] + self.drafts.list_loading()
         return [Watched(life, loading=True) for life in loading if life.running] + [
-            Watched(replica.life, loading=False, since_s=replica.busy_s)
-            for replica in replicas
-            if replica.serving and self.streams.counts[replica.name]
+            Watched(replica.life, loading=False, since_s=replica.busy_s) for replica in self.fleet.list_busy()
         ]
+
+    @property
+    def works(self) -> bool:
+        """True where some worker has something to do."""
+        return self.fleet.works or any(life.running for life in self.drafts.list_loading())
 
 
 def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
@@ -151,9 +154,15 @@ def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
     actions += _watch_health(state, now_s)
     if not state.replicas.closed:
         actions += state.router.feed(now_s)
-        look_s = state.watch.schedule_look(state.list_watched(), now_s)
-        actions += [WakeAfter(look_s)] if look_s is not None else []
-    return sorted(actions, key=lambda action: isinstance(action, Notify | TellLoads))
+        if not state.watch.scheduled and state.works:
+            actions.append(WakeAfter(state.watch.schedule_look(now_s)))
+    if any(isinstance(action, _OBSERVED) for action in actions):
+        actions.sort(key=_is_observed)
+    return actions
+
+
+def _is_observed(action: Action) -> bool:
+    return isinstance(action, _OBSERVED)
 
 
 def _fold(state: State, event: OtherEvent, now_s: float) -> list[Action]:
@@ -234,7 +243,7 @@ def _fold_phase(
         case WorkersChosen():
             for engine, spec in enumerate(event.targets):
                 state.replicas.create(spec, engine, Rank.SERVING)
-            state.router.other_bits = event.failover.other_bits
+            state.router.allow_other_bits(event.failover.other_bits)
             return [
                 *state.standbys.choose(event.standbys, event.failover, now_s),
                 *state.drafts.run_these(event.drafts),
@@ -285,20 +294,21 @@ def _learn_round(state: State, replica: Replica, done: RoundReport) -> None:
     """Learn from a round: at once, or with the next sample, where the device is sampled. That says how much of the
     device the round had."""
     state.loads.observe_round(replica.spec, done.device_ms)
-    if state.loads.find(replica.spec) is None or len(replica.untold) >= _MOST_UNTOLD:
+    if not state.loads.samples(replica.device) or len(replica.untold) >= _MOST_UNTOLD:
         replica.learn(1.0)
 
 
 def _fold_loads(state: State, event: LoadObserved, now_s: float) -> list[Action]:
     """Take samples of devices in, and learn from the rounds that ran meanwhile."""
-    replicas = state.replicas.list_ranked(*_WATCHED)
-    queues: Counter[str] = Counter()
-    for replica in replicas:
-        queues[name_device(replica.spec)] += max(0, state.streams.counts[replica.name] - replica.places)
+    queues: dict[str, int] = {}
+    for device in event.samples:
+        behind = [state.streams.counts.get(one.name, 0) - one.places for one in state.fleet.list_on_device(device)]
+        queues[device] = sum(max(0, waiting) for waiting in behind)
     told = state.loads.observe(event.samples, queues, now_s)
-    for replica in replicas:
-        if name_device(replica.spec) in event.samples:
-            replica.learn(state.loads.explain_last_rounds(replica.spec))
+    for device in event.samples:
+        for replica in state.fleet.list_on_device(device):
+            if replica.untold:
+                replica.learn(state.loads.explain_last_rounds(replica.spec))
     return [*told, TellLoads(event.samples, state.loads.list_loads(event.samples))]
 
 
@@ -379,7 +389,7 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
     replica.life.served = True
     replica.state.start_s = now_s - replica.state.due_s
     replica.state.observe(ready)
-    held = len(state.streams) - state.streams.counts.total()
+    held = state.streams.held
     streams = f", {held} held stream{'s' * (held > 1)} can go on" if held else ""
     values = (replica.name, again, replica.state.where, streams)
     actions += [Settle(), LogLine("info", "worker %s ready%s: %s%s", values)]
@@ -475,12 +485,14 @@ def _watch_health(state: State, now_s: float) -> list[Action]:
     a part has changed."""
     actions: list[Action] = []
     for part in state.health.list_held(Health.DRAINING):
-        on_it = [one for one in state.replicas.with_streams if part in (*one.parts, Part("worker", one.name))]
+        on_it = state.fleet.list_on(part)
         for replica in on_it if not state.replicas.closed else []:
             actions += state.router.retire(replica, now_s)[1]
         if not any(state.streams.counts[one.name] for one in on_it):
             state.health.hold(part, Health.CORDONED)
     known, state.unwell = state.unwell, state.health.weigh_parts(now_s)
+    if known is state.unwell:
+        return actions
     shares = {part: one.share for part, one in state.unwell.items()}
     if shares == {part: one.share for part, one in known.items()}:
         return actions

@@ -7,18 +7,19 @@ alike share a line: measured apart they would differ by noise, and noise would d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 _KEPT = 0.98  # weight that all older rounds keep with each new one
 _LEAST_SPREAD = 0.25  # variance of n from which a slope can be read
 _USUAL_SLOPE = 0.1  # of the mean, for each sequence more: what is assumed until it can be
 _ALIKE = 1.25
-_UNKNOWN_TPOT_MS = 10.0  # the same for all: then the load alone decides
+UNKNOWN_TPOT_MS = 10.0
+"""Of replicas of which nothing was measured: the same for all, so the load alone decides."""
 _USUAL_PREFILL = 0.1  # of a token's time: what a row of prefill is taken for until one was seen
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaPace:
+class ReplicaPace(NamedTuple):
     """Weighted sums over rounds: their number, sequences, squares of them, TPOT (ms), products of both. `prefill_ms`:
     mean time of a row of prefill; 0 where none was seen."""
 
@@ -49,7 +50,7 @@ def observe_replica_round(
     if prefilled > 0:
         own_ms = max(0.0, round_ms - pace.tpot_ms(sequences)) / prefilled
         kept = own_ms if pace.prefill_ms == 0.0 else 0.8 * pace.prefill_ms + 0.2 * own_ms
-        return replace(pace, prefill_ms=kept)
+        return pace._replace(prefill_ms=kept)
     if tokens <= 0 or sequences <= 0:
         return pace
     tpot_ms = round_ms * sequences / tokens
@@ -63,8 +64,7 @@ def observe_replica_round(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SeenRound:
+class SeenRound(NamedTuple):
     """A round as a replica's pace is learnt from it. `draft`: what proposed tokens there then ("": nothing);
     `draft_ms`: what the round waited for it."""
 
@@ -77,8 +77,7 @@ class SeenRound:
     draft: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PairPaces:
+class PairPaces(NamedTuple):
     """What a replica takes for a token: `plain`, as it would be without drafts, and with each draft that it had.
 
     A round with drafts says what one without would take at most: its time less that of drafting, for one token of each
@@ -86,7 +85,7 @@ class PairPaces:
     """
 
     plain: ReplicaPace = ReplicaPace()
-    drafted: Mapping[str, ReplicaPace] = field(default_factory=dict)
+    drafted: Mapping[str, ReplicaPace] = MappingProxyType({})
 
     def observe(self, seen: SeenRound, stretch: float = 1.0) -> PairPaces:
         """Take in a round that took `stretch` times as long as on a device of its own."""
@@ -113,20 +112,29 @@ def predict_saved_ms(own: PairPaces, every: Sequence[PairPaces], draft: str, seq
 
 def predict_tpot_ms(pace: ReplicaPace, all_paces: Sequence[ReplicaPace], sequences: int) -> float:
     """Return the TPOT to reckon with: what all replicas show together, unless this one is clearly another kind."""
-    together = _together(all_paces).tpot_ms(sequences)
-    own = pace.tpot_ms(sequences)
-    if not together:
-        return _UNKNOWN_TPOT_MS * (1.0 + _USUAL_SLOPE * (sequences - 1))
-    return own if own and not 1.0 / _ALIKE <= own / together <= _ALIKE else together
+    return reckon_tpot_ms(pace.tpot_ms(sequences), add_paces(all_paces).tpot_ms(sequences), sequences)
+
+
+def reckon_tpot_ms(own_ms: float, together_ms: float, sequences: int) -> float:
+    """Return the TPOT to reckon with, of what one replica takes and what all take together; 0: not measured."""
+    if not together_ms:
+        return UNKNOWN_TPOT_MS * (1.0 + _USUAL_SLOPE * (sequences - 1))
+    return own_ms if own_ms and not 1.0 / _ALIKE <= own_ms / together_ms <= _ALIKE else together_ms
 
 
 def predict_prefill_ms(all_paces: Sequence[ReplicaPace]) -> float:
     """Return what a token of a prompt takes, on the mean of the replicas that know."""
     known = [pace.prefill_ms for pace in all_paces if pace.prefill_ms > 0.0]
-    return sum(known) / len(known) if known else _USUAL_PREFILL * (_together(all_paces).tpot_ms(1) or _UNKNOWN_TPOT_MS)
+    return sum(known) / len(known) if known else guess_prefill_ms(add_paces(all_paces))
 
 
-def _together(paces: Sequence[ReplicaPace]) -> ReplicaPace:
+def guess_prefill_ms(together: ReplicaPace) -> float:
+    """Return what a token of a prompt is taken for where no replica has shown it."""
+    return _USUAL_PREFILL * (together.tpot_ms(1) or UNKNOWN_TPOT_MS)
+
+
+def add_paces(paces: Sequence[ReplicaPace]) -> ReplicaPace:
+    """Return the sums over replicas; what prefill takes is left out."""
     return ReplicaPace(
         weight=sum(pace.weight for pace in paces),
         n=sum(pace.n for pace in paces),

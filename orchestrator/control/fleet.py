@@ -1,0 +1,157 @@
+"""All replicas together, kept as they change, so that no event has to look at each of them. No effects.
+
+Whatever changes of a replica is noted (Replicas.changed), and taken in before somebody asks the next time.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from orchestrator.control.health import HealthBoard, Part
+from orchestrator.control.replicas import Rank, Replica, Replicas
+from orchestrator.control.streams import Streams
+from policies.serving.shared_pace import SharedPaces
+
+_WITH_STREAMS = (Rank.SERVING, Rank.RETIRING)
+_WATCHED = (Rank.STANDBY, Rank.JOINING, Rank.SERVING, Rank.RETIRING)
+_K = TypeVar("_K")
+_RANKS = {rank: number for number, rank in enumerate(_WATCHED)}
+
+
+def place_of(replica: Replica) -> tuple[int, int]:
+    """Return what replicas are sorted by: their ranks, and their places among the replicas."""
+    return _RANKS.get(replica.rank, len(_RANKS)), replica.engine
+
+
+class Fleet:
+    """Counts and lists of `replicas`, which have `streams`. `paces` of those that may have streams."""
+
+    def __init__(self, replicas: Replicas, streams: Streams, health: HealthBoard) -> None:
+        self.paces = SharedPaces()
+        self._replicas = replicas
+        self._streams = streams
+        self._health = health
+        self._places = 0
+        self._sent = 0
+        self._free = 0
+        self._crowded: dict[Replica, None] = {}
+        self._loading: dict[Replica, None] = {}
+        self._busy: dict[Replica, None] = {}
+        self._standing_by: dict[Replica, None] = {}
+        self._on_part: dict[Part, dict[Replica, None]] = {}
+        self._on_device: dict[str, dict[Replica, None]] = {}
+        self._unwell: set[Replica] = set()
+        self._unwell_by: object = None
+
+    def refresh(self) -> None:
+        """Take in what has changed."""
+        changed = self._replicas.changed
+        while changed:
+            self._take(changed.popitem()[0])
+
+    def count_places(self) -> tuple[int, int]:
+        """Return how many streams are at the replicas that serve, and how many they decode at a time."""
+        self.refresh()
+        return self._sent, self._places
+
+    def count_free(self) -> int:
+        """Return how many places are free at the replicas that serve."""
+        self.refresh()
+        return self._free
+
+    def list_crowded(self) -> list[Replica]:
+        """Return those that serve and have more streams than places, in the order of their places."""
+        self.refresh()
+        return sorted(self._crowded, key=place_of) if self._crowded else []
+
+    def list_loading(self) -> list[Replica]:
+        """Return those whose worker is there and not ready."""
+        self.refresh()
+        return sorted(self._loading, key=place_of) if self._loading else []
+
+    def list_busy(self) -> list[Replica]:
+        """Return those that decode streams."""
+        self.refresh()
+        return sorted(self._busy, key=place_of) if self._busy else []
+
+    @property
+    def works(self) -> bool:
+        """True where some replica loads or decodes."""
+        self.refresh()
+        return bool(self._busy or self._loading)
+
+    @property
+    def has_active_standbys(self) -> bool:
+        """True where a standby serves."""
+        self.refresh()
+        return bool(self._standing_by)
+
+    def list_on(self, part: Part) -> list[Replica]:
+        """Return those on a part that may have streams, in the order of their places."""
+        self.refresh()
+        if part.kind == "worker":
+            found = self._replicas.find_named(part.name)
+            return [found] if found is not None and found.rank in _WITH_STREAMS else []
+        return sorted((one for one in self._on_part.get(part, ()) if one.rank in _WITH_STREAMS), key=place_of)
+
+    def list_on_device(self, device: str) -> list[Replica]:
+        """Return those on a device, as samples name it, in the order of their places."""
+        self.refresh()
+        return sorted(self._on_device.get(device, ()), key=place_of)
+
+    def find_unwell(self, now_s: float) -> set[Replica]:
+        """Return those that may not be healthy: a part of theirs is not."""
+        self.refresh()
+        parts = self._health.find_unwell(now_s)
+        if parts is not self._unwell_by:
+            self._unwell_by = parts
+            self._unwell = {one for part in parts for one in self._list_with(part)}
+        return self._unwell
+
+    def _list_with(self, part: Part) -> list[Replica]:
+        if part.kind == "worker":
+            found = self._replicas.find_named(part.name)
+            return [found] if found is not None else []
+        return list(self._on_part.get(part, ()))
+
+    def _take(self, replica: Replica) -> None:
+        there, rank, standing = self._replicas.has(replica), replica.rank, replica.standing
+        ready, running = replica.state.serving, replica.life.running
+        may_have = there and rank in _WITH_STREAMS
+        watched = may_have or (there and rank in _WATCHED)
+        serves = may_have and rank is Rank.SERVING and ready and running
+        live, places = self._streams.counts.get(replica.name, 0), replica.places
+        if standing.serves:
+            self._places -= standing.places
+            self._sent -= standing.live
+            self._free -= max(0, standing.places - standing.live)
+        if serves:
+            self._places += places
+            self._sent += live
+            self._free += max(0, places - live)
+        standing.serves, standing.live, standing.places = serves, live, places
+        self.paces.set_paces(replica.worker, replica.paces if may_have else None)
+        _list(self._crowded, replica, listed=serves and live > places)
+        _list(self._loading, replica, listed=watched and running and not ready)
+        _list(self._busy, replica, listed=watched and running and ready and live > 0)
+        _list(self._standing_by, replica, listed=may_have and rank is Rank.SERVING and replica.standby)
+        if watched is not standing.listed:
+            standing.listed = watched
+            self._unwell_by = None
+            for part in replica.parts:
+                _index(self._on_part, part, replica, listed=watched)
+            _index(self._on_device, replica.device, replica, listed=watched)
+
+
+def _list(where: dict[Replica, None], replica: Replica, *, listed: bool) -> None:
+    if listed:
+        where[replica] = None
+    else:
+        where.pop(replica, None)
+
+
+def _index(where: dict[_K, dict[Replica, None]], key: _K, replica: Replica, *, listed: bool) -> None:
+    there = where.setdefault(key, {})
+    _list(there, replica, listed=listed)
+    if not there:
+        del where[key]
