@@ -12,7 +12,7 @@ from itertools import chain, count
 
 from orchestrator.control.actions import Action, LogLine
 from orchestrator.control.affinity import SeenPrefixes
-from orchestrator.control.health import Part, list_parts
+from orchestrator.control.health import list_parts
 from orchestrator.control.loads import name_device
 from orchestrator.control.port import Totals
 from orchestrator.control.standing import Standing
@@ -52,9 +52,10 @@ class Rank(Enum):
 class Replica:
     """`engine` is its place among the replicas, from 0. `name` is unique, also among replicas whose spec has the same.
     `standby`: it takes the target's place only. `busy_s`: when it got the first of its streams. `parts`: the device
-    and the host that it runs on, `device` as samples name it. Of its worker: `runs` counts the streams that it was sent, `progressed` names the
-    first of them that had a token, `death` is the number of its death (None while it lives). `untold`: rounds of which
-    it is not known yet how much of the device they had; `taken_by`: the route by which the last request went there.
+    and the host that it runs on, `device` as samples name it. Of its worker: `runs` counts the streams that
+    it was sent, `progressed` names the first of them that had a token, `death` is the number of its death (None while
+    it lives). `untold`: rounds of which it is not known yet how much of the device they had; `taken_by`: the route by
+    which the last request went there.
     `on_change` and `on_rank` are called with each change that routing has to know of."""
 
     __slots__ = (
@@ -301,10 +302,9 @@ class Replicas:
 
     def forget_ended(self, replica: Replica) -> None:
         """Forget a replica that leaves where nothing is left of its worker."""
-        if replica.rank is Rank.LEAVING and replica.life.stage is Stage.IDLE:
-            if self._by_worker.pop(replica.worker, None) is not None:
-                del self._by_name[replica.name]
-                self._rerank(replica)
+        if replica.rank is Rank.LEAVING and replica.life.stage is Stage.IDLE and self.has(replica):
+            del self._by_worker[replica.worker], self._by_name[replica.name]
+            self._rerank(replica)
 
     def _rerank(self, replica: Replica) -> None:
         self.changed[replica] = None

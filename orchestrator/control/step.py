@@ -50,7 +50,6 @@ from orchestrator.control.events import (
     WorkerStarted,
 )
 from orchestrator.control.health import HealthBoard, Part, PartHealth
-from orchestrator.control.loads import name_device
 from orchestrator.control.replicas import ALIKE, Rank, Replica, Replicas, compare
 from orchestrator.control.retune import Retuning
 from orchestrator.control.rollout import Rollout

@@ -7,7 +7,7 @@ is nobody's. No effects.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from itertools import islice
@@ -55,8 +55,8 @@ class Stream:
     the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
     `interrupted`: what its next token ends, where it is traced.
     `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
-    It was the `number`-th that came, at `opened_s`, by the clock, waited here for `held_ms` until it was first sent; its first token came at
-    `first_s`. `bound_to`: where an operator sends it, `left`: from where; "": none does.
+    It was the `number`-th that came, at `opened_s`, by the clock, waited here for `held_ms` until it was first sent,
+    and had its first token at `first_s`. `bound_to`: where an operator sends it, `left`: from where; "": none does.
     """
 
     submit: Submit
@@ -115,7 +115,7 @@ class Streams:
         self._sent: dict[str, Stream] = {}  # by the id that its worker knows, in the order of sending
         self._at: dict[str, dict[str, Stream]] = {}  # the same, by the replica that has them
         self._tried: dict[str, Stream] = {}  # those of them that are suspects on probation
-        self._begun: Counter[str] = Counter()  # digests of those of them that had no token yet
+        self._begun: dict[str, int] = {}  # digests of those of them that had no token yet
         self._arrived = 0
         self._on_count = on_count
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
@@ -124,7 +124,7 @@ class Streams:
         self.latency = RecentLatency()
         self._resumed: list[TellResumed] = []
         self.histories = RequestHistories()
-        self._answered: dict[str, None] = {}  # digests of which there was a token, the oldest first
+        self._answered: OrderedDict[str, None] = OrderedDict()  # digests of which there was a token, the oldest first
 
     def __len__(self) -> int:
         return len(self._live)
@@ -165,14 +165,7 @@ class Streams:
         stream.history.observe_delta(delta, now_s)
         delta = _address(stream, delta)
         if delta.tokens and not stream.committed:
-            if stream.first_s is None:
-                self._count_begun(stream, -1)
-            stream.first_s = now_s
-            stream.history.digest = stream.digest
-            self._answered[stream.digest] = None
-            if len(self._answered) > _MOST_ANSWERED:
-                del self._answered[next(iter(self._answered))]
-            self.latency.observe_first_token(delta.stats)
+            self._begin(stream, delta, now_s)
         if stream.interrupted is not None:
             self._note_resumed(stream, stream.interrupted, now_s)
         stream.committed.extend(delta.tokens)
@@ -184,17 +177,32 @@ class Streams:
             stream.kind = stream.kind or stream.sent_kind
             if self._blame.has_records:
                 self._blame.observe_progress(stream.digest)
-        if delta.finish:
-            self.drop(stream, delta.finish, now_s)
-            if self._blame.has_records:
-                self._blame.observe_end(stream.digest)
-            self.latency.observe_end(now_s, stream.first_s, len(stream.committed))
-            if delta.stats is not None:  # a resumed request was prompted once, whatever its last worker saw
-                counts = (len(stream.submit.prompt), len(stream.committed))
-                if counts != (delta.stats.prompt_tokens, delta.stats.generated):
-                    told = msgspec.structs.replace(delta.stats, prompt_tokens=counts[0], generated=counts[1])
-                    delta = msgspec.structs.replace(delta, stats=told)
-        return Deliver(stream.key, delta)
+        return Deliver(stream.key, self._finish(stream, delta, now_s) if delta.finish else delta)
+
+    def _begin(self, stream: Stream, delta: Delta, now_s: float) -> None:
+        """A stream has its first token."""
+        if stream.first_s is None:
+            self._count_begun(stream.digest, -1)
+        stream.first_s = now_s
+        stream.history.digest = stream.digest
+        self._answered[stream.digest] = None
+        if len(self._answered) > _MOST_ANSWERED:
+            self._answered.popitem(last=False)
+        self.latency.observe_first_token(delta.stats)
+
+    def _finish(self, stream: Stream, delta: Delta, now_s: float) -> Delta:
+        """A stream has its last token; returns the delta as its reader gets it."""
+        self.drop(stream, delta.finish, now_s)
+        if self._blame.has_records:
+            self._blame.observe_end(stream.digest)
+        self.latency.observe_end(now_s, stream.first_s, len(stream.committed))
+        if delta.stats is None:
+            return delta
+        counts = (len(stream.submit.prompt), len(stream.committed))
+        if counts == (delta.stats.prompt_tokens, delta.stats.generated):
+            return delta  # a resumed request was prompted once, whatever its last worker saw
+        told = msgspec.structs.replace(delta.stats, prompt_tokens=counts[0], generated=counts[1])
+        return msgspec.structs.replace(delta, stats=told)
 
     def _note_resumed(self, stream: Stream, interrupted: Interruption, now_s: float) -> None:
         why, left, at_s = interrupted
@@ -291,7 +299,7 @@ class Streams:
         if stream.probation:
             self._tried[stream.sent_id] = stream
         if stream.first_s is None:
-            self._count_begun(stream, 1)
+            self._count_begun(stream.digest, 1)
         self._waiting.pop(stream.key, None)
         self._count(replica, 1)
         return stream.resumption()
@@ -356,19 +364,19 @@ class Streams:
             del self._at[stream.at]
         self._tried.pop(stream.sent_id, None)
         if stream.first_s is None:
-            self._count_begun(stream, -1)
+            self._count_begun(stream.digest, -1)
         self._count(stream.at, -1)
 
     def _count(self, replica: str, more: int) -> None:
         self.counts[replica] = self.counts.get(replica, 0) + more
         self._on_count(replica)
 
-    def _count_begun(self, stream: Stream, more: int) -> None:
-        count = self._begun.get(stream.digest, 0) + more
+    def _count_begun(self, digest: str, more: int) -> None:
+        count = self._begun.get(digest, 0) + more
         if count:
-            self._begun[stream.digest] = count
+            self._begun[digest] = count
         else:
-            del self._begun[stream.digest]
+            del self._begun[digest]
 
 
 def _address(stream: Stream, delta: Delta) -> Delta:

@@ -58,9 +58,9 @@ EVEN_WEIGHTS = RoutingWeights()
 
 @dataclass(slots=True)
 class ReplicaState:
-    """A replica now; nobody changes one. `running` and `waiting` requests, `places` that run at once. `kv_tokens` that its cache holds,
-    `kv_free_tokens` of them free (what a cached prefix takes counts as free). `cached_prompt_tokens`: of this request's
-    prompt. `tpot_ms`: predicted without drafts, with this request in it and the device to itself;
+    """A replica now; nobody changes one. `running` and `waiting` requests, `places` that run at once. `kv_tokens` that
+    its cache holds, `kv_free_tokens` of them free (what a cached prefix takes counts as free). `cached_prompt_tokens`:
+    of this request's prompt. `tpot_ms`: predicted without drafts, with this request in it and the device to itself;
     `prefill_ms_per_token`: measured. `risk`: why it may be lost ("": it is healthy). `serving` is False while it
     drains, loads, or is lost, and `why_not` says which. `draft`: what proposes tokens there ("": nothing works), which
     saves `draft_saves_ms` of a token's time. `stretch`: what else its device does. `free_share`: of the device's
