@@ -56,7 +56,7 @@ class WorkerStarted:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerSaid:
     """A worker said something."""
 
@@ -82,7 +82,7 @@ class WorkerEnded:
     kind: LossKind = "crashed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamOpened:
     """A request was taken in, under these overrides."""
 

@@ -34,16 +34,17 @@ class Exclusions:
         self._streams = streams
         self._health = health
 
+    def may_find(self, stream: Stream, kept_at: str) -> bool:
+        """Return whether there may be anything to find: mostly there is not."""
+        asked = stream.kind or stream.failed_at or stream.bound_to or kept_at
+        return bool(asked or not self._health.quiet or not self._fleet.is_plain or self._streams.has_suspects)
+
     def find(
         self, stream: Stream, every: Sequence[Replica], kept_at: str, now_s: float
     ) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Return of some candidates why they do not take a stream, and of others why they may be lost. `kept_at`: the
         replica that has its pages."""
-        unwell = self._fleet.find_unwell(now_s)
-        retiring = any(one.rank is Rank.RETIRING for one in every)
-        asked = stream.kind or stream.failed_at or stream.bound_to or kept_at or self._streams.has_suspects
-        if not (asked or unwell or retiring or self._fleet.has_active_standbys):
-            return _NONE, _NONE
+        unwell = self._fleet.find_unwell(now_s) if not self._health.quiet else ()
         judged = {one.name: self.judge(one, unwell, now_s) for one in every}
         outs = self._list_unlike(stream, every, judged, now_s)
         outs |= {name: one.why for name, one in judged.items() if one.held}
@@ -72,7 +73,7 @@ class Exclusions:
 
     def refuses(self, replica: Replica, now_s: float) -> bool:
         """True where nothing new is to go to a replica."""
-        return self.judge(replica, self._fleet.find_unwell(now_s), now_s).refuses
+        return not self._health.quiet and self.judge(replica, self._fleet.find_unwell(now_s), now_s).refuses
 
     def _list_unlike(
         self, stream: Stream, every: Sequence[Replica], judged: Mapping[str, Judgement], now_s: float

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from orchestrator.control.health import HealthBoard, Part
 from orchestrator.control.replicas import Rank, Replica, Replicas
-from orchestrator.control.streams import Streams
+from orchestrator.control.standing import Standing
+from orchestrator.control.state import FAILED
 from policies.serving.shared_pace import SharedPaces
 
 _WITH_STREAMS = (Rank.SERVING, Rank.RETIRING)
@@ -24,16 +25,18 @@ def place_of(replica: Replica) -> tuple[int, int]:
 
 
 class Fleet:
-    """Counts and lists of `replicas`, which have `streams`. `paces` of those that may have streams."""
+    """Counts and lists of `replicas`, which have streams. `paces` of those that may have streams."""
 
-    def __init__(self, replicas: Replicas, streams: Streams, health: HealthBoard) -> None:
+    def __init__(self, replicas: Replicas, health: HealthBoard) -> None:
         self.paces = SharedPaces()
         self._replicas = replicas
-        self._streams = streams
         self._health = health
         self._places = 0
         self._sent = 0
         self._free = 0
+        self._in_service = 0
+        self._failed = 0
+        self._retiring = 0
         self._crowded: dict[Replica, None] = {}
         self._loading: dict[Replica, None] = {}
         self._busy: dict[Replica, None] = {}
@@ -48,11 +51,52 @@ class Fleet:
         changed = self._replicas.changed
         while changed:
             self._take(changed.popitem()[0])
+        paced = self._replicas.paced
+        while paced:
+            replica = paced.popitem()[0]
+            if replica.standing.listed and replica.rank in _WITH_STREAMS:
+                self.paces.set_paces(replica.worker, replica.paces)
+
+    def count_stream(self, name: str, more: int) -> None:
+        """A replica has one stream more, or one fewer."""
+        replica = self._replicas.find_named(name)
+        if replica is None:
+            return
+        standing = replica.standing
+        before, places = standing.live, standing.places
+        live = standing.live = before + more
+        if standing.serves:
+            self._sent += more
+            self._free += (places - live if live < places else 0) - (places - before if before < places else 0)
+            if live > places:
+                self._crowded[replica] = None
+            elif before > places:
+                del self._crowded[replica]
+        if standing.decodes:
+            if not live:
+                del self._busy[replica]
+            elif not before:
+                self._busy[replica] = None
 
     def count_places(self) -> tuple[int, int]:
         """Return how many streams are at the replicas that serve, and how many they decode at a time."""
         self.refresh()
         return self._sent, self._places
+
+    @property
+    def waits_beside_places(self) -> bool:
+        """True where a stream waits at a replica that serves while another has a place."""
+        return bool(self._free > 0 and self._crowded)
+
+    @property
+    def all_failed(self) -> bool:
+        """True where replicas are to serve, and all of them have failed."""
+        return 0 < self._in_service == self._failed
+
+    @property
+    def is_plain(self) -> bool:
+        """True where no replica retires and no standby serves."""
+        return not (self._retiring or self._standing_by)
 
     def count_free(self) -> int:
         """Return how many places are free at the replicas that serve."""
@@ -77,14 +121,7 @@ class Fleet:
     @property
     def works(self) -> bool:
         """True where some replica loads or decodes."""
-        self.refresh()
         return bool(self._busy or self._loading)
-
-    @property
-    def has_active_standbys(self) -> bool:
-        """True where a standby serves."""
-        self.refresh()
-        return bool(self._standing_by)
 
     def list_on(self, part: Part) -> list[Replica]:
         """Return those on a part that may have streams, in the order of their places."""
@@ -115,32 +152,48 @@ class Fleet:
         return list(self._on_part.get(part, ()))
 
     def _take(self, replica: Replica) -> None:
+        """Take in what a replica is now, but for the number of its streams."""
         there, rank, standing = self._replicas.has(replica), replica.rank, replica.standing
         ready, running = replica.state.serving, replica.life.running
         may_have = there and rank in _WITH_STREAMS
         watched = may_have or (there and rank in _WATCHED)
-        serves = may_have and rank is Rank.SERVING and ready and running
-        live, places = self._streams.counts.get(replica.name, 0), replica.places
-        if standing.serves:
-            self._places -= standing.places
-            self._sent -= standing.live
-            self._free -= max(0, standing.places - standing.live)
-        if serves:
-            self._places += places
-            self._sent += live
-            self._free += max(0, places - live)
-        standing.serves, standing.live, standing.places = serves, live, places
+        self._count(standing, -1)
+        standing.in_service = may_have and rank is Rank.SERVING
+        standing.failed = standing.in_service and replica.state.phase == FAILED
+        standing.retires = may_have and rank is Rank.RETIRING
+        standing.serves = standing.in_service and ready and running
+        standing.decodes = watched and ready and running
+        standing.places = replica.places
+        self._count(standing, 1)
+        self._take_cache(replica)
+        live = standing.live
         self.paces.set_paces(replica.worker, replica.paces if may_have else None)
-        _list(self._crowded, replica, listed=serves and live > places)
+        _list(self._crowded, replica, listed=standing.serves and live > standing.places)
         _list(self._loading, replica, listed=watched and running and not ready)
-        _list(self._busy, replica, listed=watched and running and ready and live > 0)
-        _list(self._standing_by, replica, listed=may_have and rank is Rank.SERVING and replica.standby)
+        _list(self._busy, replica, listed=standing.decodes and live > 0)
+        _list(self._standing_by, replica, listed=standing.in_service and replica.standby)
         if watched is not standing.listed:
             standing.listed = watched
             self._unwell_by = None
             for part in replica.parts:
                 _index(self._on_part, part, replica, listed=watched)
             _index(self._on_device, replica.device, replica, listed=watched)
+
+    def _count(self, standing: Standing, sign: int) -> None:
+        if standing.serves:
+            self._places += sign * standing.places
+            self._sent += sign * standing.live
+            self._free += sign * max(0, standing.places - standing.live)
+        self._in_service += sign * standing.in_service
+        self._failed += sign * standing.failed
+        self._retiring += sign * standing.retires
+
+    def _take_cache(self, replica: Replica) -> None:
+        standing, ready, gauges = replica.standing, replica.state.ready, replica.state.gauges
+        block_tokens, blocks = (ready.block_tokens, ready.kv_blocks) if ready is not None else (0, 0)
+        standing.kv_tokens = block_tokens * blocks
+        standing.kv_free_tokens = block_tokens * (gauges.free_blocks if gauges is not None else blocks)
+        standing.draft = replica.draft
 
 
 def _list(where: dict[Replica, None], replica: Replica, *, listed: bool) -> None:

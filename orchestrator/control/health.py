@@ -89,6 +89,7 @@ class HealthBoard:
         self._held: dict[Part, Health] = {}
         self._weighed: dict[Part, PartHealth] = {}
         self._unwell: frozenset[Part] = frozenset()
+        self.quiet = True  # nothing was observed of late that any part could be blamed for
         self._holds_s = (math.inf, -math.inf)  # when `_weighed` and `_unwell` are what they would be anew
         self._slow: dict[str, Slowness] = {}
         self._proven: dict[str, int] = {}  # tokens of each worker since it was started on a half-open part
@@ -159,6 +160,11 @@ class HealthBoard:
         else:
             self._held.pop(part, None)
 
+    @property
+    def holds(self) -> bool:
+        """True where an operator keeps work away from a part."""
+        return bool(self._held)
+
     def list_held(self, state: Health) -> list[Part]:
         """Return the parts that an operator has put into this state."""
         return [part for part, held in self._held.items() if held is state] if self._held else []
@@ -188,10 +194,12 @@ class HealthBoard:
         }
         slow = {Part("worker", worker) for worker, one in self._slow.items() if one.outlier}
         self._unwell = frozenset(slow.union(self._weighed))
+        self.quiet = not self._breakers and not slow
         ends = [self._breakers[part].find_end(now_s) for part in self._weighed]
         self._holds_s = (now_s, min(ends, default=math.inf))
 
     def _weigh_anew(self) -> None:
+        self.quiet = False
         self._holds_s = (math.inf, -math.inf)
 
     def _set(self, part: Part, breaker: Breaker) -> None:

@@ -109,15 +109,18 @@ class KvMoves:
         )
         return True, [*ended, WakeAfter(PLACE_PATIENCE_S)]
 
+    @property
+    def under_way(self) -> bool:
+        """True where there are moves to be looked after."""
+        return bool(self._moves or self._sums)
+
     def find_pages(self, stream: Stream) -> str:
         """Return the replica that has a stream's pages already ("": none has)."""
-        move = self._moves.get(stream.key) if self._moves else None
+        move = self._moves.get(stream.key)
         return move.target if move is not None and move.linked and move.stage is _Stage.CAME else ""
 
     def advance(self, now_s: float) -> list[Action]:
         """Take the steps that are possible by now."""
-        if not self._moves and not self._sums:
-            return []
         actions: list[Action] = []
         for move in list(self._moves.values()):
             if self._streams.find(move.stream.key) is not move.stream:

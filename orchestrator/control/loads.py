@@ -68,7 +68,7 @@ class LoadBoard:
         self._smoothing = smoothing
         self._kept: dict[str, _Kept] = {}
         self._busy_ms: dict[str, float] = {}  # of our rounds since the last sample
-        self._look_s = 0.0
+        self.look_s = 0.0
         self._views: tuple[float, tuple[DeviceView, ...]] = (math.inf, ())
 
     def observe(self, samples: Mapping[str, DeviceLoad], queues: Mapping[str, int], now_s: float) -> list[Action]:
@@ -95,9 +95,9 @@ class LoadBoard:
 
     def forget_stale(self, now_s: float) -> list[Action]:
         """Forget devices that nothing was heard of for long."""
-        if now_s < self._look_s:
+        if now_s < self.look_s:
             return []
-        self._look_s = now_s + _LOOK_EVERY_S
+        self.look_s = now_s + _LOOK_EVERY_S
         stale = [name for name, one in self._kept.items() if now_s - one.newest.sampled_s > STALE_S]
         for name in stale:
             del self._kept[name]

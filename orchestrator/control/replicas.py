@@ -28,12 +28,13 @@ from orchestrator.control.state import (
 )
 from orchestrator.control.worker_life import Stage, WorkerLife, WorkerLives
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Event, Gauges, Ready, RoundReport
+from orchestrator.workers.messages import Gauges, Ready, RoundReport
 from policies.serving.replica_load import PairPaces, SeenRound
 from policies.serving.routing import Route
 
 ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
 """The way out where replicas differ."""
+_MOST_UNTOLD = 4096
 _ENOUGH_PROGRESSED = 2  # one of them is not the one that is blamed
 
 
@@ -56,7 +57,7 @@ class Replica:
     it was sent, `progressed` names the first of them that had a token, `death` is the number of its death (None while
     it lives). `untold`: rounds of which it is not known yet how much of the device they had; `taken_by`: the route by
     which the last request went there.
-    `on_change` and `on_rank` are called with each change that routing has to know of."""
+    `on_change`, `on_pace` and `on_rank` are called with each change that routing has to know of."""
 
     __slots__ = (
         "_draft",
@@ -72,6 +73,7 @@ class Replica:
         "life",
         "name",
         "on_change",
+        "on_pace",
         "on_rank",
         "parts",
         "prefixes",
@@ -103,6 +105,7 @@ class Replica:
         self.device = name_device(self.spec)
         self.standing = Standing()
         self.on_change: Callable[[], object] = tell_nobody
+        self.on_pace: Callable[[], object] = tell_nobody
         self.on_rank: Callable[[], object] = tell_nobody
         self._rank = rank
         self._paces = PairPaces()
@@ -129,7 +132,7 @@ class Replica:
     @paces.setter
     def paces(self, paces: PairPaces) -> None:
         self._paces = paces
-        self.on_change()
+        self.on_pace()
 
     @property
     def last_route(self) -> str:
@@ -181,6 +184,30 @@ class Replica:
                 self._draft = "+".join(works)
         return self._draft
 
+    def see_round(self, done: RoundReport, *, sampled: bool) -> None:
+        """Its worker finished a round: learn from it at once, or with the next sample where the device is `sampled`.
+        That says how much of the device the round had. Rounds that are under way together are as one of all their
+        sequences."""
+        tokens = 0
+        for delta in done.deltas:
+            tokens += len(delta.tokens)
+        together = done.in_flight
+        seen = SeenRound(
+            together * done.sequences,
+            together * tokens,
+            together * done.rows,
+            together * done.drafted,
+            done.round_ms,
+            done.draft_ms,
+            self.draft,
+        )
+        if self.untold or sampled:
+            self.untold.append(seen)
+            if not sampled or len(self.untold) >= _MOST_UNTOLD:
+                self.learn(1.0)
+        else:
+            self.paces = self._paces.observe(seen)
+
     def learn(self, stretch: float) -> None:
         """Learn from the rounds that it ran, which took `stretch` times as long as on a device of its own."""
         if not self.untold:
@@ -197,34 +224,20 @@ class Replica:
         ready = self.state.ready
         return effective_places(ready, self.state.gauges) if ready is not None else 1
 
-    def observe(self, event: Event) -> None:
-        """Its worker said something: learn from it for routing."""
-        match event:
-            case RoundReport():
-                tokens = sum(len(delta.tokens) for delta in event.deltas)
-                # Rounds that are under way together are as one of all their sequences.
-                together = event.in_flight
-                counts = (
-                    together * event.sequences,
-                    together * tokens,
-                    together * event.rows,
-                    together * event.drafted,
-                )
-                self.untold.append(SeenRound(*counts, event.round_ms, event.draft_ms, self.draft))
-            case Ready():
-                self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)
-            case _:
-                pass
+    def forget_prompts(self, ready: Ready) -> None:
+        """Another worker is ready: its cache is empty."""
+        self.prefixes = SeenPrefixes(ready.kv_blocks * ready.block_tokens)
 
 
 class Replicas:
     """All replicas. `gone`: the totals of those that have left no successor. `changed`: those of which something has
-    changed that routing has to know of (control.standing)."""
+    changed that routing has to know of, `paced`: those of which the pace alone has (control.fleet)."""
 
     def __init__(self, lives: WorkerLives) -> None:
         self.gone = Totals()
         self.closed = False
         self.changed: dict[Replica, None] = {}
+        self.paced: dict[Replica, None] = {}
         self._lives = lives
         self._by_worker: dict[int, Replica] = {}
         self._by_name: dict[str, Replica] = {}
@@ -279,15 +292,10 @@ class Replicas:
         replica = Replica(life, name, engine, TargetState(name), rank, standby)
         self._by_worker[replica.worker] = self._by_name[name] = replica
         replica.on_change = replica.state.on_change = life.on_change = partial(self.changed.__setitem__, replica, None)
+        replica.on_pace = partial(self.paced.__setitem__, replica, None)
         replica.on_rank = partial(self._rerank, replica)
         replica.on_rank()
         return replica
-
-    def note_count(self, name: str) -> None:
-        """A replica has other streams now."""
-        replica = self._by_name.get(name)
-        if replica is not None:
-            self.changed[replica] = None
 
     def create_life(self, spec: WorkerSpec, title: str) -> WorkerLife:
         """Return a place for a worker that is no replica."""

@@ -32,12 +32,13 @@ _NO_RISKS: Mapping[str, str] = {}
 
 class Router:
     """Routes `streams` over `replicas`. Those that are retiring keep the streams that only they can go on with to the
-    bit, and take no others. `least_depth`: see ControlLimits. `fleet`: all replicas together."""
+    bit, and take no others. `least_depth`: see ControlLimits."""
 
     def __init__(
         self,
         replicas: Replicas,
         streams: Streams,
+        fleet: Fleet,
         health: HealthBoard,
         least_depth: int = 0,
         surroundings: Surroundings | None = None,
@@ -46,8 +47,8 @@ class Router:
         self._streams = streams
         self._around = surroundings or Surroundings()
         self.book = RouteBook()
-        self.fleet = Fleet(replicas, streams, health)
-        self._exclusions = Exclusions(self.fleet, streams, health)
+        self._fleet = fleet
+        self._exclusions = Exclusions(fleet, streams, health)
         self._least_depth = least_depth
         self.moves = KvMoves(streams, self._choose_next)
 
@@ -62,12 +63,19 @@ class Router:
 
     def feed(self, now_s: float) -> list[Action]:
         """Send every stream that is due, and those that wait behind others while another replica has a place."""
-        moved = self.moves.advance(now_s)
-        if not len(self._streams):
-            return moved
-        sent = [*moved, *self._reserve(now_s), *self._send_due(now_s)]
-        taken = self._take_back_waiting(now_s)
-        return [*sent, *taken, *(self._send_due(now_s) if taken else [])]
+        streams, fleet = self._streams, self._fleet
+        sent = self.moves.advance(now_s) if self.moves.under_way else []
+        if not len(streams):
+            return sent
+        if streams.has_suspects or self._exclusions.reserved:
+            sent += self._reserve(now_s)
+        if streams.waits:
+            sent += self._send_due(now_s)
+        fleet.refresh()
+        if fleet.waits_beside_places:
+            taken = self._take_back_waiting(now_s)
+            sent += [*taken, *(self._send_due(now_s) if taken else [])]
+        return sent
 
     def end(self, stream: Stream, now_s: float, error: RequestError | None = None) -> list[Action]:
         """End a live stream: its replica is to forget it, and its reader gets the error, where there is one."""
@@ -147,7 +155,7 @@ class Router:
         for stream in due:
             if several and self._streams.is_begun_elsewhere(stream):
                 continue  # one request never ends two replicas at once; and its prompt will be in a cache
-            if not stream.sends and self._streams.takes_turns and hold_back(*self.fleet.count_places()):
+            if not stream.sends and self._streams.takes_turns and hold_back(*self._fleet.count_places()):
                 continue
             prefix = self._prefix(stream)
             routed = self._choose_route(stream, prefix, now_s)
@@ -198,8 +206,8 @@ class Router:
 
     def _take_back_waiting(self, now_s: float) -> list[Action]:
         """Take back streams that wait for a place where another replica would be done sooner now."""
-        crowded = self.fleet.list_crowded()
-        free = self.fleet.count_free() if crowded else 0
+        crowded = self._fleet.list_crowded()
+        free = self._fleet.count_free() if crowded else 0
         actions: list[Action] = []
         for replica in crowded if free else []:
             waiting = self._streams.list_behind(replica.name, replica.places)
@@ -260,9 +268,12 @@ class Router:
         return [Send(having.worker, Cancel(stream.sent_id))]
 
     def _choose_route(self, stream: Stream, prefix: Sequence[int], now_s: float) -> Route:
-        every = self._replicas.with_streams
-        outs, risks = self._exclusions.find(stream, every, self.moves.find_pages(stream), now_s)
-        paces = self.fleet.paces
+        self._fleet.refresh()
+        every, outs, risks = self._replicas.with_streams, _NO_RISKS, _NO_RISKS
+        kept_at = self.moves.find_pages(stream) if self.moves.under_way else ""
+        if self._exclusions.may_find(stream, kept_at):
+            outs, risks = self._exclusions.find(stream, every, kept_at, now_s)
+        paces = self._fleet.paces
         return choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s, paces)
 
     def _prefix(self, stream: Stream) -> list[int]:
@@ -293,11 +304,41 @@ def choose_route(
     prefill_ms = paces.predict_prefill_ms()
     states = []
     for replica in replicas:
-        out = (outs.get(replica.name, "") if outs else "") if replica.serving else replica.state.phase
-        cached = 0 if cold else replica.prefixes.count_cached_tokens(prefix)
-        live = streams.counts.get(replica.name, 0)
-        risk = risks.get(replica.name, "") if risks else ""
-        states.append(_state(replica, out, live, cached, paces, prefill_ms, risk, around))
+        standing, state = replica.standing, replica.state
+        out = (outs.get(replica.name, "") if outs else "") if standing.decodes else state.phase
+        live, places, draft = standing.live, standing.places, standing.draft
+        running = live if live < places else places
+        sequences = running + 1 if running < places else places
+        pace = replica.paces
+        if pace.plain is standing.own_pace and sequences == standing.own_sequences:
+            own_ms = standing.own_ms
+        else:
+            own_ms = standing.find_own_ms(pace.plain, sequences)
+        stretch, free_share = ALONE, 1.0
+        saved_ms = paces.predict_saved_ms(pace, draft, sequences) if draft else 0.0
+        if around.loads.knows:
+            stretch, free_share = around.loads.find_share(replica.device, replica.spec.cores)
+            saved_ms = saved_ms / around.stretch_drafts(replica.name) if saved_ms else 0.0
+        states.append(
+            ReplicaState(
+                replica.name,
+                running,
+                live - running,
+                places,
+                standing.kv_tokens,
+                standing.kv_free_tokens,
+                0 if cold else replica.prefixes.count_cached_tokens(prefix),
+                reckon_tpot_ms(own_ms, paces.plain.tpot_ms(sequences), sequences),
+                prefill_ms,
+                risks.get(replica.name, "") if risks else "",
+                not out,
+                out,
+                draft,
+                saved_ms,
+                stretch,
+                free_share,
+            )
+        )
     return route(states, _request(stream, streams, around, now_s), around.weights)
 
 
@@ -321,57 +362,12 @@ def format_route(route: Route) -> str:
 
 def _request(stream: Stream, streams: Streams, around: Surroundings, now_s: float) -> RoutedRequest:
     """Return what is left of a request: its length, whether it may be drafted for, and what time it has."""
-    tokens = len(stream.submit.prompt) + len(stream.committed)
-    left = stream.submit.max_tokens - len(stream.committed)
-    waited_ms = (now_s - stream.opened_s) * MS_PER_S
-    bounds_s = [bound for bound in (stream.submit.timeout_s, around.request_timeout_s) if bound > 0.0]
-    first_ms = around.ttft_ms if stream.first_s is None and around.ttft_ms > 0.0 else None
-    return RoutedRequest(
-        tokens,
-        min(left, streams.latency.output_tokens),
-        drafts=stream.submit.depth != 0,
-        first_in_ms=first_ms - waited_ms if first_ms is not None else None,
-        ends_in_ms=min(bounds_s) * MS_PER_S - waited_ms if bounds_s else None,
-    )
-
-
-def _state(
-    replica: Replica,
-    out: str,
-    live: int,
-    cached_tokens: int,
-    paces: SharedPaces,
-    prefill_ms: float,
-    risk: str,
-    around: Surroundings,
-) -> ReplicaState:
-    ready, gauges = replica.state.ready, replica.state.gauges
-    block_tokens, blocks = (ready.block_tokens, ready.kv_blocks) if ready is not None else (0, 0)
-    places = replica.places
-    running = live if live < places else places
-    sequences = running + 1 if running < places else places
-    own_ms = replica.standing.find_own_ms(replica.paces.plain, sequences)
-    draft = replica.draft
-    saved_ms = paces.predict_saved_ms(replica.paces, draft, sequences) if draft else 0.0
-    stretch, free_share = ALONE, 1.0
-    if around.loads.knows:
-        stretch, free_share = around.loads.find_share(replica.device, replica.spec.cores)
-        saved_ms = saved_ms / around.stretch_drafts(replica.name) if saved_ms else 0.0
-    return ReplicaState(
-        replica.name,
-        running,
-        live - running,
-        places,
-        block_tokens * blocks,
-        block_tokens * (gauges.free_blocks if gauges is not None else blocks),
-        cached_tokens,
-        reckon_tpot_ms(own_ms, paces.plain.tpot_ms(sequences), sequences),
-        prefill_ms,
-        risk,
-        not out,
-        out,
-        draft,
-        saved_ms,
-        stretch,
-        free_share,
-    )
+    submit, done = stream.submit, len(stream.committed)
+    first_ms = ends_ms = None
+    if around.ttft_ms > 0.0 and stream.first_s is None:
+        first_ms = around.ttft_ms - (now_s - stream.opened_s) * MS_PER_S
+    if submit.timeout_s > 0.0 or around.request_timeout_s > 0.0:
+        bounds_s = [bound for bound in (submit.timeout_s, around.request_timeout_s) if bound > 0.0]
+        ends_ms = min(bounds_s) * MS_PER_S - (now_s - stream.opened_s) * MS_PER_S
+    left = min(submit.max_tokens - done, streams.latency.output_tokens)
+    return RoutedRequest(len(submit.prompt) + done, left, submit.depth != 0, first_ms, ends_ms)

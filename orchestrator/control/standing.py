@@ -10,13 +10,22 @@ from policies.serving.replica_load import ReplicaPace
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """`serves`: it gets requests and its worker decodes. It has `live` streams and so many `places`. `own_ms`: what a
-    token took it by its pace `own_pace` with `own_sequences` at a time. `bounds` of speculation are those for
-    `bounds_for`. `device` and `listed`: where control.fleet has it in its lists."""
+    """`in_service`: it is to get requests, and has `failed` or not. `retires`: it only keeps streams. `serves`: it gets
+    requests and its worker decodes. `decodes`: its worker does, whether it gets any or not. It has `live` streams and
+    so many `places`; its KV cache holds `kv_tokens`, of which `kv_free_tokens` are free. `draft`: what proposes tokens
+    there. `own_ms`: what a token took it by its pace `own_pace` with `own_sequences` at a time. `bounds` of speculation
+    are those for `bounds_for`. `listed`: control.fleet has it by its parts."""
 
+    in_service: bool = False
+    failed: bool = False
+    retires: bool = False
     serves: bool = False
+    decodes: bool = False
     live: int = 0
-    places: int = 0
+    places: int = 1
+    kv_tokens: int = 0
+    kv_free_tokens: int = 0
+    draft: str = ""
     own_pace: ReplicaPace | None = None
     own_sequences: int = 0
     own_ms: float = 0.0

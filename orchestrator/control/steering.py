@@ -91,6 +91,11 @@ class OperatorSteering:
             actions += [LogLine("warning", text, (source, one.target, count)), *self._router.retire(giver, now_s)[1]]
         return actions
 
+    @property
+    def has_failovers(self) -> bool:
+        """True where a worker was failed over."""
+        return bool(self._failovers)
+
     def list_failovers(self) -> dict[str, str]:
         """Return where workers give their streams, by the worker."""
         return {source: one.target for source, one in self._failovers.items()}

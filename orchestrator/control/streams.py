@@ -33,7 +33,7 @@ _MOST_ANSWERED = 4096
 _ARRIVAL: Final[Callable[[Any], int]] = attrgetter("number")
 
 
-def tell_nobody_of(name: str) -> None:
+def tell_nobody_of(name: str, more: int) -> None:
     """Nobody wants to know of counts."""
 
 
@@ -105,9 +105,9 @@ class Stream:
 
 class Streams:
     """All live streams, in the order of their arrival. `on_count` is called with the name of each replica that has
-    one more or one fewer."""
+    one (1) more or fewer (-1)."""
 
-    def __init__(self, blame: Blame | None = None, on_count: Callable[[str], object] = tell_nobody_of) -> None:
+    def __init__(self, blame: Blame | None = None, on_count: Callable[[str, int], object] = tell_nobody_of) -> None:
         self._blame = blame or Blame(0.0)
         self._live: dict[str, Stream] = {}
         self._waiting: dict[str, Stream] = {}  # those that no replica has, by their keys
@@ -117,6 +117,7 @@ class Streams:
         self._tried: dict[str, Stream] = {}  # those of them that are suspects on probation
         self._begun: dict[str, int] = {}  # digests of those of them that had no token yet
         self._arrived = 0
+        self._owned = 0  # those that have an owner
         self._on_count = on_count
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
         self.owners: Counter[str] = Counter()  # live streams by whose they are
@@ -130,6 +131,11 @@ class Streams:
         return len(self._live)
 
     @property
+    def waits(self) -> bool:
+        """True where some have no replica."""
+        return bool(self._waiting)
+
+    @property
     def held(self) -> int:
         """How many no replica has."""
         return len(self._live) - len(self._sent)
@@ -137,7 +143,7 @@ class Streams:
     @property
     def takes_turns(self) -> bool:
         """Whether streams have owners, who get places in fair turns."""
-        return any(self.owners)
+        return self._owned > 0
 
     def open(self, submit: Submit, overrides: ActiveOverrides = NO_OVERRIDES, now_s: float = 0.0) -> Stream:
         """Take in a request, under these overrides. Raises RequestError: 400 when its id is in use, 422 when it is in
@@ -151,6 +157,7 @@ class Streams:
         stream.overrides, stream.due_s, stream.opened_s = overrides, now_s, now_s
         self._live[submit.request_id] = self._waiting[submit.request_id] = stream
         self.owners[submit.owner] = self.owners.get(submit.owner, 0) + 1
+        self._owned += submit.owner != ""
         return stream
 
     def find(self, key: str) -> Stream | None:
@@ -352,7 +359,8 @@ class Streams:
         if left > 0:
             self.owners[stream.submit.owner] = left
         else:
-            del self.owners[stream.submit.owner]
+            self.owners.pop(stream.submit.owner)
+        self._owned -= stream.submit.owner != ""
         self._forget_sent(stream)
 
     def _forget_sent(self, stream: Stream) -> None:
@@ -369,7 +377,7 @@ class Streams:
 
     def _count(self, replica: str, more: int) -> None:
         self.counts[replica] = self.counts.get(replica, 0) + more
-        self._on_count(replica)
+        self._on_count(replica, more)
 
     def _count_begun(self, digest: str, more: int) -> None:
         count = self._begun.get(digest, 0) + more

@@ -126,11 +126,10 @@ class WorkerLife:
 
     def observe(self, event: Event, now_s: float) -> list[Action]:
         """The worker said something."""
-        self.heard_s = now_s
         if isinstance(event, RoundReport):
-            self.pulse = None
-            self.round_ms = max(event.round_ms, self.round_ms + _NEWEST * (event.round_ms - self.round_ms))
+            self.hear_round(event.round_ms, now_s)
             return []
+        self.heard_s = now_s
         self.pulse = event.pulse if isinstance(event, StillWorking) else None
         if isinstance(event, Ready | DraftReady):
             self._ready_s = now_s
@@ -138,6 +137,11 @@ class WorkerLife:
             return []
         self._failure = event
         return [LogLine("error", "%s: %s", (self.title, event.message))]
+
+    def hear_round(self, round_ms: float, now_s: float) -> None:
+        """The worker finished a round."""
+        self.heard_s, self.pulse = now_s, None
+        self.round_ms = max(round_ms, self.round_ms + _NEWEST * (round_ms - self.round_ms))
 
     def observe_ending(self) -> None:
         """The worker says nothing more."""

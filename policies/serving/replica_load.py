@@ -32,20 +32,27 @@ class ReplicaPace(NamedTuple):
 
     def tpot_ms(self, sequences: int) -> float:
         """Return what a token takes each of so many sequences; 0 where nothing was measured."""
-        if not self.weight:
+        weight, n, nn, ms, n_ms, _ = self
+        if not weight:
             return 0.0
-        mean_n, mean_ms = self.n / self.weight, self.ms / self.weight
-        spread = self.nn / self.weight - mean_n**2
-        slope = (self.n_ms / self.weight - mean_n * mean_ms) / spread if spread >= _LEAST_SPREAD else 0.0
-        if spread < _LEAST_SPREAD:
-            slope = _USUAL_SLOPE * mean_ms / max(1.0, mean_n)
-        return max(mean_ms / 4.0, mean_ms + max(0.0, slope) * (sequences - mean_n))
+        mean_n, mean_ms = n / weight, ms / weight
+        spread = nn / weight - mean_n * mean_n
+        if spread >= _LEAST_SPREAD:
+            slope = (n_ms / weight - mean_n * mean_ms) / spread
+        else:
+            slope = _USUAL_SLOPE * mean_ms / (mean_n if mean_n > 1.0 else 1.0)
+        found = mean_ms + slope * (sequences - mean_n) if slope > 0.0 else mean_ms
+        return found if found > mean_ms / 4.0 else mean_ms / 4.0
 
 
 def observe_replica_round(
     pace: ReplicaPace, *, sequences: int, tokens: int, rows: int, drafted: int, round_ms: float
 ) -> ReplicaPace:
     """Take in one round. One with more rows than its sequences and their drafts need was prefill too."""
+    return _observe(pace, sequences, tokens, rows, drafted, round_ms)
+
+
+def _observe(pace: ReplicaPace, sequences: int, tokens: int, rows: int, drafted: int, round_ms: float) -> ReplicaPace:
     prefilled = rows - 2 * sequences - drafted
     if prefilled > 0:
         own_ms = max(0.0, round_ms - pace.tpot_ms(sequences)) / prefilled
@@ -54,13 +61,14 @@ def observe_replica_round(
     if tokens <= 0 or sequences <= 0:
         return pace
     tpot_ms = round_ms * sequences / tokens
+    weight, n, nn, ms, n_ms, prefill_ms = pace
     return ReplicaPace(
-        weight=_KEPT * pace.weight + 1.0,
-        n=_KEPT * pace.n + sequences,
-        nn=_KEPT * pace.nn + sequences**2,
-        ms=_KEPT * pace.ms + tpot_ms,
-        n_ms=_KEPT * pace.n_ms + sequences * tpot_ms,
-        prefill_ms=pace.prefill_ms,
+        _KEPT * weight + 1.0,
+        _KEPT * n + sequences,
+        _KEPT * nn + sequences * sequences,
+        _KEPT * ms + tpot_ms,
+        _KEPT * n_ms + sequences * tpot_ms,
+        prefill_ms,
     )
 
 
@@ -89,16 +97,15 @@ class PairPaces(NamedTuple):
 
     def observe(self, seen: SeenRound, stretch: float = 1.0) -> PairPaces:
         """Take in a round that took `stretch` times as long as on a device of its own."""
-        alone_ms = seen.round_ms / stretch
-        plain_ms = (seen.round_ms - (seen.draft_ms if seen.drafted else 0.0)) / stretch
-        tokens = seen.sequences if seen.drafted else seen.tokens
-        counts = {"sequences": seen.sequences, "rows": seen.rows, "drafted": seen.drafted}
-        plain = observe_replica_round(self.plain, tokens=tokens, round_ms=max(0.0, plain_ms), **counts)
-        if not seen.draft:
+        sequences, tokens, rows, drafted, round_ms, draft_ms, draft = seen
+        plain_ms = (round_ms - (draft_ms if drafted else 0.0)) / stretch
+        told = sequences if drafted else tokens
+        plain = _observe(self.plain, sequences, told, rows, drafted, plain_ms if plain_ms > 0.0 else 0.0)
+        if not draft:
             return PairPaces(plain, self.drafted)
-        known = self.drafted.get(seen.draft, ReplicaPace())
-        drafted = observe_replica_round(known, tokens=seen.tokens, round_ms=alone_ms, **counts)
-        return PairPaces(plain, {**self.drafted, seen.draft: drafted})
+        known = self.drafted.get(draft, ReplicaPace())
+        with_it = _observe(known, sequences, tokens, rows, drafted, round_ms / stretch)
+        return PairPaces(plain, {**self.drafted, draft: with_it})
 
 
 def predict_saved_ms(own: PairPaces, every: Sequence[PairPaces], draft: str, sequences: int) -> float:

@@ -84,7 +84,7 @@ class ReplicaState:
     free_share: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoutedRequest:
     """What is to be served: tokens of the prompt, and tokens expected (at most) of the output. `drafts`: it may be
     drafted for. Its first token is wanted within `first_in_ms`, its last within `ends_in_ms` (None: whenever)."""

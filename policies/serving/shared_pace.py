@@ -97,6 +97,8 @@ class SharedPaces:
             self._known[key] = paces
         self.plain.set_pace(key, paces.plain if paces is not None else None)
         drafted = paces.drafted if paces is not None else {}
+        if not drafted and (before is None or not before.drafted):
+            return
         for draft in drafted.keys() | (before.drafted.keys() if before is not None else ()):
             self._drafted.setdefault(draft, PaceSum()).set_pace(key, drafted.get(draft))
 
