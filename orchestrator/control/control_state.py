@@ -40,12 +40,12 @@ class State:
         self.watch = Watch()
         self.replicas = Replicas(lives)
         self.health = HealthBoard()
-        self.fleet = Fleet(self.replicas, self.health)
+        self.around = surroundings or Surroundings()
+        self.loads = self.around.loads
+        self.fleet = Fleet(self.replicas, self.health, self.loads)
         self.streams = Streams(self.blame, self.fleet.count_stream)
         self.drafts = DraftWorkers(lives, draft_pools)
-        self.around = surroundings or Surroundings()
         self.around.list_drafts = self.drafts.list_specs
-        self.loads = self.around.loads
         self.router = Router(self.replicas, self.streams, self.fleet, self.health, least_depth, self.around)
         self.rollout = Rollout(self.replicas, self.router, self.drafts)
         self.retuning = Retuning()

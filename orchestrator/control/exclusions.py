@@ -34,6 +34,18 @@ class Exclusions:
         self._streams = streams
         self._health = health
 
+    @property
+    def is_quiet(self) -> bool:
+        """True while all parts are healthy."""
+        return self._health.quiet
+
+    def list_trying(self) -> list[str]:
+        """Return the replicas that try a suspect, or are to."""
+        if not self._streams.has_suspects:
+            return []
+        trial = self._streams.on_trial()
+        return [name for name in (trial.at if trial is not None else "", self.reserved) if name]
+
     def may_find(self, stream: Stream, kept_at: str) -> bool:
         """Return whether there may be anything to find: mostly there is not."""
         asked = stream.kind or stream.failed_at or stream.bound_to or kept_at

@@ -5,12 +5,17 @@ Whatever changes of a replica is noted (Replicas.changed), and taken in before s
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TypeVar
 
+from orchestrator.control.candidates import Candidates
 from orchestrator.control.health import HealthBoard, Part
+from orchestrator.control.loads import LoadBoard
 from orchestrator.control.replicas import Rank, Replica, Replicas
 from orchestrator.control.standing import Standing
 from orchestrator.control.state import FAILED
+from policies.serving.failover.health import Health
+from policies.serving.narrowing import PRICED_ALL
 from policies.serving.shared_pace import SharedPaces
 
 _WITH_STREAMS = (Rank.SERVING, Rank.RETIRING)
@@ -27,35 +32,42 @@ def place_of(replica: Replica) -> tuple[int, int]:
 class Fleet:
     """Counts and lists of `replicas`, which have streams. `paces` of those that may have streams."""
 
-    def __init__(self, replicas: Replicas, health: HealthBoard) -> None:
+    def __init__(self, replicas: Replicas, health: HealthBoard, loads: LoadBoard) -> None:
         self.paces = SharedPaces()
+        self.candidates: Candidates | None = None
         self._replicas = replicas
         self._health = health
+        self._loads = loads
         self._places = 0
         self._sent = 0
         self._free = 0
         self._in_service = 0
         self._failed = 0
         self._retiring = 0
-        self._crowded: dict[Replica, None] = {}
+        self._routed = 0
+        self._crowded: OrderedDict[Replica, None] = OrderedDict()
         self._loading: dict[Replica, None] = {}
         self._busy: dict[Replica, None] = {}
         self._standing_by: dict[Replica, None] = {}
         self._on_part: dict[Part, dict[Replica, None]] = {}
         self._on_device: dict[str, dict[Replica, None]] = {}
-        self._unwell: set[Replica] = set()
+        self._unwell: set[Replica] = set()  # these may not be healthy
         self._unwell_by: object = None
 
     def refresh(self) -> None:
         """Take in what has changed."""
-        changed = self._replicas.changed
-        while changed:
-            self._take(changed.popitem()[0])
-        paced = self._replicas.paced
+        changed, paced = self._replicas.changed, self._replicas.paced
+        if changed:
+            while changed:
+                self._take(changed.popitem()[0])
+            if (self._routed > PRICED_ALL) is (self.candidates is None):
+                self._begin_or_end_narrowing()
         while paced:
             replica = paced.popitem()[0]
-            if replica.standing.listed and replica.rank in _WITH_STREAMS:
+            if replica.standing.routed:
                 self.paces.set_paces(replica.worker, replica.paces)
+                if self.candidates is not None:
+                    self.candidates.note_pace(replica)
 
     def count_stream(self, name: str, more: int) -> None:
         """A replica has one stream more, or one fewer."""
@@ -65,6 +77,8 @@ class Fleet:
         standing = replica.standing
         before, places = standing.live, standing.places
         live = standing.live = before + more
+        if self.candidates is not None:
+            self.candidates.set_load(replica)
         if standing.serves:
             self._sent += more
             self._free += (places - live if live < places else 0) - (places - before if before < places else 0)
@@ -102,6 +116,15 @@ class Fleet:
         """Return how many places are free at the replicas that serve."""
         self.refresh()
         return self._free
+
+    def take_crowded(self) -> list[Replica]:
+        """Return those that serve and have more streams than places, in the order of their places. Of very many
+        replicas return one, another each time."""
+        if self.candidates is None or not self._crowded:
+            return self.list_crowded()
+        first = next(iter(self._crowded))
+        self._crowded.move_to_end(first)
+        return [first]
 
     def list_crowded(self) -> list[Replica]:
         """Return those that serve and have more streams than places, in the order of their places."""
@@ -141,9 +164,28 @@ class Fleet:
         self.refresh()
         parts = self._health.find_unwell(now_s)
         if parts is not self._unwell_by:
-            self._unwell_by = parts
+            before, self._unwell_by = self._unwell, parts
             self._unwell = {one for part in parts for one in self._list_with(part)}
+            if self.candidates is not None:
+                for one in before | self._unwell:
+                    if one.standing.routed:
+                        self.candidates.put(one, self._judge(one, now_s))
         return self._unwell
+
+    def _judge(self, replica: Replica, now_s: float) -> Health:
+        if replica not in self._unwell:
+            return Health.HEALTHY
+        return self._health.judge(replica.parts, now_s, replica.name).state
+
+    def _begin_or_end_narrowing(self) -> None:
+        if self.candidates is not None:
+            self.candidates.close()
+            self.candidates = None
+            return
+        self.candidates = Candidates(self._replicas, self._loads)
+        self._unwell_by = None  # their health is found anew
+        for one in self._replicas.with_streams:
+            self.candidates.put(one, Health.HEALTHY)
 
     def _list_with(self, part: Part) -> list[Replica]:
         if part.kind == "worker":
@@ -168,6 +210,12 @@ class Fleet:
         self._take_cache(replica)
         live = standing.live
         self.paces.set_paces(replica.worker, replica.paces if may_have else None)
+        self._routed += may_have - standing.routed
+        if self.candidates is not None and may_have:
+            self.candidates.put(replica, standing.health)
+        elif self.candidates is not None and standing.routed:
+            self.candidates.drop(replica)
+        standing.routed = may_have
         _list(self._crowded, replica, listed=standing.serves and live > standing.places)
         _list(self._loading, replica, listed=watched and running and not ready)
         _list(self._busy, replica, listed=standing.decodes and live > 0)

@@ -226,6 +226,7 @@ class Replica:
 
     def forget_prompts(self, ready: Ready) -> None:
         """Another worker is ready: its cache is empty."""
+        self.prefixes.tell(None, "", 0)
         self.prefixes = SeenPrefixes(ready.kv_blocks * ready.block_tokens)
 
 
@@ -271,6 +272,10 @@ class Replicas:
     def with_streams(self) -> list[Replica]:
         """Those that may have streams."""
         return self.list_ranked(Rank.SERVING, Rank.RETIRING)
+
+    def list_all(self) -> list[Replica]:
+        """Return all replicas, of whatever rank, in the order in which they came."""
+        return list(self._by_worker.values())
 
     def find(self, worker: int) -> Replica | None:
         """Return the replica whose worker has this number."""

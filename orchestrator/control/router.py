@@ -186,6 +186,8 @@ class Router:
         if not stream.sends and self._streams.takes_turns:
             stream.held_ms = (now_s - stream.due_s) * MS_PER_S
         found.runs += 1
+        if found.runs == 1:
+            found.on_change()
         sent = self._streams.send(stream, found.name, found.kind, now_s)
         sent, stream.speculation = resolve_overrides(
             sent, stream.overrides, found.engine, self._find_bounds(found, stream.submit)
@@ -206,12 +208,13 @@ class Router:
 
     def _take_back_waiting(self, now_s: float) -> list[Action]:
         """Take back streams that wait for a place where another replica would be done sooner now."""
-        crowded = self._fleet.list_crowded()
+        crowded = self._fleet.take_crowded()
         free = self._fleet.count_free() if crowded else 0
         actions: list[Action] = []
         for replica in crowded if free else []:
             waiting = self._streams.list_behind(replica.name, replica.places)
-            for stream in [stream for stream in waiting if not stream.gained and not self._streams.is_suspect(stream)]:
+            able = [stream for stream in waiting if not stream.gained and not self._streams.is_suspect(stream)]
+            for stream in able if self._fleet.candidates is None else able[:1]:
                 routed = self._choose_route(stream, self._prefix(stream), now_s)
                 moves = routed.replica not in (None, replica.name)
                 if free and moves and routed.saves(replica.name) > self._around.hysteresis:
@@ -269,12 +272,20 @@ class Router:
 
     def _choose_route(self, stream: Stream, prefix: Sequence[int], now_s: float) -> Route:
         self._fleet.refresh()
-        every, outs, risks = self._replicas.with_streams, _NO_RISKS, _NO_RISKS
+        every, unseen, outs, risks = self._replicas.with_streams, 0, _NO_RISKS, _NO_RISKS
         kept_at = self.moves.find_pages(stream) if self.moves.under_way else ""
+        if self._fleet.candidates is not None:
+            if not self._exclusions.is_quiet:
+                self._fleet.find_unwell(now_s)
+            more = [*([kept_at] if kept_at else []), *self._exclusions.list_trying()]
+            every, unseen = self._fleet.candidates.choose(stream, prefix, more)
         if self._exclusions.may_find(stream, kept_at):
             outs, risks = self._exclusions.find(stream, every, kept_at, now_s)
         paces = self._fleet.paces
-        return choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s, paces)
+        found = choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s, paces)
+        if unseen:
+            found.unseen = unseen
+        return found
 
     def _prefix(self, stream: Stream) -> list[int]:
         """Return the keys of the prompt's blocks; none where there is nothing to choose."""

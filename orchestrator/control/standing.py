@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from policies.serving.failover.health import Health
 from policies.serving.overrides import OperatorBounds
 from policies.serving.replica_load import ReplicaPace
 
@@ -14,7 +15,8 @@ class Standing:
     requests and its worker decodes. `decodes`: its worker does, whether it gets any or not. It has `live` streams and
     so many `places`; its KV cache holds `kv_tokens`, of which `kv_free_tokens` are free. `draft`: what proposes tokens
     there. `own_ms`: what a token took it by its pace `own_pace` with `own_sequences` at a time. `bounds` of speculation
-    are those for `bounds_for`. `listed`: control.fleet has it by its parts."""
+    are those for `bounds_for`. `listed`: control.fleet has it by its parts; `routed`: it may have streams. `health` and
+    `steps` of its pace are those that control.candidates has it by."""
 
     in_service: bool = False
     failed: bool = False
@@ -32,6 +34,9 @@ class Standing:
     bounds: OperatorBounds | None = None
     bounds_for: tuple[object, ...] = ()
     listed: bool = False
+    routed: bool = False
+    health: Health = Health.HEALTHY
+    steps: tuple[int, ...] = ()
 
     def find_own_ms(self, pace: ReplicaPace, sequences: int) -> float:
         """Return what a token takes the replica itself at this pace; 0 where nothing was measured."""

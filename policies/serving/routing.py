@@ -122,13 +122,14 @@ UNSEEN_WHY: Final = "not priced: those of its kind that are have fewer streams o
 
 
 class Route:
-    """The choice. `replica` is None where none serves. `request`: as it was rated.
+    """The choice. `replica` is None where none serves. `request`: as it was rated. `unseen`: so
+    many replicas were not worth a look (policies.serving.narrowing).
 
     `rated` has all candidates, the cheapest first, and after them how many were left out. It is made of the figures
     that the choice was made by when it is first asked for, as `reason` is.
     """
 
-    __slots__ = ("_left_out", "_priced", "_rated", "_unfit", "_unseen", "_weights", "replica", "request")
+    __slots__ = ("_left_out", "_priced", "_rated", "_unfit", "_weights", "replica", "request", "unseen")
 
     def __init__(
         self,
@@ -136,14 +137,13 @@ class Route:
         unfit: list[ReplicaState],
         request: RoutedRequest,
         weights: RoutingWeights,
-        unseen: int = 0,
     ) -> None:
         self.replica = min(priced)[2] if priced else None
         self.request = request
         self._priced = priced
         self._unfit = unfit
         self._weights = weights
-        self._unseen = unseen
+        self.unseen = 0
         self._left_out = 0
         self._rated: tuple[RatedReplica, ...] | None = None
 
@@ -156,7 +156,7 @@ class Route:
 
     def __len__(self) -> int:
         """Return how many `rated` has."""
-        return len(self._priced) + len(self._unfit) + bool(self._left_out) + bool(self._unseen)
+        return len(self._priced) + len(self._unfit) + bool(self._left_out) + bool(self.unseen)
 
     @property
     def draft(self) -> str:
@@ -194,7 +194,8 @@ class Route:
         if over <= 0:
             return self
         priced, unfit = sorted(self._priced)[:most], sorted(self._unfit, key=_name_of)
-        found = Route(priced, unfit[: most - len(priced)], self.request, self._weights, self._unseen)
+        found = Route(priced, unfit[: most - len(priced)], self.request, self._weights)
+        found.unseen = self.unseen
         found._left_out = self._left_out + over
         return found
 
@@ -206,7 +207,7 @@ class Route:
             yield rated if rated is best else _explain_loser(rated, best)
         for one in sorted(self._unfit, key=_name_of):
             yield RatedReplica(one.name, float("inf"), (), one.why_not or "not serving", one.draft)
-        for count, why in ((self._left_out, _LEFT_OUT_WHY), (self._unseen, UNSEEN_WHY)):
+        for count, why in ((self._left_out, _LEFT_OUT_WHY), (self.unseen, UNSEEN_WHY)):
             if count:
                 yield RatedReplica(f"{count} more", float("inf"), (), why)
 
@@ -215,14 +216,8 @@ def _name_of(one: ReplicaState) -> str:
     return one.name
 
 
-def route(
-    replicas: Sequence[ReplicaState],
-    request: RoutedRequest,
-    weights: RoutingWeights = EVEN_WEIGHTS,
-    unseen: int = 0,
-) -> Route:
-    """Choose a replica; among equals the least loaded one, then the first by name. The order given does not matter.
-    `unseen`: so many others were not worth a look."""
+def route(replicas: Sequence[ReplicaState], request: RoutedRequest, weights: RoutingWeights = EVEN_WEIGHTS) -> Route:
+    """Choose a replica; among equals the least loaded one, then the first by name. The order given does not matter."""
     share = None if weights is EVEN_WEIGHTS else astuple(weights)
     priced: list[tuple[float, int, str, ReplicaState]] = []
     unfit: list[ReplicaState] = []
@@ -233,7 +228,7 @@ def route(
             priced.append((price, one.running + one.waiting, one.name, one))
         else:
             unfit.append(one)
-    return Route(priced, unfit, request, weights, unseen)
+    return Route(priced, unfit, request, weights)
 
 
 Costs = tuple[float, float, float, float, float, float, float, float, float]
