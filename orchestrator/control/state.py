@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import zip_longest
@@ -18,18 +18,60 @@ DRAINING: Final = "draining"
 FAILED: Final = "failed"
 
 
+def tell_nobody() -> None:
+    """Nobody wants to know of changes."""
+
+
+class RunningTotals:
+    """Totals that rounds are added to: a `Totals` is made of them when somebody asks."""
+
+    __slots__ = ("_before", "_by_drafter", "_counts", "_positions")
+
+    def __init__(self, before: Totals) -> None:
+        self._before = before
+        self._counts = [0, 0, 0, 0, 0]
+        self._positions: list[int] = []
+        self._by_drafter: dict[str, tuple[int, int]] = {}
+
+    def add_round(self, done: RoundReport, delivered: int) -> None:
+        """Add a round. `delivered`: its tokens that went to a live stream."""
+        counts, positions = self._counts, self._positions
+        counts[0] += done.drafts
+        counts[1] += done.drafted
+        counts[2] += done.accepted
+        counts[3] += delivered
+        counts[4] += 1
+        told = done.accepted_per_position
+        if len(told) > len(positions):
+            positions.extend([0] * (len(told) - len(positions)))
+        for index, accepted in enumerate(told):
+            positions[index] += accepted
+        for name, (drafted, accepted) in done.by_drafter.items():
+            known = self._by_drafter.get(name, (0, 0))
+            self._by_drafter[name] = (known[0] + drafted, known[1] + accepted)
+
+    def sum_up(self) -> Totals:
+        """Return the totals as they are now."""
+        if not self._counts[4]:
+            return self._before
+        before, (drafts, drafted, accepted, generated, rounds) = self._before, self._counts
+        return replace(
+            before,
+            drafts=before.drafts + drafts,
+            drafted=before.drafted + drafted,
+            accepted=before.accepted + accepted,
+            accepted_per_position=_add_positions(before.accepted_per_position, self._positions),
+            generated=before.generated + generated,
+            rounds=before.rounds + rounds,
+            by_drafter=_add_counts([before.by_drafter, self._by_drafter]),
+        )
+
+
 def fold_round(totals: Totals, round_: RoundReport, delivered: int) -> Totals:
     """Return the totals with one round added. `delivered`: its tokens that went to a live stream."""
-    return replace(
-        totals,
-        drafts=totals.drafts + round_.drafts,
-        drafted=totals.drafted + round_.drafted,
-        accepted=totals.accepted + round_.accepted,
-        accepted_per_position=_add_positions(totals.accepted_per_position, round_.accepted_per_position),
-        generated=totals.generated + delivered,
-        rounds=totals.rounds + 1,
-        by_drafter=_add_counts([totals.by_drafter, round_.by_drafter]),
-    )
+    running = RunningTotals(totals)
+    running.add_round(round_, delivered)
+    return running.sum_up()
 
 
 def _add_positions(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
@@ -74,25 +116,76 @@ def effective_places(ready: Ready, gauges: Gauges | None) -> int:
 @dataclass(slots=True)
 class TargetState:
     """The target's phase, and the last that its worker told. `ready` outlives a lost worker. `due_s`: when the next
-    worker is started, or was; `start_s`: how long the last start took. `spent`: it was lost too often of late."""
+    worker is started, or was; `start_s`: how long the last start took. `spent`: it was lost too often of late.
+    `on_change` is called with each change that routing has to know of."""
 
     name: str
-    phase: str = STARTING
     detail: str = "the worker is being started"
     where: str = ""
-    ready: Ready | None = None
-    gauges: Gauges | None = None
-    totals: Totals = field(default_factory=Totals)
-    serving: bool = False
     spent: bool = False
     due_s: float = 0.0
     start_s: float = 0.0
+    on_change: Callable[[], object] = tell_nobody
+    _phase: str = field(default=STARTING, init=False)
+    _serving: bool = field(default=False, init=False)
+    _ready: Ready | None = field(default=None, init=False)
+    _gauges: Gauges | None = field(default=None, init=False)
+    _running: RunningTotals = field(default_factory=lambda: RunningTotals(Totals()), init=False)
+
+    @property
+    def phase(self) -> str:
+        """See the class."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self._phase = phase
+        self.on_change()
+
+    @property
+    def serving(self) -> bool:
+        """Whether its worker is ready."""
+        return self._serving
+
+    @serving.setter
+    def serving(self, serving: bool) -> None:
+        self._serving = serving
+        self.on_change()
+
+    @property
+    def ready(self) -> Ready | None:
+        """What its worker is; None before the first is ready."""
+        return self._ready
+
+    @ready.setter
+    def ready(self, ready: Ready | None) -> None:
+        self._ready = ready
+        self.on_change()
+
+    @property
+    def gauges(self) -> Gauges | None:
+        """What its worker said of its load last."""
+        return self._gauges
+
+    @gauges.setter
+    def gauges(self, gauges: Gauges | None) -> None:
+        self._gauges = gauges
+        self.on_change()
+
+    @property
+    def totals(self) -> Totals:
+        """What its workers did so far."""
+        return self._running.sum_up()
+
+    @totals.setter
+    def totals(self, totals: Totals) -> None:
+        self._running = RunningTotals(totals)
 
     def observe(self, event: Event, delivered: int = 0) -> None:
         """Fold one event of the current worker. `delivered`: see fold_round."""
         match event:
             case RoundReport():
-                self.totals = fold_round(self.totals, event, delivered)
+                self._running.add_round(event, delivered)
             case Gauges():
                 self.gauges = event
             case Ready():

@@ -27,7 +27,7 @@ from orchestrator.control.actions import (
     WakeAfter,
 )
 from orchestrator.control.admission import ControlLimits, refuse_or_pass
-from orchestrator.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen, WorkersHeard
+from orchestrator.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen
 from orchestrator.control.state import whole
 from orchestrator.control.step import State, step
 from orchestrator.control.surroundings import Surroundings
@@ -249,8 +249,7 @@ class World:
         those that run have said so until now."""
         heard = self._processes.list_heard()
         self._frozen = any(one.target is not None and one.target.frozen for _, one in self._processes.list_running())
-        self.post(WorkersHeard(heard))
-        self.post(Woke())
+        self.post(Woke(heard))
 
     def _note_lost(self, keys: list[str]) -> None:
         for key in keys:
