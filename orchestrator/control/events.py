@@ -217,8 +217,8 @@ class LoadObserved:
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The time of a WakeAfter has come. `heard`: workers that have said until now that they live, where that is not told
-    each time."""
+    """The time of a WakeAfter has come. `heard`: workers that have said until now that they live, where nobody tells
+    that one by one."""
 
     heard: Sequence[int] = ()
 
