@@ -188,9 +188,10 @@ class Replica:
         """Its worker finished a round: learn from it at once, or with the next sample where the device is `sampled`.
         That says how much of the device the round had. Rounds that are under way together are as one of all their
         sequences."""
-        tokens = 0
-        for delta in done.deltas:
-            tokens += len(delta.tokens)
+        tokens = done.round_tokens
+        if not tokens:
+            for delta in done.deltas:
+                tokens += len(delta.tokens)
         together = done.in_flight
         seen = SeenRound(
             together * done.sequences,

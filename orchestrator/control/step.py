@@ -36,6 +36,7 @@ from orchestrator.control.events import (
     WorkerEnding,
     WorkerSaid,
     WorkersChosen,
+    WorkersHeard,
     WorkerStarted,
 )
 from orchestrator.control.fold_worker import fold_worker_event, lose_worker
@@ -116,16 +117,25 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
         case QuarantineReleased():
             state.blame.release(event.digests)
             return []
-        case LoadObserved():
-            return _fold_loads(state, event, now_s)
-        case Woke():
-            return _end_hung(state, now_s)
+        case LoadObserved() | WorkersHeard() | Woke():
+            return _fold_observed(state, event, now_s)
         case PartHeld():
             return _hold_part(state, event.part, event.state)
         case WorkersChosen() | ClusterOpened() | ClusterFailed() | DrainBegun() | DrainOver() | ControlClosed():
             return _fold_phase(state, event, now_s)
         case _:
             return state.steering.fold(event, now_s)
+
+
+def _fold_observed(state: State, event: LoadObserved | WorkersHeard | Woke, now_s: float) -> list[Action]:
+    """Somebody has looked at devices, at workers, or at the clock."""
+    match event:
+        case LoadObserved():
+            return _fold_loads(state, event, now_s)
+        case WorkersHeard():
+            return _hear_workers(state, event, now_s)
+        case Woke():
+            return _end_hung(state, now_s)
 
 
 def _fold_change(
@@ -212,6 +222,16 @@ def _fold_loads(state: State, event: LoadObserved, now_s: float) -> list[Action]
             if replica.untold:
                 replica.learn(state.loads.explain_last_rounds(replica.spec))
     return [*told, TellLoads(event.samples, state.loads.list_loads(event.samples))]
+
+
+def _hear_workers(state: State, event: WorkersHeard, now_s: float) -> list[Action]:
+    for number in event.workers:
+        if (replica := state.replicas.find(number)) is not None:
+            replica.life.heard_s = now_s
+    for life in state.drafts.list_loading():
+        if life.number in event.workers:
+            life.heard_s = now_s
+    return []
 
 
 def _end_hung(state: State, now_s: float) -> list[Action]:

@@ -46,13 +46,15 @@ class ReplicaPace(NamedTuple):
 
 
 def observe_replica_round(
-    pace: ReplicaPace, *, sequences: int, tokens: int, rows: int, drafted: int, round_ms: float
+    pace: ReplicaPace, *, sequences: int, tokens: float, rows: float, drafted: float, round_ms: float
 ) -> ReplicaPace:
     """Take in one round. One with more rows than its sequences and their drafts need was prefill too."""
     return _observe(pace, sequences, tokens, rows, drafted, round_ms)
 
 
-def _observe(pace: ReplicaPace, sequences: int, tokens: int, rows: int, drafted: int, round_ms: float) -> ReplicaPace:
+def _observe(
+    pace: ReplicaPace, sequences: int, tokens: float, rows: float, drafted: float, round_ms: float
+) -> ReplicaPace:
     prefilled = rows - 2 * sequences - drafted
     if prefilled > 0:
         own_ms = max(0.0, round_ms - pace.tpot_ms(sequences)) / prefilled
@@ -77,9 +79,9 @@ class SeenRound(NamedTuple):
     `draft_ms`: what the round waited for it."""
 
     sequences: int
-    tokens: int
-    rows: int
-    drafted: int
+    tokens: float
+    rows: float
+    drafted: float
     round_ms: float
     draft_ms: float = 0.0
     draft: str = ""
