@@ -13,7 +13,7 @@ from orchestrator.control.health import HealthBoard, Part
 from orchestrator.control.loads import LoadBoard
 from orchestrator.control.replicas import Rank, Replica, Replicas
 from orchestrator.control.standing import Standing
-from orchestrator.control.state import FAILED
+from orchestrator.control.state import FAILED, READY
 from policies.serving.failover.health import Health
 from policies.serving.narrowing import PRICED_ALL
 from policies.serving.shared_pace import SharedPaces
@@ -30,11 +30,13 @@ def place_of(replica: Replica) -> tuple[int, int]:
 
 
 class Fleet:
-    """Counts and lists of `replicas`, which have streams. `paces` of those that may have streams."""
+    """Counts and lists of `replicas`, which have streams. `paces` of those that may have streams. `candidates`: where
+    there are too many to price them all. `turns` counts how often one came, went, or turned ready or lost."""
 
     def __init__(self, replicas: Replicas, health: HealthBoard, loads: LoadBoard) -> None:
         self.paces = SharedPaces()
         self.candidates: Candidates | None = None
+        self.turns = 0
         self._replicas = replicas
         self._health = health
         self._loads = loads
@@ -44,6 +46,8 @@ class Fleet:
         self._in_service = 0
         self._failed = 0
         self._retiring = 0
+        self._ready = 0
+        self._usable = 0
         self._routed = 0
         self._crowded: OrderedDict[Replica, None] = OrderedDict()
         self._loading: dict[Replica, None] = {}
@@ -96,6 +100,18 @@ class Fleet:
         """Return how many streams are at the replicas that serve, and how many they decode at a time."""
         self.refresh()
         return self._sent, self._places
+
+    def count_ready(self) -> int:
+        """Return how many replicas that get requests are ready."""
+        return self._ready
+
+    def count_hopeful(self) -> int:
+        """Return how many replicas that get requests have not failed."""
+        return self._in_service - self._failed
+
+    def count_usable_places(self) -> int:
+        """Return how many streams these decode at a time, once their workers are there."""
+        return self._usable
 
     @property
     def waits_beside_places(self) -> bool:
@@ -199,6 +215,7 @@ class Fleet:
         ready, running = replica.state.serving, replica.life.running
         may_have = there and rank in _WITH_STREAMS
         watched = may_have or (there and rank in _WATCHED)
+        before = (standing.in_service, standing.failed, standing.ready, standing.serves)
         self._count(standing, -1)
         standing.in_service = may_have and rank is Rank.SERVING
         standing.failed = standing.in_service and replica.state.phase == FAILED
@@ -206,7 +223,11 @@ class Fleet:
         standing.serves = standing.in_service and ready and running
         standing.decodes = watched and ready and running
         standing.places = replica.places
+        standing.ready = standing.in_service and replica.state.phase == READY
+        known = standing.in_service and replica.state.ready is not None and not standing.failed
+        standing.usable = standing.places if known else 0
         self._count(standing, 1)
+        self.turns += before != (standing.in_service, standing.failed, standing.ready, standing.serves)
         self._take_cache(replica)
         live = standing.live
         self.paces.set_paces(replica.worker, replica.paces if may_have else None)
@@ -235,6 +256,8 @@ class Fleet:
         self._in_service += sign * standing.in_service
         self._failed += sign * standing.failed
         self._retiring += sign * standing.retires
+        self._ready += sign * standing.ready
+        self._usable += sign * standing.usable
 
     def _take_cache(self, replica: Replica) -> None:
         standing, ready, gauges = replica.standing, replica.state.ready, replica.state.gauges

@@ -135,11 +135,6 @@ class Replica:
         self.on_pace()
 
     @property
-    def last_route(self) -> str:
-        """Why the last request went there."""
-        return self.taken_by.reason if self.taken_by is not None else ""
-
-    @property
     def worker(self) -> int:
         """The number of its worker in events and actions."""
         return self.life.number

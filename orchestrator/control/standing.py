@@ -11,7 +11,8 @@ from policies.serving.replica_load import ReplicaPace
 
 @dataclass(slots=True, eq=False)
 class Standing:
-    """`in_service`: it is to get requests, and has `failed` or not. `retires`: it only keeps streams. `serves`: it gets
+    """`in_service`: it is to get requests, and has `failed` or not, is `ready` or not,
+    and has `usable` places, as soon as its worker is there. `retires`: it only keeps streams. `serves`: it gets
     requests and its worker decodes. `decodes`: its worker does, whether it gets any or not. It has `live` streams and
     so many `places`; its KV cache holds `kv_tokens`, of which `kv_free_tokens` are free. `draft`: what proposes tokens
     there. `own_ms`: what a token took it by its pace `own_pace` with `own_sequences` at a time. `bounds` of speculation
@@ -21,6 +22,8 @@ class Standing:
     in_service: bool = False
     failed: bool = False
     retires: bool = False
+    ready: bool = False
+    usable: int = 0
     serves: bool = False
     decodes: bool = False
     live: int = 0

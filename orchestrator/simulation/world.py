@@ -26,8 +26,10 @@ from orchestrator.control.actions import (
     StopWorker,
     WakeAfter,
 )
-from orchestrator.control.admission import ControlLimits, refuse_or_pass
+from orchestrator.control.admission import ControlLimits
 from orchestrator.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen
+from orchestrator.control.port import StateView
+from orchestrator.control.room import check_room
 from orchestrator.control.state import whole
 from orchestrator.control.step import State, step
 from orchestrator.control.surroundings import Surroundings
@@ -186,12 +188,14 @@ class World:
 
     def _check_room(self) -> None:
         """Take a request in as the daemon does. Raises RequestError."""
+        check_room(self.state, self.limits, self._view, self.now_s)
+
+    def _view(self) -> StateView:
         state, now_s = self.state, self.now_s
         views = [
             one.state.view(one.engine, state.streams.counts[one.name], 0.0, now_s) for one in state.replicas.serving
         ]
-        view = whole(views, "local", streams=len(state.streams), uptime_s=now_s, draining=state.draining)
-        refuse_or_pass(view, self.limits, state.streams, now_s)
+        return whole(views, "local", streams=len(state.streams), uptime_s=now_s, draining=state.draining)
 
     def post(self, event: ControlEvent) -> None:
         """Let control decide on an event, and carry its actions out."""
