@@ -91,7 +91,7 @@ class Fleet:
     def open_request(self) -> None:
         self.opened += 1
         self.clock.now_s += 0.0005
-        submit = Submit(f"q{self.opened}", [self.opened % 1000, *_PROMPT], 64)
+        submit = Submit(f"q{self.opened}", [self.opened, *_PROMPT], 64)
         for action in self.post(StreamOpened(submit)):
             if isinstance(action, Send) and isinstance(action.command, Submit):
                 self.live.append((action.worker, action.command.request_id))
