@@ -216,15 +216,11 @@ class LoadObserved:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkersHeard:
-    """These workers said something that is not told one by one: they live."""
-
-    workers: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
 class Woke:
-    """The time of a WakeAfter has come."""
+    """The time of a WakeAfter has come. `heard`: workers that have said until now that they live, where nobody tells
+    that one by one."""
+
+    heard: Sequence[int] = ()
 
 
 SteeringEvent = RequestCancelled | FailoverAsked | FailoverUndone | DraftersChosen | RequestQuarantined
@@ -249,7 +245,6 @@ OtherEvent = (
     | QuarantineReleased
     | PartHeld
     | LoadObserved
-    | WorkersHeard
     | Woke
 )
 

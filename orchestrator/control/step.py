@@ -6,6 +6,8 @@ After every event the same rules look at the state: a rollout advances where it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orchestrator.control.actions import (
     Action,
     LogLine,
@@ -36,7 +38,6 @@ from orchestrator.control.events import (
     WorkerEnding,
     WorkerSaid,
     WorkersChosen,
-    WorkersHeard,
     WorkerStarted,
 )
 from orchestrator.control.fold_worker import fold_worker_event, lose_worker
@@ -117,25 +118,17 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
         case QuarantineReleased():
             state.blame.release(event.digests)
             return []
-        case LoadObserved() | WorkersHeard() | Woke():
-            return _fold_observed(state, event, now_s)
+        case LoadObserved():
+            return _fold_loads(state, event, now_s)
+        case Woke():
+            _hear_workers(state, event.heard, now_s)
+            return _end_hung(state, now_s)
         case PartHeld():
             return _hold_part(state, event.part, event.state)
         case WorkersChosen() | ClusterOpened() | ClusterFailed() | DrainBegun() | DrainOver() | ControlClosed():
             return _fold_phase(state, event, now_s)
         case _:
             return state.steering.fold(event, now_s)
-
-
-def _fold_observed(state: State, event: LoadObserved | WorkersHeard | Woke, now_s: float) -> list[Action]:
-    """Somebody has looked at devices, at workers, or at the clock."""
-    match event:
-        case LoadObserved():
-            return _fold_loads(state, event, now_s)
-        case WorkersHeard():
-            return _hear_workers(state, event, now_s)
-        case Woke():
-            return _end_hung(state, now_s)
 
 
 def _fold_change(
@@ -224,14 +217,13 @@ def _fold_loads(state: State, event: LoadObserved, now_s: float) -> list[Action]
     return [*told, TellLoads(event.samples, state.loads.list_loads(event.samples))]
 
 
-def _hear_workers(state: State, event: WorkersHeard, now_s: float) -> list[Action]:
-    for number in event.workers:
+def _hear_workers(state: State, heard: Sequence[int], now_s: float) -> None:
+    for number in heard:
         if (replica := state.replicas.find(number)) is not None:
             replica.life.heard_s = now_s
-    for life in state.drafts.list_loading():
-        if life.number in event.workers:
+    for life in state.drafts.list_loading() if heard else ():
+        if life.number in heard:
             life.heard_s = now_s
-    return []
 
 
 def _end_hung(state: State, now_s: float) -> list[Action]:

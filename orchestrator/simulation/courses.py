@@ -68,11 +68,12 @@ class CourseBook:
     def __init__(
         self, requests: Sequence[RecordedRequest], costs: Costs, *, most: int, fixed: int | None = None
     ) -> None:
+        self._all = requests
         self._requests = [one for one in requests if one.drafts]
         self._costs, self._most, self._fixed = costs, most, fixed
         self._known: dict[int, CompanyCourses] = {}
-        self.plain = CompanyCourses(1, (PLAIN,) * max(1, len(self._requests)), 0.0)
-        self.categories = [one.category for one in self._requests]
+        self.plain = CompanyCourses(1, (PLAIN,) * max(1, len(requests)), 0.0)
+        self.categories = [one.category for one in requests]
 
     def __len__(self) -> int:
         return len(self.plain.courses)
@@ -104,7 +105,7 @@ class CourseBook:
             concurrency=company,
             most=self._most,
         )
-        courses = tuple(_build_course(played.courses[one.key]) for one in self._requests)
+        courses = tuple(_build_course(played.courses[one.key]) if one.drafts else PLAIN for one in self._all)
         return CompanyCourses(company, courses, self._beside_ms(played, company))
 
     def _beside_ms(self, played: Replay, company: int) -> float:

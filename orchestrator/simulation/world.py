@@ -27,7 +27,7 @@ from orchestrator.control.actions import (
     WakeAfter,
 )
 from orchestrator.control.admission import ControlLimits
-from orchestrator.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen, WorkersHeard
+from orchestrator.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen
 from orchestrator.control.port import StateView
 from orchestrator.control.room import check_room
 from orchestrator.control.state import whole
@@ -78,7 +78,8 @@ class WorldLog:
 
 
 class World:
-    """See the module. `limits`: as the daemon's. `ended` hears of every request that ends, with its key."""
+    """See the module. `limits`: as the daemon's. `ended` hears of every request that ends, with its key. `in_order`:
+    each request goes on like the recorded one of its own number."""
 
     def __init__(
         self,
@@ -87,6 +88,7 @@ class World:
         timing: Timing = USUAL_TIMING,
         *,
         ended: Callable[[str], None] | None = None,
+        in_order: bool = False,
     ) -> None:
         self.fleet, self.limits, self.timing = fleet, limits, timing
         self.env = simpy.Environment()
@@ -103,7 +105,7 @@ class World:
         self._faults = FaultInjector(self, self._processes, self._note_lost)
         self._ticking = self._frozen = False
         self._count = 0
-        self._courses = _CourseNumbers(fleet)
+        self._courses = _CourseNumbers(fleet, in_order=in_order)
         self._do: dict[type, Callable[[Any], None]] = {
             Deliver: self._deliver,
             Send: self._processes.send,
@@ -251,8 +253,7 @@ class World:
         those that run have said so until now."""
         heard = self._processes.list_heard()
         self._frozen = any(one.target is not None and one.target.frozen for _, one in self._processes.list_running())
-        self.post(WorkersHeard(heard))
-        self.post(Woke())
+        self.post(Woke(heard))
 
     def _note_lost(self, keys: list[str]) -> None:
         for key in keys:
@@ -276,7 +277,8 @@ def build_submit(key: str, traced: TracedRequest, number: int) -> Submit:
 class _CourseNumbers:
     """Which recorded request a request goes on like: of its category, in turn."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, *, in_order: bool) -> None:
+        self._in_order = in_order
         longest: CourseBook | None = max((one.kind.book for one in fleet.replicas), key=len, default=None)
         self._by_category: dict[str, list[int]] = {}
         for number, category in enumerate(longest.categories if longest is not None else []):
@@ -285,5 +287,7 @@ class _CourseNumbers:
 
     def choose(self, category: str, number: int) -> int:
         """Return the number of a course."""
+        if self._in_order:
+            return (number - 1) % len(self._all)
         known = self._by_category.get(category) or self._all
         return known[number * 7919 % len(known)]
