@@ -1,4 +1,4 @@
-"""Brings a model into the forms that other engines load, once: they are kept beside each other in `PeerOptions.work`."""
+"""Brings a model into the forms that other engines load, once: they are kept in `PeerOptions.work`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TAIL = 300
 
 
 def find_openvino_ir(genai: Any, options: PeerOptions, *, draft: bool = False) -> Path:
-    """Return a directory with OpenVINO's IR and tokenizer: the user's, else what the engine itself makes of a GGUF file.
+    """Return a directory with OpenVINO's IR and tokenizer: the user's, else what the engine makes of a GGUF file.
 
     Raises EngineMissing where there is neither."""
     given = None if draft else parse_directory(options)

@@ -72,7 +72,7 @@ def find_rope_theta(spec: DecoderSpec) -> float:
 
     Raises ModelRefused where they are scaled, or differ by layer."""
     rope, half = spec.ropes[0], spec.head_dim // 2
-    theta = rope.inverse_frequencies[-1] ** (-half / (half - 1))
+    theta = float(rope.inverse_frequencies[-1] ** (-half / (half - 1)))
     plain = (theta ** (-index / half) for index in range(half))
     same = all(
         math.isclose(one, other, rel_tol=_THETA_TOLERANCE)

@@ -16,10 +16,10 @@ from orchestrator.cli.options import ConfigFile
 
 def compare(
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `turns` or `prompt`; else 24 of our own, of six categories.")
+        Path | None, typer.Option(help="JSON lines with `turns` or `prompt`; else of our own, of six categories.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
-    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 64,
+    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, of a file spread evenly; 0: all.")] = 18,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 48,
     passes: Annotated[int, typer.Option(min=1, help="Times that each prompt is asked; the faster one counts.")] = 2,
     at_once: Annotated[int, typer.Option(min=1, help="Requests together, beside one at a time; 1: none.")] = 8,
     quality_limit: Annotated[

@@ -18,9 +18,12 @@ from orchestrator.measuring.texts import TEXTS
 
 
 def read_prompt_texts(path: Path | None, limit: int) -> list[PromptText]:
-    """Return the prompts of a file, or our own; `limit` of them, spread evenly, 0 for all. Raises BenchError."""
-    own = [PromptText(str(number), category, text) for number, (category, text) in enumerate(TEXTS)]
-    texts = own if path is None else read_texts(path)
+    """Return `limit` prompts (0: all): of a file spread evenly, else our own, as many of each category. Raises
+    BenchError."""
+    if path is None:
+        own = [PromptText(str(number), category, text) for number, (category, text) in enumerate(TEXTS)]
+        return own[: limit or len(own)]
+    texts = read_texts(path)
     return spread(texts, min(limit, len(texts)) or len(texts))
 
 
@@ -34,7 +37,7 @@ def build_asked(
     at_once: int,
     threads: int,
 ) -> Asked:
-    """Return what is compared. Raises BenchError, ConfigError, and what adapters raise for a model that is not there."""
+    """Return what is compared. Raises BenchError, ConfigError, and what adapters raise for a missing model."""
     from adapters.model_source import resolve
 
     path = config or default_config_path()

@@ -68,14 +68,8 @@ def llama_options(source: Path, tokenizer: str, threads: int, at_once: int) -> E
         port = free.getsockname()[1]
     sizes = ("-t", str(threads), "-c", str(_TOKENS_A_SLOT * at_once), "-np", str(at_once))
     command = (program, "-m", str(source), *sizes, "--host", "127.0.0.1", "--port", str(port))
-    return EndpointOptions(
-        f"http://127.0.0.1:{port}/v1",
-        source.stem,
-        tokenizer,
-        body={"cache_prompt": False},
-        at_once=at_once,
-        start=command,
-    )
+    url, body = f"http://127.0.0.1:{port}/v1", {"cache_prompt": False}
+    return EndpointOptions(url, source.stem, tokenizer, body=body, at_once=at_once, start=command)
 
 
 class EndpointEngine:

@@ -9,7 +9,6 @@ import importlib
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -150,8 +149,6 @@ def serve_engine(pipe: Connection, spec: EngineSpec, log: str) -> None:
                 pipe.send(("failed", f"{type(error).__name__}: {error}"[:500]))
     if engine is not None:
         engine.close()
-    sys.stdout.flush()
-    os._exit(0)  # some runtimes crash where their threads are taken down in an unlucky order
 
 
 def _read_peak(pid: int) -> int:

@@ -47,7 +47,7 @@ class CompareSize:
 
 
 def compare_engines(asked: Asked, texts: Sequence[PromptText], size: CompareSize, tell: Tell) -> dict[str, Any]:
-    """Return `summary` (a row for each engine and mode), `environment`, `commands` and `formulas`. Raises BenchError."""
+    """Return `summary` (a row for each engine and mode), `environment` and `formulas`. Raises BenchError."""
     tokenizer = Tokenizer.load(Path(asked.tokenizer))
     prompts = encode_prompts(texts, tokenizer)
     specs, missing = list_engines(asked)

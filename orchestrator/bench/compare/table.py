@@ -69,12 +69,11 @@ def list_notes(result: dict[str, Any]) -> list[str]:
 
 def print_comparison(result: dict[str, Any]) -> None:
     """Print the tables."""
-    from rich.console import Console
     from rich.table import Table
 
-    from orchestrator.plain_table import add_row
+    from orchestrator.plain_table import add_row, wide_console
 
-    console, about = Console(), result["environment"]
+    console, about = wide_console(), result["environment"]
     rows = [row for row in result["summary"] if row.get("tok_s")]
     title = (
         f"{about['prompts']} prompts, {about['max_tokens']} tokens, greedy, {about['threads']} threads, "

@@ -20,7 +20,7 @@ _T = TypeVar("_T")
 Tell = Callable[[str, int, int], None]
 """Hears what is being done, and how much of how much of it."""
 
-_WARM_TOKENS = 24
+_WARM_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ class Turns:
             side.run.peak_bytes = side.process.peak_bytes()
 
     def _call(self, side: Side, method: str, *arguments: Any, optional: str = "") -> Any:
-        """Return what a call gives; None where the engine has failed, or does not offer it, which is noted at the figure
-        `optional`."""
+        """Return what a call gives; None where the engine has failed, or does not offer it: that is noted, at the
+        figure `optional`."""
         if side.run.state == "failed" or (optional and optional in side.run.notes):
             return None
         try:
