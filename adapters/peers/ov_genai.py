@@ -16,7 +16,7 @@ from adapters.peers.contract import Answer, EngineMissing, NotOffered, PeerEngin
 from adapters.peers.convert import find_openvino_ir
 
 LOOKUP_TOKENS, LOOKUP_NGRAM = 5, 3  # as in the engine's own sample, prompt_lookup_decoding_lm.py
-DRAFTED_TOKENS = 5  # as in its sample speculative_decoding_lm.py
+DRAFTED_TOKENS = 4  # as in its sample speculative_decoding_lm.py
 _BYTES_PER_GB = 1 << 30
 
 
@@ -148,9 +148,10 @@ class Batching:
 
 
 def build_config(genai: Any, prompt: PeerPrompt, max_tokens: int, **changes: Any) -> Any:
-    """Return greedy decoding up to a stop token."""
+    """Return greedy decoding up to a stop token, where there are any; else to `max_tokens`."""
     config = genai.GenerationConfig(max_new_tokens=max_tokens)
     config.stop_token_ids = set(prompt.stop_tokens)
+    config.ignore_eos = not prompt.stop_tokens
     for name, value in changes.items():
         setattr(config, name, value)
     return config

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 
 from adapters.peers.contract import Answer, EngineMissing, NotOffered, PeerPrompt, Score
-from adapters.tokenizer import Tokenizer
 from orchestrator.bench.compare.process import EngineFailed
 from orchestrator.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
 from orchestrator.bench.traffic.outcome import Outcome
+from orchestrator.loading.models import load_tokenizer
 
 LLAMA_SERVER = "llama-server"
 LLAMA_INSTALL = "llama-server is not on PATH: install llama.cpp (https://github.com/ggml-org/llama.cpp)"
@@ -78,7 +78,7 @@ class EndpointEngine:
     def __init__(self, options: EndpointOptions, server: subprocess.Popen[bytes] | None) -> None:
         """Take a server that answers. Raises EngineMissing where none does."""
         self._options, self._server = options, server
-        self._tokenizer = Tokenizer.load(Path(options.tokenizer))
+        self._tokenizer = load_tokenizer(options.tokenizer)
         try:
             response = httpx.get(f"{options.url}/models", headers=options.headers, timeout=10.0)
         except (httpx.HTTPError, httpx.InvalidURL) as error:

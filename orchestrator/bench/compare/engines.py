@@ -51,9 +51,7 @@ def list_engines(asked: Asked) -> tuple[list[EngineSpec], list[EngineRun]]:
     known = [*names(), *asked.endpoints]
     for name in [*asked.only, *asked.directories]:
         if name not in known:
-            raise BenchError(
-                f"there is no engine {name!r}; there are {', '.join(known)}, and Outrider, which always runs"
-            )
+            raise BenchError(f"there is no engine {name!r}: write one of {', '.join(known)} (Outrider always runs)")
     specs, missing = _list_outrider(asked), list[EngineRun]()
     for peer in PEERS:
         if not asked.only or peer.name in asked.only:

@@ -19,7 +19,7 @@ FORMULAS = {
     "ttft_ms": "mean time from the call to the first token",
     "tpot_ms": "sum(latency - TTFT) / sum(n - 1) over all prompts with n > 1 tokens",
     "tok_s": "generated tokens / sum of latencies, one request at a time, prefill included",
-    "at_once_tok_s": "generated tokens / time until the last of a wave ended, summed over waves (the faster pass of each)",
+    "at_once_tok_s": "generated tokens / time until the last of a wave ended, summed over waves (the faster pass)",
     "acceptance_rate": "accepted / drafted tokens, where the engine tells",
     "mean_acceptance_length": "1 + accepted / forwards of the target that verified, where the engine tells",
     "perplexity": "exp(-mean log-probability of the next token) over prompts and the float32 reference's answers",

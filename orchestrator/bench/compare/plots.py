@@ -23,7 +23,7 @@ def draw_comparison(directory: Path, rows: Sequence[dict[str, Any]]) -> list[tup
     if together:
         drawn.append(("tokens/s, several at a time", _draw_bars(directory / "together.png", together, "at_once_tok_s")))
     drawn.append(("tokens/s by category / Outrider plain", _draw_categories(directory / "categories.png", rows)))
-    scored = [row for row in rows if row["perplexity_ratio"]]
+    scored = [row for row in rows if row["perplexity_ratio"] and row["mode"] != "control"]
     if scored:
         drawn.append(("speed against quality", _draw_quality(directory / "quality.png", scored)))
     return drawn
@@ -58,12 +58,12 @@ def _draw_categories(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 def _draw_quality(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
     figure, axes = _figure(4.0)
-    for row in rows:
-        color = _OURS if row["engine"] == "outrider" else _THEIRS
-        axes.scatter(row["perplexity_ratio"], row["tok_s"], color=color)
-        axes.annotate(
-            _name(row), (row["perplexity_ratio"], row["tok_s"]), xytext=(4, 4), textcoords="offset points", fontsize=8
-        )
+    for place, row in enumerate(sorted(rows, key=lambda one: float(one["tok_s"]))):
+        at = row["perplexity_ratio"], row["tok_s"]
+        axes.scatter(*at, color=_OURS if row["engine"] == "outrider" else _THEIRS)
+        shift, side = ((6, -3), "left") if place % 2 else ((-6, -3), "right")
+        axes.annotate(_name(row), at, xytext=shift, ha=side, textcoords="offset points", fontsize=8)
+    axes.margins(x=0.3)
     axes.set(
         xlabel="perplexity / float32's (1: nothing lost)", ylabel="output tokens/s, one at a time", ylim=(0.0, None)
     )
