@@ -18,9 +18,9 @@ def compare(
     prompts: Annotated[
         Path | None, typer.Option(help="JSON lines with `turns` or `prompt`; else of our own, of six categories.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, of a file spread evenly; 0: all.")] = 18,
+    limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, of a file spread evenly; 0: all.")] = 12,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 48,
-    passes: Annotated[int, typer.Option(min=1, help="Times that each prompt is asked; the faster one counts.")] = 2,
+    passes: Annotated[int, typer.Option(min=1, help="Times that each prompt is asked; the fastest one counts.")] = 3,
     at_once: Annotated[int, typer.Option(min=1, help="Requests together, beside one at a time; 1: none.")] = 8,
     quality_limit: Annotated[
         int, typer.Option(min=0, help="Score so many prompts with a float32 reference's answers; 0: no quality.")
@@ -34,6 +34,10 @@ def compare(
     model_of: Annotated[
         list[str] | None,
         typer.Option(metavar="ENGINE=DIR", help="The model in an engine's own form; may be repeated."),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="Outrider plainly with weights in this format, too, as `fast`; may be repeated."),
     ] = None,
     draft: Annotated[
         str, typer.Option(help="A draft model for engines that take one: a source, as in cluster.yaml.")
@@ -59,7 +63,15 @@ def compare(
         open_directory(report, "--report")
     size = CompareSize(max_tokens, passes, at_once, quality_limit)
     asked = build_asked(
-        config, engine or [], endpoint or [], model_of or [], draft, api_key, at_once, len(os.sched_getaffinity(0))
+        config,
+        engine or [],
+        endpoint or [],
+        model_of or [],
+        weights or [],
+        draft,
+        api_key,
+        at_once,
+        len(os.sched_getaffinity(0)),
     )
     texts = read_prompt_texts(prompts, limit)
     with show_turns() as tell:

@@ -16,7 +16,14 @@ from adapters.model_source import resolve
 from adapters.peers.contract import Answer, EngineMissing, PeerPrompt, Score, cut_at_stop
 from orchestrator.bench.compare.ask import read_prompt_texts
 from orchestrator.bench.compare.endpoint import EndpointOptions, parse_endpoint
-from orchestrator.bench.compare.figures import EngineRun, ReferenceAnswers, compare_rows, count_shared, summarise_engine
+from orchestrator.bench.compare.figures import (
+    EngineRun,
+    ReferenceAnswers,
+    compare_pairs,
+    compare_rows,
+    count_shared,
+    summarise_engine,
+)
 from orchestrator.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
 from orchestrator.bench.compare.turns import NamedPrompt, Turns, alternate, load_engines, split_waves
 from tests.support.daemon import configuration, running
@@ -84,6 +91,7 @@ def test_outrider_beside_openvino_genai(tmp_path, outrider, monkeypatch):
     assert rows["openvino_genai batching"]["perplexity"] > 1.0
     assert "u4" in rows["openvino_genai plain"]["runs"]["weights"], "what the engine made of the file, not the file"
     assert "continuous batching" in rows["openvino_genai plain"]["notes"]["at_once_tok_s"]
+    assert result["commands"][0].startswith(f"outrider bench compare --config {config} --engine openvino_genai")
     assert rows["llama.cpp server"]["state"] == "not installed"
     assert "llama-server is not on PATH" in done.stdout
     assert {path.name for path in report.iterdir()} >= {"report.md", "report.html", "alone.png", "quality.png"}
@@ -97,6 +105,7 @@ def test_outrider_beside_openvino_genai(tmp_path, outrider, monkeypatch):
         (("--engine", "vllm"), "there is no engine 'vllm': write one of openvino_genai"),
         (("--endpoint", "vllm"), "write NAME=URL"),
         (("--model-of", "onnxruntime_genai=/nowhere"), "a directory that is there"),
+        (("--weights", "q4"), "--weights is one of auto, as_file, fast"),
         (("--prompts", "/nowhere/p.jsonl"), "cannot be read"),
     ],
 )
@@ -168,7 +177,7 @@ def test_an_endpoint_is_an_engine(tmp_path):
     with running(configuration(tmp_path, script="base_ms=1")) as daemon:
         url = str(daemon.client.base_url).rstrip("/")
         process = EngineProcess(
-            EngineSpec("other", "endpoint", entry, EndpointOptions(url, "", "", at_once=2)), tmp_path
+            EngineSpec("other", "endpoint", entry, EndpointOptions(url, "", "", at_once=2), serves=True), tmp_path
         )
         try:
             with process.turn():
@@ -177,12 +186,14 @@ def test_an_endpoint_is_an_engine(tmp_path):
                 alone = process.call("generate", prompts[0], 12)
                 together = process.call("generate_many", prompts, 12)
                 score = process.call("score", tokens)
+                peak = process.peak_bytes()
         finally:
             process.close()
     assert alone.generated == 12
     assert together[0].tokens == together[2].tokens == alone.tokens
     assert len(score.log_probabilities) == len(tokens) - 1
     assert all(value < 0.0 for value in score.log_probabilities)
+    assert peak is None, "whoever asks a server does not know its memory"
     assert 0.0 < alone.first_s <= alone.last_s
     with pytest.raises(EngineMissing, match="no server answers"):
         EngineProcess(EngineSpec("gone", "endpoint", entry, EndpointOptions(url, "", "")), tmp_path)
@@ -202,7 +213,7 @@ def test_the_figures_of_a_row():
     run.scores, run.joules = [Score([-1.0, -3.0], [2, 9])], 16.0
     reference = ReferenceAnswers({"x": [1, 2, 3, 3]}, [[5, 1, 2]], [0], math.e)
     row = summarise_engine(run, {"x": "one", "y": "two"}, reference)
-    assert row["tok_s"] == pytest.approx(4 / 0.5), "the faster pass of each prompt"
+    assert row["tok_s"] == pytest.approx(4 / 0.5), "the fastest pass of each prompt"
     assert row["ttft_ms"] == pytest.approx(150.0)
     assert row["tpot_ms"] == pytest.approx(100.0)
     assert row["acceptance_rate"] == 0.75
@@ -226,13 +237,24 @@ def test_ratios_are_to_outriders_plain_mode():
         runs.append(run)
     runs.append(EngineRun("gone", "plain", "not installed", "pip install gone"))
     rows = [summarise_engine(run, {"x": "c"}, None) for run in runs]
-    compare_rows(rows, runs)
+    compare_rows(rows, runs, {"x": "c"})
     assert [row.get("vs_outrider", {}).get("tok_s") for row in rows] == [1.0, 0.5, 2.0, None]
     assert rows[2]["vs_outrider"]["tpot"] == pytest.approx(0.8 / 0.3)
     assert rows[2]["same_as_plain"] == 0.0
     assert rows[2]["categories"]["c"]["tok_s_vs_outrider"] == 2.0
     assert rows[0]["perplexity"] is None
     assert rows[3]["state"] == "not installed"
+
+
+def test_a_burst_of_other_work_does_not_decide_a_ratio():
+    base = {str(key): answer([1, 2, 3], 0.1, 1.0) for key in range(5)}
+    some = {key: answer([1, 2, 3], 0.1, 0.5) for key in base} | {"3": answer([1, 2, 3], 0.1, 9.0)}
+    found = compare_pairs(some, base)
+    assert found["tok_s"] == 2.0
+    assert found["ttft"] == 1.0
+    assert found["tpot"] == pytest.approx(0.9 / 0.4)
+    assert found["tok_s_quartiles"] == [2.0, 2.0]
+    assert compare_pairs({}, base) == {}
 
 
 def test_every_engine_has_every_place_and_either_neighbour():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 
@@ -12,9 +13,12 @@ from orchestrator.bench.compare.endpoint import parse_endpoint
 from orchestrator.bench.compare.engines import Asked
 from orchestrator.bench.prompts import BenchError, PromptText, read_texts, spread
 from orchestrator.config.load import default_config_path, load_config
+from orchestrator.config.target import WeightsPrecision
 from orchestrator.loading.models import prepare_tokenizer_of, silent
 from orchestrator.loading.options import engine_options
 from orchestrator.measuring.texts import TEXTS
+
+WEIGHTS = get_args(WeightsPrecision)
 
 
 def read_prompt_texts(path: Path | None, limit: int) -> list[PromptText]:
@@ -32,6 +36,7 @@ def build_asked(
     engines: Sequence[str],
     endpoints: Sequence[str],
     directories: Sequence[str],
+    weights: Sequence[str],
     draft: str,
     api_key: str,
     at_once: int,
@@ -60,11 +65,19 @@ def build_asked(
         threads,
         at_once,
         only=list(engines),
+        weights=_check_weights(weights),
         endpoints=urls,
         directories=dict(_parse_directory(text) for text in directories),
         draft=draft,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
     )
+
+
+def _check_weights(weights: Sequence[str]) -> list[str]:
+    for one in weights:
+        if one not in WEIGHTS:
+            raise BenchError(f"--weights is one of {', '.join(WEIGHTS)}, as model.weights in cluster.yaml, not {one!r}")
+    return list(weights)
 
 
 def _parse_directory(text: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from adapters.parent_process import end_with_parent
 from adapters.peers.contract import Answer, EngineMissing, NotOffered, PeerPrompt, Score
 from orchestrator.bench.compare.process import EngineFailed
 from orchestrator.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
@@ -46,7 +47,8 @@ def load(options: EndpointOptions) -> EndpointEngine:
     """Return a server as an engine, started where it is to be. Raises EngineMissing, EngineFailed."""
     server = None
     if options.start:
-        server = subprocess.Popen(options.start, stdin=subprocess.DEVNULL)
+        # Nothing runs between fork and exec but this, and nothing else ends a server whose client was killed.
+        server = subprocess.Popen(options.start, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)  # noqa: PLW1509
         _wait_until_ready(server, options.url)
     try:
         return EndpointEngine(options, server)

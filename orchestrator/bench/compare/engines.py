@@ -27,7 +27,8 @@ _ENDPOINT_ENTRY = "orchestrator.bench.compare.endpoint:load"
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What is compared. `source` and `tokenizer` are the target's files. `only`: engines beside Outrider, empty for all
-    that are known. `directories`: models in an engine's own form. `draft`: a draft model for engines that take one."""
+    that are known. `weights`: formats in which Outrider runs plainly, too. `directories`: models in an engine's own
+    form. `draft`: a draft model for engines that take one."""
 
     options: EngineOptions
     source: ModelSource
@@ -35,6 +36,7 @@ class Asked:
     threads: int
     at_once: int
     only: Sequence[str] = ()
+    weights: Sequence[str] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)
     directories: Mapping[str, str] = field(default_factory=dict)
     draft: str = ""
@@ -59,24 +61,25 @@ def list_engines(asked: Asked) -> tuple[list[EngineSpec], list[EngineRun]]:
     if not asked.only or LLAMA in asked.only:
         try:
             its = endpoint.llama_options(asked.source.path, asked.tokenizer, asked.threads, asked.at_once)
-            specs.append(EngineSpec(LLAMA, "server", _ENDPOINT_ENTRY, its))
+            specs.append(EngineSpec(LLAMA, "server", _ENDPOINT_ENTRY, its, serves=True))
         except EngineMissing as error:
             missing.append(EngineRun(LLAMA, "server", "not installed", str(error)))
     for name, url in asked.endpoints.items():
         if not asked.only or name in asked.only:
             options = EndpointOptions(url, "", asked.tokenizer, dict(asked.headers), at_once=asked.at_once)
-            specs.append(EngineSpec(name, "endpoint", _ENDPOINT_ENTRY, options))
+            specs.append(EngineSpec(name, "endpoint", _ENDPOINT_ENTRY, options, serves=True))
     return specs, missing
 
 
 def _list_outrider(asked: Asked) -> list[EngineSpec]:
-    engine = msgspec.to_builtins(asked.options)
-    modes = {"plain": False, "control": False}
-    if asked.options.drafters and asked.options.max_depth:
-        modes["speculative"] = True
+    engine = asked.options
+    modes = {"plain": (engine, False), "control": (engine, False)}
+    modes |= {f"plain, weights {one}": (engine.with_model(weights=one), False) for one in asked.weights}
+    if engine.drafters and engine.max_depth:
+        modes["speculative"] = (engine, True)
     return [
-        EngineSpec(OUTRIDER, mode, _OUTRIDER_ENTRY, OutriderOptions(engine, speculate))
-        for mode, speculate in modes.items()
+        EngineSpec(OUTRIDER, mode, _OUTRIDER_ENTRY, OutriderOptions(msgspec.to_builtins(options), speculate))
+        for mode, (options, speculate) in modes.items()
     ]
 
 

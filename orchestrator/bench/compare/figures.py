@@ -6,20 +6,20 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median, quantiles
 from typing import Any
 
 from adapters.peers.contract import Answer, Score
 from device_profiles.units import MS_PER_S
 
-BASE, CONTROL = "outrider plain", "outrider control"
+BASE = "outrider plain"
 
 FORMULAS = {
-    "faster": "of the passes over a prompt the one with the least latency counts: disturbances only make it longer",
+    "fastest": "of the passes over a prompt the one with the least latency counts: disturbances only make it longer",
     "ttft_ms": "mean time from the call to the first token",
     "tpot_ms": "sum(latency - TTFT) / sum(n - 1) over all prompts with n > 1 tokens",
     "tok_s": "generated tokens / sum of latencies, one request at a time, prefill included",
-    "at_once_tok_s": "generated tokens / time until the last of a wave ended, summed over waves (the faster pass)",
+    "at_once_tok_s": "generated tokens / time until the last of a wave ended, summed over waves (the fastest pass)",
     "acceptance_rate": "accepted / drafted tokens, where the engine tells",
     "mean_acceptance_length": "1 + accepted / forwards of the target that verified, where the engine tells",
     "perplexity": "exp(-mean log-probability of the next token) over prompts and the float32 reference's answers",
@@ -31,7 +31,8 @@ FORMULAS = {
     "same_in_company": "share of prompts whose answer among others is the answer alone",
     "peak_bytes": "most resident memory of the engine's process and its own (VmHWM), conversions at load included",
     "joules_per_token": "energy of the device while the engine worked alone / its tokens",
-    "vs_outrider": "the figure / that of Outrider's plain mode, for TPOT and TTFT the reverse: above 1 is better",
+    "vs_outrider": "median over prompts of the figure / Outrider plain's (TPOT and TTFT: the reverse): above 1 is better",
+    "tok_s_quartiles": "lower and upper quartile of the ratios of tokens/s over prompts",
     "control": "Outrider plain once more, in a process of its own: its distance to 1 is the machine's noise",
 }
 
@@ -61,7 +62,7 @@ class EngineRun:
         return f"{self.engine} {self.mode}"
 
     @property
-    def faster(self) -> dict[str, Answer]:
+    def fastest(self) -> dict[str, Answer]:
         """Of each prompt the answer with the least latency."""
         found: dict[str, Answer] = {}
         for one in self.alone:
@@ -100,21 +101,21 @@ def summarise_engine(
     """Return one row; `categories` are those of the prompts by key. What was not measured is None."""
     row: dict[str, Any] = {"engine": run.engine, "mode": run.mode, "state": run.state, "reason": run.reason}
     row |= {"runs": run.described, "load_s": run.load_s, "peak_bytes": run.peak_bytes, "notes": run.notes}
-    faster = run.faster
-    if not faster:
+    fastest = run.fastest
+    if not fastest:
         return row
-    row |= speeds(list(faster.values())) | {"tokens": sum(one.generated for one in faster.values())}
-    row |= acceptance(list(faster.values()))
+    row |= speeds(list(fastest.values())) | {"tokens": sum(one.generated for one in fastest.values())}
+    row |= acceptance(list(fastest.values()))
     row["at_once_tok_s"] = (
         _ratio(sum(one.generated for one in run.company.values()), run.company_s) if run.company else None
     )
     row |= quality(run, reference)
     row["same_again"] = _same_again(run.alone)
-    row["same_in_company"] = _share_same(run.company, faster) if run.company else None
+    row["same_in_company"] = _share_same(run.company, fastest) if run.company else None
     total = sum(answer.generated for one in run.alone for answer in one.values())
     row["joules_per_token"] = None if run.joules is None else _ratio(run.joules, total)
     by_category: dict[str, list[Answer]] = defaultdict(list)
-    for key, answer in faster.items():
+    for key, answer in fastest.items():
         by_category[categories[key]].append(answer)
     row["categories"] = {name: speeds(found) for name, found in sorted(by_category.items())}
     return row
@@ -154,7 +155,7 @@ def quality(run: EngineRun, reference: ReferenceAnswers | None) -> dict[str, flo
         found["choice_agreement"] = fmean(same) if same else None
     shared, compared = 0, 0
     for key, exact in reference.answers.items():
-        if (answer := run.faster.get(key)) is not None:
+        if (answer := run.fastest.get(key)) is not None:
             length = min(len(exact), len(answer.tokens)) if answer.tokens else 0
             shared += count_shared(answer.tokens, exact[:length])
             compared += length
@@ -170,25 +171,66 @@ def count_shared(left: Sequence[int], right: Sequence[int]) -> int:
     return min(len(left), len(right))
 
 
-def compare_rows(rows: Sequence[dict[str, Any]], runs: Sequence[EngineRun]) -> None:
+def compare_rows(rows: Sequence[dict[str, Any]], runs: Sequence[EngineRun], categories: Mapping[str, str]) -> None:
     """Add to each row its ratios to Outrider's plain mode, by category too, and `same_as_plain`."""
-    base = next((row for row in rows if f"{row['engine']} {row['mode']}" == BASE and row.get("tok_s")), None)
-    plains = {run.engine: run.faster for run in runs if run.mode == "plain"}
+    base = next((run for run in runs if run.name == BASE), None)
+    base_row = next((row for row, run in zip(rows, runs, strict=True) if run is base), {})
+    plains = {run.engine: run.fastest for run in runs if run.mode == "plain"}
     for row, run in zip(rows, runs, strict=True):
         plain = plains.get(run.engine)
-        if run.faster and plain and run.mode != "plain":
-            row["same_as_plain"] = _share_same(run.faster, plain)
-        if base is None or not row.get("tok_s"):
+        if run.fastest and plain and run.mode != "plain":
+            row["same_as_plain"] = _share_same(run.fastest, plain)
+        if base is None or not run.fastest:
             continue
-        row["vs_outrider"] = {
-            "tok_s": row["tok_s"] / base["tok_s"],
-            "tpot": _ratio(base["tpot_ms"], row["tpot_ms"]),
-            "ttft": _ratio(base["ttft_ms"], row["ttft_ms"]),
-        }
-        if row["at_once_tok_s"] and base["at_once_tok_s"]:
-            row["vs_outrider"]["at_once_tok_s"] = row["at_once_tok_s"] / base["at_once_tok_s"]
+        row["vs_outrider"] = compare_pairs(run.fastest, base.fastest)
+        if row["at_once_tok_s"] and base_row.get("at_once_tok_s"):
+            row["vs_outrider"]["at_once_tok_s"] = row["at_once_tok_s"] / base_row["at_once_tok_s"]
         for name, its in row["categories"].items():
-            its["tok_s_vs_outrider"] = _ratio(its["tok_s"], base["categories"].get(name, its)["tok_s"])
+            own = {key: one for key, one in run.fastest.items() if categories[key] == name}
+            its["tok_s_vs_outrider"] = compare_pairs(own, base.fastest).get("tok_s")
+
+
+def compare_pairs(some: Mapping[str, Answer], base: Mapping[str, Answer]) -> dict[str, Any]:
+    """Return the medians over the prompts that both answered. A burst of other work spoils some of the pairs, and a
+    sum of all times would be spoilt by any of them."""
+    pairs = [(some[key], base[key]) for key in some if key in base]
+    found: dict[str, Any] = {}
+    for name, measure in (("tok_s", _speed), ("tpot", _token_rate), ("ttft", _first_rate)):
+        ratios = [measure(one) / measure(other) for one, other in pairs if measure(one) and measure(other)]
+        if ratios:
+            found[name] = median(ratios)
+        if name == "tok_s" and len(ratios) > 1:
+            low, _, high = quantiles(ratios, n=4, method="inclusive")
+            found["tok_s_quartiles"] = [low, high]
+    return found
+
+
+def _speed(one: Answer) -> float:
+    return _ratio(one.generated, one.last_s)
+
+
+def _token_rate(one: Answer) -> float:
+    return _ratio(one.generated - 1, one.last_s - one.first_s)
+
+
+def _first_rate(one: Answer) -> float:
+    return _ratio(1.0, one.first_s)
+
+
+def list_requests(run: EngineRun) -> list[dict[str, Any]]:
+    """Return the times of every answer that was given alone."""
+    return [
+        {
+            "engine": run.name,
+            "pass": number,
+            "prompt": key,
+            "tokens": one.generated,
+            "ttft_ms": one.first_s * MS_PER_S,
+            "latency_ms": one.last_s * MS_PER_S,
+        }
+        for number, answers in enumerate(run.alone)
+        for key, one in answers.items()
+    ]
 
 
 def _same_again(passes: Sequence[Mapping[str, Answer]]) -> float | None:

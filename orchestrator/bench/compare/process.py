@@ -33,12 +33,14 @@ class EngineFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """One row of a comparison. `entry`: "module:function", which is called with `options`."""
+    """One row of a comparison. `entry`: "module:function", which is called with `options`. `serves`: whether the engine
+    is a server, so that the process is its client and its memory is that of what the process has started."""
 
     engine: str
     mode: str
     entry: str
     options: Any
+    serves: bool = False
 
     @property
     def name(self) -> str:
@@ -94,10 +96,12 @@ class EngineProcess:
         raise {"not offered": NotOffered, "missing": EngineMissing}.get(kind, EngineFailed)(value)
 
     def peak_bytes(self) -> int | None:
-        """Return the most memory that the process and its own have held at a time (VmHWM), None where it is gone."""
+        """Return the most memory that the process and its own have held at a time (VmHWM); None where it is gone, or
+        the engine is a server that it did not start."""
         try:
             own = psutil.Process(self._process.pid)
-            return sum(_read_peak(one.pid) for one in (own, *own.children(recursive=True)))
+            members = [*([] if self.spec.serves else [own]), *own.children(recursive=True)]
+            return sum(_read_peak(one.pid) for one in members) or None
         except (psutil.Error, OSError):
             return None
 

@@ -54,6 +54,7 @@ def list_sections(result: dict[str, Any], images: Sequence[tuple[str, str]]) -> 
     ran = [[f"{row['engine']} {row['mode']}", *(row["runs"].get(name, "") for name in facts)] for row in rows]
     yield Section("What really ran", [["engine", *facts], *ran])
     yield Section("What is missing, and why", lines=list_notes(result))
+    yield Section("Commands", lines=result["commands"])
     about = result["environment"]
     yield Section("Environment", lines=[f"{name}: {_as_text(value)}" for name, value in about.items()])
     yield Section("Formulas", lines=[f"{name}: {formula}" for name, formula in result["formulas"].items()])

@@ -20,14 +20,17 @@ from adapters.energy import energy_meter
 from adapters.model_store import ModelStore
 from adapters.peers.contract import PeerPrompt
 from adapters.tokenizer import Tokenizer
+from orchestrator.bench.compare.endpoint import EndpointOptions
 from orchestrator.bench.compare.engines import Asked, list_engines
 from orchestrator.bench.compare.figures import (
     FORMULAS,
     EngineRun,
     ReferenceAnswers,
     compare_rows,
+    list_requests,
     summarise_engine,
 )
+from orchestrator.bench.compare.process import EngineSpec
 from orchestrator.bench.compare.turns import NamedPrompt, Tell, Turns, load_engines
 from orchestrator.bench.prompts import OWN_PROMPTS, PromptText, spread
 from orchestrator.profiling.quality import reference_texts
@@ -47,7 +50,8 @@ class CompareSize:
 
 
 def compare_engines(asked: Asked, texts: Sequence[PromptText], size: CompareSize, tell: Tell) -> dict[str, Any]:
-    """Return `summary` (a row for each engine and mode), `environment` and `formulas`. Raises BenchError."""
+    """Return `summary` (a row for each engine and mode), `requests`, `environment`, `commands` and `formulas`. Raises
+    BenchError."""
     tokenizer = Tokenizer.load(Path(asked.tokenizer))
     prompts = encode_prompts(texts, tokenizer)
     specs, missing = list_engines(asked)
@@ -65,7 +69,8 @@ def compare_engines(asked: Asked, texts: Sequence[PromptText], size: CompareSize
         if reference is not None:
             turns.score(reference.texts)
         turns.note_memory()
-    return report_of([*runs, *missing], prompts, reference, size) | {
+    return report_of([*runs, *missing], prompts, reference) | {
+        "commands": list_commands(specs),
         "environment": describe_environment(asked, size, len(prompts))
         | {
             "energy": meter.name or f"not measurable here: {meter.reason}",
@@ -75,13 +80,14 @@ def compare_engines(asked: Asked, texts: Sequence[PromptText], size: CompareSize
 
 
 def report_of(
-    runs: Sequence[EngineRun], prompts: Sequence[NamedPrompt], reference: ReferenceAnswers | None, size: CompareSize
+    runs: Sequence[EngineRun], prompts: Sequence[NamedPrompt], reference: ReferenceAnswers | None
 ) -> dict[str, Any]:
-    """Return the rows with their ratios, and the formulas."""
+    """Return the rows with their ratios, the formulas, and the times of every answer."""
     categories = {one.key: one.category for one in prompts}
     rows = [summarise_engine(run, categories, reference) for run in runs]
-    compare_rows(rows, runs)
-    return {"summary": rows, "formulas": FORMULAS, "size": {name: getattr(size, name) for name in size.__slots__}}
+    compare_rows(rows, runs, categories)
+    requests = [one for run in runs for one in list_requests(run)]
+    return {"summary": rows, "formulas": FORMULAS, "requests": requests}
 
 
 def encode_prompts(texts: Sequence[PromptText], tokenizer: Tokenizer) -> list[NamedPrompt]:
@@ -95,6 +101,12 @@ def encode_prompts(texts: Sequence[PromptText], tokenizer: Tokenizer) -> list[Na
         )
         for number, text in enumerate(texts)
     ]
+
+
+def list_commands(specs: Sequence[EngineSpec]) -> list[str]:
+    """Return the command that was given, and those that started servers."""
+    started = [" ".join(one.options.start) for one in specs if isinstance(one.options, EndpointOptions)]
+    return [" ".join(["outrider", *sys.argv[1:]]), *filter(None, started)]
 
 
 def _find_reference(
@@ -138,5 +150,4 @@ def describe_environment(asked: Asked, size: CompareSize, prompts: int) -> dict[
         "max_tokens": size.max_tokens,
         "passes": size.passes,
         "at_once": size.at_once,
-        "command": " ".join(["outrider", *sys.argv[1:]]),
     }

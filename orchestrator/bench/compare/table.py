@@ -22,6 +22,7 @@ REST = (
     ("= in company", "same_in_company", "{:.0%}"),
 )
 ABSENT = "-"
+_FILE_COLUMNS = 160
 
 
 def speed_cells(row: dict[str, Any]) -> list[str]:
@@ -32,6 +33,7 @@ def speed_cells(row: dict[str, Any]) -> list[str]:
         _name(row),
         *cells,
         format_figure(ratios.get("tok_s"), "{:.2f}"),
+        " to ".join(format_figure(one, "{:.2f}") for one in ratios.get("tok_s_quartiles", [None])),
         format_figure(ratios.get("at_once_tok_s"), "{:.2f}"),
     ]
 
@@ -48,7 +50,7 @@ def rest_cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-SPEED_HEADS = ("engine", *(name for name, _, _ in SPEED), "x Outrider plain", "x together")
+SPEED_HEADS = ("engine", *(name for name, _, _ in SPEED), "x Outrider plain", "quartiles", "x together")
 REST_HEADS = ("engine", *(name for name, _, _ in REST), "peak memory", "load s", "J/token")
 
 
@@ -69,11 +71,14 @@ def list_notes(result: dict[str, Any]) -> list[str]:
 
 def print_comparison(result: dict[str, Any]) -> None:
     """Print the tables."""
+    from rich.console import Console
     from rich.table import Table
 
-    from orchestrator.plain_table import add_row, wide_console
+    from orchestrator.plain_table import add_row
 
-    console, about = wide_console(), result["environment"]
+    console, about = Console(), result["environment"]
+    if not console.is_terminal:
+        console = Console(width=_FILE_COLUMNS)
     rows = [row for row in result["summary"] if row.get("tok_s")]
     title = (
         f"{about['prompts']} prompts, {about['max_tokens']} tokens, greedy, {about['threads']} threads, "

@@ -104,7 +104,7 @@ class Turns:
                         self._note_energy(side, before)
 
     def ask_together(self, prompts: Sequence[NamedPrompt], at_once: int, passes: int) -> None:
-        """Ask each engine for waves of prompts, of which `at_once` run together; the faster pass of a wave counts."""
+        """Ask each engine for waves of prompts, of which `at_once` run together; the fastest pass of a wave counts."""
         waves = list(split_waves(prompts, at_once))
         best: dict[tuple[str, int], float] = {}
         for number in range(passes):
