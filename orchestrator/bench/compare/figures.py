@@ -31,7 +31,7 @@ FORMULAS = {
     "same_in_company": "share of prompts whose answer among others is the answer alone",
     "peak_bytes": "most resident memory of the engine's process and its own (VmHWM), conversions at load included",
     "joules_per_token": "energy of the device while the engine worked alone / its tokens",
-    "vs_outrider": "median over prompts of the figure / Outrider plain's (TPOT and TTFT: the reverse): above 1 is better",
+    "vs_outrider": "median over prompts of the figure over Outrider plain's (TPOT, TTFT: the reverse); above 1: better",
     "tok_s_quartiles": "lower and upper quartile of the ratios of tokens/s over prompts",
     "control": "Outrider plain once more, in a process of its own: its distance to 1 is the machine's noise",
 }
