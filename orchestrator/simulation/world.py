@@ -125,7 +125,7 @@ class World:
     @property
     def now_s(self) -> float:
         """The virtual clock."""
-        return self.env._now  # type: ignore[no-any-return]
+        return self.env._now
 
     def after(self, delay_s: float, call: Callable[[Any], None], argument: Any) -> None:
         """Call back in a while."""
