@@ -214,7 +214,8 @@ TRIAL, PROMOTED, ROLLED_BACK = "trial", "promoted", "rolled_back"
 @dataclass(frozen=True, slots=True)
 class TrialDecision:
     """What ended a trial. `by`: "rule", "operator" or "drafter" (it failed); `at`: ISO 8601, UTC. `figure` ("ttft_ms",
-    "tpot_ms") of the canary less the others' was `low` to `high` then, with 95 %; None where it was not known."""
+    "tpot_ms") of the canary less the others' was `low` to `high` then, with 95 %; None where it was not known. Of
+    "agreement" it is the canary's own."""
 
     by: str
     reason: str

@@ -47,6 +47,7 @@ class RoundDraftCounts:
     per_position: list[int] = field(default_factory=list)
     by_rule: dict[str, tuple[int, int]] = field(default_factory=dict)
     by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)
+    tolerated: int = 0
 
     def add(self, drafted: int, accepted: int, rule: str) -> None:
         self.drafts += drafted > 0
