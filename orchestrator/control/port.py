@@ -246,6 +246,16 @@ class TrialView:
 
 
 @dataclass(frozen=True, slots=True)
+class RecentOutputsView:
+    """What users were answered of late, to draft their next answers from: of so many `users` (tags), so many `tokens`;
+    `given` requests got some."""
+
+    users: int
+    tokens: int
+    given: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateView:
     """What is running now. `phase`: "starting", "ready", "restarting", "draining" or "failed"; it is "ready" while one
     replica serves.
@@ -259,8 +269,8 @@ class StateView:
     `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
     took the target's place, by "same" and "other" bits. `kv_moves`: of streams, by the number
     of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
-    does not follow load. `draft_store`: None where answers stay in the worker's memory. `quarantined`: requests that
-    are refused for having ended workers.
+    does not follow load. `draft_store`: None where answers stay in the worker's memory; `recent_outputs`:
+    None until an answer to a user tag is there. `quarantined`: requests that are refused for having ended workers.
     """
 
     phase: str
@@ -286,6 +296,7 @@ class StateView:
     devices: tuple[DeviceView, ...] = ()
     scaling: ScaleView | None = None
     draft_store: DraftStoreView | None = None
+    recent_outputs: RecentOutputsView | None = None
     quarantined: int = 0
 
 

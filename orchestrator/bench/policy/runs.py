@@ -129,7 +129,7 @@ class Visiting:
         policy: Timed | None = None,
     ) -> None:
         self._loop, self._load, self._advanced = loop, load, advanced
-        self._drafter, self._policy = drafter, policy
+        self._policy = policy
         self._waiting = deque(submits)
         self._prompts = {submit.request_id: len(submit.prompt) for submit in submits}
         self._made = self._running = self._rows_before = 0
@@ -186,11 +186,9 @@ class Visiting:
         self._running += 1
 
     def close(self) -> None:
-        """Give up what still runs."""
+        """Give up what still runs. Drafters are the caller's: later visits have them, too."""
         for key in self.visit.outputs:
             self._loop.cancel(key)  # those that ended are not known any more
-        if self._drafter is not None:
-            self._drafter.close()
 
 
 def alone(visiting: Visiting) -> Visit:
