@@ -34,6 +34,8 @@ WANTED = 1.08
 _BINS = 20
 _ROUNDS_OF_RATE = 12
 _STAYS = 1e-4
+_TIMES = 8
+"""So often each output is replayed with a made-up model, with other dice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Replay:
     """`row_ms[r]`: of a forward with r + 1 rows. Rounds have at most as many rows."""
 
     def __init__(self, requests: Sequence[RecordedRequest], row_ms: Sequence[float], paid_rows: int = 1) -> None:
-        self._requests = requests
+        self._requests = list(requests)
         padded = [row_ms[max(rows, paid_rows) - 1] for rows in range(1, len(row_ms) + 1)]
         self._row_ms = padded
         self._chances = learn_chances(requests)
@@ -58,7 +60,7 @@ class Replay:
         rate = self._row_ms[0]
         for _ in range(_ROUNDS_OF_RATE):
             total_ms, tokens = 0.0, 0
-            for number, request in enumerate(self._requests):
+            for number, request in enumerate(self._requests * (_TIMES if model is not None else 1)):
                 dice = random.Random(number)  # noqa: S311 -- a replay's, the same in every run
                 took_ms, made = self._run(request, rate, model, dice, stores=stores)
                 total_ms, tokens = total_ms + took_ms, tokens + made
