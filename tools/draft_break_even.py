@@ -22,8 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from orchestrator.bench.policy.recording import Recording, load_recording
-from orchestrator.bench.prompts import BenchError
+from orchestrator.simulation.recording import Recording, RecordingError, load_recording
 from policies.speculation.replay.recorded import RecordedRequest
 
 COSTS_MS = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0)
@@ -161,7 +160,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         recording = load_recording(options.recording)
-    except BenchError as error:
+    except RecordingError as error:
         raise SystemExit(str(error)) from None
     requests = next(iter(recording.kinds.values()))
     context = sum(one.prompt_tokens + len(one.drafts) / 2 for one in requests) / len(requests)

@@ -216,6 +216,13 @@ class LoadObserved:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkersHeard:
+    """These workers said something that is not told one by one: they live."""
+
+    workers: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Woke:
     """The time of a WakeAfter has come."""
 
@@ -242,6 +249,7 @@ OtherEvent = (
     | QuarantineReleased
     | PartHeld
     | LoadObserved
+    | WorkersHeard
     | Woke
 )
 

@@ -118,7 +118,7 @@ class Replica:
         """Its worker said something: learn from it for routing."""
         match event:
             case RoundReport():
-                tokens = sum(len(delta.tokens) for delta in event.deltas)
+                tokens = event.round_tokens or sum(len(delta.tokens) for delta in event.deltas)
                 # Rounds that are under way together are as one of all their sequences.
                 together = event.in_flight
                 counts = (

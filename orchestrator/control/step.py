@@ -47,6 +47,7 @@ from orchestrator.control.events import (
     WorkerEnding,
     WorkerSaid,
     WorkersChosen,
+    WorkersHeard,
     WorkerStarted,
 )
 from orchestrator.control.health import HealthBoard, Part, PartHealth
@@ -178,6 +179,8 @@ def _fold(state: State, event: OtherEvent, now_s: float) -> list[Action]:
             return []
         case LoadObserved():
             return _fold_loads(state, event, now_s)
+        case WorkersHeard():
+            return _hear_workers(state, event, now_s)
         case Woke():
             return _end_hung(state, now_s)
         case PartHeld():
@@ -449,6 +452,16 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
             actions += state.drafts.detach_target(replica.name)
     state.replicas.forget_ended(replica)
     return actions
+
+
+def _hear_workers(state: State, event: WorkersHeard, now_s: float) -> list[Action]:
+    for number in event.workers:
+        if (replica := state.replicas.find(number)) is not None:
+            replica.life.heard_s = now_s
+    for life in state.drafts.list_loading():
+        if life.number in event.workers:
+            life.heard_s = now_s
+    return []
 
 
 def _end_hung(state: State, now_s: float) -> list[Action]:

@@ -314,7 +314,8 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     forward inside it. `engine`: the replica, filled in by control.
     `expected_ms`: predicted for the whole round, 0 where nothing is known. `trace`: of a round that was sampled.
     `in_flight`: so many rounds, this one among them, were under way when it ended; `stage_ms`: each stage's part of
-    `device_ms`, both of a target in several stages. `tolerated`: see RequestStats.
+    `device_ms`, both of a target in several stages. `round_tokens`: those of one round, where deltas have the tokens of
+    several rounds that were alike, as a simulated worker tells them (0: of this one). `tolerated`: see RequestStats.
     """
 
     deltas: list[Delta]
@@ -334,6 +335,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     trace: RoundTrace | None = None
     in_flight: int = 1
     stage_ms: list[float] = []
+    round_tokens: float = 0.0
     tolerated: int = 0
 
 

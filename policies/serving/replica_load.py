@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 _KEPT = 0.98  # weight that all older rounds keep with each new one
 _LEAST_SPREAD = 0.25  # variance of n from which a slope can be read
@@ -42,7 +43,7 @@ class ReplicaPace:
 
 
 def observe_replica_round(
-    pace: ReplicaPace, *, sequences: int, tokens: int, rows: int, drafted: int, round_ms: float
+    pace: ReplicaPace, *, sequences: int, tokens: float, rows: float, drafted: float, round_ms: float
 ) -> ReplicaPace:
     """Take in one round. One with more rows than its sequences and their drafts need was prefill too."""
     prefilled = rows - 2 * sequences - drafted
@@ -69,9 +70,9 @@ class SeenRound:
     `draft_ms`: what the round waited for it."""
 
     sequences: int
-    tokens: int
-    rows: int
-    drafted: int
+    tokens: float
+    rows: float
+    drafted: float
     round_ms: float
     draft_ms: float = 0.0
     draft: str = ""
@@ -93,7 +94,7 @@ class PairPaces:
         alone_ms = seen.round_ms / stretch
         plain_ms = (seen.round_ms - (seen.draft_ms if seen.drafted else 0.0)) / stretch
         tokens = seen.sequences if seen.drafted else seen.tokens
-        counts = {"sequences": seen.sequences, "rows": seen.rows, "drafted": seen.drafted}
+        counts: dict[str, Any] = {"sequences": seen.sequences, "rows": seen.rows, "drafted": seen.drafted}
         plain = observe_replica_round(self.plain, tokens=tokens, round_ms=max(0.0, plain_ms), **counts)
         if not seen.draft:
             return PairPaces(plain, self.drafted)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from device_profiles.cost import StepCost
-from orchestrator.bench.policy.recording import Recording, save_recording
+from orchestrator.simulation.recording import Recording, save_recording
 from policies.speculation.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from tools.draft_break_even import Model, Replay, find_agreement
 

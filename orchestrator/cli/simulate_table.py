@@ -1,0 +1,58 @@
+"""How `outrider simulate` shows its result to people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from orchestrator.plain_table import add_row, wide_console
+
+_LATENCIES = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "e2e": "e2e_ms", "pause behind a loss": "pause_ms"}
+_PARTS = ("mean", "p50", "p90", "p95", "p99")
+
+
+def print_simulation(result: dict[str, Any]) -> None:
+    """Print latencies, totals, what each kind of replica did, and what was assumed."""
+    console = wide_console()
+    summary = result["summary"]
+    table = Table()
+    table.add_column("ms")
+    for part in _PARTS:
+        table.add_column(part, justify="right")
+    for name, key in _LATENCIES.items():
+        if summary[key] is not None:
+            add_row(table, name, *(f"{summary[key][part]:,.1f}" for part in _PARTS))
+    console.print(table)
+    totals = Table(show_header=False)
+    for label, key, form in _ROWS:
+        if summary.get(key) is not None:
+            add_row(totals, label, form.format(summary[key]))
+    console.print(totals)
+    kinds = Table()
+    for name in ("replicas of a kind", "count", "busy", "sequences", "tokens a round"):
+        kinds.add_column(name, justify="left" if name.startswith("replicas") else "right")
+    for name, one in result["kinds"].items():
+        shown = (f"{one['replicas']:,}", f"{one['utilisation']:.0%}", f"{one['mean_sequences']:.1f}")
+        add_row(kinds, name, *shown, f"{one['tokens_a_round']:.2f}")
+    console.print(kinds)
+    for kind, count in summary["errors"].items():
+        console.print(f"{count:,} requests were refused or ended: {kind}", style="yellow", highlight=False)
+    for line in [*result["assumed"], *result["log"]["lines"][:10]]:
+        console.print(line, highlight=False, markup=False)
+
+
+_ROWS = (
+    ("requests", "requests", "{:,}"),
+    ("completed", "completed", "{:,}"),
+    ("simulated", "duration_s", "{:,.1f} s"),
+    ("requests/s", "requests_per_s", "{:,.2f}"),
+    ("output tokens/s", "output_tok_s", "{:,.1f}"),
+    ("meet the objectives", "slo_attainment", "{:.1%}"),
+    ("goodput", "goodput_per_s", "{:,.2f} requests/s"),
+    ("cost of a million tokens", "cost_per_million_tokens", "{:,.2f}"),
+    ("replicas", "replicas", "{:,}"),
+    ("devices", "devices", "{:,}"),
+    ("took", "wall_s", "{:,.1f} s"),
+    ("simulated requests a second", "simulated_requests_per_s", "{:,.0f}"),
+)
