@@ -105,7 +105,7 @@ class VisitRunner:
         if len(load) == 1:
             submits = _stagger_lengths(submits, load[0][1])
         loop = build_loop(self.target, self._options, drafter, policy)
-        return Visiting(loop, submits, load, self._advanced, drafter, policy)
+        return Visiting(loop, submits, load, self._advanced, policy)
 
 
 def _stagger_lengths(submits: Sequence[Submit], count: int) -> list[Submit]:
@@ -125,7 +125,6 @@ class Visiting:
         submits: Sequence[Submit],
         load: Load,
         advanced: Callable[[int], None],
-        drafter: Drafter | None = None,
         policy: Timed | None = None,
     ) -> None:
         self._loop, self._load, self._advanced = loop, load, advanced
