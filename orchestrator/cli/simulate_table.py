@@ -26,9 +26,11 @@ def print_simulation(result: dict[str, Any]) -> None:
     console.print(table)
     totals = Table(show_header=False)
     for label, key, form in _ROWS:
-        if summary.get(key) is not None:
+        if summary.get(key) is not None and (summary[key] or key != "unfinished"):
             add_row(totals, label, form.format(summary[key]))
     console.print(totals)
+    if "classes" in summary:
+        console.print(_build_class_table(summary["classes"]))
     kinds = Table()
     for name in ("replicas of a kind", "count", "busy", "sequences", "tokens a round"):
         kinds.add_column(name, justify="left" if name.startswith("replicas") else "right")
@@ -42,15 +44,31 @@ def print_simulation(result: dict[str, Any]) -> None:
         console.print(line, highlight=False, markup=False)
 
 
+def _build_class_table(classes: dict[str, Any]) -> Table:
+    """Return what users of each class saw."""
+    table = Table()
+    table.add_column("users")
+    for name in ("requests", "completed", "TTFT p50", "TTFT p95", "TPOT p50", "TPOT p95", "meet the objectives"):
+        table.add_column(name, justify="right")
+    for name, one in classes.items():
+        shown = [f"{one[key][part]:,.1f}" if one[key] else "" for key in _SHOWN for part in ("p50", "p95")]
+        met = f"{one['slo_attainment']:.1%}" if one["slo_attainment"] is not None else ""
+        add_row(table, name or "others", f"{one['requests']:,}", f"{one['completed']:,}", *shown, met)
+    return table
+
+
+_SHOWN = ("ttft_ms", "tpot_ms")
 _ROWS = (
     ("requests", "requests", "{:,}"),
     ("completed", "completed", "{:,}"),
+    ("unfinished", "unfinished", "{:,}"),
     ("simulated", "duration_s", "{:,.1f} s"),
     ("requests/s", "requests_per_s", "{:,.2f}"),
     ("output tokens/s", "output_tok_s", "{:,.1f}"),
     ("meet the objectives", "slo_attainment", "{:.1%}"),
     ("goodput", "goodput_per_s", "{:,.2f} requests/s"),
     ("cost of a million tokens", "cost_per_million_tokens", "{:,.2f}"),
+    ("energy of a token", "joules_per_token", "{:,.2f} J"),
     ("replicas", "replicas", "{:,}"),
     ("devices", "devices", "{:,}"),
     ("took", "wall_s", "{:,.1f} s"),
