@@ -62,6 +62,10 @@ class CompanyCourses:
     beside_ms: float
     drafting: float = 0.0
 
+    def find(self, number: int) -> Course:
+        """Return the course of a request with this number; there may be more requests than courses."""
+        return self.courses[number % len(self.courses)]
+
 
 class CourseBook:
     """Courses by company, replayed when they are first asked for. `costs`: what rounds take on the device. `speculates`

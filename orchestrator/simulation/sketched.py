@@ -74,7 +74,7 @@ def build_fleet(
             busy = alone.placement.model_copy(update={"concurrency": limits.max_running * alone.replicas})
             mine = sketch.model_copy(update={"hosts": (host.model_copy(update={"count": 1}),), "links": sketch.links})
             mine = mine.model_copy(update={"links": mine.links.model_copy(update={"between": ()})})
-            builder.add(propose_sketch(mine, replace(alone, placement=busy), store), (host,))
+            builder.add(propose_sketch(mine, replace(alone, placement=busy), store), (host,), host_names(host))
     return builder.build(sketch, devices)
 
 
@@ -90,12 +90,11 @@ class _Builder:
         self._zones: dict[str, str] = {}
         self._assumed: dict[str, None] = {}
 
-    def add(self, proposal: PlanProposal, hosts: Sequence[ClusterHost]) -> None:
-        """Take a plan in; for a single entry of hosts it is that of each of them."""
+    def add(self, proposal: PlanProposal, hosts: Sequence[ClusterHost], copies: Sequence[str] = ("",)) -> None:
+        """Take a plan in. `copies`: hosts that are each as the one that was planned; "": as planned."""
         for entry in hosts:
             self._zones |= dict.fromkeys(host_names(entry), entry.zone)
         self._assumed |= dict.fromkeys(proposal.assumed)
-        copies = host_names(hosts[0]) if len(hosts) == 1 else [""]
         for copy in copies:
             for replica in proposal.plan.replicas:
                 self._place(proposal, replica, copy)

@@ -330,8 +330,8 @@ class SimulatedTarget:
         if decoding:
             if not self._company or find_company(count) != self._company or self._is_shared_otherwise():
                 self._follow_courses(decoding)
-            courses = self._courses.courses
-            mine = [courses[one.course] for one in decoding]
+            find = self._courses.find
+            mine = [find(one.course) for one in decoding]
             self._drafted = sum([one.drafted for one in mine])
             self._made = count + sum([one.accepted for one in mine])
             rows = count * costs.rows(0) + self._drafted
@@ -418,13 +418,13 @@ class SimulatedTarget:
         """Let all go on as in this company, and as with the drafts that there are now."""
         before, known = self._courses, [0 if one.first_s < 0.0 or not one.end else 1 for one in decoding]
         done = [
-            before.courses[one.course].count_tokens(self.rounds - one.zero) if begun else 0
+            before.find(one.course).count_tokens(self.rounds - one.zero) if begun else 0
             for one, begun in zip(decoding, known, strict=True)
         ]
         self._company = find_company(len(decoding))
         self._courses = self._choose_courses(len(decoding))
         for one, tokens in zip(decoding, done, strict=True):
-            course = self._courses.courses[one.course]
+            course = self._courses.find(one.course)
             one.zero = self.rounds - course.count_rounds(min(tokens, one.left - 1))
             one.end = one.zero + course.count_rounds(one.left - 1)
 
@@ -471,7 +471,7 @@ class SimulatedTarget:
         """Return how many tokens of output a sequence that decodes has."""
         if not one.end:
             return one.base + 1
-        made = self._courses.courses[one.course].count_tokens(self.rounds - one.zero)
+        made = self._courses.find(one.course).count_tokens(self.rounds - one.zero)
         return one.base + 1 + min(made, one.left - 1)
 
     def _count_held(self) -> int:
