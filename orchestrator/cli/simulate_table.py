@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from orchestrator.plain_table import add_row, wide_console
+
+if TYPE_CHECKING:
+    from orchestrator.simulation.questions.answer import Answer
 
 _LATENCIES = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "e2e": "e2e_ms", "pause behind a loss": "pause_ms"}
 _PARTS = ("mean", "p50", "p90", "p95", "p99")
@@ -42,6 +45,44 @@ def print_simulation(result: dict[str, Any]) -> None:
         console.print(f"{count:,} requests were refused or ended: {kind}", style="yellow", highlight=False)
     for line in [*result["assumed"], *result["log"]["lines"][:10]]:
         console.print(line, highlight=False, markup=False)
+
+
+def print_answer(answer: Answer) -> None:
+    """Print the table of a question, and what was assumed."""
+    console = wide_console()
+    console.print(answer.question, highlight=False)
+    table = Table()
+    for name in answer.columns:
+        table.add_column(_WORDS.get(name, name), justify="right")
+    for row in answer.rows:
+        cells = [form.format(row[key]) if row.get(key) is not None else "-" for key, form in answer.columns.items()]
+        add_row(table, *cells)
+    console.print(table)
+    for line in answer.assumed:
+        console.print(line, highlight=False, markup=False)
+
+
+_WORDS = {
+    "sequences": "at a time",
+    "rtt_ms": "round trip, ms",
+    "output_tok_s": "tokens/s",
+    "each_tok_s": "tokens/s of each",
+    "tpot_ms": "TPOT p50, ms",
+    "ttft_ms": "TTFT p95, ms",
+    "gain": "over no draft",
+    "drafted_a_round": "drafted a round",
+    "pass_ms": "a draft pass, ms",
+    "load_s": "load, s",
+    "pause_ms": "pause, ms",
+    "pause_p99_ms": "pause p99, ms",
+    "held_devices": "devices held",
+    "rate": "requests/s",
+    "load": "of its most",
+    "goodput_per_s": "goodput/s",
+    "attainment": "meet the objectives",
+    "price_per_hour": "price an hour",
+    "cost_per_million_tokens": "cost of a million tokens",
+}
 
 
 def _build_class_table(classes: dict[str, Any]) -> Table:

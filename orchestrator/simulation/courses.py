@@ -74,11 +74,12 @@ class CourseBook:
     def __init__(
         self, requests: Sequence[RecordedRequest], costs: Costs, *, most: int, fixed: int | None = None
     ) -> None:
+        self._all = requests
         self._requests = [one for one in requests if one.drafts]
         self._costs, self._most, self._fixed = costs, most, fixed
         self._known: dict[tuple[int, Costs], CompanyCourses] = {}
-        self.plain = CompanyCourses(1, (PLAIN,) * max(1, len(self._requests)), 0.0)
-        self.categories = [one.category for one in self._requests]
+        self.plain = CompanyCourses(1, (PLAIN,) * max(1, len(requests)), 0.0)
+        self.categories = [one.category for one in requests]
 
     def __len__(self) -> int:
         return len(self.plain.courses)
@@ -111,7 +112,7 @@ class CourseBook:
             concurrency=company,
             most=self._most,
         )
-        courses = tuple(_build_course(played.courses[one.key]) for one in self._requests)
+        courses = tuple(_build_course(played.courses[one.key]) if one.drafts else PLAIN for one in self._all)
         full = [step for step in played.steps if step.sequences == company]
         drafting = sum(step.drafted > 0 for step in full) / max(1, len(full))
         return CompanyCourses(company, courses, self._beside_ms(full, company, costs), drafting)

@@ -26,8 +26,10 @@ from orchestrator.control.actions import (
     StopWorker,
     WakeAfter,
 )
-from orchestrator.control.admission import ControlLimits, refuse_or_pass
-from orchestrator.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen, WorkersHeard
+from orchestrator.control.admission import ControlLimits
+from orchestrator.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen
+from orchestrator.control.port import StateView
+from orchestrator.control.room import check_room
 from orchestrator.control.state import whole
 from orchestrator.control.step import State, step
 from orchestrator.control.surroundings import Surroundings
@@ -77,7 +79,8 @@ class WorldLog:
 
 
 class World:
-    """See the module. `limits`: as the daemon's. `ended` hears of every request that ends, with its key."""
+    """See the module. `limits`: as the daemon's. `ended` hears of every request that ends, with its key. `in_order`:
+    each request goes on like the recorded one of its own number."""
 
     def __init__(
         self,
@@ -86,6 +89,7 @@ class World:
         timing: Timing = USUAL_TIMING,
         *,
         ended: Callable[[str], None] | None = None,
+        in_order: bool = False,
     ) -> None:
         self.fleet, self.limits, self.timing = fleet, limits, timing
         self.env = simpy.Environment()
@@ -104,7 +108,7 @@ class World:
         self._faults = FaultInjector(self, self._processes, self._note_lost)
         self._ticking = self._frozen = False
         self._count = 0
-        self._courses = _CourseNumbers(fleet)
+        self._courses = _CourseNumbers(fleet, in_order=in_order)
         self._do: dict[type, Callable[[Any], None]] = {
             Deliver: self._deliver,
             Send: self._processes.send,
@@ -207,12 +211,14 @@ class World:
 
     def _check_room(self) -> None:
         """Take a request in as the daemon does. Raises RequestError."""
+        check_room(self.state, self.limits, self._view, self.now_s)
+
+    def _view(self) -> StateView:
         state, now_s = self.state, self.now_s
         views = [
             one.state.view(one.engine, state.streams.counts[one.name], 0.0, now_s) for one in state.replicas.serving
         ]
-        view = whole(views, "local", streams=len(state.streams), uptime_s=now_s, draining=state.draining)
-        refuse_or_pass(view, self.limits, state.streams, now_s)
+        return whole(views, "local", streams=len(state.streams), uptime_s=now_s, draining=state.draining)
 
     def post(self, event: ControlEvent) -> None:
         """Let control decide on an event, and carry its actions out."""
@@ -271,8 +277,7 @@ class World:
         those that run have said so until now."""
         heard = self._processes.list_heard()
         self._frozen = any(one.target is not None and one.target.frozen for _, one in self._processes.list_running())
-        self.post(WorkersHeard(heard))
-        self.post(Woke())
+        self.post(Woke(heard))
 
     def _note_lost(self, keys: list[str]) -> None:
         for key in keys:
@@ -296,7 +301,8 @@ def build_submit(key: str, traced: TracedRequest, number: int) -> Submit:
 class _CourseNumbers:
     """Which recorded request a request goes on like: of its category, in turn."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, *, in_order: bool) -> None:
+        self._in_order = in_order
         longest: CourseBook | None = max((one.kind.book for one in fleet.replicas), key=len, default=None)
         self._by_category: dict[str, list[int]] = {}
         for number, category in enumerate(longest.categories if longest is not None else []):
@@ -305,5 +311,7 @@ class _CourseNumbers:
 
     def choose(self, category: str, number: int) -> int:
         """Return the number of a course."""
+        if self._in_order:
+            return (number - 1) % len(self._all)
         known = self._by_category.get(category) or self._all
         return known[number * 7919 % len(known)]

@@ -14,10 +14,10 @@ from orchestrator.bench.policy.recorder import record_drafts
 from orchestrator.bench.policy.recovery import recovery
 from orchestrator.bench.policy.requests import requests_of
 from orchestrator.bench.policy.runs import VisitRunner, alone
-from orchestrator.bench.prompts import OWN_PROMPTS, BenchError
+from orchestrator.bench.prompts import OWN_PROMPTS
 from orchestrator.drafting.port import Ask
 from orchestrator.loading.models import load_target, load_tokenizer
-from orchestrator.simulation.recording import Recording, load_recording, save_recording
+from orchestrator.simulation.recording import Recording, RecordingError, load_recording, save_recording
 from orchestrator.workers.messages import Sampling
 from policies.speculation.replay.recorded import Costs
 from policies.speculation.replay.run import replay
@@ -159,7 +159,7 @@ def test_a_recording_is_read_as_it_was_written_and_others_are_refused(target, re
         ('{"version": 1, "kinds": {}}', "no recording"),
     ):
         path.write_text(content)
-        with pytest.raises(BenchError, match=said):
+        with pytest.raises(RecordingError, match=said):
             load_recording(path)
 
 
