@@ -167,6 +167,7 @@ def test_a_prompt_goes_where_its_beginning_is_cached(daemon):
 def test_status_has_a_row_for_each_replica_and_metrics_a_label(daemon, outrider):
     text_of(daemon, 1)
     shown = " ".join(outrider("status", "--socket", str(daemon.admin))[1].split())
+    assert any(one["last_route"].startswith("predicted to take") for one in daemon.status()["replicas"])
     for one in replicas(daemon):
         assert f"replica {one['engine']}" in shown
         assert f"local pid {one['ready']['pid']}" in shown

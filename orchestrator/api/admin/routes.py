@@ -131,7 +131,9 @@ def describe_device(device: DeviceView) -> dict[str, Any]:
 
 def replica_of(replica: ReplicaView) -> dict[str, Any]:
     """Return a replica's state."""
-    shown = dataclasses.asdict(dataclasses.replace(replica, ready=None, gauges=None))
+    shown = dataclasses.asdict(dataclasses.replace(replica, ready=None, gauges=None, route=None))
+    del shown["route"]
+    shown["last_route"] = replica.last_route
     told = {"ready": msgspec.to_builtins(replica.ready), "gauges": msgspec.to_builtins(replica.gauges)}
     return {**shown, **told, "totals": totals_of(replica.totals)}
 
