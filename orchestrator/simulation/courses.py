@@ -17,7 +17,7 @@ from policies.speculation.cost_model import start_cost_model
 from policies.speculation.policy import DepthPolicy
 from policies.speculation.replay.fixed import FixedDepth
 from policies.speculation.replay.recorded import Costs, RecordedDraft, RecordedRequest
-from policies.speculation.replay.run import Replay, RequestRound, replay
+from policies.speculation.replay.run import RequestRound, Step, replay
 
 COMPANIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of sequences that courses are replayed for; another number takes those of the nearest one."""
@@ -54,11 +54,17 @@ PLAIN = Course((0, 1), 0.0, 0.0)
 @dataclass(frozen=True, slots=True)
 class CompanyCourses:
     """The courses of all recorded requests in company of `sequences`, in the order of the recording. A round took
-    `beside_ms` more than a forward of the mean number of rows: drafting, and what changing numbers of rows cost."""
+    `beside_ms` more than a forward of the mean number of rows: drafting, and what changing numbers of rows cost. In
+    `drafting` of its rounds (0 to 1) somebody drafted."""
 
     sequences: int
     courses: tuple[Course, ...]
     beside_ms: float
+    drafting: float = 0.0
+
+    def find(self, number: int) -> Course:
+        """Return the course of a request with this number; there may be more requests than courses."""
+        return self.courses[number % len(self.courses)]
 
 
 class CourseBook:
@@ -71,50 +77,52 @@ class CourseBook:
         self._all = requests
         self._requests = [one for one in requests if one.drafts]
         self._costs, self._most, self._fixed = costs, most, fixed
-        self._known: dict[int, CompanyCourses] = {}
+        self._known: dict[tuple[int, Costs], CompanyCourses] = {}
         self.plain = CompanyCourses(1, (PLAIN,) * max(1, len(requests)), 0.0)
         self.categories = [one.category for one in requests]
 
     def __len__(self) -> int:
         return len(self.plain.courses)
 
-    def at(self, sequences: int) -> CompanyCourses:
-        """Return the courses in company of about so many."""
+    def at(self, sequences: int, costs: Costs | None = None) -> CompanyCourses:
+        """Return the courses in company of about so many. `costs`: where they are others than usual, as of a draft
+        worker that others share."""
         if not self._requests or not self._most or self._fixed == 0:
             return self.plain
-        company = find_company(sequences)
-        if company not in self._known:
-            self._known[company] = self._replay(company)
-        return self._known[company]
+        key = find_company(sequences), costs or self._costs
+        if key not in self._known:
+            self._known[key] = self._replay(*key)
+        return self._known[key]
 
-    def _replay(self, company: int) -> CompanyCourses:
+    def _replay(self, company: int, costs: Costs) -> CompanyCourses:
         """Replay the recording again and again, each request as often as others, until the policy has settled; the
         last time counts."""
         policy: DepthPolicy = (
-            Adaptive(start_cost_model(self._costs.forward)) if self._fixed is None else FixedDepth(self._fixed)
+            Adaptive(start_cost_model(costs.forward)) if self._fixed is None else FixedDepth(self._fixed)
         )
         outputs = sum(len(one.drafts) for one in self._requests)
         times = max(1, -(-_LEAST_ROUNDS * company // outputs), -(-2 * company // len(self._requests)))
         warm = [replace(one, key=f"{one.key}/{turn}") for turn in range(times) for one in self._requests]
         if times > 1 or self._fixed is None:
-            replay(warm, policy, self._costs, concurrency=company, most=self._most)
+            replay(warm, policy, costs, concurrency=company, most=self._most)
         played = replay(
             [*self._requests, *(replace(one, key=f"{one.key}/last") for one in self._requests[:company])],
             policy,
-            self._costs,
+            costs,
             concurrency=company,
             most=self._most,
         )
         courses = tuple(_build_course(played.courses[one.key]) if one.drafts else PLAIN for one in self._all)
-        return CompanyCourses(company, courses, self._beside_ms(played, company))
-
-    def _beside_ms(self, played: Replay, company: int) -> float:
         full = [step for step in played.steps if step.sequences == company]
+        drafting = sum(step.drafted > 0 for step in full) / max(1, len(full))
+        return CompanyCourses(company, courses, self._beside_ms(full, company, costs), drafting)
+
+    def _beside_ms(self, full: Sequence[Step], company: int, costs: Costs) -> float:
         if not full:
             return 0.0
-        rows = sum(self._costs.rows(0) * company + step.drafted for step in full) / len(full)
+        rows = sum(costs.rows(0) * company + step.drafted for step in full) / len(full)
         context = sum(one.prompt_tokens + len(one.drafts) / 2 for one in self._requests) / len(self._requests)
-        forward_ms = self._costs.forward.ms(rows, company, context)
+        forward_ms = costs.forward.ms(rows, company, context)
         return max(0.0, sum(step.round_ms for step in full) / len(full) - forward_ms)
 
 
@@ -128,11 +136,18 @@ def _build_course(rounds: Sequence[RequestRound]) -> Course:
     )
 
 
-def find_company(sequences: int) -> int:
-    """Return the number in COMPANIES that is nearest, the lower of two."""
+def _find_nearest(sequences: int) -> int:
     place = bisect_left(COMPANIES, sequences)
     near = COMPANIES[max(0, place - 1) : place + 1]
     return min(near, key=lambda one: abs(one - sequences))
+
+
+_NEAREST = tuple(_find_nearest(count) for count in range(COMPANIES[-1] + 1))
+
+
+def find_company(sequences: int) -> int:
+    """Return the number in COMPANIES that is nearest, the lower of two."""
+    return _NEAREST[sequences] if sequences < len(_NEAREST) else COMPANIES[-1]
 
 
 def draw_requests(

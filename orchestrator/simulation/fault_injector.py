@@ -73,11 +73,17 @@ class FaultInjector:
             self._world.after(fault.seconds, self._processes.away.discard, fault.name)
 
     def _slow_device(self, fault: Fault) -> None:
+        """The device is slow, whichever process is on it."""
+        self._set_slowness((fault, fault.factor))
+        if fault.seconds:
+            self._world.after(fault.seconds, self._set_slowness, (fault, 1.0))
+
+    def _set_slowness(self, told: tuple[Fault, float]) -> None:
+        fault, factor = told
+        self._processes.slowness[fault.name] = factor
         for _, process in self._find_workers(fault):
             if process.target is not None:
-                process.target.slowness = fault.factor
-            if fault.seconds:
-                self._world.after(fault.seconds, _recover, process)
+                process.target.slow_down(factor)
 
     def _note_lost(self, process: SimulatedProcess) -> None:
         """What was decoded until now was told; what runs there waits from now on."""
@@ -89,8 +95,3 @@ class FaultInjector:
 def _thaw(process: Any) -> None:
     if process.target is not None:
         process.target.thaw()
-
-
-def _recover(process: Any) -> None:
-    if process.target is not None:
-        process.target.slowness = 1.0

@@ -74,22 +74,34 @@ def load_faults(path: Path) -> FaultSchedule:
 def list_faults(schedule: FaultSchedule, fleet: Fleet, seconds: float) -> list[Fault]:
     """Return all faults of so many seconds, in their order. Raises ConfigError for one of what is not there."""
     replicas = [one.name for one in fleet.replicas]
+    drafted = [one.name for one in fleet.replicas if one.draft_host]
     hosts = sorted({one.host for one in fleet.replicas} | {one.draft_host for one in fleet.replicas if one.draft_host})
     for number, fault in enumerate(schedule.faults):
-        there = hosts if fault.kind in ON_HOSTS else replicas
+        there = _list_concerned(fault.kind, replicas, drafted, hosts)
         if fault.name not in there:
             first = ", ".join(there[:5]) + (", and more" if len(there) > 5 else "")
-            raise ConfigError(f"faults[{number}].name: there is no {fault.name!r} for {fault.kind}; there is {first}")
-    drawn = [one for rule in enumerate(schedule.random) for one in _draw(rule, schedule.seed, replicas, hosts, seconds)]
+            found = f"there is {first}" if there else "no replica has a draft worker"
+            raise ConfigError(f"faults[{number}].name: there is no {fault.name!r} for {fault.kind}; {found}")
+    drawn = [
+        one
+        for number, rule in enumerate(schedule.random)
+        for one in _draw(rule, [schedule.seed, number], _list_concerned(rule.kind, replicas, drafted, hosts), seconds)
+    ]
     return sorted([*schedule.faults, *drawn], key=lambda one: one.at_s)
 
 
-def _draw(
-    rule: tuple[int, RandomFaults], seed: int, replicas: Sequence[str], hosts: Sequence[str], seconds: float
-) -> Iterator[Fault]:
-    number, one = rule
-    draw = np.random.default_rng([seed, number])
-    for name in hosts if one.kind in ON_HOSTS else replicas:
+def _list_concerned(
+    kind: FaultKind, replicas: Sequence[str], drafted: Sequence[str], hosts: Sequence[str]
+) -> Sequence[str]:
+    """Return the names of what may go wrong in this way."""
+    if kind == "kill_draft":
+        return drafted
+    return hosts if kind in ON_HOSTS else replicas
+
+
+def _draw(one: RandomFaults, seed: Sequence[int], names: Sequence[str], seconds: float) -> Iterator[Fault]:
+    draw = np.random.default_rng(seed)
+    for name in names:
         at_s = float(draw.exponential(one.every_hours * S_PER_HOUR))
         while at_s < seconds:
             yield Fault(at_s=at_s, kind=one.kind, name=name, seconds=one.seconds, factor=one.factor)

@@ -20,6 +20,8 @@ FORMULAS = {
     "e2e_ms": "end - arrival",
     "output_tok_s": "output tokens of completed requests / the time from the first arrival to the last end",
     "goodput_per_s": "completed requests that meet every objective / that time (DistServe)",
+    "slo_attainment": "requests that meet every objective / all that arrived, refused ones included",
+    "joules_per_token": "time in rounds x the power of the devices under load, by datasheet / output tokens",
     "cost_per_million_tokens": "prices an hour of all placed devices x that time / output tokens x 1,000,000",
     "utilisation": "time in rounds / that time, of the replicas of a kind on the mean",
     "pause_ms": "of a request that lost its worker: its first token behind the loss - the loss",
@@ -60,13 +62,22 @@ class Outcomes:
     names: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     asked: int = 0
+    asked_of: list[int] = field(default_factory=list)
     pauses_ms: list[float] = field(default_factory=list)
 
-    def number_class(self, name: str) -> int:
-        """Return the number of a class of users."""
+    def ask(self, name: str) -> int:
+        """Count a request of a class of users; return the number of the class."""
         if name not in self.names:
             self.names.append(name)
-        return self.names.index(name)
+            self.asked_of.append(0)
+        number = self.names.index(name)
+        self.asked += 1
+        self.asked_of[number] += 1
+        return number
+
+    def count_ended(self) -> int:
+        """Return how many requests were completed, refused or ended."""
+        return len(self.ends_s) + self.errors.total()
 
     def add(self, arrival_s: float, first_s: float, end_s: float, tokens: int, prompt: int, user_class: int) -> None:
         """Count a request that ended."""
@@ -82,9 +93,9 @@ class Outcomes:
         figure."""
         arrivals, firsts, ends = (np.frombuffer(one) for one in (self.arrivals_s, self.firsts_s, self.ends_s))
         tokens = np.array(self.tokens, dtype=np.int64)
-        whole = _summarise(arrivals, firsts, ends, tokens, slo)
-        span_s = whole["duration_s"]
-        cost = price_per_hour * span_s / S_PER_HOUR * MILLION / max(1, int(tokens.sum()))
+        whole = _summarise(arrivals, firsts, ends, tokens, slo, self.asked)
+        span_s, made = whole["duration_s"], int(tokens.sum())
+        cost = price_per_hour * span_s / S_PER_HOUR * MILLION / max(1, made)
         found: dict[str, Any] = {
             "requests": self.asked,
             "completed": len(arrivals),
@@ -92,7 +103,7 @@ class Outcomes:
             "unfinished": self.asked - len(arrivals) - sum(self.errors.values()),
             "errors": dict(sorted(self.errors.items())),
             **whole,
-            "cost_per_million_tokens": cost if price_per_hour else None,
+            "cost_per_million_tokens": cost if price_per_hour and made else None,
             "pause_ms": summarise_values(self.pauses_ms),
         }
         if len(self.names) > 1:
@@ -100,8 +111,8 @@ class Outcomes:
             found["classes"] = {}
             for number, name in enumerate(self.names):
                 mine = classes == number
-                told = _summarise(arrivals[mine], firsts[mine], ends[mine], tokens[mine], slo)
-                found["classes"][name] = told
+                told = _summarise(arrivals[mine], firsts[mine], ends[mine], tokens[mine], slo, self.asked_of[number])
+                found["classes"][name] = {"requests": self.asked_of[number], "completed": int(mine.sum()), **told}
         return found
 
 
@@ -111,6 +122,7 @@ def _summarise(
     ends_s: NDArray[np.float64],
     tokens: NDArray[np.int64],
     slo: dict[str, float],
+    asked: int,
 ) -> dict[str, Any]:
     span_s = float(ends_s.max() - arrivals_s.min()) if len(ends_s) else 0.0
     several = tokens > 1
@@ -128,7 +140,7 @@ def _summarise(
         "output_tokens": int(tokens.sum()),
         "output_tok_s": float(tokens.sum()) / span_s if span_s else 0.0,
         "goodput_per_s": float(met.sum()) / span_s if span_s and slo else None,
-        "slo_attainment": float(met.mean()) if slo and len(met) else None,
+        "slo_attainment": float(met.sum()) / asked if slo and asked else None,
         "ttft_ms": summarise_values(values["ttft_ms"]),
         "tpot_ms": summarise_values(values["tpot_ms"][several]),
         "e2e_ms": summarise_values(values["e2e_ms"]),

@@ -10,6 +10,7 @@ from orchestrator.simulation.courses import CourseBook
 from policies.planning.plan import DefaultLinks
 from policies.planning.shard_cost import ModelPart
 from policies.serving.draft_pool import PoolSize
+from policies.serving.failover.standby import Readiness
 from policies.speculation.replay.recorded import Costs
 
 
@@ -31,7 +32,7 @@ class ReplicaKind:
     """A target on a kind of device. `costs`: of its rounds, drafting from the text included. `book`: how requests go on
     with the drafts that its own process makes; `draft_book`: with the draft worker `draft`, where it has one. It
     decodes `places` sequences at a time, and its cache has `kv_tokens`. A forward that decodes and prefills is to take
-    `max_itl_ms` at most. `validated`: its figures were compared with real runs."""
+    `max_itl_ms` at most. `power_w`: of its devices while it works, 0 where not known. `source` of its figures."""
 
     name: str
     costs: Costs
@@ -50,8 +51,8 @@ class ReplicaKind:
 
 @dataclass(frozen=True, slots=True)
 class PlacedReplica:
-    """A replica of a kind, on a device of a host in a zone. `draft_host`: where its draft worker is, where it has
-    one."""
+    """A replica of a kind, on a device of a host in a zone. `draft_host`: where its draft worker is, where it has one.
+    `standby`: it serves where no other does, and how far it is loaded until then; None: it is no standby."""
 
     name: str
     kind: ReplicaKind
@@ -60,7 +61,7 @@ class PlacedReplica:
     zone: str = ""
     draft_host: str = ""
     draft_device: str = ""
-    standby: bool = False
+    standby: Readiness | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import AttachDraft, DraftLink
 from orchestrator.workers.messages import Cancel, Event, MovedOut, Submit
 from policies.serving.failover.blame import LossKind
-from policies.serving.failover.standby import Readiness
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +85,12 @@ class SimulatedProcess:
 
 
 class Processes:
-    """All that run, by the number of their place. `away`: hosts that nobody reaches. `uses`: what the replicas of each
-    kind did."""
+    """All that run, by the number of their place. `away`: hosts that nobody reaches. `slowness`: of replicas on devices
+    that are slow, by name. `uses`: what the replicas of each kind did."""
 
     def __init__(self, world: ProcessWorld) -> None:
         self.away: set[str] = set()
+        self.slowness: dict[str, float] = {}
         self.uses: dict[str, TargetUse] = {}
         self._world = world
         self._running: dict[int, SimulatedProcess] = {}
@@ -103,8 +103,8 @@ class Processes:
         for one in self._world.fleet.replicas:
             options = {"placed": one.name, "draft": ""}
             spec = WorkerSpec(one.name, "simulated", options, node=one.host, device=one.device)
-            if one.standby:
-                standbys.append(StandbySpec(spec, Readiness.HOT))
+            if one.standby is not None:
+                standbys.append(StandbySpec(spec, one.standby))
             else:
                 targets.append(spec)
             draft = one.kind.draft
@@ -119,6 +119,10 @@ class Processes:
     def list_running(self) -> Iterator[tuple[int, SimulatedProcess]]:
         """Yield the number and the process of each place; places may end meanwhile."""
         yield from list(self._running.items())
+
+    def count_rounds(self) -> int:
+        """Return how many rounds all targets ran so far."""
+        return sum(use.rounds for use in self.uses.values())
 
     def are_loading(self) -> bool:
         """Whether one of them is not ready yet."""
@@ -241,6 +245,7 @@ class Processes:
         if placed is not None:
             use = self.uses.setdefault(placed.kind.name, TargetUse())
             process.target = SimulatedTarget(self, worker, placed, use)
+            process.target.slowness = self.slowness.get(placed.name, 1.0)
             load_s = placed.kind.load_s
         else:
             process.draft = SimulatedDraftWorker(worker, self._drafts[spec.options["draft"]], process.host)

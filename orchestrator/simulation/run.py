@@ -12,6 +12,7 @@ import psutil
 
 from orchestrator.control.admission import ControlLimits
 from orchestrator.errors import OutriderError
+from orchestrator.simulation.coverage import list_unvalidated
 from orchestrator.simulation.faults import FaultSchedule, list_faults
 from orchestrator.simulation.figures import FORMULAS
 from orchestrator.simulation.fleet import Fleet
@@ -59,7 +60,7 @@ def simulate(scenario: Scenario, told: Callable[[float, int], None] = lambda now
     wall_s = time.perf_counter() - began_s
     price = sum(one.kind.price_per_hour for one in fleet.replicas)
     summary = world.outcomes.summarise(dict(scenario.slo), price)
-    span_s = max(1e-9, summary["duration_s"])
+    span_s = max(1e-9, summary["duration_s"] or world.now_s - world.zero_s)
     kinds = {
         name: {
             "replicas": sum(one.kind.name == name for one in fleet.replicas),
@@ -76,6 +77,7 @@ def simulate(scenario: Scenario, told: Callable[[float, int], None] = lambda now
             "devices": fleet.devices,
             "replicas": len(fleet.replicas),
             "price_per_hour": price or None,
+            "joules_per_token": _count_joules(world, summary["output_tokens"]),
             "start_s": serving_s,
             "wall_s": wall_s,
             "simulated_requests_per_s": summary["requests"] / wall_s,
@@ -84,8 +86,17 @@ def simulate(scenario: Scenario, told: Callable[[float, int], None] = lambda now
         "kinds": kinds,
         "log": {"counts": dict(world.log.counts), "lines": world.log.lines},
         "assumed": list(fleet.assumed),
+        "not_validated": list_unvalidated(fleet, faults),
         "formulas": FORMULAS,
     }
+
+
+def _count_joules(world: World, tokens: int) -> float | None:
+    """Return what a token took of energy on devices that worked, None where the power of one is not known."""
+    powers = {one.kind.name: one.kind.power_w for one in world.fleet.replicas}
+    if not tokens or not all(powers.get(name) for name in world.uses):
+        return None
+    return sum(use.busy_s * powers[name] for name, use in world.uses.items()) / tokens
 
 
 def _bound(scenario: Scenario, seconds: float) -> Iterator[TracedRequest]:

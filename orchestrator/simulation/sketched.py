@@ -74,7 +74,7 @@ def build_fleet(
             busy = alone.placement.model_copy(update={"concurrency": limits.max_running * alone.replicas})
             mine = sketch.model_copy(update={"hosts": (host.model_copy(update={"count": 1}),), "links": sketch.links})
             mine = mine.model_copy(update={"links": mine.links.model_copy(update={"between": ()})})
-            builder.add(propose_sketch(mine, replace(alone, placement=busy), store), (host,))
+            builder.add(propose_sketch(mine, replace(alone, placement=busy), store), (host,), host_names(host))
     return builder.build(sketch, devices)
 
 
@@ -90,12 +90,11 @@ class _Builder:
         self._zones: dict[str, str] = {}
         self._assumed: dict[str, None] = {}
 
-    def add(self, proposal: PlanProposal, hosts: Sequence[ClusterHost]) -> None:
-        """Take a plan in; for a single entry of hosts it is that of each of them."""
+    def add(self, proposal: PlanProposal, hosts: Sequence[ClusterHost], copies: Sequence[str] = ("",)) -> None:
+        """Take a plan in. `copies`: hosts that are each as the one that was planned; "": as planned."""
         for entry in hosts:
             self._zones |= dict.fromkeys(host_names(entry), entry.zone)
         self._assumed |= dict.fromkeys(proposal.assumed)
-        copies = host_names(hosts[0]) if len(hosts) == 1 else [""]
         for copy in copies:
             for replica in proposal.plan.replicas:
                 self._place(proposal, replica, copy)
@@ -148,7 +147,9 @@ class _Builder:
         paid = max(one.paid_rows for one in options) if bit else 1
         costs = Costs(forward, draft_ms=_SUFFIX_MS, paid_rows=paid)
         depth = self._asked.depth_bound if self._speculates else 0
-        suffix, _ = self._acceptance.find("suffix", 0.7, depth or 1)
+        suffix, known = self._acceptance.find("suffix", 0.7, depth or 1)
+        if not known and depth and self._asked.suffix:
+            self._assume_drawn("the text itself", 0.7)
         book = CourseBook(suffix if self._asked.suffix else (), costs, most=depth)
         name = " + ".join(f"{one.profile} {one.runtime} {one.weights}" for one in replica.shards)
         kind = ReplicaKind(
@@ -161,6 +162,7 @@ class _Builder:
             load_s=replica.load_s or 10.0,
             max_depth=depth,
             price_per_hour=_sum_price(replica),
+            power_w=_sum_power(proposal, replica),
             source=options[0].source,
         )
         if replica.draft is None or replica.draft.shard is None or not depth:
@@ -174,7 +176,9 @@ class _Builder:
         part = ModelPart(_find_option(proposal, placed.shard, Role.DRAFT))
         facts = next(one for one in proposal.wanted.workload.drafters if one.name == placed.drafter)
         token_ms = part.ms(1, 1, 256.0)
-        requests, _ = self._acceptance.find(placed.drafter, facts.acceptance[0], depth)
+        requests, known = self._acceptance.find(placed.drafter, facts.acceptance[0], depth)
+        if not known:
+            self._assume_drawn(placed.drafter, facts.acceptance[0])
         dear = replace(costs, draft_ms=token_ms, draft_token_ms=token_ms)
         book = CourseBook(requests, dear, most=depth)
         if placed.process == "target":
@@ -187,6 +191,10 @@ class _Builder:
             drafts_ahead=placed.overlap,
         )
         return replace(kind, draft=draft, draft_book=book, name=f"{kind.name}, {placed.drafter} beside it")
+
+    def _assume_drawn(self, drafter: str, acceptance: float) -> None:
+        told = f"drafts of {drafter}: no recording, so that each token is right with a chance of {acceptance:.2f}"
+        self._assumed |= {f"{told} (--acceptance {drafter}=FILE)": None}
 
 
 def _find_option(proposal: PlanProposal, shard: Shard, role: Role) -> Option:
@@ -234,6 +242,15 @@ def _count_kv_tokens(proposal: PlanProposal, replica: ReplicaPlacement, option: 
     share = (first.end_layer - first.first_layer) / proposal.wanted.workload.target.layers
     left = room - (first.memory.total - first.memory.kv_cache)
     return max(4096, int(left / max(1.0, option.kv_bytes_per_token * share)))
+
+
+def _sum_power(proposal: PlanProposal, replica: ReplicaPlacement) -> float:
+    """Return what the devices of a replica take under load, 0 where it is not known of one."""
+    mine = {one.device for one in replica.shards}
+    if replica.draft is not None and replica.draft.shard is not None:
+        mine.add(replica.draft.shard.device)
+    powers = [one.power_w for one in proposal.cluster.devices if one.id in mine]
+    return sum(powers) if all(powers) else 0.0
 
 
 def _sum_price(replica: ReplicaPlacement) -> float:

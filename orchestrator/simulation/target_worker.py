@@ -15,7 +15,7 @@ from math import ceil
 from typing import Any, Protocol
 
 from device_profiles.units import MS_PER_S, ceil_div
-from orchestrator.simulation.courses import CompanyCourses, CourseBook, find_company
+from orchestrator.simulation.courses import CompanyCourses, find_company
 from orchestrator.simulation.draft_worker import SimulatedDraftWorker
 from orchestrator.simulation.figures import TargetUse
 from orchestrator.simulation.fleet import PlacedReplica
@@ -94,6 +94,7 @@ class SimulatedTarget:
     __slots__ = (
         "_began_s",
         "_company",
+        "_company_drafted",
         "_courses",
         "_decoding",
         "_draft_ms",
@@ -132,6 +133,7 @@ class SimulatedTarget:
         self._waiting: deque[SimulatedSequence] = deque()
         self._courses: CompanyCourses = self.kind.book.plain
         self._company = 0
+        self._company_drafted = 0
         self._drafting = False
         self._step = 0  # of which one ends next; older ones do not count
         self._began_s = self._round_s = 0.0
@@ -248,6 +250,12 @@ class SimulatedTarget:
             else:
                 self._begin_step()
 
+    def slow_down(self, factor: float) -> None:
+        """Take so many times as long for each round, from the next one on."""
+        self.slowness = factor
+        if self._running:
+            self._end_early()
+
     def lose(self) -> None:
         """End: nothing more is said."""
         self._step += 1
@@ -320,10 +328,10 @@ class SimulatedTarget:
         self._made = self._drafted = 0.0
         context = 0.0
         if decoding:
-            if not self._company or find_company(count) != self._company:
+            if not self._company or find_company(count) != self._company or self._is_shared_otherwise():
                 self._follow_courses(decoding)
-            courses = self._courses.courses
-            mine = [courses[one.course] for one in decoding]
+            find = self._courses.find
+            mine = [find(one.course) for one in decoding]
             self._drafted = sum([one.drafted for one in mine])
             self._made = count + sum([one.accepted for one in mine])
             rows = count * costs.rows(0) + self._drafted
@@ -348,9 +356,11 @@ class SimulatedTarget:
         forward_ms = self.kind.costs.forward.ms(rows, sequences, context_tokens)
         self._draft_ms = 0.0
         if self._drafting and self.draft is not None:
-            depth = self._drafted / sequences
+            # Rounds that pause wait for no draft, and those that draft go so much deeper.
+            drafting = self._courses.drafting
+            depth = self._drafted / sequences / drafting if drafting else 0.0
             whole_ms = self.draft.time_round(self, forward_ms, depth, sequences, context_tokens)
-            self._draft_ms = max(0.0, whole_ms - forward_ms)
+            self._draft_ms = max(0.0, whole_ms - forward_ms) * drafting
         elif self._drafted:
             self._draft_ms = self._courses.beside_ms
         return forward_ms + self._draft_ms
@@ -408,20 +418,30 @@ class SimulatedTarget:
         """Let all go on as in this company, and as with the drafts that there are now."""
         before, known = self._courses, [0 if one.first_s < 0.0 or not one.end else 1 for one in decoding]
         done = [
-            before.courses[one.course].count_tokens(self.rounds - one.zero) if begun else 0
+            before.find(one.course).count_tokens(self.rounds - one.zero) if begun else 0
             for one, begun in zip(decoding, known, strict=True)
         ]
         self._company = find_company(len(decoding))
-        self._courses = self._choose_book().at(len(decoding))
+        self._courses = self._choose_courses(len(decoding))
         for one, tokens in zip(decoding, done, strict=True):
-            course = self._courses.courses[one.course]
+            course = self._courses.find(one.course)
             one.zero = self.rounds - course.count_rounds(min(tokens, one.left - 1))
             one.end = one.zero + course.count_rounds(one.left - 1)
 
-    def _choose_book(self) -> CourseBook:
-        kind = self.kind
-        self._drafting = self.draft is not None and kind.draft_book is not None
-        return kind.draft_book if self._drafting and kind.draft_book is not None else kind.book
+    def _choose_courses(self, sequences: int) -> CompanyCourses:
+        kind, draft = self.kind, self.draft
+        self._drafting = draft is not None and kind.draft_book is not None
+        if draft is None or kind.draft_book is None:
+            return kind.book.at(sequences)
+        self._company_drafted = find_company(draft.count_everybody())
+        return kind.draft_book.at(sequences, draft.price_drafts(self, kind.costs, find_company(sequences)))
+
+    def _is_shared_otherwise(self) -> bool:
+        """Whether the draft worker has clearly more or less to do than when the courses were chosen."""
+        if not self._drafting or self.draft is None:
+            return False
+        now, then = find_company(self.draft.count_everybody()), self._company_drafted
+        return max(now, then) >= 2 * min(now, then)
 
     def _overfull(self, decoding: list[SimulatedSequence]) -> bool:
         """Whether the sequences that run may not all fit to their ends. Where they do not fit now, the youngest gives
@@ -451,7 +471,7 @@ class SimulatedTarget:
         """Return how many tokens of output a sequence that decodes has."""
         if not one.end:
             return one.base + 1
-        made = self._courses.courses[one.course].count_tokens(self.rounds - one.zero)
+        made = self._courses.find(one.course).count_tokens(self.rounds - one.zero)
         return one.base + 1 + min(made, one.left - 1)
 
     def _count_held(self) -> int:

@@ -26,8 +26,10 @@ from orchestrator.control.actions import (
     StopWorker,
     WakeAfter,
 )
-from orchestrator.control.admission import ControlLimits, refuse_or_pass
-from orchestrator.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen, WorkersHeard
+from orchestrator.control.admission import ControlLimits
+from orchestrator.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen
+from orchestrator.control.port import StateView
+from orchestrator.control.room import check_room
 from orchestrator.control.state import whole
 from orchestrator.control.step import State, step
 from orchestrator.control.surroundings import Surroundings
@@ -44,6 +46,7 @@ from orchestrator.workers.messages import Submit
 
 _HEARD_EVERY_S = 1.0
 _MOST_LINES = 200
+_STALLED_S = 3600.0
 _WARM_REQUEST_TOKENS = 1 << 14
 """What a request may have at most, as its client asks for it: control does not know how long an output will be."""
 
@@ -93,6 +96,8 @@ class World:
         self.outcomes = Outcomes()
         self.log = WorldLog()
         self.zero_s = 0.0  # when requests begin to come
+        self._over = self.env.event()
+        self._all_sent = False
         self._ended = ended
         around = Surroundings.of(limits.routing, limits.request_timeout_s, limits.ttft.ms or 0.0)
         pools = dict(fleet.draft_pools)
@@ -123,7 +128,7 @@ class World:
     @property
     def now_s(self) -> float:
         """The virtual clock."""
-        return float(self.env.now)
+        return self.env._now
 
     def after(self, delay_s: float, call: Callable[[Any], None], argument: Any) -> None:
         """Call back in a while."""
@@ -145,19 +150,32 @@ class World:
     def play(
         self, requests: Iterable[TracedRequest], faults: Iterable[Fault] = (), *, until_s: float | None = None
     ) -> None:
-        """Send requests as they arrive, and go on until the last of them has ended, or until a time."""
-        self._arrivals = iter(requests)
+        """Send requests as they arrive, and go on until the last of them has ended, or until a time. Faults behind the
+        end do not happen. Requests that nobody will ever serve are left unfinished: where nothing has run for an hour,
+        it is over."""
+        self._arrivals, self._all_sent = iter(requests), False
         for fault in faults:
             self.after(max(0.0, self.zero_s + fault.at_s - self.now_s), self._faults.happen, fault)
         self._next_arrival()
-        self.env.run(until=until_s)
+        if until_s is not None:
+            self.env.run(until=until_s)
+            return
+        self.after(_STALLED_S, self._look_for_stall, -1)
+        self.env.run(until=self._over)
+
+    def _look_for_stall(self, before: int) -> None:
+        """End where nothing has happened since the look before this."""
+        done = self._processes.count_rounds() + self.outcomes.asked + self.outcomes.count_ended()
+        if done == before and not self._over.triggered:
+            self._over.succeed()
+        else:
+            self.after(_STALLED_S, self._look_for_stall, done)
 
     def send(self, traced: TracedRequest) -> str:
         """Let a client send a request now; return its key."""
         key = f"q{self._count}"
         self._count += 1
-        self.outcomes.asked += 1
-        user_class = self.outcomes.number_class(traced.user_class)
+        user_class = self.outcomes.ask(traced.user_class)
         self._live[key] = _Live(traced, self._courses.choose(traced.category, self._count), user_class, self.now_s)
         self.after(self.timing.intake_ms / MS_PER_S, self._open_stream, key)
         return key
@@ -171,6 +189,13 @@ class World:
         traced = next(self._arrivals, None)
         if traced is not None:
             self.after(max(0.0, self.zero_s + traced.arrival_s - self.now_s), self._arrive, traced)
+        else:
+            self._all_sent = True
+            self._end_if_over()
+
+    def _end_if_over(self) -> None:
+        if self._all_sent and not self._live and not self._over.triggered:
+            self._over.succeed()
 
     def _arrive(self, traced: TracedRequest) -> None:
         self.send(traced)
@@ -186,12 +211,14 @@ class World:
 
     def _check_room(self) -> None:
         """Take a request in as the daemon does. Raises RequestError."""
+        check_room(self.state, self.limits, self._view, self.now_s)
+
+    def _view(self) -> StateView:
         state, now_s = self.state, self.now_s
         views = [
             one.state.view(one.engine, state.streams.counts[one.name], 0.0, now_s) for one in state.replicas.serving
         ]
-        view = whole(views, "local", streams=len(state.streams), uptime_s=now_s, draining=state.draining)
-        refuse_or_pass(view, self.limits, state.streams, now_s)
+        return whole(views, "local", streams=len(state.streams), uptime_s=now_s, draining=state.draining)
 
     def post(self, event: ControlEvent) -> None:
         """Let control decide on an event, and carry its actions out."""
@@ -231,6 +258,7 @@ class World:
             self.outcomes.add(*times, live.tokens, traced.prompt_tokens, live.user_class)
         if self._ended is not None:
             self._ended(key)
+        self._end_if_over()
 
     def _wake_after(self, action: WakeAfter) -> None:
         if action.after_s != TICK_S:
@@ -249,8 +277,7 @@ class World:
         those that run have said so until now."""
         heard = self._processes.list_heard()
         self._frozen = any(one.target is not None and one.target.frozen for _, one in self._processes.list_running())
-        self.post(WorkersHeard(heard))
-        self.post(Woke())
+        self.post(Woke(heard))
 
     def _note_lost(self, keys: list[str]) -> None:
         for key in keys:
