@@ -48,7 +48,7 @@ def _checking_ms(step_ms: StepTime, one: CheaperDrafter, checked: int, depth: in
     if one.step_share:
         asking = _drafting_ms(lambda rows: one.step_share * step_ms(rows), one.cheaper, checked, 1.0)
 
-    def fed_ms(rows: float) -> float:
+    def sum_step_ms(rows: float) -> float:
         return one.coverage * step_ms(rows + checked) + (1.0 - one.coverage) * step_ms(rows) + asking
 
-    return fed_ms(first_rows) + max(0.0, depth / a_step - 1.0) * fed_ms(1.0)
+    return sum_step_ms(first_rows) + max(0.0, depth / a_step - 1.0) * sum_step_ms(1.0)
