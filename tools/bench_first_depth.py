@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from device_profiles.cost import StepCost
-from orchestrator.bench.policy.recording import Recording, load_recording
+from orchestrator.simulation.recording import Recording, load_recording
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import start_cost_model
 from policies.speculation.policy import DepthPolicy

@@ -37,9 +37,9 @@ def policy(
     """Run the adaptive policy beside plain decoding, then replay all policies on what was recorded."""
     from orchestrator.bench.policy.asked import check_outputs, plan_of, read_policy_options
     from orchestrator.bench.policy.real import measure_real
-    from orchestrator.bench.policy.recording import load_recording, save_recording
     from orchestrator.bench.policy.report import build_report
     from orchestrator.bench.policy.table import print_policies
+    from orchestrator.simulation.recording import load_recording, save_recording
 
     check_outputs(json_out, record, plots)
     real = None

@@ -61,6 +61,9 @@ def serve(
     ] = 0.0,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Write PNG plots into this directory.")] = None,
+    record_trace: Annotated[
+        Path | None, typer.Option(help="Write the requests of --url as a trace, for `outrider simulate --trace`.")
+    ] = None,
 ) -> None:
     """Send requests in a closed loop (--concurrency) or an open one (--rate); print latencies, rates and goodput."""
     from orchestrator.bench.traffic.drive import TrafficLoad
@@ -80,7 +83,7 @@ def serve(
         arrival=arrival,
         burstiness=burstiness,
     )
-    _check_outputs(json_out, plots)
+    _check_outputs(json_out, plots, record_trace)
     headers = _headers(header or [], api_key)
     endpoints = [_endpoint(url, model, endpoint, headers, body, "--body")]
     if compare or compare_body:
@@ -89,6 +92,8 @@ def serve(
         )
         endpoints.append(there)
     result, runs = measure_served_load(endpoints, load, objectives, (price_per_hour, compare_price_per_hour))
+    if record_trace is not None:
+        write_trace(runs[0], record_trace)
     _report(result, runs, endpoints, json_out, plots)
 
 
@@ -102,10 +107,27 @@ def _check_loop(concurrency: int | None, rate: float | None, arrival: str, burst
         raise BenchError("--burstiness shapes Poisson arrivals: give --rate, and --arrival poisson")
 
 
-def _check_outputs(json_out: Path | None, plots: Path | None) -> None:
+def write_trace(run: TrafficRun, path: Path) -> None:
+    """Write the requests whose tokens were counted as a trace, from the first arrival on. Raises TraceError."""
+    from orchestrator.simulation.trace import TracedRequest, save_requests
+
+    counted = [one for one in run.outcomes if one.prompt_tokens and one.generated]
+    first_s = min((one.arrival_s for one in counted), default=0.0)
+    save_requests(
+        [
+            TracedRequest(one.arrival_s - first_s, one.prompt_tokens or 1, one.generated or 1, category=one.category)
+            for one in sorted(counted, key=lambda one: one.arrival_s)
+        ],
+        path,
+    )
+
+
+def _check_outputs(json_out: Path | None, plots: Path | None, record_trace: Path | None = None) -> None:
     """What cannot be written is said before the measurement, not after it."""
     if json_out is not None and not json_out.absolute().parent.is_dir():
         raise BenchError(f"--json {json_out}: there is no such directory")
+    if record_trace is not None and (record_trace.suffix != ".jsonl" or not record_trace.absolute().parent.is_dir()):
+        raise BenchError(f"--record-trace {record_trace}: name a .jsonl file in a directory that is there")
     if plots is not None:
         from orchestrator.bench.traffic.plots import open_directory
 

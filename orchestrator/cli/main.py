@@ -37,6 +37,7 @@ app = typer.Typer(
             "bench": "orchestrator.cli.bench:app",
             "submit": "orchestrator.cli.submit:app",
             "plan": "orchestrator.cli.plan:app",
+            "simulate": "orchestrator.cli.simulate:simulate",
             "models": "orchestrator.cli.models:app",
             "speculation": "orchestrator.cli.speculation:app",
             "canary": "orchestrator.cli.canary:app",

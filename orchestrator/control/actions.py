@@ -32,7 +32,7 @@ class StopWorker:
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
     """Pass a command on to a worker, if there is one."""
 
@@ -59,7 +59,7 @@ class DropPages:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deliver:
     """Hand a delta to a stream's reader. The last one has `finish`."""
 
@@ -67,7 +67,7 @@ class Deliver:
     delta: Delta
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EndStream:
     """Hand an error to a stream's reader; nothing follows."""
 
@@ -102,7 +102,7 @@ class FinishRetune:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogLine:
     """Write a line to the log, its `values` filled in."""
 
@@ -142,7 +142,7 @@ class TellResumed:
     resumed: ResumedStream
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Notify:
     """Pass an event on to the observers."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from orchestrator.control.latency import MAX_RETRY_AFTER_S
 from orchestrator.control.port import ReplicaView, StateView
@@ -67,20 +68,32 @@ def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now
             code="model_cordoned",
             retry_after_s=_RETRY_AFTER_S["draining"],
         )
-    expected_ms = streams.latency.times.ttft_ms(
-        view.streams, max(1, sum(places_of(replica) for replica in view.replicas))
-    )
+    places = sum(places_of(replica) for replica in view.replicas)
+    refuse_crowd(Crowd(view.streams, len(tried), places), limits, streams, now_s, coming)
+
+
+class Crowd(NamedTuple):
+    """The `streams` there are, the `replicas` that have not failed, and how many streams these decode at a time."""
+
+    streams: int
+    replicas: int
+    places: int
+
+
+def refuse_crowd(crowd: Crowd, limits: ControlLimits, streams: Streams, now_s: float, coming: int = 0) -> None:
+    """Raise RequestError where there are too many requests for one more. `coming`: see refuse_or_pass."""
+    expected_ms = streams.latency.times.ttft_ms(crowd.streams, max(1, crowd.places))
     late_s = min(MAX_RETRY_AFTER_S, retry_s(expected_ms, limits.ttft))
-    if view.streams + coming >= len(tried) * limits.max_running + limits.max_waiting:
+    if crowd.streams + coming >= crowd.replicas * limits.max_running + limits.max_waiting:
         raise _busy(
-            f"the queue is full: {view.streams + coming} requests run or wait",
+            f"the queue is full: {crowd.streams + coming} requests run or wait",
             "queue_full",
             max(streams.latency.promise_place(now_s), late_s),
         )
     if limits.refuse_late and late_s:
         raise _busy(
             f"the first token can be expected in {expected_ms / 1000.0:.1f} s, later than slo.ttft_ms "
-            f"({limits.ttft.ms:g} ms): {view.streams} requests run or wait",
+            f"({limits.ttft.ms:g} ms): {crowd.streams} requests run or wait",
             "slo_ttft",
             late_s,
         )

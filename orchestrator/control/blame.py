@@ -33,13 +33,15 @@ NO_RETRY: Final = {"x-should-retry": "false"}
 """The header by which OpenAI's clients are told not to send a request again."""
 
 
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
 BY_OPERATOR: Final = "an operator refused it"
 
 
 def digest_request(submit: Submit) -> str:
     """Return the name of what is asked for, whoever asks and whatever the seed."""
-    sampling = replace(submit.sampling, seed=0)
-    packed = msgspec.msgpack.encode((submit.prompt, sampling, submit.grammar, submit.min_tokens))
+    sampling = submit.sampling if not submit.sampling.seed else replace(submit.sampling, seed=0)
+    packed = _ENCODER.encode((submit.prompt, sampling, submit.grammar, submit.min_tokens))
     return hashlib.blake2b(packed, digest_size=_DIGEST_BYTES).hexdigest()
 
 

@@ -64,8 +64,17 @@ from orchestrator.control.events import (
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.operator_desk import OperatorDesk
 from orchestrator.control.overrides import NO_OVERRIDES, OverrideScope, bounds_of, change_overrides, format_override
-from orchestrator.control.port import DraftStoreView, PlanView, ReplicaView, RouteView, ScaleView, StateView
+from orchestrator.control.port import (
+    DraftStoreView,
+    PlanView,
+    RecentOutputsView,
+    ReplicaView,
+    RouteView,
+    ScaleView,
+    StateView,
+)
 from orchestrator.control.replicas import Rank, Replica, unlike_any
+from orchestrator.control.room import check_room
 from orchestrator.control.scale_load import SeenReplicas, measure_load
 from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
 from orchestrator.control.steering_port import QuarantinedView
@@ -89,6 +98,7 @@ _entries = get_logger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
 _T = TypeVar("_T")
 _REMOTE_PATIENCE_S = 4.0
+_VIEWED_S = 1.0
 
 
 class TargetControl:
@@ -98,7 +108,8 @@ class TargetControl:
     `drafts` are started beside them once one is ready; nothing waits for them. Of each there are as many workers as
     `draft_pools` says of its name, else as there are replicas.
     `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one, and
-    `scale_view` how many replicas are wanted, where load decides, `draft_store_view` how the draft store does.
+    `scale_view` how many replicas are wanted, where load decides, `draft_store_view` how the draft store does,
+    `recent_outputs_view` what users were answered of late.
     `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
     `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices; in the
     event loop, and what they raise is logged. `kv_moves`:
@@ -122,6 +133,7 @@ class TargetControl:
         self.plan_view: Callable[[], PlanView] | None = None
         self.scale_view: Callable[[], ScaleView] | None = None
         self.draft_store_view: Callable[[], DraftStoreView] | None = None
+        self.recent_outputs_view: Callable[[], RecentOutputsView] | None = None
         self.on_round: list[Callable[[RoundReport], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
         self.on_resumed: list[Callable[[ResumedStream], None]] = []
@@ -147,6 +159,7 @@ class TargetControl:
         self._retuned: asyncio.Future[None] | None = None
         self._preparing = "the workers are being planned"
         self._given_up = False
+        self._seen: tuple[tuple[int, bool, bool], float, StateView] | None = None
         self._opening: asyncio.Task[None] | None = None
         self._settled = asyncio.Event()
         self._failed = asyncio.Event()
@@ -194,17 +207,27 @@ class TargetControl:
         return self.view().detail
 
     def view(self) -> StateView:
-        """See control.port.Control."""
+        """See control.port.Control. Of very many replicas it is put together once a second, and when one comes or
+        goes."""
         state, now_s = self._state, self._clock.monotonic_s()
+        if state.fleet.candidates is None:
+            return self._look(now_s)
+        state.fleet.refresh()
+        key = (state.fleet.turns, state.draining, self._given_up)
+        if self._seen is None or self._seen[0] != key or not self._seen[1] <= now_s < self._seen[1] + _VIEWED_S:
+            self._seen = (key, now_s, self._look(now_s))
+        return self._seen[2]
+
+    def _look(self, now_s: float) -> StateView:
+        state = self._state
         serving, uptime_s = state.replicas.serving, now_s - self._started_s
         if not serving or self._given_up:
             phase = DRAINING if state.draining else FAILED if self._given_up else STARTING
             devices = state.loads.view(now_s)
             told = (phase, self._preparing, "", self._cluster.runtime, None, None)
             return StateView(*told, uptime_s=uptime_s, devices=devices)
-        live = state.streams.counts
         replicas = [self._view_replica(one, now_s) for one in serving]
-        held, gauges = len(state.streams) - live.total(), replicas[0].gauges
+        held, gauges = state.streams.held, replicas[0].gauges
         if held and gauges is not None:  # they wait, and no worker knows of them
             waiting = msgspec.structs.replace(gauges, waiting=gauges.waiting + held)
             replicas[0] = replace(replicas[0], gauges=waiting)
@@ -234,22 +257,23 @@ class TargetControl:
             devices=state.loads.view(now_s),
             scaling=self.scale_view() if self.scale_view is not None else None,
             draft_store=self.draft_store_view() if self.draft_store_view is not None else None,
+            recent_outputs=self.recent_outputs_view() if self.recent_outputs_view is not None else None,
             quarantined=len(state.blame.list_quarantined(now_s)),
         )
 
     def _view_replica(self, replica: Replica, now_s: float) -> ReplicaView:
         live = self._state.streams.counts[replica.name]
         silent_s = now_s - max(replica.life.heard_s, replica.busy_s)
-        judged = self._state.health.judge(replica.parts, now_s, replica.name)
         ready = replica.state.ready
-        return replace(
-            replica.state.view(replica.engine, live, silent_s, now_s),
-            standby=replica.standby,
-            unlike=unlike_any(ready, self._state.replicas.primary) if replica.standby and ready is not None else "",
-            held=judged.why if judged.held else "",
-            draft=replica.draft,
-            last_route=replica.last_route,
-        )
+        view = replica.state.view(replica.engine, live, silent_s, now_s)
+        if replica.standby:
+            view.standby = True
+            view.unlike = unlike_any(ready, self._state.replicas.primary) if ready is not None else ""
+        if self._state.health.holds:
+            judged = self._state.health.judge(replica.parts, now_s, replica.name)
+            view.held = judged.why if judged.held else ""
+        view.draft, view.route = replica.draft, replica.taken_by
+        return view
 
     def hold(self, kind: PartKind, name: str, held: Held) -> None:
         """See control.port.AdminControl."""
@@ -300,7 +324,11 @@ class TargetControl:
 
     def check_room(self, coming: int = 0) -> None:
         """See control.port.Control."""
-        refuse_or_pass(self.view(), self._limits, self._state.streams, self._clock.monotonic_s(), coming)
+        now_s = self._clock.monotonic_s()
+        if self._given_up:
+            refuse_or_pass(self.view(), self._limits, self._state.streams, now_s, coming)
+        else:
+            check_room(self._state, self._limits, self.view, now_s, coming)
 
     def list_quarantined(self) -> list[QuarantinedView]:
         """See control.port.AdminControl."""

@@ -56,7 +56,12 @@ class DraftWorkers:
         self._workers: list[DraftWorker] = []
         self._targets: dict[str, _Target] = {}
         self._assigned: dict[str, dict[str, int]] = {}  # by draft and replica: the worker's number in its pool
-        self._connected: set[tuple[str, str]] = set()  # replicas, and drafts that they say they are connected to
+        self._connected: dict[str, set[str]] = {}  # by replica: drafts that it says it is connected to
+        self._targets_of: dict[tuple[str, int], list[str]] | None = None  # replicas by draft and worker's number
+        self._workers_of: dict[str, list[DraftWorker]] | None = None  # by replica
+        self._changed = True  # since the last look
+        self._waits = False  # for the time of the next look
+        self._loads: bool | None = None
         self._begun = False
         self._closed = False
         self._look_at_s = 0.0
@@ -69,6 +74,7 @@ class DraftWorkers:
         """Have workers of these specs, from when a replica serves. What runs one of them goes on, before others where
         it has a replica; what is left over is stopped."""
         self._closed = False
+        self._note_change()
         wanted = self._choose_specs(specs)
         kept: list[DraftWorker] = []
         actions: list[Action] = []
@@ -87,6 +93,7 @@ class DraftWorkers:
 
     def target_ready(self, replica: str, number: int, ready: Ready) -> list[Action]:
         """A replica serves: start what is not started yet, and attach what is ready. `number`: its worker's."""
+        self._note_change()
         actions = self._start()
         self._targets[replica] = _Target(number, ready.host, ready.all_drafters)
         self.forget_links(replica)
@@ -97,20 +104,23 @@ class DraftWorkers:
 
     def detach_target(self, replica: str) -> list[Action]:
         """A replica does not come back: what it had is free."""
+        self._note_change()
         self._targets.pop(replica, None)
         self.forget_links(replica)
         return self._match()
 
     def forget_links(self, replica: str) -> None:
         """A replica's worker is another one, or none: it is connected to nothing."""
-        self._connected = {link for link in self._connected if link[0] != replica}
+        self._connected.pop(replica, None)
 
     def observe_link(self, replica: str, link: DraftLink, now_s: float) -> list[Action]:
         """A replica's worker said how its connection to a draft worker is."""
+        self._note_change()
         actions: list[Action] = []
-        self._connected -= {(replica, link.name)}
         if link.state == "connected":
-            self._connected.add((replica, link.name))
+            self._connected.setdefault(replica, set()).add(link.name)
+        else:
+            self._disconnect(replica, link.name)
         for worker in self._workers:
             targets = self._list_targets(worker)
             if worker.name == link.name and replica in targets:
@@ -125,6 +135,7 @@ class DraftWorkers:
         worker = next((one for one in self._workers if one.life.number == event.worker), None)
         if worker is None:
             return []
+        self._note_change()
         match event:
             case WorkerStarted():
                 return worker.observe_start(event.where, now_s)
@@ -141,6 +152,7 @@ class DraftWorkers:
 
     def advance(self, now_s: float) -> list[Action]:
         """Have one worker more or less of a draft where its load asks for it, and end those that have to go."""
+        self._changed = self._waits = False
         if not self._begun or self._closed:
             return []
         actions: list[Action] = []
@@ -156,7 +168,19 @@ class DraftWorkers:
                 self._workers.remove(worker)
                 actions += worker.life.close()
         looks += [at_s - now_s for worker in self._workers if (at_s := worker.look_at_s) is not None]
+        self._waits = bool(looks)
         return actions + self._schedule_look(min(looks, default=None), now_s)
+
+    def looks(self, now_s: float) -> bool:
+        """Return whether there may be something to do: something has changed, or it is time."""
+        return self._changed or (self._waits and now_s >= self._look_at_s)
+
+    @property
+    def loads(self) -> bool:
+        """True where a process is there that is not ready."""
+        if self._loads is None:
+            self._loads = any(life.running for life in self.list_loading())
+        return self._loads
 
     def list_loading(self) -> list[WorkerLife]:
         """Return the workers that are not ready yet."""
@@ -164,16 +188,20 @@ class DraftWorkers:
 
     def list_specs(self, replica: str) -> list[WorkerSpec]:
         """Return what the draft workers that serve a replica now were started from."""
-        return [
-            worker.life.spec for worker in self._workers if worker.serving and replica in self._list_targets(worker)
-        ]
+        if self._workers_of is None:
+            self._workers_of = {}
+            for worker in self._workers:
+                for target in self._list_targets(worker):
+                    self._workers_of.setdefault(target, []).append(worker)
+        drafting = self._workers_of.get(replica, ())
+        return [worker.life.spec for worker in drafting if worker.serving and not worker.leaves]
 
     def views(self) -> tuple[DraftView, ...]:
         """Return the state of each."""
         found = []
         for worker in self._workers:
             targets = self._list_targets(worker)
-            connected = [one for one in targets if worker.serving and (one, worker.name) in self._connected]
+            connected = [one for one in targets if worker.serving and worker.name in self._connected.get(one, ())]
             found.append(worker.view(targets, connected))
         return tuple(found)
 
@@ -233,8 +261,14 @@ class DraftWorkers:
 
     def _list_targets(self, worker: DraftWorker) -> list[str]:
         """Return the replicas that a worker drafts for."""
-        assigned = self._assigned.get(worker.name, {})
-        return [] if worker.leaves else [name for name, number in assigned.items() if number == worker.number]
+        if worker.leaves:
+            return []
+        if self._targets_of is None:
+            self._targets_of = {}
+            for draft, assigned in self._assigned.items():
+                for replica, number in assigned.items():
+                    self._targets_of.setdefault((draft, number), []).append(replica)
+        return self._targets_of.get((worker.name, worker.number), [])
 
     def _attach(self, worker: DraftWorker, replicas: Iterable[str]) -> list[Action]:
         """Tell replicas' workers where a draft worker is, if it is ready."""
@@ -247,17 +281,30 @@ class DraftWorkers:
         """Give each replica the worker that is to draft for it."""
         actions: list[Action] = []
         before, self._assigned = self._assigned, {}
+        self._targets_of = self._workers_of = None
         for name in self._pools:
             usable = [worker for worker in self._list_pool(name) if not worker.out_of_use]
             replicas = {key: target.host for key, target in self._targets.items() if name in target.drafts}
             known = before.get(name, {})
             found = assign_drafts(replicas, [worker.rate() for worker in usable], known)
             self._assigned[name] = found
+            self._targets_of = None
             for worker in usable:
                 fresh = [key for key, number in found.items() if number == worker.number != known.get(key)]
-                self._connected -= {(key, name) for key in fresh}
+                for key in fresh:
+                    self._disconnect(key, name)
                 actions += self._attach(worker, fresh)
         return actions
+
+    def _disconnect(self, replica: str, draft: str) -> None:
+        there = self._connected.get(replica)
+        if there is not None:
+            there.discard(draft)
+            if not there:
+                del self._connected[replica]
+
+    def _note_change(self) -> None:
+        self._changed, self._loads = True, None
 
     def _schedule_look(self, look_s: float | None, now_s: float) -> list[Action]:
         if look_s is None or now_s < self._look_at_s <= now_s + look_s:

@@ -56,7 +56,7 @@ class WorkerStarted:
     where: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WorkerSaid:
     """A worker said something."""
 
@@ -82,7 +82,7 @@ class WorkerEnded:
     kind: LossKind = "crashed"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StreamOpened:
     """A request was taken in, under these overrides."""
 
@@ -217,7 +217,10 @@ class LoadObserved:
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The time of a WakeAfter has come."""
+    """The time of a WakeAfter has come. `heard`: workers that have said until now that they live, where nobody tells
+    that one by one."""
+
+    heard: Sequence[int] = ()
 
 
 SteeringEvent = RequestCancelled | FailoverAsked | FailoverUndone | DraftersChosen | RequestQuarantined

@@ -6,6 +6,7 @@ what is half-open one stream, what is suspect costs more), the start of workers,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -32,6 +33,7 @@ from policies.serving.failover.health import (
 _WORST: Final = (Health.CORDONED, Health.DRAINING, Health.OPEN, Health.HALF_OPEN, Health.SUSPECT, Health.HEALTHY)
 _LINK_WEIGHT: Final = 1.0
 SUSPECT_SHARE: Final = 0.5
+_FORGOTTEN: Final = 1e-3  # of a breaker's score: some ten minutes after one failure
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -84,6 +86,11 @@ class HealthBoard:
 
     def __init__(self) -> None:
         self._breakers: dict[Part, Breaker] = {}
+        self._held: dict[Part, Health] = {}
+        self._weighed: dict[Part, PartHealth] = {}
+        self._unwell: frozenset[Part] = frozenset()
+        self.quiet = True  # nothing was observed of late that any part could be blamed for
+        self._holds_s = (math.inf, -math.inf)  # when `_weighed` and `_unwell` are what they would be anew
         self._slow: dict[str, Slowness] = {}
         self._proven: dict[str, int] = {}  # tokens of each worker since it was started on a half-open part
 
@@ -108,7 +115,9 @@ class HealthBoard:
     ) -> None:
         """A worker on these parts was lost."""
         self._proven.pop(worker, None)
-        self._slow.pop(worker, None)
+        slow = self._slow.pop(worker, None)
+        if slow is not None and slow.outlier:
+            self._weigh_anew()
         weights = {
             "device": DEVICE_WEIGHT.get(failure, LOSS_WEIGHT[kind]),
             "host": OPEN_FROM if kind == "host" else 0.0,
@@ -122,12 +131,17 @@ class HealthBoard:
         if not connected:
             self._fail(part, _LINK_WEIGHT, reason, now_s)
         elif part in self._breakers:
-            self._breakers[part] = self._breakers[part].observe_success(now_s)
+            self._set(part, self._breakers[part].observe_success(now_s))
 
     def observe_round(self, worker: str, parts: Sequence[Part], done: RoundReport, now_s: float) -> None:
         """A worker on these parts finished a round. Enough tokens prove a half-open part."""
         if done.expected_ms:
-            self._slow[worker] = self._slow.get(worker, Slowness()).observe(done.expected_ms, done.round_ms)
+            before = self._slow.get(worker, Slowness())
+            found = self._slow[worker] = before.observe(done.expected_ms, done.round_ms)
+            if found.outlier is not before.outlier:
+                self._weigh_anew()
+        if not self._breakers:
+            return
         tried = [part for part in parts if part in self._breakers and self._breakers[part].opened]
         if not tried:
             return
@@ -135,25 +149,62 @@ class HealthBoard:
         self._proven[worker] = tokens
         if tokens >= SETTLED_TOKENS:
             for part in tried:
-                self._breakers[part] = self._breakers[part].observe_success(now_s)
+                self._set(part, self._breakers[part].observe_success(now_s))
             del self._proven[worker]
 
     def hold(self, part: Part, state: Health | None) -> None:
         """Keep work away from a part, or let it be judged again."""
-        self._breakers[part] = self._breakers.get(part, Breaker()).hold(state)
+        self._set(part, self._breakers.get(part, Breaker()).hold(state))
+        if state is not None:
+            self._held[part] = state
+        else:
+            self._held.pop(part, None)
+
+    @property
+    def holds(self) -> bool:
+        """True where an operator keeps work away from a part."""
+        return bool(self._held)
 
     def list_held(self, state: Health) -> list[Part]:
         """Return the parts that an operator has put into this state."""
-        return [part for part, breaker in self._breakers.items() if breaker.held is state]
+        return [part for part, held in self._held.items() if held is state] if self._held else []
 
     def weigh_parts(self, now_s: float) -> dict[Part, PartHealth]:
-        """Return the parts that are not healthy."""
+        """Return the parts that are not healthy: the same dictionary until something has changed."""
+        if not self._holds_s[0] <= now_s < self._holds_s[1]:
+            self._weigh(now_s)
+        return self._weighed
+
+    def find_unwell(self, now_s: float) -> frozenset[Part]:
+        """Return the parts that are not healthy, and the workers whose rounds take too long: the same set until
+        something has changed."""
+        if not self._holds_s[0] <= now_s < self._holds_s[1]:
+            self._weigh(now_s)
+        return self._unwell
+
+    def _weigh(self, now_s: float) -> None:
+        gone = [part for part, one in self._breakers.items() if _is_over(one, now_s)]
+        for part in gone:
+            del self._breakers[part]
         found = {part: self.judge([part], now_s) for part in self._breakers}
-        return {
+        self._weighed = {
             part: PartHealth(0.0 if one.refuses else SUSPECT_SHARE, one.why)
             for part, one in found.items()
             if one.state is not Health.HEALTHY
         }
+        slow = {Part("worker", worker) for worker, one in self._slow.items() if one.outlier}
+        self._unwell = frozenset(slow.union(self._weighed))
+        self.quiet = not self._breakers and not slow
+        ends = [self._breakers[part].find_end(now_s) for part in self._weighed]
+        self._holds_s = (now_s, min(ends, default=math.inf))
+
+    def _weigh_anew(self) -> None:
+        self.quiet = False
+        self._holds_s = (math.inf, -math.inf)
+
+    def _set(self, part: Part, breaker: Breaker) -> None:
+        self._breakers[part] = breaker
+        self._weigh_anew()
 
     def views(self, now_s: float) -> tuple[HealthView, ...]:
         """Return the parts that are not healthy, for people and metrics."""
@@ -174,7 +225,12 @@ class HealthBoard:
             known = self._breakers.get(part) or Breaker()
             if part.kind in ("host", "link"):
                 known = replace(known, first_s=FIRST_HOST_OPEN_S, longest_s=HOST_OPEN_S)
-            self._breakers[part] = known.observe_failure(weight, why, now_s, proves=proves)
+            self._set(part, known.observe_failure(weight, why, now_s, proves=proves))
+
+
+def _is_over(breaker: Breaker, now_s: float) -> bool:
+    """Return whether nothing is left of what a part did."""
+    return breaker.held is None and not breaker.opened and breaker.weigh(now_s) < _FORGOTTEN
 
 
 def _say(breaker: Breaker, now_s: float) -> str:

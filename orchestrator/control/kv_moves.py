@@ -109,6 +109,11 @@ class KvMoves:
         )
         return True, [*ended, WakeAfter(PLACE_PATIENCE_S)]
 
+    @property
+    def under_way(self) -> bool:
+        """True where there are moves to be looked after."""
+        return bool(self._moves or self._sums)
+
     def find_pages(self, stream: Stream) -> str:
         """Return the replica that has a stream's pages already ("": none has)."""
         move = self._moves.get(stream.key)

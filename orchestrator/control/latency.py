@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from device_profiles.units import MS_PER_S
 from orchestrator.workers.messages import RequestStats
@@ -26,11 +26,11 @@ class TypicalTimes:
 
     def observe_request_start(self, stats: RequestStats | None) -> TypicalTimes:
         """A request got its first token."""
-        return self if stats is None else replace(self, prefill_ms=_mean(self.prefill_ms, stats.prefill_ms))
+        return self if stats is None else TypicalTimes(_mean(self.prefill_ms, stats.prefill_ms), self.decode_ms)
 
     def observe_request_end(self, decode_ms: float) -> TypicalTimes:
         """A request ended, so long after its first token."""
-        return replace(self, decode_ms=_mean(self.decode_ms, decode_ms))
+        return TypicalTimes(self.prefill_ms, _mean(self.decode_ms, decode_ms))
 
     def ttft_ms(self, live: int, places: int) -> float:
         """Return when the first token of a request can be expected that comes now, where `live` ones have `places`

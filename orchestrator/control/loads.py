@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from device_profiles.device_load import CoreLoad, DeviceLoad, name_counters, smooth_load
@@ -27,13 +27,23 @@ _VIEWED_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """`newest` sample, `mean` of all, and which loads count: of the whole device, of its cores, and its heat."""
+    """`newest` sample, `mean` of all, and which loads count: of the whole device, of its cores, and its heat.
+    `stretches`: what that makes of work on some of its cores, once somebody has asked."""
 
     newest: DeviceLoad
     mean: DeviceLoad
     counted: bool
     counted_cores: frozenset[int]
     hot: str
+    stretches: dict[tuple[int, ...], Stretch] = field(default_factory=dict, compare=False)
+
+    def predict_stretch(self, cores: Sequence[int]) -> Stretch:
+        """Return by how much longer work takes on these cores, or on all, than alone."""
+        key = tuple(cores)
+        found = self.stretches.get(key)
+        if found is None:
+            found = self.stretches[key] = predict_stretch(self.find_counted(cores), self.hot)
+        return found
 
     def find_counted(self, cores: Sequence[int]) -> CoreLoad | None:
         """Return who takes the time of these cores, or of all, as far as that counts."""
@@ -58,7 +68,7 @@ class LoadBoard:
         self._smoothing = smoothing
         self._kept: dict[str, _Kept] = {}
         self._busy_ms: dict[str, float] = {}  # of our rounds since the last sample
-        self._look_s = 0.0
+        self.look_s = 0.0
         self._views: tuple[float, tuple[DeviceView, ...]] = (math.inf, ())
 
     def observe(self, samples: Mapping[str, DeviceLoad], queues: Mapping[str, int], now_s: float) -> list[Action]:
@@ -77,15 +87,17 @@ class LoadBoard:
 
     def observe_round(self, spec: WorkerSpec, device_ms: float) -> None:
         """Our worker of this spec has used its device for so long."""
+        if not self._kept:
+            return
         name = name_device(spec)
         if name in self._kept:
             self._busy_ms[name] = self._busy_ms.get(name, 0.0) + device_ms
 
     def forget_stale(self, now_s: float) -> list[Action]:
         """Forget devices that nothing was heard of for long."""
-        if now_s < self._look_s:
+        if now_s < self.look_s:
             return []
-        self._look_s = now_s + _LOOK_EVERY_S
+        self.look_s = now_s + _LOOK_EVERY_S
         stale = [name for name, one in self._kept.items() if now_s - one.newest.sampled_s > STALE_S]
         for name in stale:
             del self._kept[name]
@@ -93,15 +105,33 @@ class LoadBoard:
         text = "device %s: nothing was heard of its load for %g s, it counts no more"
         return [LogLine("warning", text, (name, STALE_S)) for name in stale]
 
+    @property
+    def knows(self) -> bool:
+        """True where samples of some device came of late."""
+        return bool(self._kept)
+
+    def samples(self, device: str) -> bool:
+        """Return whether samples of this device came of late."""
+        return device in self._kept
+
     def find(self, spec: WorkerSpec) -> DeviceLoad | None:
         """Return the load of the device that a worker of this spec runs on; None where it is not known."""
-        kept = self._kept.get(name_device(spec))
+        kept = self._kept.get(name_device(spec)) if self._kept else None
         return kept.mean if kept is not None else None
 
     def predict_stretch(self, spec: WorkerSpec) -> Stretch:
         """Return by how much longer a worker of this spec takes on its device, and on its cores, than alone."""
-        kept = self._kept.get(name_device(spec))
-        return predict_stretch(kept.find_counted(spec.cores), kept.hot) if kept is not None else ALONE
+        kept = self._kept.get(name_device(spec)) if self._kept else None
+        return kept.predict_stretch(spec.cores) if kept is not None else ALONE
+
+    def find_share(self, device: str, cores: Sequence[int]) -> tuple[Stretch, float]:
+        """Return by how much longer work takes on these cores of a device, and which share of its memory is free."""
+        kept = self._kept.get(device)
+        if kept is None:
+            return ALONE, 1.0
+        load = kept.mean
+        free = load.memory_free_bytes / load.memory_total_bytes if load.memory_total_bytes else 1.0
+        return kept.predict_stretch(cores), free
 
     def explain_last_rounds(self, spec: WorkerSpec) -> float:
         """Return how many times as long its rounds took since the sample before the newest, for what other programs

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,11 +63,20 @@ def resolve_overrides(
 ) -> tuple[Submit, EffectiveBound]:
     """Return a request as an engine is to decode it, by all overrides that concern it, and its effective bound. Where
     nothing overrides, it stays as it is."""
+    asks = submit.depth is not None or submit.most_depth is not None or submit.policy_depth
+    if not asks and not standing.engines and not (submit.user and standing.sessions):
+        return submit, _find_default(bounds)
     found = effective(standing.of(submit, engine), bounds)
     if found.by is Scope.DEFAULT:
         return submit, found
     depth, most = (found.most, None) if found.fixed else (None, found.most)
     return msgspec.structs.replace(submit, depth=depth, most_depth=most), found
+
+
+@lru_cache(maxsize=64)
+def _find_default(bounds: OperatorBounds) -> EffectiveBound:
+    """Return the bound of requests that nothing overrides."""
+    return effective([Override(Scope.REQUEST)], bounds)
 
 
 def bounds_of(ready: Ready | None, least: int, lane: str = "", *, predicted: bool = False) -> OperatorBounds:

@@ -15,7 +15,7 @@ from policies.serving.canary import Figures, Interval, PromotionRule
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Held, PartKind
 from policies.serving.overrides import OperatorBounds, Override
-from policies.serving.routing import RatedReplica, RoutedRequest
+from policies.serving.routing import RatedReplica, Route, RoutedRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +71,14 @@ class DraftView:
     load: DraftLoad | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplicaView:
     """One replica of the target now. `engine` counts from 0; `silent_s`: for how long it has had streams and said
     nothing (0 where it has none). `spent`: it was lost too often of late, and is tried again from time to time;
     `back_in_s`: when it can be expected to serve, by its last start. `standby`: it takes the target's place only;
     `unlike`: in what its tokens may differ from the target's ("": in nothing). `held`: why it takes no requests, as an
-    operator wants it. `draft`: what proposes tokens there; `last_route`: why the last request went there. The rest is
-    as in StateView."""
+    operator wants it. `draft`: what proposes tokens there; `route`: by which the last request went there. The rest is
+    as in StateView. Nobody changes one: there may be thousands each time, and frozen ones take four times as long."""
 
     engine: int
     name: str
@@ -96,7 +96,12 @@ class ReplicaView:
     unlike: str = ""
     held: str = ""
     draft: str = ""
-    last_route: str = ""
+    route: Route | None = None
+
+    @property
+    def last_route(self) -> str:
+        """Why the last request went there; "" before the first."""
+        return self.route.reason if self.route is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +219,8 @@ TRIAL, PROMOTED, ROLLED_BACK = "trial", "promoted", "rolled_back"
 @dataclass(frozen=True, slots=True)
 class TrialDecision:
     """What ended a trial. `by`: "rule", "operator" or "drafter" (it failed); `at`: ISO 8601, UTC. `figure` ("ttft_ms",
-    "tpot_ms") of the canary less the others' was `low` to `high` then, with 95 %; None where it was not known."""
+    "tpot_ms") of the canary less the others' was `low` to `high` then, with 95 %; None where it was not known. Of
+    "agreement" it is the canary's own."""
 
     by: str
     reason: str
@@ -245,6 +251,16 @@ class TrialView:
 
 
 @dataclass(frozen=True, slots=True)
+class RecentOutputsView:
+    """What users were answered of late, to draft their next answers from: of so many `users` (tags), so many `tokens`;
+    `given` requests got some."""
+
+    users: int
+    tokens: int
+    given: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateView:
     """What is running now. `phase`: "starting", "ready", "restarting", "draining" or "failed"; it is "ready" while one
     replica serves.
@@ -258,8 +274,8 @@ class StateView:
     `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
     took the target's place, by "same" and "other" bits. `kv_moves`: of streams, by the number
     of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
-    does not follow load. `draft_store`: None where answers stay in the worker's memory. `quarantined`: requests that
-    are refused for having ended workers.
+    does not follow load. `draft_store`: None where answers stay in the worker's memory; `recent_outputs`:
+    None until an answer to a user tag is there. `quarantined`: requests that are refused for having ended workers.
     """
 
     phase: str
@@ -285,6 +301,7 @@ class StateView:
     devices: tuple[DeviceView, ...] = ()
     scaling: ScaleView | None = None
     draft_store: DraftStoreView | None = None
+    recent_outputs: RecentOutputsView | None = None
     quarantined: int = 0
 
 

@@ -5,23 +5,36 @@ A replica is one place among them, filled by one target worker after the other. 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from enum import Enum
+from functools import partial
 from itertools import chain, count
 
 from orchestrator.control.actions import Action, LogLine
 from orchestrator.control.affinity import SeenPrefixes
-from orchestrator.control.health import Part, list_parts
+from orchestrator.control.health import list_parts
+from orchestrator.control.loads import name_device
 from orchestrator.control.port import Totals
-from orchestrator.control.state import FAILED, TargetState, add_totals, effective_places, fold_round, kind_of, unlike
+from orchestrator.control.standing import Standing
+from orchestrator.control.state import (
+    FAILED,
+    TargetState,
+    add_totals,
+    effective_places,
+    fold_round,
+    kind_of,
+    tell_nobody,
+    unlike,
+)
 from orchestrator.control.worker_life import Stage, WorkerLife, WorkerLives
 from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Event, Ready, RoundReport
+from orchestrator.workers.messages import Gauges, Ready, RoundReport
 from policies.serving.replica_load import PairPaces, SeenRound
+from policies.serving.routing import Route
 
 ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
 """The way out where replicas differ."""
+_MOST_UNTOLD = 4096
 _ENOUGH_PROGRESSED = 2  # one of them is not the one that is blamed
 
 
@@ -37,32 +50,89 @@ class Rank(Enum):
     LEAVING = "leaving"
 
 
-@dataclass(slots=True, eq=False)
 class Replica:
     """`engine` is its place among the replicas, from 0. `name` is unique, also among replicas whose spec has the same.
     `standby`: it takes the target's place only. `busy_s`: when it got the first of its streams. `parts`: the device
-    and the host that it runs on. Of its worker: `runs` counts the streams that it was sent, `progressed` names the
-    first of them that had a token, `death` is the number of its death (None while it lives). `untold`: rounds of which
-    it is not known yet how much of the device they had; `last_route`: why the last request went there."""
+    and the host that it runs on, `device` as samples name it. Of its worker: `runs` counts the streams that
+    it was sent, `progressed` names the first of them that had a token, `death` is the number of its death (None while
+    it lives). `untold`: rounds of which it is not known yet how much of the device they had; `taken_by`: the route by
+    which the last request went there.
+    `on_change`, `on_pace` and `on_rank` are called with each change that routing has to know of."""
 
-    life: WorkerLife
-    name: str
-    engine: int
-    state: TargetState
-    rank: Rank
-    standby: bool = False
-    busy_s: float = 0.0
-    runs: int = 0
-    progressed: set[str] = field(default_factory=set)
-    death: int | None = None
-    prefixes: SeenPrefixes = field(default_factory=lambda: SeenPrefixes(0))
-    paces: PairPaces = field(default_factory=PairPaces)
-    untold: list[SeenRound] = field(default_factory=list)
-    last_route: str = ""
-    parts: tuple[Part, ...] = field(init=False)
+    __slots__ = (
+        "_draft",
+        "_drafted_by",
+        "_kind",
+        "_kind_of",
+        "_paces",
+        "_rank",
+        "busy_s",
+        "death",
+        "device",
+        "engine",
+        "life",
+        "name",
+        "on_change",
+        "on_pace",
+        "on_rank",
+        "parts",
+        "prefixes",
+        "progressed",
+        "runs",
+        "standby",
+        "standing",
+        "state",
+        "taken_by",
+        "untold",
+    )
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self, life: WorkerLife, name: str, engine: int, state: TargetState, rank: Rank, standby: bool = False
+    ) -> None:
+        self.life = life
+        self.name = name
+        self.engine = engine
+        self.state = state
+        self.standby = standby
+        self.busy_s = 0.0
+        self.runs = 0
+        self.progressed: set[str] = set()
+        self.death: int | None = None
+        self.prefixes = SeenPrefixes(0)
+        self.untold: list[SeenRound] = []
+        self.taken_by: Route | None = None
         self.parts = list_parts(self.spec)
+        self.device = name_device(self.spec)
+        self.standing = Standing()
+        self.on_change: Callable[[], object] = tell_nobody
+        self.on_pace: Callable[[], object] = tell_nobody
+        self.on_rank: Callable[[], object] = tell_nobody
+        self._rank = rank
+        self._paces = PairPaces()
+        self._kind_of: Ready | None = None
+        self._kind: tuple[str, ...] = ()
+        self._drafted_by: tuple[Ready | None, Gauges | None] = (None, None)
+        self._draft = ""
+
+    @property
+    def rank(self) -> Rank:
+        """What it is there for."""
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: Rank) -> None:
+        self._rank = rank
+        self.on_rank()
+
+    @property
+    def paces(self) -> PairPaces:
+        """What it takes for a token."""
+        return self._paces
+
+    @paces.setter
+    def paces(self, paces: PairPaces) -> None:
+        self._paces = paces
+        self.on_pace()
 
     @property
     def worker(self) -> int:
@@ -92,21 +162,57 @@ class Replica:
     @property
     def kind(self) -> tuple[str, ...]:
         """What decides its tokens (control.state.kind_of)."""
-        return kind_of(self.state.ready)
+        if self.state.ready is not self._kind_of:
+            self._kind_of = self.state.ready
+            self._kind = kind_of(self._kind_of)
+        return self._kind
 
     @property
     def draft(self) -> str:
         """What proposes tokens there now ("": nothing does): the drafters that work, in the order of the chain."""
         ready, gauges = self.state.ready, self.state.gauges
-        if ready is None or gauges is None:
-            return ""
-        return "+".join(one.name for one in gauges.drafters if one.state == "ok" and one.name in ready.drafters)
+        if ready is not self._drafted_by[0] or gauges is not self._drafted_by[1]:
+            self._drafted_by = (ready, gauges)
+            self._draft = ""
+            if ready is not None and gauges is not None:
+                works = [one.name for one in gauges.drafters if one.state == "ok" and one.name in ready.drafters]
+                self._draft = "+".join(works)
+        return self._draft
+
+    def see_round(self, done: RoundReport, *, sampled: bool) -> None:
+        """Its worker finished a round: learn from it at once, or with the next sample where the device is `sampled`.
+        That says how much of the device the round had. Rounds that are under way together are as one of all their
+        sequences."""
+        tokens = done.round_tokens
+        if not tokens:
+            for delta in done.deltas:
+                tokens += len(delta.tokens)
+        together = done.in_flight
+        seen = SeenRound(
+            together * done.sequences,
+            together * tokens,
+            together * done.rows,
+            together * done.drafted,
+            done.round_ms,
+            done.draft_ms,
+            self.draft,
+        )
+        if self.untold or sampled:
+            self.untold.append(seen)
+            if not sampled or len(self.untold) >= _MOST_UNTOLD:
+                self.learn(1.0)
+        else:
+            self.paces = self._paces.observe(seen)
 
     def learn(self, stretch: float) -> None:
         """Learn from the rounds that it ran, which took `stretch` times as long as on a device of its own."""
+        if not self.untold:
+            return
+        paces = self._paces
         for seen in self.untold:
-            self.paces = self.paces.observe(seen, stretch)
+            paces = paces.observe(seen, stretch)
         self.untold.clear()
+        self.paces = paces
 
     @property
     def places(self) -> int:
@@ -114,40 +220,37 @@ class Replica:
         ready = self.state.ready
         return effective_places(ready, self.state.gauges) if ready is not None else 1
 
-    def observe(self, event: Event) -> None:
-        """Its worker said something: learn from it for routing."""
-        match event:
-            case RoundReport():
-                tokens = sum(len(delta.tokens) for delta in event.deltas)
-                # Rounds that are under way together are as one of all their sequences.
-                together = event.in_flight
-                counts = (
-                    together * event.sequences,
-                    together * tokens,
-                    together * event.rows,
-                    together * event.drafted,
-                )
-                self.untold.append(SeenRound(*counts, event.round_ms, event.draft_ms, self.draft))
-            case Ready():
-                self.prefixes = SeenPrefixes(event.kv_blocks * event.block_tokens)
-            case _:
-                pass
+    def forget_prompts(self, ready: Ready) -> None:
+        """Another worker is ready: its cache is empty."""
+        self.prefixes.tell(None, "", 0)
+        self.prefixes = SeenPrefixes(ready.kv_blocks * ready.block_tokens)
 
 
 class Replicas:
-    """All replicas. `gone`: the totals of those that have left no successor."""
+    """All replicas. `gone`: the totals of those that have left no successor. `changed`: those of which something has
+    changed that routing has to know of, `paced`: those of which the pace alone has (control.fleet)."""
 
     def __init__(self, lives: WorkerLives) -> None:
         self.gone = Totals()
         self.closed = False
+        self.changed: dict[Replica, None] = {}
+        self.paced: dict[Replica, None] = {}
         self._lives = lives
         self._by_worker: dict[int, Replica] = {}
+        self._by_name: dict[str, Replica] = {}
+        self._ranked: dict[tuple[Rank, ...], list[Replica]] = {}
+        self._primary: list[Replica] | None = None
+        self._engines: dict[int, Replica] | None = None
 
     def list_ranked(self, *ranks: Rank) -> list[Replica]:
-        """Return the replicas of these ranks, one rank after the other, each in the order of their places."""
-        key = ranks.index
-        found = [replica for replica in self._by_worker.values() if replica.rank in ranks]
-        return sorted(found, key=lambda replica: (key(replica.rank), replica.engine))
+        """Return the replicas of these ranks, one rank after the other, each in the order of their places. The list
+        stays the same until a rank changes; nobody changes it."""
+        known = self._ranked.get(ranks)
+        if known is None:
+            key = ranks.index
+            found = [replica for replica in self._by_worker.values() if replica.rank in ranks]
+            known = self._ranked[ranks] = sorted(found, key=lambda replica: (key(replica.rank), replica.engine))
+        return known
 
     @property
     def serving(self) -> list[Replica]:
@@ -157,24 +260,42 @@ class Replicas:
     @property
     def primary(self) -> list[Replica]:
         """Those that get requests, standbys left out."""
-        return [replica for replica in self.serving if not replica.standby]
+        if self._primary is None:
+            self._primary = [replica for replica in self.serving if not replica.standby]
+        return self._primary
 
     @property
     def with_streams(self) -> list[Replica]:
         """Those that may have streams."""
         return self.list_ranked(Rank.SERVING, Rank.RETIRING)
 
+    def list_all(self) -> list[Replica]:
+        """Return all replicas, of whatever rank, in the order in which they came."""
+        return list(self._by_worker.values())
+
     def find(self, worker: int) -> Replica | None:
         """Return the replica whose worker has this number."""
         return self._by_worker.get(worker)
 
+    def find_named(self, name: str) -> Replica | None:
+        """Return the replica of this name."""
+        return self._by_name.get(name)
+
+    def has(self, replica: Replica) -> bool:
+        """Return whether a replica is still there."""
+        return self._by_worker.get(replica.worker) is replica
+
     def create(self, spec: WorkerSpec, engine: int, rank: Rank) -> Replica:
         """Have one replica more, which is to be started."""
-        taken = {replica.name for replica in self._by_worker.values()}
-        name = next(name for name in chain([spec.name], map(f"{spec.name}.{{}}".format, count(2))) if name not in taken)
+        names = chain([spec.name], map(f"{spec.name}.{{}}".format, count(2)))
+        name = next(name for name in names if name not in self._by_name)
         life, standby = self._lives.create(spec, f"worker {name}"), rank is Rank.STANDBY
         replica = Replica(life, name, engine, TargetState(name), rank, standby)
-        self._by_worker[replica.worker] = replica
+        self._by_worker[replica.worker] = self._by_name[name] = replica
+        replica.on_change = replica.state.on_change = life.on_change = partial(self.changed.__setitem__, replica, None)
+        replica.on_pace = partial(self.paced.__setitem__, replica, None)
+        replica.on_rank = partial(self._rerank, replica)
+        replica.on_rank()
         return replica
 
     def create_life(self, spec: WorkerSpec, title: str) -> WorkerLife:
@@ -190,8 +311,14 @@ class Replicas:
 
     def forget_ended(self, replica: Replica) -> None:
         """Forget a replica that leaves where nothing is left of its worker."""
-        if replica.rank is Rank.LEAVING and replica.life.stage is Stage.IDLE:
-            self._by_worker.pop(replica.worker, None)
+        if replica.rank is Rank.LEAVING and replica.life.stage is Stage.IDLE and self.has(replica):
+            del self._by_worker[replica.worker], self._by_name[replica.name]
+            self._rerank(replica)
+
+    def _rerank(self, replica: Replica) -> None:
+        self.changed[replica] = None
+        self._ranked.clear()
+        self._primary = self._engines = None
 
     def are_gone(self, replicas: Collection[Replica]) -> bool:
         """True when all of these are forgotten."""
@@ -224,7 +351,9 @@ class Replicas:
                 self.gone = fold_round(self.gone, done, delivered)
 
     def _successor(self, old: Replica) -> Replica | None:
-        return next((one for one in self.serving if one.engine == old.engine), None)
+        if self._engines is None:
+            self._engines = {one.engine: one for one in reversed(self.serving)}
+        return self._engines.get(old.engine)
 
 
 def unlike_any(ready: Ready, others: Sequence[Replica]) -> str:

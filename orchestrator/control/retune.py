@@ -22,6 +22,11 @@ class Retuning:
         self._asked: set[int] | None = None
         self._error = ""
 
+    @property
+    def under_way(self) -> bool:
+        """True until nobody is waited for."""
+        return self._asked is not None
+
     def ask(self, replicas: Sequence[Replica], specs: Mapping[int, WorkerSpec]) -> list[Action]:
         """Ask replicas, by their numbers. One that has no process takes its options with the next start."""
         self._asked, self._error = set(), ""

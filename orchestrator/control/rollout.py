@@ -36,6 +36,11 @@ class Rollout:
         self._drafts = drafts
         self._change: _Change | None = None
 
+    @property
+    def under_way(self) -> bool:
+        """True while there is a change, or a replica that retires."""
+        return self._change is not None or bool(self._replicas.list_ranked(Rank.RETIRING))
+
     def ask(self, specs: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> list[Action]:
         """Begin a change: start what is missing, beside what serves. See controller.TargetControl.change."""
         serving = self._replicas.primary

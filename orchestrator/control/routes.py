@@ -8,7 +8,7 @@ from typing import Final
 
 from orchestrator.control.port import RouteView
 from orchestrator.control.request_history import belongs_to
-from policies.serving.routing import RatedReplica, Route
+from policies.serving.routing import Route
 
 _MOST_REQUESTS: Final = 2048
 _MOST_RATED: Final = 16_384
@@ -16,7 +16,7 @@ _MOST_ATTEMPTS: Final = 8
 _MOST_SHOWN: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Noted:
     attempt: int
     route: Route
@@ -32,12 +32,15 @@ class RouteBook:
 
     def note(self, key: str, attempt: int, route: Route, now_s: float) -> None:
         """A request was sent by this route, or waits: the last reason to wait is kept until it is sent."""
-        before = self._noted.pop(key, [])
-        kept = [one for one in before if one.route.replica is not None][1 - _MOST_ATTEMPTS :]
-        self._rated -= _count_rated(before) - _count_rated(kept)
-        noted = _Noted(attempt, _shorten(route), now_s)
-        self._noted[key] = [*kept, noted]
-        self._rated += len(noted.route.rated)
+        noted = _Noted(attempt, route.shorten(_MOST_SHOWN), now_s)
+        self._rated += len(noted.route)
+        before = self._noted.pop(key, None)
+        if before is None:
+            self._noted[key] = [noted]
+        else:
+            kept = [one for one in before if one.route.replica is not None][1 - _MOST_ATTEMPTS :]
+            self._rated -= _count_rated(before) - _count_rated(kept)
+            self._noted[key] = [*kept, noted]
         while len(self._noted) > _MOST_REQUESTS or (self._rated > _MOST_RATED and len(self._noted) > 1):
             self._rated -= _count_rated(self._noted.popitem(last=False)[1])
 
@@ -54,22 +57,12 @@ class RouteBook:
 
 def _view(key: str, noted: _Noted, now_s: float) -> RouteView:
     route = noted.route
-    draft = next((one.draft for one in route.rated if one.name == route.replica), "") if route.request.drafts else ""
     return RouteView(
-        *(key, noted.attempt, now_s - noted.at_s, route.replica or "", draft, route.reason),
+        *(key, noted.attempt, now_s - noted.at_s, route.replica or "", route.draft, route.reason),
         request=route.request,
         rated=route.rated,
     )
 
 
 def _count_rated(noted: list[_Noted]) -> int:
-    return sum(len(one.route.rated) for one in noted)
-
-
-def _shorten(route: Route) -> Route:
-    """Keep the best of very many candidates, and say how many are left out."""
-    left_out = len(route.rated) - _MOST_SHOWN
-    if left_out <= 0:
-        return route
-    more = RatedReplica(f"{left_out} more", float("inf"), (), "dearer than these")
-    return Route(route.replica, (*route.rated[:_MOST_SHOWN], more), route.reason, route.request)
+    return sum(len(one.route) for one in noted)

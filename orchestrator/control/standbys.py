@@ -116,6 +116,11 @@ class Standbys:
                     LogLine("warning", "%s failed; it is prepared when it is needed: %s", (life.title, loss.failure))
                 ]
 
+    @property
+    def any(self) -> bool:
+        """True where there are standbys."""
+        return bool(self._all)
+
     def list_idle(self) -> list[Replica]:
         """Return the standbys that are loaded or being loaded, and do not serve."""
         return [one.replica for one in self._all if one.replica is not None and one.replica.rank is Rank.STANDBY]
@@ -199,14 +204,15 @@ class Standbys:
 
     def _look_at_target(self, now_s: float) -> TargetState:
         primary = self._replicas.primary
-        judged = [(one, self._health.judge(one.parts, now_s, one.name)) for one in primary]
+        judged = ((one, self._health.judge(one.parts, now_s, one.name)) for one in primary)
         tried = (Health.HALF_OPEN,) if self._served is False else ()
         serves = any(one.serving and not health.refuses and health.state not in tried for one, health in judged)
+        judged = ((one, self._health.judge(one.parts, now_s, one.name)) for one in primary)
         if serves is not self._served:
             self._served, self._changed_s = serves, now_s
         return TargetState(
             serves=serves,
-            hopeless=bool(judged) and all(one.state.phase == FAILED or health.refuses for one, health in judged),
+            hopeless=bool(primary) and all(one.state.phase == FAILED or health.refuses for one, health in judged),
             since_s=now_s - self._changed_s,
             began=any(one.life.served or one.state.totals.restarts for one in primary),
         )

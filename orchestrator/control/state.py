@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from itertools import zip_longest
-from typing import Final
+from operator import attrgetter
+from typing import Any, Final
 
 from orchestrator.control.port import ReplicaView, StateView, Totals
 from orchestrator.workers.messages import Event, Gauges, Progress, Ready, RoundReport
@@ -18,18 +19,63 @@ DRAINING: Final = "draining"
 FAILED: Final = "failed"
 
 
+def tell_nobody() -> None:
+    """Nobody wants to know of changes."""
+
+
+class RunningTotals:
+    """Totals that rounds are added to: a `Totals` is made of them when somebody asks."""
+
+    __slots__ = ("_before", "_by_drafter", "_counts", "_positions", "_summed")
+
+    def __init__(self, before: Totals) -> None:
+        self._before = before
+        self._summed: Totals | None = before
+        self._counts = [0, 0, 0, 0, 0]
+        self._positions: list[int] = []
+        self._by_drafter: dict[str, tuple[int, int]] = {}
+
+    def add_round(self, done: RoundReport, delivered: int) -> None:
+        """Add a round. `delivered`: its tokens that went to a live stream."""
+        self._summed = None
+        counts, positions = self._counts, self._positions
+        counts[0] += done.drafts
+        counts[1] += done.drafted
+        counts[2] += done.accepted
+        counts[3] += delivered
+        counts[4] += 1
+        told = done.accepted_per_position
+        if len(told) > len(positions):
+            positions.extend([0] * (len(told) - len(positions)))
+        for index, accepted in enumerate(told):
+            positions[index] += accepted
+        for name, (drafted, accepted) in done.by_drafter.items():
+            known = self._by_drafter.get(name, (0, 0))
+            self._by_drafter[name] = (known[0] + drafted, known[1] + accepted)
+
+    def sum_up(self) -> Totals:
+        """Return the totals as they are now."""
+        if self._summed is not None:
+            return self._summed
+        before, (drafts, drafted, accepted, generated, rounds) = self._before, self._counts
+        self._summed = replace(
+            before,
+            drafts=before.drafts + drafts,
+            drafted=before.drafted + drafted,
+            accepted=before.accepted + accepted,
+            accepted_per_position=_add_positions(before.accepted_per_position, self._positions),
+            generated=before.generated + generated,
+            rounds=before.rounds + rounds,
+            by_drafter=_add_counts([before.by_drafter, self._by_drafter]),
+        )
+        return self._summed
+
+
 def fold_round(totals: Totals, round_: RoundReport, delivered: int) -> Totals:
     """Return the totals with one round added. `delivered`: its tokens that went to a live stream."""
-    return replace(
-        totals,
-        drafts=totals.drafts + round_.drafts,
-        drafted=totals.drafted + round_.drafted,
-        accepted=totals.accepted + round_.accepted,
-        accepted_per_position=_add_positions(totals.accepted_per_position, round_.accepted_per_position),
-        generated=totals.generated + delivered,
-        rounds=totals.rounds + 1,
-        by_drafter=_add_counts([totals.by_drafter, round_.by_drafter]),
-    )
+    running = RunningTotals(totals)
+    running.add_round(round_, delivered)
+    return running.sum_up()
 
 
 def _add_positions(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
@@ -37,9 +83,12 @@ def _add_positions(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]
 
 
 def _add_counts(counts: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
-    names = dict.fromkeys(name for one in counts for name in one)
-    pairs = {name: [one.get(name, (0, 0)) for one in counts] for name in names}
-    return {name: (sum(pair[0] for pair in found), sum(pair[1] for pair in found)) for name, found in pairs.items()}
+    found: dict[str, tuple[int, int]] = {}
+    for one in counts:
+        for name, (drafted, accepted) in one.items():
+            known = found.get(name, (0, 0))
+            found[name] = (known[0] + drafted, known[1] + accepted)
+    return found
 
 
 _MODEL = ("model_digest", "vocabulary_fingerprint", "exactness")
@@ -74,25 +123,76 @@ def effective_places(ready: Ready, gauges: Gauges | None) -> int:
 @dataclass(slots=True)
 class TargetState:
     """The target's phase, and the last that its worker told. `ready` outlives a lost worker. `due_s`: when the next
-    worker is started, or was; `start_s`: how long the last start took. `spent`: it was lost too often of late."""
+    worker is started, or was; `start_s`: how long the last start took. `spent`: it was lost too often of late.
+    `on_change` is called with each change that routing has to know of."""
 
     name: str
-    phase: str = STARTING
     detail: str = "the worker is being started"
     where: str = ""
-    ready: Ready | None = None
-    gauges: Gauges | None = None
-    totals: Totals = field(default_factory=Totals)
-    serving: bool = False
     spent: bool = False
     due_s: float = 0.0
     start_s: float = 0.0
+    on_change: Callable[[], object] = tell_nobody
+    _phase: str = field(default=STARTING, init=False)
+    _serving: bool = field(default=False, init=False)
+    _ready: Ready | None = field(default=None, init=False)
+    _gauges: Gauges | None = field(default=None, init=False)
+    _running: RunningTotals = field(default_factory=lambda: RunningTotals(Totals()), init=False)
+
+    @property
+    def phase(self) -> str:
+        """See the class."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self._phase = phase
+        self.on_change()
+
+    @property
+    def serving(self) -> bool:
+        """Whether its worker is ready."""
+        return self._serving
+
+    @serving.setter
+    def serving(self, serving: bool) -> None:
+        self._serving = serving
+        self.on_change()
+
+    @property
+    def ready(self) -> Ready | None:
+        """What its worker is; None before the first is ready."""
+        return self._ready
+
+    @ready.setter
+    def ready(self, ready: Ready | None) -> None:
+        self._ready = ready
+        self.on_change()
+
+    @property
+    def gauges(self) -> Gauges | None:
+        """What its worker said of its load last."""
+        return self._gauges
+
+    @gauges.setter
+    def gauges(self, gauges: Gauges | None) -> None:
+        self._gauges = gauges
+        self.on_change()
+
+    @property
+    def totals(self) -> Totals:
+        """What its workers did so far."""
+        return self._running.sum_up()
+
+    @totals.setter
+    def totals(self, totals: Totals) -> None:
+        self._running = RunningTotals(totals)
 
     def observe(self, event: Event, delivered: int = 0) -> None:
         """Fold one event of the current worker. `delivered`: see fold_round."""
         match event:
             case RoundReport():
-                self.totals = fold_round(self.totals, event, delivered)
+                self._running.add_round(event, delivered)
             case Gauges():
                 self.gauges = event
             case Ready():
@@ -125,12 +225,18 @@ class TargetState:
         """Return the state for people and metrics."""
         back_in_s = 0.0 if self.serving else max(0.0, self.due_s + self.start_s - now_s)
         return ReplicaView(
-            *(engine, self.name, self.phase, self.detail, self.where or self.name, self.ready, self.gauges),
-            totals=self.totals,
-            streams=streams,
-            silent_s=silent_s if streams else 0.0,
-            spent=self.spent,
-            back_in_s=back_in_s,
+            engine,
+            self.name,
+            self._phase,
+            self.detail,
+            self.where or self.name,
+            self._ready,
+            self._gauges,
+            self._running.sum_up(),
+            streams,
+            silent_s if streams else 0.0,
+            self.spent,
+            back_in_s,
         )
 
 
@@ -141,7 +247,8 @@ def format_progress(progress: Progress) -> str:
 
 def whole(replicas: Sequence[ReplicaView], runtime: str, *, streams: int, uptime_s: float, draining: bool) -> StateView:
     """Return the state of all replicas together. Draining hides every phase but failed."""
-    phase = next(phase for phase in (READY, RESTARTING, STARTING, FAILED) if any(r.phase == phase for r in replicas))
+    phases = {replica.phase for replica in replicas}
+    phase = next(phase for phase in (READY, RESTARTING, STARTING, FAILED) if phase in phases)
     first = next(replica for replica in replicas if replica.phase == phase)
     hidden = draining and phase != FAILED
     detail = f"{streams} streams are being finished" if hidden else _detail(first, replicas)
@@ -187,16 +294,17 @@ def add_totals(totals: Sequence[Totals]) -> Totals:
     )
 
 
+_NOT_COUNTS: Final = ("drafters", "tolerance_deltas", "low_acceptance", "slo", "memory_bound", "corrupt")
+
+
 def add_gauges(gauges: Sequence[Gauges]) -> Gauges | None:
     """Return the sums; drafters, tolerances and warnings one replica after the other; objectives and bounds are each
     replica's own. None where no replica says anything."""
     if len(gauges) < 2:
         return gauges[0] if gauges else None
-    counts = {
-        name: sum(getattr(one, name) for one in gauges)
-        for name in Gauges.__struct_fields__
-        if name not in ("drafters", "tolerance_deltas", "low_acceptance", "slo", "memory_bound", "corrupt")
-    }
+    names = [name for name in Gauges.__struct_fields__ if name not in _NOT_COUNTS]
+    read = attrgetter(*names)
+    counts: dict[str, Any] = dict(zip(names, map(sum, zip(*map(read, gauges), strict=True)), strict=True))
     drafters = [drafter for one in gauges for drafter in one.drafters]
     deltas = {kind: delta for one in gauges for kind, delta in one.tolerance_deltas.items()}
     warnings = [one for gauge in gauges for one in gauge.low_acceptance]

@@ -91,6 +91,11 @@ class OperatorSteering:
             actions += [LogLine("warning", text, (source, one.target, count)), *self._router.retire(giver, now_s)[1]]
         return actions
 
+    @property
+    def has_failovers(self) -> bool:
+        """True where a worker was failed over."""
+        return bool(self._failovers)
+
     def list_failovers(self) -> dict[str, str]:
         """Return where workers give their streams, by the worker."""
         return {source: one.target for source, one in self._failovers.items()}
@@ -114,10 +119,13 @@ class OperatorSteering:
             self._call(undone.target, called=False)
 
     def _forget_gone(self) -> None:
-        there = {one.name for one in self._replicas.list_ranked(*Rank)} | {*self._standbys.list_names()}
         held = [*self._health.list_held(Health.DRAINING), *self._health.list_held(Health.CORDONED)]
+        if not held and not self._failovers:
+            return
+        standbys = set(self._standbys.list_names())
         for part in {*held, *(Part("worker", name) for name in self._failovers)}:
-            if part.kind == "worker" and part.name not in there:
+            gone = self._replicas.find_named(part.name) is None and part.name not in standbys
+            if part.kind == "worker" and gone:
                 self._health.hold(part, None)
                 self.observe_release(part)
 
@@ -181,4 +189,8 @@ class OperatorSteering:
         return [line, *(action for stream in live for action in self._router.end(stream, now_s, error))]
 
     def _find(self, name: str) -> Replica | None:
-        return self._standbys.find(name) or next((one for one in self._replicas.with_streams if one.name == name), None)
+        standby = self._standbys.find(name)
+        if standby is not None:
+            return standby
+        found = self._replicas.find_named(name)
+        return found if found is not None and found.rank in (Rank.SERVING, Rank.RETIRING) else None

@@ -7,10 +7,12 @@ is nobody's. No effects.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Set
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -28,6 +30,11 @@ from policies.serving.fair_order import FairAccounts, WaitingRequest, order_fair
 from policies.serving.overrides import EffectiveBound
 
 _MOST_ANSWERED = 4096
+_ARRIVAL: Final[Callable[[Any], int]] = attrgetter("number")
+
+
+def tell_nobody_of(name: str, more: int) -> None:
+    """Nobody wants to know of counts."""
 
 
 class Interruption(NamedTuple):
@@ -48,13 +55,14 @@ class Stream:
     the replica that its first token came from, `sent_kind` of the one that has it (control.state.kind_of).
     `interrupted`: what its next token ends, where it is traced.
     `overrides` stood when it was opened, `speculation` holds by them where it is, and its reader was `told` of that.
-    It came at `opened_s`, by the clock, waited here for `held_ms` until it was first sent; its first token came at
-    `first_s`. `bound_to`: where an operator sends it, `left`: from where; "": none does.
+    It was the `number`-th that came, at `opened_s`, by the clock, waited here for `held_ms` until it was first sent,
+    and had its first token at `first_s`. `bound_to`: where an operator sends it, `left`: from where; "": none does.
     """
 
     submit: Submit
     committed: list[int]
     history: RequestHistory
+    number: int = 0
     at: str = ""
     sent_id: str = ""
     sends: int = 0
@@ -89,31 +97,53 @@ class Stream:
 
     def resumption(self) -> Submit:
         """Return the request as its worker is to go on with it."""
-        return msgspec.structs.replace(self.submit, request_id=self.sent_id or self.key, committed=list(self.committed))
+        sent_id = self.sent_id or self.key
+        if sent_id == self.key and self.committed == self.submit.committed:
+            return self.submit
+        return msgspec.structs.replace(self.submit, request_id=sent_id, committed=list(self.committed))
 
 
 class Streams:
-    """All live streams, in the order of their arrival."""
+    """All live streams, in the order of their arrival. `on_count` is called with the name of each replica that has
+    one (1) more or fewer (-1)."""
 
-    def __init__(self, blame: Blame | None = None) -> None:
+    def __init__(self, blame: Blame | None = None, on_count: Callable[[str, int], object] = tell_nobody_of) -> None:
         self._blame = blame or Blame(0.0)
         self._live: dict[str, Stream] = {}
+        self._waiting: dict[str, Stream] = {}  # those that no replica has, by their keys
+        self._in_order = True  # whether they are in the order of arrival
         self._sent: dict[str, Stream] = {}  # by the id that its worker knows, in the order of sending
+        self._at: dict[str, dict[str, Stream]] = {}  # the same, by the replica that has them
+        self._tried: dict[str, Stream] = {}  # those of them that are suspects on probation
+        self._begun: dict[str, int] = {}  # digests of those of them that had no token yet
+        self._arrived = 0
+        self._owned = 0  # those that have an owner
+        self._on_count = on_count
         self.counts: Counter[str] = Counter()  # live streams by the replica that has them
         self.owners: Counter[str] = Counter()  # live streams by whose they are
         self.accounts = FairAccounts()
         self.latency = RecentLatency()
         self._resumed: list[TellResumed] = []
         self.histories = RequestHistories()
-        self._answered: dict[str, None] = {}  # digests of which there was a token, the oldest first
+        self._answered: OrderedDict[str, None] = OrderedDict()  # digests of which there was a token, the oldest first
 
     def __len__(self) -> int:
         return len(self._live)
 
     @property
+    def waits(self) -> bool:
+        """True where some have no replica."""
+        return bool(self._waiting)
+
+    @property
+    def held(self) -> int:
+        """How many no replica has."""
+        return len(self._live) - len(self._sent)
+
+    @property
     def takes_turns(self) -> bool:
         """Whether streams have owners, who get places in fair turns."""
-        return any(self.owners)
+        return self._owned > 0
 
     def open(self, submit: Submit, overrides: ActiveOverrides = NO_OVERRIDES, now_s: float = 0.0) -> Stream:
         """Take in a request, under these overrides. Raises RequestError: 400 when its id is in use, 422 when it is in
@@ -122,10 +152,12 @@ class Streams:
             raise RequestError(f"a request with the id {submit.request_id} is running", code="duplicate_request")
         self._blame.refuse_quarantined(submit, now_s)
         history = self.histories.open(submit, now_s)
-        stream = self._live[submit.request_id] = Stream(
-            submit, list(submit.committed), history, overrides=overrides, due_s=now_s, opened_s=now_s
-        )
-        self.owners[submit.owner] += 1
+        self._arrived += 1
+        stream = Stream(submit, list(submit.committed), history, self._arrived)
+        stream.overrides, stream.due_s, stream.opened_s = overrides, now_s, now_s
+        self._live[submit.request_id] = self._waiting[submit.request_id] = stream
+        self.owners[submit.owner] = self.owners.get(submit.owner, 0) + 1
+        self._owned += submit.owner != ""
         return stream
 
     def find(self, key: str) -> Stream | None:
@@ -140,31 +172,44 @@ class Streams:
         stream.history.observe_delta(delta, now_s)
         delta = _address(stream, delta)
         if delta.tokens and not stream.committed:
-            stream.first_s = now_s
-            stream.history.digest = stream.digest
-            self._answered[stream.digest] = None
-            if len(self._answered) > _MOST_ANSWERED:
-                del self._answered[next(iter(self._answered))]
-            self.latency.observe_first_token(delta.stats)
+            self._begin(stream, delta, now_s)
         if stream.interrupted is not None:
             self._note_resumed(stream, stream.interrupted, now_s)
         stream.committed.extend(delta.tokens)
         stream.last_stats = delta.stats or stream.last_stats
         if delta.tokens:
             stream.gained += len(delta.tokens)
-            stream.probation = max(0, stream.probation - len(delta.tokens))
+            if stream.probation:
+                stream.probation = max(0, stream.probation - len(delta.tokens))
             stream.kind = stream.kind or stream.sent_kind
             if self._blame.has_records:
                 self._blame.observe_progress(stream.digest)
-        if delta.finish:
-            self.drop(stream, delta.finish, now_s)
-            if self._blame.has_records:
-                self._blame.observe_end(stream.digest)
-            self.latency.observe_end(now_s, stream.first_s, len(stream.committed))
-            if delta.stats is not None:  # a resumed request was prompted once, whatever its last worker saw
-                counts = {"prompt_tokens": len(stream.submit.prompt), "generated": len(stream.committed)}
-                delta = msgspec.structs.replace(delta, stats=msgspec.structs.replace(delta.stats, **counts))
-        return Deliver(stream.key, delta)
+        return Deliver(stream.key, self._finish(stream, delta, now_s) if delta.finish else delta)
+
+    def _begin(self, stream: Stream, delta: Delta, now_s: float) -> None:
+        """A stream has its first token."""
+        if stream.first_s is None:
+            self._count_begun(stream.digest, -1)
+        stream.first_s = now_s
+        stream.history.digest = stream.digest
+        self._answered[stream.digest] = None
+        if len(self._answered) > _MOST_ANSWERED:
+            self._answered.popitem(last=False)
+        self.latency.observe_first_token(delta.stats)
+
+    def _finish(self, stream: Stream, delta: Delta, now_s: float) -> Delta:
+        """A stream has its last token; returns the delta as its reader gets it."""
+        self.drop(stream, delta.finish, now_s)
+        if self._blame.has_records:
+            self._blame.observe_end(stream.digest)
+        self.latency.observe_end(now_s, stream.first_s, len(stream.committed))
+        if delta.stats is None:
+            return delta
+        counts = (len(stream.submit.prompt), len(stream.committed))
+        if counts == (delta.stats.prompt_tokens, delta.stats.generated):
+            return delta  # a resumed request was prompted once, whatever its last worker saw
+        told = msgspec.structs.replace(delta.stats, prompt_tokens=counts[0], generated=counts[1])
+        return msgspec.structs.replace(delta, stats=told)
 
     def _note_resumed(self, stream: Stream, interrupted: Interruption, now_s: float) -> None:
         why, left, at_s = interrupted
@@ -191,7 +236,11 @@ class Streams:
 
     def at(self, replica: str) -> list[Stream]:
         """Return the streams that a replica has, in the order in which it got them."""
-        return [stream for stream in self._sent.values() if stream.at == replica]
+        return list(self._at.get(replica, {}).values())
+
+    def list_behind(self, replica: str, places: int) -> list[Stream]:
+        """Return the streams that a replica of so many places got last, and that wait there."""
+        return list(islice(self._at.get(replica, {}).values(), places, None))
 
     def is_suspect(self, stream: Stream) -> bool:
         """True where the stream is to be tried alone."""
@@ -201,7 +250,7 @@ class Streams:
         """True where the same is asked for a first time, and a replica is at it: nobody has had a token of it yet."""
         if stream.first_s is not None or stream.digest in self._answered:
             return False
-        return any(one.first_s is None and one.digest == stream.digest for one in self._sent.values())
+        return stream.digest in self._begun
 
     @property
     def has_suspects(self) -> bool:
@@ -214,16 +263,21 @@ class Streams:
 
     def on_trial(self) -> Stream | None:
         """Return the suspect that a replica tries now."""
-        return next((stream for stream in self._sent.values() if stream.probation), None)
+        return next((stream for stream in self._tried.values() if stream.probation), None)
 
     def due(self) -> list[Stream]:
         """Return the streams that no replica has, oldest first, and where they have owners in fair turns. Before them
         one suspect, unless one is tried: the most suspicious, of several the one that had the fewest tokens."""
-        waiting = [stream for stream in self._live.values() if not stream.at]
+        if not self._waiting:
+            return []
+        if not self._in_order:
+            arrived = sorted(self._waiting.values(), key=_ARRIVAL)
+            self._waiting, self._in_order = {stream.key: stream for stream in arrived}, True
+        waiting = list(self._waiting.values())
         if self.takes_turns:
             order = order_fairly([self._work_of(stream) for stream in waiting], self.accounts)
             waiting = [waiting[index] for index in order]
-        if not waiting or not self._blame.has_records:
+        if not self._blame.has_records:
             return waiting
         suspects = [stream for stream in waiting if self.is_suspect(stream)]
         innocent = [stream for stream in waiting if stream not in suspects]
@@ -248,7 +302,13 @@ class Streams:
         stream.gained = 0
         stream.probation = self._blame.probation_tokens(stream.digest) if self.is_suspect(stream) else 0
         self._sent[stream.sent_id] = stream
-        self.counts[replica] += 1
+        self._at.setdefault(replica, {})[stream.sent_id] = stream
+        if stream.probation:
+            self._tried[stream.sent_id] = stream
+        if stream.first_s is None:
+            self._count_begun(stream.digest, 1)
+        self._waiting.pop(stream.key, None)
+        self._count(replica, 1)
         return stream.resumption()
 
     def recall(self, stream: Stream, now_s: float, why: str = "", *, kind: str = "moved") -> None:
@@ -260,6 +320,8 @@ class Streams:
         if stream.submit.trace is not None and stream.interrupted is None:
             stream.interrupted = Interruption(kind, stream.at, now_s)
         self._forget_sent(stream)
+        if stream.key in self._live and stream.key not in self._waiting:
+            self._waiting[stream.key], self._in_order = stream, False
         stream.at, stream.due_s = "", now_s
         stream.gained, stream.probation = 0, 0
 
@@ -292,12 +354,37 @@ class Streams:
         stream.history.digest = stream.history.digest or stream.digest
         self.histories.end(stream.key, outcome, now_s)
         del self._live[stream.key]
-        self.owners -= Counter([stream.submit.owner])
+        self._waiting.pop(stream.key, None)
+        left = self.owners[stream.submit.owner] - 1
+        if left > 0:
+            self.owners[stream.submit.owner] = left
+        else:
+            self.owners.pop(stream.submit.owner)
+        self._owned -= stream.submit.owner != ""
         self._forget_sent(stream)
 
     def _forget_sent(self, stream: Stream) -> None:
-        if self._sent.pop(stream.sent_id, None) is not None:
-            self.counts[stream.at] -= 1
+        if self._sent.pop(stream.sent_id, None) is None:
+            return
+        there = self._at[stream.at]
+        del there[stream.sent_id]
+        if not there:
+            del self._at[stream.at]
+        self._tried.pop(stream.sent_id, None)
+        if stream.first_s is None:
+            self._count_begun(stream.digest, -1)
+        self._count(stream.at, -1)
+
+    def _count(self, replica: str, more: int) -> None:
+        self.counts[replica] = self.counts.get(replica, 0) + more
+        self._on_count(replica, more)
+
+    def _count_begun(self, digest: str, more: int) -> None:
+        count = self._begun.get(digest, 0) + more
+        if count:
+            self._begun[digest] = count
+        else:
+            del self._begun[digest]
 
 
 def _address(stream: Stream, delta: Delta) -> Delta:

@@ -42,10 +42,13 @@ class Watch:
         self._due_s = None
         return [(one.life, why) for one in watched if (why := self._judge(one, now_s))]
 
-    def schedule_look(self, watched: Sequence[Watched], now_s: float) -> float | None:
-        """Return after how long to look again, once for each look; None where there is nothing to look at."""
-        if self._due_s is not None or not watched:
-            return None
+    @property
+    def scheduled(self) -> bool:
+        """Whether a look is due already."""
+        return self._due_s is not None
+
+    def schedule_look(self, now_s: float) -> float:
+        """Return after how long to look again, once for each look."""
         self._due_s = now_s + TICK_S
         return TICK_S
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 
 from orchestrator.control.actions import Action, LogLine, StartWorker, StopWorker
+from orchestrator.control.state import tell_nobody
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Event, Failed, FailureKind, Ready, RoundReport, StillWorking
@@ -50,13 +51,13 @@ class Loss:
 class WorkerLife:
     """`number` names the place in events and actions, `title` in the log. A place has `served` once a worker of its was
     of use: then whatever goes wrong may come right again. Of the worker: `heard_s` is when it said something last,
-    `pulse` that it said of a step that it has not finished, `round_ms` how long its rounds take of late."""
+    `pulse` that it said of a step that it has not finished, `round_ms` how long its rounds take of late. `on_change` is
+    called when it comes or goes."""
 
     number: int
     spec: WorkerSpec
     title: str
     budget: RestartBudget
-    stage: Stage = Stage.IDLE
     served: bool = False
     heard_s: float = 0.0
     pulse: Pulse | None = None
@@ -66,11 +67,23 @@ class WorkerLife:
     _closed: bool = False
     _ended_here: bool = False
     _failure: Failed | None = None
+    on_change: Callable[[], object] = tell_nobody
+    _stage: Stage = field(default=Stage.IDLE, init=False)
+
+    @property
+    def stage(self) -> Stage:
+        """How far the place's worker is."""
+        return self._stage
+
+    @stage.setter
+    def stage(self, stage: Stage) -> None:
+        self._stage = stage
+        self.on_change()
 
     @property
     def running(self) -> bool:
         """True while there is a process that is not being ended."""
-        return self.stage is Stage.RUNNING
+        return self._stage is Stage.RUNNING
 
     @property
     def failure_kind(self) -> FailureKind:
@@ -113,16 +126,22 @@ class WorkerLife:
 
     def observe(self, event: Event, now_s: float) -> list[Action]:
         """The worker said something."""
+        if isinstance(event, RoundReport):
+            self.hear_round(event.round_ms, now_s)
+            return []
         self.heard_s = now_s
         self.pulse = event.pulse if isinstance(event, StillWorking) else None
         if isinstance(event, Ready | DraftReady):
             self._ready_s = now_s
-        if isinstance(event, RoundReport):
-            self.round_ms = max(event.round_ms, self.round_ms + _NEWEST * (event.round_ms - self.round_ms))
         if not isinstance(event, Failed) or self._ended_here:
             return []
         self._failure = event
         return [LogLine("error", "%s: %s", (self.title, event.message))]
+
+    def hear_round(self, round_ms: float, now_s: float) -> None:
+        """The worker finished a round."""
+        self.heard_s, self.pulse = now_s, None
+        self.round_ms = max(round_ms, self.round_ms + _NEWEST * (round_ms - self.round_ms))
 
     def observe_ending(self) -> None:
         """The worker says nothing more."""

@@ -7,18 +7,19 @@ alike share a line: measured apart they would differ by noise, and noise would d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import NamedTuple
 
 _KEPT = 0.98  # weight that all older rounds keep with each new one
 _LEAST_SPREAD = 0.25  # variance of n from which a slope can be read
 _USUAL_SLOPE = 0.1  # of the mean, for each sequence more: what is assumed until it can be
 _ALIKE = 1.25
-_UNKNOWN_TPOT_MS = 10.0  # the same for all: then the load alone decides
+UNKNOWN_TPOT_MS = 10.0
+"""Of replicas of which nothing was measured: the same for all, so the load alone decides."""
 _USUAL_PREFILL = 0.1  # of a token's time: what a row of prefill is taken for until one was seen
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaPace:
+class ReplicaPace(NamedTuple):
     """Weighted sums over rounds: their number, sequences, squares of them, TPOT (ms), products of both. `prefill_ms`:
     mean time of a row of prefill; 0 where none was seen."""
 
@@ -31,54 +32,62 @@ class ReplicaPace:
 
     def tpot_ms(self, sequences: int) -> float:
         """Return what a token takes each of so many sequences; 0 where nothing was measured."""
-        if not self.weight:
+        weight, n, nn, ms, n_ms, _ = self
+        if not weight:
             return 0.0
-        mean_n, mean_ms = self.n / self.weight, self.ms / self.weight
-        spread = self.nn / self.weight - mean_n**2
-        slope = (self.n_ms / self.weight - mean_n * mean_ms) / spread if spread >= _LEAST_SPREAD else 0.0
-        if spread < _LEAST_SPREAD:
-            slope = _USUAL_SLOPE * mean_ms / max(1.0, mean_n)
-        return max(mean_ms / 4.0, mean_ms + max(0.0, slope) * (sequences - mean_n))
+        mean_n, mean_ms = n / weight, ms / weight
+        spread = nn / weight - mean_n * mean_n
+        if spread >= _LEAST_SPREAD:
+            slope = (n_ms / weight - mean_n * mean_ms) / spread
+        else:
+            slope = _USUAL_SLOPE * mean_ms / (mean_n if mean_n > 1.0 else 1.0)
+        found = mean_ms + slope * (sequences - mean_n) if slope > 0.0 else mean_ms
+        return found if found > mean_ms / 4.0 else mean_ms / 4.0
 
 
 def observe_replica_round(
-    pace: ReplicaPace, *, sequences: int, tokens: int, rows: int, drafted: int, round_ms: float
+    pace: ReplicaPace, *, sequences: int, tokens: float, rows: float, drafted: float, round_ms: float
 ) -> ReplicaPace:
     """Take in one round. One with more rows than its sequences and their drafts need was prefill too."""
+    return _observe(pace, sequences, tokens, rows, drafted, round_ms)
+
+
+def _observe(
+    pace: ReplicaPace, sequences: int, tokens: float, rows: float, drafted: float, round_ms: float
+) -> ReplicaPace:
     prefilled = rows - 2 * sequences - drafted
     if prefilled > 0:
         own_ms = max(0.0, round_ms - pace.tpot_ms(sequences)) / prefilled
         kept = own_ms if pace.prefill_ms == 0.0 else 0.8 * pace.prefill_ms + 0.2 * own_ms
-        return replace(pace, prefill_ms=kept)
+        return pace._replace(prefill_ms=kept)
     if tokens <= 0 or sequences <= 0:
         return pace
     tpot_ms = round_ms * sequences / tokens
+    weight, n, nn, ms, n_ms, prefill_ms = pace
     return ReplicaPace(
-        weight=_KEPT * pace.weight + 1.0,
-        n=_KEPT * pace.n + sequences,
-        nn=_KEPT * pace.nn + sequences**2,
-        ms=_KEPT * pace.ms + tpot_ms,
-        n_ms=_KEPT * pace.n_ms + sequences * tpot_ms,
-        prefill_ms=pace.prefill_ms,
+        _KEPT * weight + 1.0,
+        _KEPT * n + sequences,
+        _KEPT * nn + sequences * sequences,
+        _KEPT * ms + tpot_ms,
+        _KEPT * n_ms + sequences * tpot_ms,
+        prefill_ms,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class SeenRound:
+class SeenRound(NamedTuple):
     """A round as a replica's pace is learnt from it. `draft`: what proposed tokens there then ("": nothing);
     `draft_ms`: what the round waited for it."""
 
     sequences: int
-    tokens: int
-    rows: int
-    drafted: int
+    tokens: float
+    rows: float
+    drafted: float
     round_ms: float
     draft_ms: float = 0.0
     draft: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class PairPaces:
+class PairPaces(NamedTuple):
     """What a replica takes for a token: `plain`, as it would be without drafts, and with each draft that it had.
 
     A round with drafts says what one without would take at most: its time less that of drafting, for one token of each
@@ -86,20 +95,19 @@ class PairPaces:
     """
 
     plain: ReplicaPace = ReplicaPace()
-    drafted: Mapping[str, ReplicaPace] = field(default_factory=dict)
+    drafted: Mapping[str, ReplicaPace] = MappingProxyType({})
 
     def observe(self, seen: SeenRound, stretch: float = 1.0) -> PairPaces:
         """Take in a round that took `stretch` times as long as on a device of its own."""
-        alone_ms = seen.round_ms / stretch
-        plain_ms = (seen.round_ms - (seen.draft_ms if seen.drafted else 0.0)) / stretch
-        tokens = seen.sequences if seen.drafted else seen.tokens
-        counts = {"sequences": seen.sequences, "rows": seen.rows, "drafted": seen.drafted}
-        plain = observe_replica_round(self.plain, tokens=tokens, round_ms=max(0.0, plain_ms), **counts)
-        if not seen.draft:
+        sequences, tokens, rows, drafted, round_ms, draft_ms, draft = seen
+        plain_ms = (round_ms - (draft_ms if drafted else 0.0)) / stretch
+        told = sequences if drafted else tokens
+        plain = _observe(self.plain, sequences, told, rows, drafted, plain_ms if plain_ms > 0.0 else 0.0)
+        if not draft:
             return PairPaces(plain, self.drafted)
-        known = self.drafted.get(seen.draft, ReplicaPace())
-        drafted = observe_replica_round(known, tokens=seen.tokens, round_ms=alone_ms, **counts)
-        return PairPaces(plain, {**self.drafted, seen.draft: drafted})
+        known = self.drafted.get(draft, ReplicaPace())
+        with_it = _observe(known, sequences, tokens, rows, drafted, round_ms / stretch)
+        return PairPaces(plain, {**self.drafted, draft: with_it})
 
 
 def predict_saved_ms(own: PairPaces, every: Sequence[PairPaces], draft: str, sequences: int) -> float:
@@ -113,20 +121,29 @@ def predict_saved_ms(own: PairPaces, every: Sequence[PairPaces], draft: str, seq
 
 def predict_tpot_ms(pace: ReplicaPace, all_paces: Sequence[ReplicaPace], sequences: int) -> float:
     """Return the TPOT to reckon with: what all replicas show together, unless this one is clearly another kind."""
-    together = _together(all_paces).tpot_ms(sequences)
-    own = pace.tpot_ms(sequences)
-    if not together:
-        return _UNKNOWN_TPOT_MS * (1.0 + _USUAL_SLOPE * (sequences - 1))
-    return own if own and not 1.0 / _ALIKE <= own / together <= _ALIKE else together
+    return reckon_tpot_ms(pace.tpot_ms(sequences), add_paces(all_paces).tpot_ms(sequences), sequences)
+
+
+def reckon_tpot_ms(own_ms: float, together_ms: float, sequences: int) -> float:
+    """Return the TPOT to reckon with, of what one replica takes and what all take together; 0: not measured."""
+    if not together_ms:
+        return UNKNOWN_TPOT_MS * (1.0 + _USUAL_SLOPE * (sequences - 1))
+    return own_ms if own_ms and not 1.0 / _ALIKE <= own_ms / together_ms <= _ALIKE else together_ms
 
 
 def predict_prefill_ms(all_paces: Sequence[ReplicaPace]) -> float:
     """Return what a token of a prompt takes, on the mean of the replicas that know."""
     known = [pace.prefill_ms for pace in all_paces if pace.prefill_ms > 0.0]
-    return sum(known) / len(known) if known else _USUAL_PREFILL * (_together(all_paces).tpot_ms(1) or _UNKNOWN_TPOT_MS)
+    return sum(known) / len(known) if known else guess_prefill_ms(add_paces(all_paces))
 
 
-def _together(paces: Sequence[ReplicaPace]) -> ReplicaPace:
+def guess_prefill_ms(together: ReplicaPace) -> float:
+    """Return what a token of a prompt is taken for where no replica has shown it."""
+    return _USUAL_PREFILL * (together.tpot_ms(1) or UNKNOWN_TPOT_MS)
+
+
+def add_paces(paces: Sequence[ReplicaPace]) -> ReplicaPace:
+    """Return the sums over replicas; what prefill takes is left out."""
     return ReplicaPace(
         weight=sum(pace.weight for pace in paces),
         n=sum(pace.n for pace in paces),

@@ -16,12 +16,16 @@ What a request costs on a pair, in ms:
 
 Their sum, each with its weight, is the price; the lowest is taken. So a long answer goes where drafts are fast, and a
 short one where it begins soonest. How many draft tokens a round has is the worker's own decision.
+
+A choice needs the prices alone. Terms and texts are made of the figures when somebody asks for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass
+from operator import mul
+from typing import Final
 
 from policies.serving.device_load import ALONE, Stretch, weigh_shortage
 
@@ -52,11 +56,11 @@ class RoutingWeights:
 EVEN_WEIGHTS = RoutingWeights()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReplicaState:
-    """A replica now. `running` and `waiting` requests, `places` that run at once. `kv_tokens` that its cache holds,
-    `kv_free_tokens` of them free (what a cached prefix takes counts as free). `cached_prompt_tokens`: of this request's
-    prompt. `tpot_ms`: predicted without drafts, with this request in it and the device to itself;
+    """A replica now; nobody changes one. `running` and `waiting` requests, `places` that run at once. `kv_tokens` that
+    its cache holds, `kv_free_tokens` of them free (what a cached prefix takes counts as free). `cached_prompt_tokens`:
+    of this request's prompt. `tpot_ms`: predicted without drafts, with this request in it and the device to itself;
     `prefill_ms_per_token`: measured. `risk`: why it may be lost ("": it is healthy). `serving` is False while it
     drains, loads, or is lost, and `why_not` says which. `draft`: what proposes tokens there ("": nothing works), which
     saves `draft_saves_ms` of a token's time. `stretch`: what else its device does. `free_share`: of the device's
@@ -80,7 +84,7 @@ class ReplicaState:
     free_share: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoutedRequest:
     """What is to be served: tokens of the prompt, and tokens expected (at most) of the output. `drafts`: it may be
     drafted for. Its first token is wanted within `first_in_ms`, its last within `ends_in_ms` (None: whenever)."""
@@ -112,81 +116,195 @@ class RatedReplica:
     draft: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The choice. `replica` is None where none serves. `rated` has all of them, the cheapest first. `request`: as it
-    was rated."""
+_LEFT_OUT_WHY: Final = "dearer than these"
+UNSEEN_WHY: Final = "not priced: those of its kind that are have fewer streams or more of the prompt"
+"""Of replicas that were left out before pricing (policies.serving.narrowing)."""
 
-    replica: str | None
-    rated: tuple[RatedReplica, ...]
-    reason: str
-    request: RoutedRequest
+
+class Route:
+    """The choice. `replica` is None where none serves. `request`: as it was rated. `unseen`: so
+    many replicas were not worth a look (policies.serving.narrowing).
+
+    `rated` has all candidates, the cheapest first, and after them how many were left out. It is made of the figures
+    that the choice was made by when it is first asked for, as `reason` is.
+    """
+
+    __slots__ = ("_left_out", "_priced", "_rated", "_unfit", "_weights", "replica", "request", "unseen")
+
+    def __init__(
+        self,
+        priced: list[tuple[float, int, str, ReplicaState]],
+        unfit: list[ReplicaState],
+        request: RoutedRequest,
+        weights: RoutingWeights,
+    ) -> None:
+        self.replica = min(priced)[2] if priced else None
+        self.request = request
+        self._priced = priced
+        self._unfit = unfit
+        self._weights = weights
+        self.unseen = 0
+        self._left_out = 0
+        self._rated: tuple[RatedReplica, ...] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Route):
+            return NotImplemented
+        return (self.replica, self.request, self.rated) == (other.replica, other.request, other.rated)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        """Return how many `rated` has."""
+        return len(self._priced) + len(self._unfit) + bool(self._left_out) + bool(self.unseen)
+
+    @property
+    def draft(self) -> str:
+        """What proposes tokens for the request; "" where nothing does."""
+        if self.replica is None or not self.request.drafts:
+            return ""
+        return next(one.draft for _, _, name, one in self._priced if name == self.replica)
+
+    @property
+    def rated(self) -> tuple[RatedReplica, ...]:
+        """All candidates with their terms."""
+        if self._rated is None:
+            self._rated = tuple(self._rate())
+        return self._rated
+
+    @property
+    def reason(self) -> str:
+        """Why it was chosen, or why nothing was."""
+        if self.replica is None:
+            return "no replica serves: " + "; ".join(f"{one.name}: {one.why_not}" for one in self.rated)
+        best = _rate_replica(min(self._priced)[3], self.request, self._weights)
+        told = ", ".join(f"{term.name} {term.cost_ms:.0f} ms ({term.why})" for term in best.terms)
+        return f"predicted to take {best.price_ms:.0f} ms: {told}"
 
     def saves(self, replica: str) -> float:
         """Return the share of its price there that a request saves by the choice, against that replica."""
-        there = next((one.price_ms for one in self.rated if one.name == replica), 0.0)
-        return 1.0 - self.rated[0].price_ms / there if self.rated and there > 0.0 else 0.0
+        there = next((price for price, _, name, _ in self._priced if name == replica), float("inf"))
+        if not self._priced or (there == float("inf") and all(one.name != replica for one in self._unfit)):
+            return 0.0
+        return 1.0 - min(self._priced)[0] / there if there > 0.0 else 0.0
+
+    def shorten(self, most: int) -> Route:
+        """Return it with the best candidates alone, so many at most, and with how many are left out."""
+        over = len(self._priced) + len(self._unfit) - most
+        if over <= 0:
+            return self
+        priced, unfit = sorted(self._priced)[:most], sorted(self._unfit, key=_name_of)
+        found = Route(priced, unfit[: most - len(priced)], self.request, self._weights)
+        found.unseen = self.unseen
+        found._left_out = self._left_out + over
+        return found
+
+    def _rate(self) -> Iterator[RatedReplica]:
+        best: RatedReplica | None = None
+        for _, _, _, one in sorted(self._priced):
+            rated = _rate_replica(one, self.request, self._weights)
+            best = best or rated
+            yield rated if rated is best else _explain_loser(rated, best)
+        for one in sorted(self._unfit, key=_name_of):
+            yield RatedReplica(one.name, float("inf"), (), one.why_not or "not serving", one.draft)
+        for count, why in ((self._left_out, _LEFT_OUT_WHY), (self.unseen, UNSEEN_WHY)):
+            if count:
+                yield RatedReplica(f"{count} more", float("inf"), (), why)
+
+
+def _name_of(one: ReplicaState) -> str:
+    return one.name
 
 
 def route(replicas: Sequence[ReplicaState], request: RoutedRequest, weights: RoutingWeights = EVEN_WEIGHTS) -> Route:
     """Choose a replica; among equals the least loaded one, then the first by name. The order given does not matter."""
-    serving = [one for one in replicas if one.serving]
-    unfit = tuple(
-        RatedReplica(one.name, float("inf"), (), one.why_not or "not serving", one.draft)
-        for one in sorted(replicas, key=lambda one: one.name)
-        if not one.serving
+    share = None if weights is EVEN_WEIGHTS else astuple(weights)
+    priced: list[tuple[float, int, str, ReplicaState]] = []
+    unfit: list[ReplicaState] = []
+    for one in replicas:
+        if one.serving:
+            costs = find_costs(one, request)
+            price = sum(costs) if share is None else sum(map(mul, share, costs))
+            priced.append((price, one.running + one.waiting, one.name, one))
+        else:
+            unfit.append(one)
+    return Route(priced, unfit, request, weights)
+
+
+Costs = tuple[float, float, float, float, float, float, float, float, float]
+
+
+def find_costs(one: ReplicaState, request: RoutedRequest) -> Costs:
+    """Return what a request costs at a replica, in ms, term by term in the order of RoutingWeights."""
+    output = request.output_tokens
+    plain = (output if output > 1 else 1) * one.tpot_ms
+    saved = (output if output > 1 else 1) * one.draft_saves_ms if request.drafts and one.draft else 0.0
+    prompt, cached = request.prompt_tokens, one.cached_prompt_tokens
+    if cached > prompt:
+        cached = prompt
+    prefill = (prompt - cached) * one.prefill_ms_per_token
+    alone = plain - saved + prefill
+    stretch = one.stretch.factor
+    service = alone * stretch
+    waiting, places, kv_tokens = one.waiting, one.places, one.kv_tokens
+    queue = 0.0
+    if waiting > 0 or one.running >= places:
+        queue = (waiting + 1) * service / (places if places > 1 else 1)
+    filled = (kv_tokens - one.kv_free_tokens + prompt + output - cached) / kv_tokens if kv_tokens else 0.0
+    late = 0.0
+    if request.first_in_ms is not None:
+        late += max(0.0, queue + prefill * stretch - request.first_in_ms)
+    if request.ends_in_ms is not None:
+        late += max(0.0, queue + service - request.ends_in_ms)
+    return (
+        queue,
+        service * (filled - FULL) / (1.0 - FULL) if filled > FULL else 0.0,
+        service * weigh_shortage(one.free_share) if one.free_share < 1.0 else 0.0,
+        service - alone,
+        SUSPECT_RISK * service if one.risk else 0.0,
+        LATE * late,
+        prefill,
+        plain,
+        -saved,
     )
-    if not serving:
-        reason = "no replica serves: " + "; ".join(f"{one.name}: {one.why_not}" for one in unfit)
-        return Route(None, unfit, reason, request)
-    load = {one.name: one.running + one.waiting for one in serving}
-    rated = sorted(
-        (_rate_replica(one, request, weights) for one in serving),
-        key=lambda one: (one.price_ms, load[one.name], one.name),
-    )
-    best = rated[0]
-    others = tuple(_why_not(one, best) for one in rated[1:])
-    told = ", ".join(f"{term.name} {term.cost_ms:.0f} ms ({term.why})" for term in best.terms)
-    return Route(best.name, (best, *others, *unfit), f"predicted to take {best.price_ms:.0f} ms: {told}", request)
 
 
 def _rate_replica(replica: ReplicaState, request: RoutedRequest, weights: RoutingWeights) -> RatedReplica:
-    plain = max(1, request.output_tokens) * replica.tpot_ms
-    saved = max(1, request.output_tokens) * replica.draft_saves_ms if request.drafts and replica.draft else 0.0
+    costs = find_costs(replica, request)
     cached = min(replica.cached_prompt_tokens, request.prompt_tokens)
-    prefill = (request.prompt_tokens - cached) * replica.prefill_ms_per_token
-    alone, stretch = plain - saved + prefill, replica.stretch.factor
-    service = alone * stretch
-    busy = replica.waiting > 0 or replica.running >= replica.places
-    queue = (replica.waiting + 1) * service / max(1, replica.places) if busy else 0.0
-    late, when = _find_lateness(queue + prefill * stretch, queue + service, request)
-    needed = request.prompt_tokens + request.output_tokens - cached
-    taken = replica.kv_tokens - replica.kv_free_tokens + needed
+    taken = replica.kv_tokens - replica.kv_free_tokens + request.prompt_tokens + request.output_tokens - cached
     filled = taken / replica.kv_tokens if replica.kv_tokens else 0.0
-    pressure = service * max(0.0, filled - FULL) / (1.0 - FULL)
     told = (
-        ("queue", queue, f"{replica.waiting} wait, {replica.running} of {replica.places} places"),
-        ("kv_pressure", pressure, f"KV cache {filled:.0%} full with it"),
-        ("memory", service * weigh_shortage(replica.free_share), f"{replica.free_share:.0%} of its memory is free"),
-        ("load", service - alone, replica.stretch.why or "the device is ours"),
-        ("health", SUSPECT_RISK * service if replica.risk else 0.0, replica.risk or "healthy"),
-        ("deadline", LATE * late, when),
-        ("prefix_affinity", prefill, f"{cached} of {request.prompt_tokens} tokens cached"),
-        ("tpot", plain, f"{replica.tpot_ms:.1f} ms a token without drafts"),
-        ("draft", -saved, _describe_draft(replica, request)),
+        ("queue", f"{replica.waiting} wait, {replica.running} of {replica.places} places"),
+        ("kv_pressure", f"KV cache {filled:.0%} full with it"),
+        ("memory", f"{replica.free_share:.0%} of its memory is free"),
+        ("load", replica.stretch.why or "the device is ours"),
+        ("health", replica.risk or "healthy"),
+        ("deadline", _describe_deadline(costs, replica.stretch.factor, request)),
+        ("prefix_affinity", f"{cached} of {request.prompt_tokens} tokens cached"),
+        ("tpot", f"{replica.tpot_ms:.1f} ms a token without drafts"),
+        ("draft", _describe_draft(replica, request)),
     )
-    terms = tuple(RoutingTerm(name, float(getattr(weights, name)) * cost, why) for name, cost, why in told)
+    terms = tuple(
+        RoutingTerm(name, float(getattr(weights, name)) * cost, why)
+        for (name, why), cost in zip(told, costs, strict=True)
+    )
     return RatedReplica(replica.name, sum(term.cost_ms for term in terms), terms, draft=replica.draft)
 
 
-def _find_lateness(first_ms: float, end_ms: float, request: RoutedRequest) -> tuple[float, str]:
-    """Return how late a request is predicted to be, in ms, and with what."""
-    late, told = 0.0, []
-    for name, at_ms, bound_ms in (("first", first_ms, request.first_in_ms), ("last", end_ms, request.ends_in_ms)):
-        if bound_ms is not None:
-            late += max(0.0, at_ms - bound_ms)
-            told.append(f"{name} token in {at_ms:.0f} of {bound_ms:.0f} ms")
-    return late, ", ".join(told) or "it has none"
+def _describe_deadline(costs: Costs, stretch: float, request: RoutedRequest) -> str:
+    """Return when a request's first and last token are predicted to come."""
+    queue, _, _, load, _, _, prefill, plain, draft = costs
+    service = plain + draft + prefill + load
+    told = [
+        f"{name} token in {at_ms:.0f} of {bound_ms:.0f} ms"
+        for name, at_ms, bound_ms in (
+            ("first", queue + prefill * stretch, request.first_in_ms),
+            ("last", queue + service, request.ends_in_ms),
+        )
+        if bound_ms is not None
+    ]
+    return ", ".join(told) or "it has none"
 
 
 def _describe_draft(replica: ReplicaState, request: RoutedRequest) -> str:
@@ -195,10 +313,11 @@ def _describe_draft(replica: ReplicaState, request: RoutedRequest) -> str:
     return f"{replica.draft} saves {replica.draft_saves_ms:.1f} ms a token" if replica.draft else "no draft works here"
 
 
-def _why_not(other: RatedReplica, best: RatedReplica) -> RatedReplica:
+def _explain_loser(other: RatedReplica, best: RatedReplica) -> RatedReplica:
     more = {term.name: term.cost_ms - known.cost_ms for term, known in zip(other.terms, best.terms, strict=True)}
     name = max(more, key=lambda key: more[key])
     why = next(term.why for term in other.terms if term.name == name)
+    why_not = f"{other.price_ms - best.price_ms:.0f} ms later, most of it {name}: {why}"
     if other.price_ms == best.price_ms:
-        return replace(other, why_not="equal, but more loaded or later by name")
-    return replace(other, why_not=f"{other.price_ms - best.price_ms:.0f} ms later, most of it {name}: {why}")
+        why_not = "equal, but more loaded or later by name"
+    return RatedReplica(other.name, other.price_ms, other.terms, why_not, other.draft)

@@ -11,13 +11,13 @@ from orchestrator.bench.policy.arms import PLAIN, Timed, policy_of
 from orchestrator.bench.policy.asked import read_policy_options
 from orchestrator.bench.policy.drafters import KINDS, TURNS_EVERY, Drafters
 from orchestrator.bench.policy.recorder import record_drafts
-from orchestrator.bench.policy.recording import Recording, load_recording, save_recording
 from orchestrator.bench.policy.recovery import recovery
 from orchestrator.bench.policy.requests import requests_of
 from orchestrator.bench.policy.runs import VisitRunner, alone
-from orchestrator.bench.prompts import OWN_PROMPTS, BenchError
+from orchestrator.bench.prompts import OWN_PROMPTS
 from orchestrator.drafting.port import Ask
 from orchestrator.loading.models import load_target, load_tokenizer
+from orchestrator.simulation.recording import Recording, RecordingError, load_recording, save_recording
 from orchestrator.workers.messages import Sampling
 from policies.speculation.replay.recorded import Costs
 from policies.speculation.replay.run import replay
@@ -159,7 +159,7 @@ def test_a_recording_is_read_as_it_was_written_and_others_are_refused(target, re
         ('{"version": 1, "kinds": {}}', "no recording"),
     ):
         path.write_text(content)
-        with pytest.raises(BenchError, match=said):
+        with pytest.raises(RecordingError, match=said):
             load_recording(path)
 
 
@@ -170,3 +170,15 @@ def test_depth_recovers_on_these_costs():
         assert found.rounds <= 10
         assert found.worth >= 0.99  # of the best depth's: where it swings, it swings where depths are worth alike
         assert max(found.depths[20 : found.turned]) <= 1
+
+
+def test_drafters_live_on_behind_a_visit(target, requests):
+    loaded, options = target
+    submits = requests.all()[:1]
+    runner = VisitRunner(loaded, options, lambda tokens: None)
+    runner.read(submits)
+    drafter = Drafters(options, loaded).of("good")
+    closed: list[str] = []
+    drafter.close = lambda: closed.append("closed")  # type: ignore[method-assign]  # what it would do to statistics
+    alone(runner.begin(submits, [(0, 1)], drafter))
+    assert closed == [], "the next visit has it, too"

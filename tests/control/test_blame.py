@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.control.events import QuarantineReleased, StreamOpened, Woke, WorkerSaid
-from orchestrator.control.router import TRIAL_PATIENCE_S
+from orchestrator.control.exclusions import TRIAL_PATIENCE_S
 from orchestrator.control.step import step
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Refused, Submit

@@ -43,8 +43,8 @@ from orchestrator.control.events import (
     WorkersChosen,
     WorkerStarted,
 )
+from orchestrator.control.exclusions import TRIAL_PATIENCE_S
 from orchestrator.control.health import Part
-from orchestrator.control.router import TRIAL_PATIENCE_S
 from orchestrator.control.state import FAILED, RESTARTING, add_totals
 from orchestrator.control.state import READY as READY_PHASE
 from orchestrator.control.step import State, step

@@ -15,11 +15,11 @@ import msgspec
 import numpy as np
 
 from adapters.contract import ForwardResult, Segment
-from orchestrator.bench.policy.recording import Recording
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.engine.loop import DecodeLoop
+from orchestrator.simulation.recording import Recording
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling, Submit
 from policies.speculation import DraftSummary, RoundContext

@@ -29,10 +29,13 @@ from orchestrator.api.metrics.vllm_names import VllmNames
 from orchestrator.api.metrics.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeries
 from orchestrator.api.shares import BodyBudget
 from orchestrator.clock import Clock
-from orchestrator.control.port import Control, ReplicaView, TrialView
+from orchestrator.control.port import Control, ReplicaView, StateView, TrialView
 from orchestrator.tracing.port import ExportCounts
 from orchestrator.workers.messages import RoundReport
 from policies.serving.slo import NO_OBJECTIVES, Objectives
+
+_GLANCE_S = 0.1
+_GLANCE_SHARE = 20.0
 
 
 class _Requests:
@@ -100,6 +103,9 @@ class Metrics:
         if vllm_names:
             self.aliases.register(VllmNames(self.registry))
         self._control = control
+        self._clock = clock
+        self._seen: StateView | None = None
+        self._look_s = 0.0
         self._rounds = RoundSeries(make, clock)
         self._requests = _Requests(make)
         self._state = WorkerSeries(make)
@@ -130,12 +136,24 @@ class Metrics:
         self._traces.source = source
 
     def _of(self, engine: int) -> Engine:
-        ready = self._control.view().ready
+        ready = self._glance().ready
         return (ready.model if ready is not None else "", str(engine))
+
+    def _glance(self) -> StateView:
+        """Return control's state as it was a moment ago. It is asked for with every token, and put together anew from
+        all replicas: that may take a twentieth of the time."""
+        now_s = self._clock.monotonic_s()
+        if self._seen is None or self._seen.ready is None or now_s >= self._look_s:
+            self._seen = self._control.view()
+            took_s = self._clock.monotonic_s() - now_s
+            self._look_s = now_s + max(_GLANCE_S, _GLANCE_SHARE * took_s)
+            if self._seen.ready is not None:
+                self._count_workers(self._seen.ready.model, self._seen.replicas)
+        return self._seen
 
     def observe_round(self, done: RoundReport) -> None:
         """Count a round of a worker."""
-        view = self._control.view()
+        view = self._glance()
         if view.ready is None:
             return
         of = (view.ready.model, str(done.engine))
@@ -144,7 +162,6 @@ class Metrics:
         tokens = sum(len(delta.tokens) for delta in done.deltas)
         self._costs.observe(tokens, view.plan)
         self.speed.observe_tokens(tokens)
-        self._count_workers(view.ready.model, [one for one in view.replicas if one.engine == done.engine])
 
     def observe_first_token(self, ttft_s: float, engine: int = 0) -> None:
         """A sequence got its first token from this replica, so long after its request came."""
@@ -176,7 +193,7 @@ class Metrics:
 
     def refresh(self) -> None:
         """Take control's own figures as they are now."""
-        view = self._control.view()
+        view = self._seen = self._control.view()
         if view.ready is not None:
             model = view.ready.model
             self._count_workers(model, view.replicas)
@@ -202,6 +219,8 @@ class Metrics:
                 self._scaling.refresh((model, "0"), view.scaling)
             if view.draft_store is not None:
                 self._draft_store.refresh((model, "0"), view.draft_store)
+            if view.recent_outputs is not None:
+                self._draft_store.refresh_recent((model, "0"), view.recent_outputs)
             if self._trial_view is not None:
                 self._trial.refresh((model, "0"), self._trial_view())
 

@@ -14,7 +14,6 @@ from device_profiles.cost import StepCost
 from orchestrator.bench.decode import environment_of
 from orchestrator.bench.policy.arms import ADAPTIVE
 from orchestrator.bench.policy.recorder import measure_replay_costs, record_drafts, with_rounds
-from orchestrator.bench.policy.recording import Recording
 from orchestrator.bench.policy.requests import MIX, Requests, requests_of
 from orchestrator.bench.policy.runs import VisitRunner
 from orchestrator.bench.policy.session import ComparisonResult, PolicyComparison, PolicyVariant, VisitPlan
@@ -24,6 +23,7 @@ from orchestrator.loading.engine import first_cost
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.slots import SomeSlots
+from orchestrator.simulation.recording import Recording
 from policies.speculation.replay.recorded import Costs
 
 

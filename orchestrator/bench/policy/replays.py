@@ -7,7 +7,7 @@ from typing import Any
 
 from device_profiles.units import MS_PER_S
 from orchestrator.bench.policy.arms import ADAPTIVE, CLIMBER, FIXED_DEPTHS, PLAIN, TABLE, name_fixed_depth, policy_of
-from orchestrator.bench.policy.recording import Recording
+from orchestrator.simulation.recording import Recording
 from policies.speculation.policy import DepthPolicy
 from policies.speculation.replay.hindsight import hindsight, replay_fixed_depths
 from policies.speculation.replay.recorded import RecordedRequest

@@ -23,9 +23,9 @@ from orchestrator.bench.policy.figures import (
     summary_of,
 )
 from orchestrator.bench.policy.real import Real
-from orchestrator.bench.policy.recording import Recording
 from orchestrator.bench.policy.recovery import HIGH, LOW, Recovery, recovery
 from orchestrator.bench.policy.replays import STEPS, cells, mixes, steps_value
+from orchestrator.simulation.recording import Recording
 
 
 def build_report(recording: Recording, real: Real | None, plots: Path | None) -> dict[str, Any]:

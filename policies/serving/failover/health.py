@@ -10,6 +10,7 @@ M. Nygard, Release It! (2007), "Circuit Breaker".
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal
@@ -62,6 +63,7 @@ SLOW_FROM: Final = 3.0
 SLOW_UNTIL: Final = 1.5
 _NEWEST_ROUND: Final = 0.02
 _RATIO_AT_MOST: Final = 20.0
+_SURELY_S: Final = 1e-3  # more than rounding makes of a time
 _LOST_MS: Final = 5.0
 """What any round may lose to other things: a round of 1 ms that takes 4 tells nothing of its device."""
 
@@ -96,6 +98,17 @@ class Breaker:
         if self.opened:
             return Health.OPEN if now_s < self.until_s else Health.HALF_OPEN
         return Health.SUSPECT if self.suspect and self.weigh(now_s) >= HEALTHY_BELOW else Health.HEALTHY
+
+    def find_end(self, now_s: float) -> float:
+        """Return until when the state is surely what it is now, if nothing happens."""
+        match self.judge(now_s):
+            case Health.OPEN:
+                return self.until_s
+            case Health.SUSPECT:
+                half_lives = math.log2(self.score / HEALTHY_BELOW)
+                return self.at_s + HALF_LIFE_S * half_lives - _SURELY_S
+            case _:
+                return math.inf
 
     def observe_failure(self, weight: float, why: str, now_s: float, *, proves: bool = True) -> Breaker:
         """Return the part with one failure more. What fails in a trial, or where much failed of late, opens, but for a

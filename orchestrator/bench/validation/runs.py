@@ -1,0 +1,53 @@
+"""Which runs are made, for real and simulated: where, under which load, with or without drafts, and what goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Place = Literal["one worker", "two workers", "three hosts"]
+"""One daemon on this machine with a worker on all cores; the same with a worker on each of two halves of the cores; and
+a daemon over Ray on three hosts, network namespaces of this machine, with a worker on two of them."""
+FaultName = Literal["", "kill_worker", "kill_host", "cut_link"]
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationRun:
+    """One run. `concurrency` requests at a time, or `share` of the rate that the place can carry, by the calibration.
+    `fault_at`: the share of the run's requests behind which something goes wrong."""
+
+    place: Place
+    speculates: bool
+    concurrency: int = 0
+    share: float = 0.0
+    requests: int = 24
+    arrival: Literal["poisson", "constant"] = "poisson"
+    fault: FaultName = ""
+    mixed: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people, and for `--only`."""
+        load = f"{self.concurrency} at a time" if self.concurrency else f"open loop at {self.share:.0%}"
+        parts = (self.place, load, "long and short" if self.mixed else "", "drafts" if self.speculates else "plain")
+        return ", ".join(part for part in (*parts, self.fault.replace("_", " ")) if part)
+
+
+RUNS: tuple[ValidationRun, ...] = (
+    ValidationRun("one worker", False, 1, requests=10),
+    ValidationRun("one worker", True, 1, requests=12),
+    ValidationRun("one worker", False, 4),
+    ValidationRun("one worker", True, 4),
+    ValidationRun("one worker", False, 8, requests=32),
+    ValidationRun("one worker", True, 8, requests=32),
+    ValidationRun("one worker", True, share=0.5, requests=30),
+    ValidationRun("one worker", True, share=0.6, requests=30, mixed=True),
+    ValidationRun("one worker", True, 4, requests=20, fault="kill_worker"),
+    ValidationRun("two workers", False, 4),
+    ValidationRun("two workers", True, 4),
+    ValidationRun("two workers", True, 4, fault="kill_worker"),
+    ValidationRun("three hosts", False, 4, requests=20),
+    ValidationRun("three hosts", True, 4, requests=20),
+    ValidationRun("three hosts", True, 4, requests=20, fault="cut_link"),
+)
+PLACES: tuple[Place, ...] = ("one worker", "two workers", "three hosts")
