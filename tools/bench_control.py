@@ -1,7 +1,7 @@
 """What one control plane carries: its cost by replicas, of requests, lost workers, views and metrics; and of a plan.
 
 Workers are not run: their events are made here, as the daemon's supervisor would post them. Times are processor time of
-one core. `--plans` measures plans, too: replicas for half a stream a device, over 20 zones, each in a process of
+one core. `--plans` measures plans, too: one replica on each device, over 20 zones, each in a process of
 its own that is stopped after `--plan-limit` seconds.
 """
 
@@ -40,11 +40,21 @@ from orchestrator.control.step import step
 from orchestrator.workers.contract import Cluster, WorkerSpec
 from orchestrator.workers.messages import Delta, Gauges, RequestStats, RoundReport, Submit
 from policies.planning.placement import plan_placement
-from policies.planning.plan import Device, Host, Inventory, ModelFacts, NoPlan, Option, PlanGoal, Role, Workload
+from policies.planning.plan import (
+    Constraints,
+    Device,
+    Host,
+    Inventory,
+    ModelFacts,
+    NoPlan,
+    Option,
+    PlanGoal,
+    Role,
+    Workload,
+)
 from tests.api.support import READY
 
 SIZES = (1, 8, 100, 1000, 10_000)
-PLANNED = (20, 40, 80, 160, 320, 1000, 10_000)
 _MOST_LIVE = 3000
 _PROMPT = list(range(200))
 
@@ -168,7 +178,8 @@ def measure_plan(devices: int) -> float:
         )
         for kind in range(4)
     )
-    goal = PlanGoal(Workload(model, (), max(1, devices // 2), 600, 300, depth_bound=4))
+    load = Workload(model, (), 4 * devices, 600, 300, depth_bound=4)
+    goal = PlanGoal(load, Constraints(max_replicas=devices, min_replicas=devices))
 
     def plan() -> None:
         try:
