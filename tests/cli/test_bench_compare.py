@@ -25,6 +25,7 @@ from orchestrator.bench.compare.figures import (
     summarise_engine,
 )
 from orchestrator.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
+from orchestrator.bench.compare.table import list_notes
 from orchestrator.bench.compare.turns import NamedPrompt, Turns, alternate, load_engines, split_waves
 from tests.support.daemon import configuration, running
 from tests.support.peer_engine import Script
@@ -255,6 +256,21 @@ def test_a_burst_of_other_work_does_not_decide_a_ratio():
     assert found["tpot"] == pytest.approx(0.9 / 0.4)
     assert found["tok_s_quartiles"] == [2.0, 2.0]
     assert compare_pairs({}, base) == {}
+
+
+def test_a_machine_that_was_not_quiet_is_named():
+    def notes(ratio: float) -> list[str]:
+        row = {
+            "engine": "outrider",
+            "mode": "control",
+            "state": "measured",
+            "notes": {},
+            "vs_outrider": {"tok_s": ratio},
+        }
+        return list_notes({"summary": [row]})
+
+    assert notes(1.04) == []
+    assert "not quiet" in notes(0.9)[0]
 
 
 def test_every_engine_has_every_place_and_either_neighbour():

@@ -13,7 +13,7 @@ from adapters.peers.catalogue import PEERS, Peer
 from adapters.peers.contract import EngineMissing, PeerOptions
 from orchestrator.bench.compare import endpoint
 from orchestrator.bench.compare.endpoint import EndpointOptions
-from orchestrator.bench.compare.figures import EngineRun
+from orchestrator.bench.compare.figures import CONTROL, EngineRun
 from orchestrator.bench.compare.outrider_engine import OutriderOptions
 from orchestrator.bench.compare.process import EngineSpec
 from orchestrator.bench.prompts import BenchError
@@ -73,7 +73,7 @@ def list_engines(asked: Asked) -> tuple[list[EngineSpec], list[EngineRun]]:
 
 def _list_outrider(asked: Asked) -> list[EngineSpec]:
     engine = asked.options
-    modes = {"plain": (engine, False), "control": (engine, False)}
+    modes = {"plain": (engine, False), CONTROL: (engine, False)}
     modes |= {f"plain, weights {one}": (engine.with_model(weights=one), False) for one in asked.weights}
     if engine.drafters and engine.max_depth:
         modes["speculative"] = (engine, True)

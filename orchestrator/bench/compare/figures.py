@@ -12,7 +12,7 @@ from typing import Any
 from adapters.peers.contract import Answer, Score
 from device_profiles.units import MS_PER_S
 
-BASE = "outrider plain"
+BASE, CONTROL = "outrider plain", "control"
 
 FORMULAS = {
     "fastest": "of the passes over a prompt the one with the least latency counts: disturbances only make it longer",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orchestrator.bench.compare.figures import CONTROL
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -23,7 +25,7 @@ def draw_comparison(directory: Path, rows: Sequence[dict[str, Any]]) -> list[tup
     if together:
         drawn.append(("tokens/s, several at a time", _draw_bars(directory / "together.png", together, "at_once_tok_s")))
     drawn.append(("tokens/s by category / Outrider plain", _draw_categories(directory / "categories.png", rows)))
-    scored = [row for row in rows if row["perplexity_ratio"] and row["mode"] != "control"]
+    scored = [row for row in rows if row["perplexity_ratio"] and row["mode"] != CONTROL]
     if scored:
         drawn.append(("speed against quality", _draw_quality(directory / "quality.png", scored)))
     return drawn
