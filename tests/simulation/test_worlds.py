@@ -44,8 +44,9 @@ def test_no_request_and_no_token_is_lost(fault):
     outcomes = world.outcomes
     assert not outcomes.errors
     assert sorted(outcomes.tokens) == count_tokens(REQUESTS)
-    lost = fault.kind in ("kill_worker", "lose_device", "kill_host", "cut_link") and fault.name != "drafts"
-    assert bool(outcomes.pauses_ms) == (lost or fault.kind == "freeze_worker")
+    # The slow replica has nothing to do, so that nobody waits for it.
+    spared = fault.name in ("target-2", "host-2", "drafts") or fault.kind in ("kill_draft", "slow_device")
+    assert bool(outcomes.pauses_ms) == (not spared)
 
 
 KINDS = ["kill_worker", "freeze_worker", "lose_device", "kill_draft", "slow_device"]
@@ -70,7 +71,7 @@ def test_whatever_goes_wrong_every_output_is_whole(sizes, faults):
 
 def test_a_fleet_that_never_comes_back_ends_the_simulation():
     fleet = make_fleet(make_kind())
-    world = play(fleet, REQUESTS[:5], [Fault(at_s=1, kind="kill_host", name="host-1")])
+    world = play(fleet, REQUESTS[:5], [Fault(at_s=0.2, kind="kill_host", name="host-1")])
     summary = world.outcomes.summarise({"ttft_ms": 1.0}, 2.0)
     assert summary["completed"] == 0
     assert summary["unfinished"] + summary["failed"] == 5
