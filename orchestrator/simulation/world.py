@@ -106,7 +106,7 @@ class World:
         self._live: dict[str, _Live] = {}
         self._processes = Processes(self)
         self._faults = FaultInjector(self, self._processes, self._note_lost)
-        self._ticking = self._frozen = False
+        self._frozen, self._ticks = False, 0
         self._count = 0
         self._courses = _CourseNumbers(fleet, in_order=in_order)
         self._do: dict[type, Callable[[Any], None]] = {
@@ -263,14 +263,15 @@ class World:
     def _wake_after(self, action: WakeAfter) -> None:
         if action.after_s != TICK_S:
             self.after(action.after_s, self._look, None)
-        elif not self._ticking:
-            # Where nobody stands still, there is nothing to be seen so often.
-            self._ticking = True
-            self.after(TICK_S if self._frozen else _HEARD_EVERY_S, self._tick, None)
+        else:
+            # Where nobody stands still, there is nothing to be seen so often. A tick that was asked for before is void:
+            # control does not look before it is due, and would not ask again.
+            self._ticks += 1
+            self.after(TICK_S if self._frozen else _HEARD_EVERY_S, self._tick, self._ticks)
 
-    def _tick(self, _: None) -> None:
-        self._ticking = False
-        self._look(None)
+    def _tick(self, number: int) -> None:
+        if number == self._ticks:
+            self._look(None)
 
     def _look(self, _: None) -> None:
         """Look for what is due, and for workers that hang. Between changes of a batch nobody tells each round, so that
@@ -285,6 +286,7 @@ class World:
             if live is not None and live.lost_s < 0.0:
                 live.lost_s = self.now_s
         self._look(None)
+        self.after(TICK_S, self._look, None)  # one that stands still is to be seen soon
 
     def _note(self, action: LogLine) -> None:
         self.log.add(self.now_s, action)
