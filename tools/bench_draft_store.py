@@ -2,6 +2,9 @@
 
 A daemon over a toy model, or over the cluster.yaml of --config, answers prompts with an empty store. Then another one
 answers each group of prompts, once with that store and once without. Each remembers its own answers in both cases.
+
+With --users, users ask for texts and then for variants of them, in new conversations, once without and once with a tag.
+No store is used, and workers remember nothing: as on a busy worker, another replica, or after a restart.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ TOPICS = (
 )
 ASKED = "Write a short note on {topic} for the {reader}, with two examples and one date, in plain words."
 GROUPS = ("same", "similar", "other")
+VARIANTS = (" Make it shorter.", " End it with an invitation to a museum.", " Give it a title and a closing sentence.")
 
 
 def list_prompts(group: str, count: int) -> list[str]:
@@ -59,12 +63,14 @@ class Bench:
         self._runs = 0
 
     @contextmanager
-    def serve(self, *, stored: bool) -> Iterator[Daemon]:
-        """Run a daemon that has nothing of earlier ones but the store."""
+    def serve(self, *, stored: bool, remembers: bool = True) -> Iterator[Daemon]:
+        """Run a daemon that has nothing of earlier ones but the store. `remembers`: a worker knows its own answers."""
         self._runs += 1
         own = self._directory / f"run-{self._runs}"
         own.mkdir()
         suffix: dict[str, Any] = {"method": "suffix", "store": self._store if stored else MEMORY}
+        if not remembers:
+            suffix["memory"] = "0 B"
         if stored:
             suffix["store_options"] = {"wait_ms": self._options.wait_ms}
         text = {
@@ -95,16 +101,27 @@ class Bench:
             "late": store["late"] if store else 0,
         }
 
+    def measure_users(self, count: int, *, tagged: bool) -> dict[str, Any]:
+        """Return what a new daemon needed for so many users, in turn, each with a text and its variants."""
+        with self.serve(stored=False, remembers=False) as daemon:
+            answers = [
+                self._ask(daemon, list_prompts("same", count)[user] + ask, f"user {user}" if tagged else "")
+                for ask in ("", *VARIANTS)
+                for user in range(count)
+            ]
+            totals = daemon.status()["totals"]
+        return {"answers": answers, "tokens_per_verification": totals["generated"] / max(1, totals["rounds"])}
+
     def fill(self, prompts: Sequence[str]) -> None:
         """Let a daemon answer these prompts for the store."""
         with self.serve(stored=True) as daemon:
             for prompt in prompts:
                 self._ask(daemon, prompt)
 
-    def _ask(self, daemon: Daemon, prompt: str) -> str:
+    def _ask(self, daemon: Daemon, prompt: str, user: str = "") -> str:
         model = daemon.client.models.list().data[0].id
         chosen = {"max_tokens": self._options.max_tokens, "temperature": 0.0}
-        found = daemon.client.completions.create(model=model, prompt=prompt, **chosen)
+        found = daemon.client.completions.create(model=model, prompt=prompt, user=user, **chosen)
         return str(found.choices[0].text)
 
 
@@ -129,6 +146,18 @@ def measure_all(bench: Bench, count: int) -> list[dict[str, Any]]:
     return rows
 
 
+def compare_users(options: argparse.Namespace) -> None:
+    """Print what tags bring. Exits with 1 where an answer is another one."""
+    with tempfile.TemporaryDirectory() as directory:
+        bench = Bench(Path(directory), options)
+        without, tagged = (bench.measure_users(options.users, tagged=tagged) for tagged in (False, True))
+    ratio = tagged["tokens_per_verification"] / without["tokens_per_verification"]
+    told = [f"{name} {one['tokens_per_verification']:.3f}" for name, one in (("without", without), ("with", tagged))]
+    print(f"tokens per verification, {options.users} users in turn: {told[0]}, {told[1]} tags ({ratio:.3f} x)")
+    if without["answers"] != tagged["answers"]:
+        raise SystemExit("an answer with tags is another one")
+
+
 def main() -> None:
     """Print the table. Exits with 1 where an answer with the store is another one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -138,7 +167,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=12, help="prompts of each group")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--json", type=Path, help="write the rows here, too")
+    parser.add_argument("--users", type=int, default=0, help="so many users with variants of their texts, instead")
     options = parser.parse_args()
+    if options.users:
+        compare_users(options)
+        return
     with tempfile.TemporaryDirectory() as directory:
         rows = measure_all(Bench(Path(directory), options), options.prompts)
     table = Table("prompts", "without", "with", "time without / with", "hits", "late", "answers")

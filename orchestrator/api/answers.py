@@ -123,7 +123,8 @@ class EffectiveSpeculation(Answered):
 
 class SpeculativeDecoding(Answered):
     """What speculation did for this request. `acceptance` is the rule by which drafts became output; "tolerance" may
-    change it. `tolerance_delta`, in nats: what drafts were judged with last; null while nothing is lost."""
+    change it. `tolerance_delta`, in nats: what drafts were judged with last; null while nothing is lost.
+    `num_tolerated_tokens`: tokens of the output that are not the target's own choice."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float | None
@@ -132,6 +133,7 @@ class SpeculativeDecoding(Answered):
     num_accepted_draft_tokens: int
     acceptance: Rule
     tolerance_delta: float | None
+    num_tolerated_tokens: int = 0
     effective: EffectiveSpeculation | None
 
 

@@ -179,7 +179,7 @@ class ApiRoutes:
         found = None if self.kept is None else self.kept.find(request.headers, body, question.route)
         if found is not None:
             return await self._answer(model, request, question, found.submits, tokenizer, arrived_s, found)
-        submit, arm = enter_trial(model.trial, submit)
+        submit, arm = enter_trial(model.trial, submit, names_rule=body.names_acceptance)
         submit = mark_traced(request.scope, submit)
         asked = translate.choices(submit, body.n)
         if self.kept is not None:

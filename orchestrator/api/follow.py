@@ -36,15 +36,18 @@ class VariantReport(NamedTuple):
     ended: Callable[[RequestTotals], None]
 
 
-def enter_trial(trial: CanaryTrial | None, submit: Submit) -> tuple[Submit, VariantReport | None]:
-    """Give a request its variant, where a canary is tried; all its choices share it."""
+def enter_trial(
+    trial: CanaryTrial | None, submit: Submit, *, names_rule: bool = False
+) -> tuple[Submit, VariantReport | None]:
+    """Give a request its variant, where a canary is tried; all its choices share it. `names_rule`: it says itself by
+    which acceptance rule it is judged."""
     if trial is None:
         return submit, None
-    submit, entry = trial.assign_variant(submit)
+    submit, entry = trial.assign_variant(submit, names_rule=names_rule)
 
     def end_trial_entry(done: RequestTotals) -> None:
         ttft_ms, tpot_ms = (None if each is None else each * _MS_PER_S for each in (done.ttft_s, done.tpot_s))
-        trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance)
+        trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance, agreement=done.agreement)
 
     return submit, VariantReport(entry.arm.value, end_trial_entry) if entry.counted else None
 

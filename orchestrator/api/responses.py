@@ -229,6 +229,7 @@ def describe_metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
             "num_accepted_draft_tokens": stats.accepted,
             "acceptance": rule,
             "tolerance_delta": stats.tolerance_delta if stats.tolerance_delta >= 0.0 else None,
+            "num_tolerated_tokens": stats.tolerated,
             "effective": describe_effective_speculation(answer.speculation),
         }
     return found

@@ -191,6 +191,11 @@ class Generation(Sampled):
             return []
         return [self.stop] if isinstance(self.stop, str) else list(self.stop)
 
+    @property
+    def names_acceptance(self) -> bool:
+        """Whether it says by which rule its drafts become output."""
+        return self.speculative_config is not None and self.speculative_config.acceptance is not None
+
     @model_validator(mode="after")
     def _few_stops(self) -> Generation:
         if len(self.stops) > MAX_STOPS:

@@ -29,10 +29,13 @@ def build_trial(config: ClusterConfig, path: Path, control: Control, clock: Cloc
     terms = CanaryTerms(
         share=canary.share,
         by_rule=canary.decide == "rule",
-        rule=PromotionRule(canary.least_requests, canary.most_requests, canary.min_gain, canary.tolerance),
+        rule=PromotionRule(
+            canary.least_requests, canary.most_requests, canary.min_gain, canary.tolerance, canary.least_agreement
+        ),
         differs=tuple(differences(config)),
         to_keep=tuple(to_keep(config, path)),
         drafters=_own_drafters(config),
+        acceptance=None if canary.speculation.acceptance == "same" else canary.speculation.acceptance,
     )
     return CanaryTrial(terms, name, TrialFile(store_directory(config) / "canary" / f"{name}.json"), control, clock)
 

@@ -87,7 +87,7 @@ class TargetLife:
         # Only the first may go without a name, and its workers are called as ever.
         self._cluster = ground.cluster.share(f"{config.model.name}/" if config.number else "")
         self.control = self._build_control()
-        self.served = RecallingControl(self.control)
+        self.served = RecallingControl(self.control, ground.clock)
         """Control as requests meet it: with a draft store where there is one."""
         self.served.use(build_draft_store(config, self._base, ground.state, ground.clock))
         self._closing: set[asyncio.Task[None]] = set()

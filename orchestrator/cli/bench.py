@@ -6,6 +6,7 @@ import typer
 
 from orchestrator.cli.bench_cluster import cluster
 from orchestrator.cli.bench_commands import decode, exactness, pairs
+from orchestrator.cli.bench_compare import compare
 from orchestrator.cli.bench_headlines import headlines
 from orchestrator.cli.bench_overlap import overlap
 from orchestrator.cli.bench_plan import plan
@@ -16,6 +17,7 @@ from orchestrator.cli.bench_wan import wan
 
 app = typer.Typer(no_args_is_help=True, help="Measure decoding in one process, servers, plans, policies.")
 app.command("cluster")(cluster)
+app.command("compare")(compare)
 app.command("decode")(decode)
 app.command("exactness")(exactness)
 app.command("headlines")(headlines)

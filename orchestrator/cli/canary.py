@@ -14,7 +14,12 @@ from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, Daem
 app = typer.Typer(help="Compare a share of requests that is drafted for by another variant with the control.")
 
 
-_FIGURES = {"ttft_ms": ("TTFT", "ms", 1), "tpot_ms": ("TPOT", "ms", 2), "acceptance": ("acceptance rate", "", 3)}
+_SHOWN = {
+    "ttft_ms": ("TTFT", "ms", 1),
+    "tpot_ms": ("TPOT", "ms", 2),
+    "acceptance": ("acceptance rate", "", 3),
+    "agreement": ("the target's own tokens", "", 3),
+}
 
 
 @app.command()
@@ -91,7 +96,7 @@ def build_canary_rows(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]
     arms = [answer["arms"][arm] for arm in ("control", "canary")]
     counted = [str(arm["ttft_ms"]["requests"]) for arm in arms]
     found = [("requests", counted[0], counted[1], "")]
-    for name, (title, unit, digits) in _FIGURES.items():
+    for name, (title, unit, digits) in _SHOWN.items():
         both = [_mean(name, arm[name], digits) for arm in arms]
         gap = answer["differences"][name]
         found.append((f"{title} {unit}".strip(), both[0], both[1], _range(gap, digits, sign="+")))
@@ -102,7 +107,7 @@ def _possible(name: str, figure: dict[str, Any]) -> dict[str, Any]:
     """Return an interval without what cannot be: times below 0, rates above 1."""
     if figure["low"] is None:
         return figure
-    most = 1.0 if name == "acceptance" else inf
+    most = 1.0 if name in ("acceptance", "agreement") else inf
     return {"low": max(0.0, figure["low"]), "high": min(most, figure["high"])}
 
 

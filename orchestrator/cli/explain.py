@@ -32,18 +32,18 @@ def explain(
         print(json.dumps(answer, indent=1))
         return
     for one in answer["requests"]:
-        _print_history(one)
+        _print_history(one, answer.get("canary"))
     for route in answer["routes"]:
         _print_route(route, answer.get("model", ""))
 
 
-def _print_history(one: dict[str, Any]) -> None:
+def _print_history(one: dict[str, Any], canary: dict[str, Any] | None) -> None:
     from rich.table import Table
 
     from orchestrator.plain_table import add_row, wide_console
 
     console = wide_console()
-    for line in describe_history(one):
+    for line in [*describe_history(one), *describe_variant(one, canary)]:
         console.print(line, markup=False, highlight=False)
     _print_drafters(one)
     if not one["rounds"]:
@@ -107,10 +107,21 @@ def describe_history(one: dict[str, Any]) -> list[str]:
         lines.append(f"drafts: {drafted} tokens in {rounds} rounds, {accepted} accepted ({accepted / drafted:.0%})")
     if one["prediction_tokens"]:
         lines.append(describe_prediction(one))
+    if one["tolerated"]:
+        share = one["tolerated"] / max(1, one["tokens"])
+        lines.append(f"tolerance: {one['tolerated']} tokens ({share:.1%}) are not the target's own choice")
     if unasked := describe_unasked(one):
         lines.append(unasked)
     lines += [f"left {move['replica']} after {move['at_s']:.2f} s: {move['why']}" for move in one["moves"]]
     return lines
+
+
+def describe_variant(one: dict[str, Any], canary: dict[str, Any] | None) -> list[str]:
+    """Return in a line which variant of a canary served a request, and how the trial stands; nothing without one."""
+    if canary is None or not one["lane"]:
+        return []
+    stands = f"{canary['phase'].replace('_', ' ')} {canary['reason']}" if canary["reason"] else canary["outlook"]
+    return [f"variant: {one['lane']}; the canary's trial: {stands}"]
 
 
 def describe_prediction(one: dict[str, Any]) -> str:

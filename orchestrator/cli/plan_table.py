@@ -181,6 +181,14 @@ def _prediction_rows(found: Prediction, currency: str) -> Iterator[tuple[str, st
             f"prefill {found.prefill_ms:.2f}{_SELDOM_ASKED if found.link_ms else ''}"
         ),
     )
+    if found.uncascaded_draft_ms > found.draft_ms:
+        yield (
+            "cascade",
+            (
+                f"the draft model checks cheaper drafters' tokens in its own steps: drafting takes "
+                f"{found.draft_ms:.2f} ms a round, {found.uncascaded_draft_ms:.2f} without"
+            ),
+        )
     cost, joules = found.cost_per_million_tokens, found.joules_per_token
     yield "cost", "".join(_describe_taken(cost, 0.0, currency)) or "not known: no price"
     yield "energy", "".join(_describe_taken(0.0, joules, currency)) or "not known: no power"

@@ -39,6 +39,16 @@ def simulate(
     max_running: Annotated[int, typer.Option(min=1, max=4096, help="Sequences of a replica at a time.")] = 16,
     max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait, of all replicas.")] = 256,
     slo: Annotated[str, typer.Option(help="Objectives in ms for the goodput: ttft=500,tpot=50,e2e=9000.")] = "",
+    validate: Annotated[
+        bool, typer.Option("--validate", help="Compare the simulator with real runs on this machine: 10 to 15 minutes.")
+    ] = False,
+    only: Annotated[str, typer.Option(help="With --validate: only runs whose name this expression finds.")] = "",
+    prompts: Annotated[
+        Path | None, typer.Option(help="With --validate: JSON lines with `turns` or `prompt`; else those that ship.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="With --validate: keep models and profiles here; else they go with the run.")
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Nothing is drafted.")] = False,
     question: Annotated[
         str, typer.Option(help="Answer one of: edge, shared-draft, standby, mix, load (docs/simulation-questions.md).")
@@ -52,6 +62,11 @@ def simulate(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Simulate a fleet on a virtual clock: the daemon's decisions, measured or stated costs, recorded drafts."""
+    if validate:
+        from orchestrator.cli.simulate_validate import validate_simulator
+
+        validate_simulator(only, prompts, store, json_out)
+        return
     from orchestrator.bench.traffic.slo import parse_slo
     from orchestrator.cli.simulate_table import print_simulation
     from orchestrator.simulation.faults import FaultSchedule, load_faults

@@ -43,6 +43,9 @@ def print_simulation(result: dict[str, Any]) -> None:
     console.print(kinds)
     for kind, count in summary["errors"].items():
         console.print(f"{count:,} requests were refused or ended: {kind}", style="yellow", highlight=False)
+    if result["not_validated"]:
+        told = "; ".join(result["not_validated"])
+        console.print(f"not validated beside real runs: {told}", style="yellow", highlight=False, markup=False)
     for line in [*result["assumed"], *result["log"]["lines"][:10]]:
         console.print(line, highlight=False, markup=False)
 

@@ -54,6 +54,10 @@ def list_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("scaling", scaling_line(answer["scaling"])))
     if answer["draft_store"]:
         rows.append(("draft store", draft_store_line(answer["draft_store"])))
+    if answer["recent_outputs"]:
+        recent = answer["recent_outputs"]
+        told = f"{recent['tokens']} tokens of {recent['users']} user tags, given to {recent['given']} requests"
+        rows.append(("users' last answers", told))
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
         rows += [
@@ -327,7 +331,8 @@ def drafter_line(state: dict[str, Any], counts: dict[str, int] | None = None) ->
     counts = counts or state
     what = ""
     if state["source"] and not state["adapter"]:
-        what = f"statistics {state['source']}; "
+        brought = f"{state['statistics_accepted']} of {state['statistics_drafted']} tokens that only they said accepted"
+        what = f"statistics {state['source']}, {brought}; "
     elif state["source"]:
         precision = f"weights {state['weights']}, activations {state['activations']}, KV cache {state['kv_cache']}; "
         what = f"{state['adapter']} {state['device']}, {state['source']}; {precision if state['weights'] else ''}"

@@ -285,8 +285,8 @@ def _check_canary(config: ClusterConfig, path: Path, lines: Lines) -> None:
         raise ConfigError(f"{where} nobody has a drafter; give it canary.drafts")
     if ours == theirs and not config.canary_drafts:
         raise ConfigError(
-            f"{where} is no other than the rest; set canary.drafts, canary.speculation.method or "
-            "canary.speculation.num_speculative_tokens, or share: 0"
+            f"{where} is no other than the rest; set canary.drafts, canary.speculation.method, "
+            "canary.speculation.num_speculative_tokens or canary.speculation.acceptance, or share: 0"
         )
 
 

@@ -361,4 +361,6 @@ class ClusterConfig(Section):
         changes: dict[str, object] = {} if own.method == "same" else {"method": own.method}
         if own.num_speculative_tokens:
             changes["num_speculative_tokens"] = own.num_speculative_tokens
+        if own.acceptance != "same":
+            changes["acceptance"] = own.acceptance
         return self.speculation.model_copy(update=changes)

@@ -71,6 +71,8 @@ class CanarySpeculation(Section):
     """As `speculation.method`; `same`: no other."""
     num_speculative_tokens: int = Field(default=0, ge=0, le=64)
     """As `speculation.num_speculative_tokens`; 0: no other."""
+    acceptance: Literal["same", "coupled", "rejection", "tolerance"] = "same"
+    """As `speculation.acceptance`, of the canary's requests that name no rule; `same`: no other."""
 
 
 class Canary(Section):
@@ -93,3 +95,6 @@ class Canary(Section):
     """It is promoted where its TPOT is surely (95 %) lower by more than this share of the control's."""
     tolerance: float = Field(default=0.05, ge=0, le=1)
     """It is rolled back where its TTFT or TPOT is surely (95 %) higher by more than this share of the control's."""
+    least_agreement: float = Field(default=0.95, ge=0, le=1)
+    """It is rolled back where the share of its output's tokens that are the target's own choice is surely (95 %) below,
+    and promoted only where it is surely not. Only `tolerance` makes others."""

@@ -127,10 +127,10 @@ class PrefixHolders:
                 high = middle
         if not low:
             return []
-        found: list[str] = []
+        found: dict[str, None] = {}
         for depth in dict.fromkeys((low, (low + 1) // 2)):
             known = names.get(keys[depth - 1], ())
-            found += [known] if isinstance(known, str) else islice(known, _LOOKED_AT)
+            found |= dict.fromkeys([known] if isinstance(known, str) else islice(known, _LOOKED_AT))
             if len(found) >= _ENOUGH:
                 break
-        return found
+        return list(found)

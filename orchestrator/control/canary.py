@@ -7,6 +7,7 @@ way. Figures are folded in until something is decided; from then on every new re
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import isfinite
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from orchestrator.control.canary_file import TrialFile, TrialState
 from orchestrator.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, StateView, TrialDecision, TrialView
 from orchestrator.control.state import FAILED, STARTING
 from orchestrator.workers.messages import Submit
+from policies.sampling import Acceptance
 from policies.serving.canary import (
     CanaryMove,
     CanaryVariant,
@@ -34,7 +36,7 @@ from policies.serving.canary import (
 _SAVED_EVERY_S = 5.0
 _PHASES = {CanaryMove.PROMOTE: PROMOTED, CanaryMove.ROLL_BACK: ROLLED_BACK, CanaryMove.GO_ON: TRIAL}
 _IDENTICAL_RULES = ("greedy", "coupled")
-"""Under these the output does not depend on the drafts; the others' requests take no part in a trial."""
+"""Under these the output does not depend on the drafts; requests that name another one take no part in a trial."""
 
 _OUT_OF_USE = ("failed", "refused")
 """States of a drafter that does not draft any more (see DrafterState)."""
@@ -44,7 +46,8 @@ _log = logging.getLogger(__name__)
 
 class CanaryTerms(NamedTuple):
     """What cluster.yaml says of the trial. `differs`: what is other in the canary, a line each. `to_keep`: what to
-    change in cluster.yaml to keep it. `drafters`: the names of those that only the canary has."""
+    change in cluster.yaml to keep it. `drafters`: the names of those that only the canary has. `acceptance`: the rule
+    of its requests that name none; None: no other."""
 
     share: float
     by_rule: bool
@@ -52,6 +55,7 @@ class CanaryTerms(NamedTuple):
     differs: tuple[str, ...]
     to_keep: tuple[str, ...]
     drafters: frozenset[str] = frozenset()
+    acceptance: Acceptance | None = None
 
 
 class CanaryEntry(NamedTuple):
@@ -79,13 +83,14 @@ class CanaryTrial:
         if self._state.phase != TRIAL and self._state.decision is not None:
             _log.info("the canary is %s, as before: %s", _format_phase(self._state.phase), self._state.decision.reason)
 
-    def assign_variant(self, submit: Submit) -> tuple[Submit, CanaryEntry]:
+    def assign_variant(self, submit: Submit, *, names_rule: bool = False) -> tuple[Submit, CanaryEntry]:
         """Give a request its variant. A request that says itself how it is drafted for takes no part while nothing is
-        decided. Nor does one whose output may depend on its drafts. Before each draft worker was ready once nothing
-        counts."""
+        decided. Nor does one that names its acceptance rule (`names_rule`), where that is what is tried or its output
+        may depend on its drafts. Before each draft worker was ready once nothing counts."""
         state = self._state
         demands = submit.policy_depth or submit.depth is not None or submit.most_depth is not None
-        part = not demands and submit.sampling.rule in _IDENTICAL_RULES
+        bound = names_rule and (self._terms.acceptance is not None or submit.sampling.rule not in _IDENTICAL_RULES)
+        part = not demands and not bound
         if state.phase == PROMOTED:
             arm = CanaryVariant.CANARY
         elif state.phase == TRIAL and part:
@@ -95,10 +100,20 @@ class CanaryTrial:
         view = self._control.view()
         counted = part and not any(draft.phase == STARTING for draft in view.drafts)  # an arm may lack its drafts yet
         entry = CanaryEntry(arm, counted, state.number, view.totals.restarts)
+        if arm is CanaryVariant.CANARY and self._terms.acceptance is not None and not names_rule:
+            submit = msgspec.structs.replace(
+                submit, sampling=replace(submit.sampling, acceptance=self._terms.acceptance)
+            )
         return msgspec.structs.replace(submit, lane=arm.value), entry
 
     def end_entry(
-        self, entry: CanaryEntry, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None
+        self,
+        entry: CanaryEntry,
+        *,
+        ttft_ms: float | None,
+        tpot_ms: float | None,
+        acceptance: float | None,
+        agreement: float | None = None,
     ) -> None:
         """A request came to its end; decide, where there is enough to decide on."""
         state, view = self._state, self._control.view()
@@ -107,7 +122,11 @@ class CanaryTrial:
         if entry.restarts == view.totals.restarts:
             arms = {CanaryVariant(name): figures for name, figures in state.arms.items()}
             found = observe_request_figures(
-                arms.get(entry.arm, Figures()), ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=acceptance
+                arms.get(entry.arm, Figures()),
+                ttft_ms=ttft_ms,
+                tpot_ms=tpot_ms,
+                acceptance=acceptance,
+                agreement=agreement,
             )
             self._state = msgspec.structs.replace(state, arms={**state.arms, entry.arm.value: found})
         if failed := self._describe_failed_drafter(view):
@@ -144,11 +163,17 @@ class CanaryTrial:
     def _why(self, figure: str, interval: Interval) -> str:
         control, canary = (self._arms[arm] for arm in (CanaryVariant.CONTROL, CanaryVariant.CANARY))
         counts = f"{canary.ttft_ms.seen} requests of the canary and {control.ttft_ms.seen} others"
+        if figure == "agreement":
+            return (
+                f"{interval.low:.1%} to {interval.high:.1%} of its output's tokens (95 %) are the target's own choice, "
+                f"and {self._terms.rule.least_agreement:.1%} must be (canary.least_agreement), after {counts}"
+            )
         name = {"ttft_ms": "TTFT", "tpot_ms": "TPOT"}[figure]
-        mean = getattr(control, figure).mean
+        mean, kept = getattr(control, figure).mean, canary.agreement.mean
+        lost = f"; {kept:.1%} of its output's tokens are the target's own choice" if 0.0 < kept < 1.0 else ""
         return (
             f"{name} {interval.low:+.3g} to {interval.high:+.3g} ms (95 %) against {mean:.4g} ms of the others, after "
-            f"{counts}"
+            f"{counts}{lost}"
         )
 
     def promote(self) -> None:
@@ -229,7 +254,15 @@ class CanaryTrial:
         return (
             f"goes on until TPOT is surely {rule.gain:.0%} lower (promoted), TTFT or TPOT surely {rule.tolerance:.0%} "
             f"higher (rolled back), or {rule.most_requests} requests of the canary are not surely better (rolled back)"
+            f"{self._describe_agreement(canary)}"
         )
+
+    def _describe_agreement(self, canary: Figures) -> str:
+        """Return what the canary's output has to do with it, where some of it is not the target's own choice."""
+        if canary.agreement.mean == 1.0 or not canary.agreement.seen:
+            return ""
+        least = self._terms.rule.least_agreement
+        return f"; promoted only while surely {least:.1%} of its output's tokens are the target's own choice"
 
 
 def _format_phase(phase: str) -> str:

@@ -84,7 +84,7 @@ class Candidates:
         key: Hashable = (
             replica.rank,
             replica.standby,
-            "" if standing.decodes else state.phase,
+            None if standing.decodes else (state.phase, replica.life.stage),
             health,
             replica.kind,
             standing.places,

@@ -64,7 +64,15 @@ from orchestrator.control.events import (
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.operator_desk import OperatorDesk
 from orchestrator.control.overrides import NO_OVERRIDES, OverrideScope, bounds_of, change_overrides, format_override
-from orchestrator.control.port import DraftStoreView, PlanView, ReplicaView, RouteView, ScaleView, StateView
+from orchestrator.control.port import (
+    DraftStoreView,
+    PlanView,
+    RecentOutputsView,
+    ReplicaView,
+    RouteView,
+    ScaleView,
+    StateView,
+)
 from orchestrator.control.replicas import Rank, Replica, unlike_any
 from orchestrator.control.room import check_room
 from orchestrator.control.scale_load import SeenReplicas, measure_load
@@ -100,7 +108,8 @@ class TargetControl:
     `drafts` are started beside them once one is ready; nothing waits for them. Of each there are as many workers as
     `draft_pools` says of its name, else as there are replicas.
     `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one, and
-    `scale_view` how many replicas are wanted, where load decides, `draft_store_view` how the draft store does.
+    `scale_view` how many replicas are wanted, where load decides, `draft_store_view` how the draft store does,
+    `recent_outputs_view` what users were answered of late.
     `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
     `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices; in the
     event loop, and what they raise is logged. `kv_moves`:
@@ -124,6 +133,7 @@ class TargetControl:
         self.plan_view: Callable[[], PlanView] | None = None
         self.scale_view: Callable[[], ScaleView] | None = None
         self.draft_store_view: Callable[[], DraftStoreView] | None = None
+        self.recent_outputs_view: Callable[[], RecentOutputsView] | None = None
         self.on_round: list[Callable[[RoundReport], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
         self.on_resumed: list[Callable[[ResumedStream], None]] = []
@@ -247,6 +257,7 @@ class TargetControl:
             devices=state.loads.view(now_s),
             scaling=self.scale_view() if self.scale_view is not None else None,
             draft_store=self.draft_store_view() if self.draft_store_view is not None else None,
+            recent_outputs=self.recent_outputs_view() if self.recent_outputs_view is not None else None,
             quarantined=len(state.blame.list_quarantined(now_s)),
         )
 

@@ -219,7 +219,8 @@ TRIAL, PROMOTED, ROLLED_BACK = "trial", "promoted", "rolled_back"
 @dataclass(frozen=True, slots=True)
 class TrialDecision:
     """What ended a trial. `by`: "rule", "operator" or "drafter" (it failed); `at`: ISO 8601, UTC. `figure` ("ttft_ms",
-    "tpot_ms") of the canary less the others' was `low` to `high` then, with 95 %; None where it was not known."""
+    "tpot_ms") of the canary less the others' was `low` to `high` then, with 95 %; None where it was not known. Of
+    "agreement" it is the canary's own."""
 
     by: str
     reason: str
@@ -250,6 +251,16 @@ class TrialView:
 
 
 @dataclass(frozen=True, slots=True)
+class RecentOutputsView:
+    """What users were answered of late, to draft their next answers from: of so many `users` (tags), so many `tokens`;
+    `given` requests got some."""
+
+    users: int
+    tokens: int
+    given: int
+
+
+@dataclass(frozen=True, slots=True)
 class StateView:
     """What is running now. `phase`: "starting", "ready", "restarting", "draining" or "failed"; it is "ready" while one
     replica serves.
@@ -263,8 +274,8 @@ class StateView:
     `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
     took the target's place, by "same" and "other" bits. `kv_moves`: of streams, by the number
     of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
-    does not follow load. `draft_store`: None where answers stay in the worker's memory. `quarantined`: requests that
-    are refused for having ended workers.
+    does not follow load. `draft_store`: None where answers stay in the worker's memory; `recent_outputs`:
+    None until an answer to a user tag is there. `quarantined`: requests that are refused for having ended workers.
     """
 
     phase: str
@@ -290,6 +301,7 @@ class StateView:
     devices: tuple[DeviceView, ...] = ()
     scaling: ScaleView | None = None
     draft_store: DraftStoreView | None = None
+    recent_outputs: RecentOutputsView | None = None
     quarantined: int = 0
 
 

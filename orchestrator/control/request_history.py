@@ -62,6 +62,8 @@ class RequestHistory:
     prediction_tokens: int = 0
     predicted: int = 0
     predicted_right: int = 0
+    lane: str = ""
+    tolerated: int = 0
     rounds: list[_Rounds] = field(default_factory=list)
     moves: list[MoveView] = field(default_factory=list)
     _shares: dict[str, DrafterShare] = field(default_factory=dict)
@@ -89,6 +91,7 @@ class RequestHistory:
             drafted, accepted = delta.stats.drafted - before.drafted, delta.stats.accepted - before.accepted
             self.predicted += delta.stats.predicted - before.predicted
             self.predicted_right += delta.stats.predicted_right - before.predicted_right
+            self.tolerated += delta.stats.tolerated - before.tolerated
             self._add(_Rounds(now_s - self.opened_s, 1, len(delta.tokens), drafted, accepted))
             if delta.stats.drafters:
                 self._shares = {one.name: one for one in delta.stats.drafters}
@@ -133,6 +136,8 @@ class RequestHistory:
             prediction_tokens=self.prediction_tokens,
             predicted=self.predicted,
             predicted_right=self.predicted_right,
+            lane=self.lane,
+            tolerated=self.tolerated,
             rounds=tuple(
                 RoundsView(one.at_s, one.rounds, one.tokens, one.drafted, one.accepted) for one in self.rounds
             ),
@@ -170,7 +175,7 @@ class RequestHistories:
     def open(self, submit: Submit, now_s: float) -> RequestHistory:
         """A request was taken in."""
         found = RequestHistory(submit.request_id, submit.owner, len(submit.prompt), now_s)
-        found.tokens = len(submit.committed)
+        found.tokens, found.lane = len(submit.committed), submit.lane
         found.prediction_tokens = len(submit.prediction) // BYTES_PER_TOKEN
         self._live[submit.request_id] = found
         return found

@@ -37,7 +37,8 @@ class RequestView:
     lives). `owner`: of whose key, by the key's id. `depth`: draft tokens a round, of its newest rounds. `queue_ms`: it
     waited here and at its first worker. `digest` names what it asks for ("": not known yet). Its client
     brought `prediction_tokens` that it expected; `predicted` of them were verified, and `predicted_right` were right.
-    `drafters`: what each did, of late where it lives. It never has the text.
+    `drafters`: what each did, of late where it lives. `lane`: the canary's variant that served it, `tolerated`: see
+    RequestStats. It never has the text.
     """
 
     request_id: str
@@ -57,6 +58,8 @@ class RequestView:
     prediction_tokens: int = 0
     predicted: int = 0
     predicted_right: int = 0
+    lane: str = ""
+    tolerated: int = 0
     rounds: tuple[RoundsView, ...] = ()
     moves: tuple[MoveView, ...] = ()
     drafters: tuple[DrafterShare, ...] = ()

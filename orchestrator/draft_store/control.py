@@ -1,4 +1,4 @@
-"""Control of one target, with a draft store beside it: its requests go in with what was answered to prompts alike."""
+"""Control of one target, with answers beside it: requests go in with those to prompts alike, and to the same user."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from contextlib import aclosing
 
 import msgspec
 
+from orchestrator.clock import Clock
 from orchestrator.control.controller import TargetControl
 from orchestrator.control.port import StateView
+from orchestrator.draft_store.recent import RecentOutputs, join_answers
 from orchestrator.draft_store.service import DraftStoreService
 from orchestrator.workers.messages import DEADLINE, Delta, Submit
 
@@ -16,8 +18,9 @@ from orchestrator.workers.messages import DEADLINE, Delta, Submit
 class RecallingControl:
     """Implements control.port.Control. A request with speculation switched off is neither looked up nor kept."""
 
-    def __init__(self, inner: TargetControl) -> None:
+    def __init__(self, inner: TargetControl, clock: Clock) -> None:
         self._inner = inner
+        self._recent = RecentOutputs(clock)
         self._service: DraftStoreService | None = None
 
     def use(self, service: DraftStoreService | None) -> DraftStoreService | None:
@@ -36,21 +39,32 @@ class RecallingControl:
 
     def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control."""
-        service = self._service
         drafts = submit.depth != 0 and submit.max_tokens > 0
-        return self._inner.generate(submit) if service is None or not drafts else self._recall(submit, service)
+        helped = self._service is not None or submit.user
+        return self._recall(submit, self._service) if drafts and helped else self._inner.generate(submit)
 
-    async def _recall(self, submit: Submit, service: DraftStoreService) -> AsyncGenerator[Delta, None]:
-        """Decode a request with what the store has for it. One that would be refused does not wait for that."""
+    async def _recall(self, submit: Submit, service: DraftStoreService | None) -> AsyncGenerator[Delta, None]:
+        """Decode a request with what is there for it. One that would be refused does not wait for that."""
         self._inner.check_room()
-        ready, blocks = self._inner.view().ready, list[str]()
-        if ready is not None:
+        blocks, alike = list[str](), list[bytes]()
+        if service is not None and (ready := self._inner.view().ready) is not None:
             blocks = service.sketch(submit, ready)
-            submit = msgspec.structs.replace(submit, recalled=await service.recall(blocks))
+            alike = await service.recall(blocks)
+        own = self._recent.find(submit.owner, submit.user)
+        submit = msgspec.structs.replace(submit, recalled=join_answers(own, alike))
         answer = list(submit.committed)
         async with aclosing(self._inner.generate(submit)) as deltas:
             async for delta in deltas:
                 answer += delta.tokens
                 if delta.finish and delta.finish != DEADLINE:
-                    service.remember(blocks, submit.prompt, answer)
+                    self._remember(submit, answer, blocks, service)
                 yield delta
+
+    def _remember(
+        self, submit: Submit, answer: list[int], blocks: list[str], service: DraftStoreService | None
+    ) -> None:
+        if service is not None:
+            service.remember(blocks, submit.prompt, answer)
+        if submit.user:
+            self._recent.keep(submit.owner, submit.user, answer)
+            self._inner.recent_outputs_view = self._recent.view

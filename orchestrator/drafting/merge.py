@@ -33,13 +33,15 @@ def merge_draft(
     end = list(context[-_CONTEXT:])
     tokens: list[int] = []
     confidences: list[float] = []
-    chance, begun = 1.0, 0
+    chance, begun, brought = 1.0, 0, 0
     voters, longest = find_voters(context)
     while len(tokens) < limit:
         step = len(tokens) - begun
-        found = choose_guess(guess_by_vote(voters, longest, step), statistics.look(end))
+        voted = guess_by_vote(voters, longest, step)
+        found = choose_guess(voted, statistics.look(end))
         if found is None or (chance := chance * found.chance) < least:
             break
+        brought |= (voted is None or voted.token != found.token) << len(tokens)
         tokens.append(found.token)
         confidences.append(found.chance)
         end.append(found.token)
@@ -47,7 +49,7 @@ def merge_draft(
         if not voters:
             voters, longest = find_voters(end)
             begun = len(tokens)
-    return Draft(tuple(tokens), tuple(confidences), name if tokens else "")
+    return Draft(tuple(tokens), tuple(confidences), name if tokens else "", from_statistics=brought)
 
 
 def choose_guess(voted: Guess | None, known: Guess | None) -> Guess | None:

@@ -33,6 +33,7 @@ class Draft:
 
     `drafter` names whose tokens they are ("": nobody's). The last `forced` of them are not: a grammar added them.
     Behind those, `filling` tokens are nobody's guess: they keep the number of rows of a forward.
+    Bit i of `from_statistics` is set where the model's statistics said token i, and the text did not.
     `proposals[i]` is what token i was drawn from; None, or no entry, where it was not drawn. The confidence of a drawn
     token must not depend on the token (see policies/sampling/draft_distribution).
     """
@@ -43,6 +44,7 @@ class Draft:
     forced: int = 0
     proposals: tuple[DraftDistribution | None, ...] = ()
     filling: int = 0
+    from_statistics: int = 0
 
     @property
     def guessed(self) -> int:
@@ -81,6 +83,7 @@ class Draft:
             confidences=self.confidences[count:],
             forced=min(self.forced, max(0, len(self.tokens) - count)),
             proposals=self.proposals[count:],
+            from_statistics=self.from_statistics >> count,
         )
 
     def is_drawn(self, index: int) -> bool:

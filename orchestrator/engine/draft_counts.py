@@ -47,6 +47,7 @@ class RoundDraftCounts:
     per_position: list[int] = field(default_factory=list)
     by_rule: dict[str, tuple[int, int]] = field(default_factory=dict)
     by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)
+    tolerated: int = 0
 
     def add(self, drafted: int, accepted: int, rule: str) -> None:
         self.drafts += drafted > 0
@@ -66,6 +67,7 @@ class DrafterCounts:
     def __init__(self) -> None:
         self._drafted: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
+        self._statistics: dict[str, tuple[int, int]] = {}
 
     def add(self, draft: Draft, accepted: int) -> None:
         """A draft was verified, and so many of its leading tokens were accepted."""
@@ -73,10 +75,28 @@ class DrafterCounts:
             return
         self._drafted[draft.drafter] += draft.own
         self._accepted[draft.drafter] += min(accepted, draft.own)
+        if draft.from_statistics:
+            before = self._statistics.get(draft.drafter, (0, 0))
+            said, right = (
+                _count_first(draft.from_statistics, count) for count in (draft.own, min(accepted, draft.own))
+            )
+            self._statistics[draft.drafter] = (before[0] + said, before[1] + right)
 
     def states(self, states: Iterable[DrafterState]) -> list[DrafterState]:
         """Return the drafters' states with their counts."""
-        return [
-            msgspec.structs.replace(state, drafted=self._drafted[state.name], accepted=self._accepted[state.name])
-            for state in states
-        ]
+        return [self._count(state) for state in states]
+
+    def _count(self, state: DrafterState) -> DrafterState:
+        said, right = self._statistics.get(state.name, (0, 0))
+        return msgspec.structs.replace(
+            state,
+            drafted=self._drafted[state.name],
+            accepted=self._accepted[state.name],
+            statistics_drafted=said,
+            statistics_accepted=right,
+        )
+
+
+def _count_first(bits: int, count: int) -> int:
+    """Return how many of the first bits are set."""
+    return (bits & ((1 << count) - 1)).bit_count()

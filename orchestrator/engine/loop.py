@@ -385,6 +385,7 @@ class DecodeLoop:
             accepted_per_position=tally.per_position,
             by_rule=tally.by_rule,
             by_drafter=tally.by_drafter,
+            tolerated=tally.tolerated,
             round_ms=round_ms,
             device_ms=result.device_ms,
             draft_ms=begun.draft_ms,
@@ -521,6 +522,9 @@ class DecodeLoop:
             except GrammarFailed as error:
                 self._fail(sequence, error)
                 continue
+            tolerated = sum(index < len(taken) for index in judged.tolerated)
+            sequence.tolerated += tolerated
+            tally.tolerated += tolerated
             if taken:
                 self._levels.observe_commit(sequence, ended=bool(finish))
             told = bool(finish) or sequence.steps % _SHARES_EVERY == 0

@@ -15,7 +15,7 @@ _COUNTS = (
     *("prefix_queries", "prefix_hits", "out_of_memory", "not_finite"),
 )
 _REMOTE_COUNTS = ("asks", "in_time", "late", "wait_ms", "connections", "ahead_hits", "ahead_misses")
-_DRAFTER_COUNTS = ("rounds", "draft_ms", "drafted", "accepted")
+_DRAFTER_COUNTS = ("rounds", "draft_ms", "drafted", "accepted", "statistics_drafted", "statistics_accepted")
 
 
 def merge_gauges(all_of: Sequence[Gauges], places: Sequence[int]) -> Gauges:

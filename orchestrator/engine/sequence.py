@@ -19,11 +19,11 @@ class SequenceState:
     """`tokens` is the prompt and all committed tokens. `cached` counts the leading positions whose KV the slot
     holds and may be trusted; the rest is (re)computed. `apart`: rows behind the prompt are of a numerical class of
     their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock.
-    `tolerance_delta`, `predicted`, `predicted_right`: see RequestStats. `pace_s`, `pace_tokens`: since when its pace
-    is measured, and how many tokens it had then (0: it is not yet). `turn`: the last round that it decoded in.
-    `queued_s`: when it was queued last, at first or because it gave way. `pages`: what it begins with once it has a
-    slot. `by_drafter`: tokens that were verified, and those of them that were accepted. `shares`: what its drafters
-    did, in those rounds that tell it."""
+    `tolerance_delta`, `predicted`, `predicted_right`, `tolerated`: see RequestStats. `pace_s`, `pace_tokens`: since
+    when its pace is measured, and how many tokens it had then (0: it is not yet). `turn`: the last round that it
+    decoded in. `queued_s`: when it was queued last, at first or because it gave way. `pages`: what it begins with once
+    it has a slot. `by_drafter`: tokens that were verified, and those of them that were accepted. `shares`: what its
+    drafters did, in those rounds that tell it."""
 
     submit: Submit
     tokens: list[int]
@@ -47,6 +47,7 @@ class SequenceState:
     predicted: int = 0
     predicted_right: int = 0
     tolerance_delta: float = -1.0
+    tolerated: int = 0
     by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)
     shares: list[DrafterShare] = field(default_factory=list)
     draft: Draft = field(default=NOTHING)
@@ -148,4 +149,5 @@ class SequenceState:
             predicted=self.predicted,
             predicted_right=self.predicted_right,
             drafters=self.shares,
+            tolerated=self.tolerated,
         )

@@ -14,9 +14,10 @@ from orchestrator.drafting.cascade import Cascade
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.server import DraftEngine, HostedDrafter, RunsAhead
 from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.loading.drafters import draft_state
-from orchestrator.loading.models import load_model
-from orchestrator.loading.options import DraftWorkerOptions, ModelDraftOptions
+from orchestrator.loading.drafters import build_suffix, draft_state
+from orchestrator.loading.models import LoadedSource, load_model
+from orchestrator.loading.options import DraftWorkerOptions, ModelDraftOptions, SuffixOptions
+from orchestrator.loading.statistics import find_statistics
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.messages import Event, Progress
@@ -34,9 +35,13 @@ def build_draft_engine(options: dict[str, Any]) -> DraftEngine:
     return DraftEngine(lambda emit: _load(settings, emit), SystemClock())
 
 
-def _list_cheaper(draft: ModelDraftOptions) -> Sequence[SuffixDrafter]:
-    """Return the drafters whose tokens the model checks: this worker knows the texts, and nothing else."""
-    return [SuffixDrafter(max_match=_MATCH, memory_bytes=_TEXTS_BYTES, clock=SystemClock())] if draft.cascade else []
+def list_cheaper(draft: ModelDraftOptions, loaded: LoadedSource) -> Sequence[SuffixDrafter]:
+    """Return the drafters whose tokens the model checks: this worker knows the texts, and the statistics of its model,
+    where there are some. It is the model's own choice that they have to meet."""
+    if not draft.cascade:
+        return []
+    options = SuffixOptions("suffix", _MATCH, _TEXTS_BYTES, "auto")
+    return [build_suffix(options, statistics=find_statistics(options, draft.model, loaded))]
 
 
 def _load(options: DraftWorkerOptions, emit: Emit) -> HostedDrafter:
@@ -47,7 +52,7 @@ def _load(options: DraftWorkerOptions, emit: Emit) -> HostedDrafter:
     loaded = load_model(draft.model, options.slots + branches, lambda stage, fraction: emit(Progress(stage, fraction)))
     spec = loaded.model.spec
     planned = loaded.plan.total if loaded.plan else 0  # the process is the draft's own
-    cheaper, clock = _list_cheaper(draft), SystemClock()
+    cheaper, clock = list_cheaper(draft, loaded), SystemClock()
     drafter = ModelDrafter(
         loaded.model,
         msgspec.structs.replace(draft_state(draft, loaded), cores=effective_cores(), planned_memory_bytes=planned),

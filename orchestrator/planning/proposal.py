@@ -17,7 +17,7 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.errors import OutriderError
 from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_reserved_bytes
 from orchestrator.planning.estimates import Stated
@@ -33,6 +33,7 @@ from orchestrator.planning.wanted import (
     build_measured_drafter,
     build_measured_drafters,
     build_plan_goal,
+    list_cheaper,
     model_drafter,
 )
 from policies.planning.merit import tells_burden
@@ -201,12 +202,16 @@ def _name_nodes(asked: PlanRequest, roles: Mapping[str, Sequence[str]], nodes: M
 
 
 def _of_these_files(pairs: Sequence[PairAcceptance], asked: PlanRequest) -> list[PairAcceptance]:
-    """Return what was measured with the files of these models, whatever they were called then."""
+    """Return what was measured with the files of these models, whatever they were called then; with a draft model as
+    the target, too."""
     drafts = {draft.name: draft.model.digest for draft in asked.drafts}
+    targets = {draft.model.name: draft.model.digest for draft in asked.drafts if draft.model.digest}
+    targets[asked.target.name] = asked.target.digest  # last: a draft may have the target's files, and its name
     return [
-        replace(one, target=asked.target.name)
+        replace(one, target=name)
+        for name, digest in targets.items()
         for one in pairs
-        if one.target_digest == asked.target.digest and drafts.get(one.drafter, "") == one.drafter_digest
+        if one.target_digest == digest and drafts.get(one.drafter, "") == one.drafter_digest
     ]
 
 
@@ -231,7 +236,7 @@ def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base
         return replace(
             build_request_from_config(config, base, sketch.placement), beside=()
         )  # it is loaded here, not there
-    drafts = tuple(DraftCandidate(build_sketched_model(one), (one.acceptance,)) for one in sketch.drafts)
+    drafts = tuple(DraftCandidate(build_sketched_model(one), (one.acceptance,), cascade=True) for one in sketch.drafts)
     return PlanRequest(
         build_sketched_model(sketch.target),
         drafts,
@@ -254,7 +259,12 @@ def build_request_from_config(
         model_at_hand(model.source, model.name, base, model.weights, store),
         tuple(
             DraftCandidate(
-                model_at_hand(one.source, "", base, one.weights, store), (placement.draft_acceptance,), index, name
+                model_at_hand(one.source, "", base, one.weights, store),
+                (placement.draft_acceptance,),
+                index,
+                name,
+                one.cascade == "auto" and one.mismatched_vocabulary == "refuse",
+                one.process == "target" and AUTO not in (one.adapter, one.device),
             )
             for index, (one, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True))
             if isinstance(one, ModelDraft)
@@ -281,7 +291,7 @@ def build_proposal(
     except NoPlan as error:
         left = "".join(f"; {one.describe_reserve(asked.replicas)}" for one in asked.beside)
         raise PlanError(f"there is no plan: {error}{left}") from error
-    return PlanProposal(found, cluster, goal, behind, asked, _list_assumptions(asked, known), tuple(pairs))
+    return PlanProposal(found, cluster, goal, behind, asked, _list_assumptions(asked, known, pairs), tuple(pairs))
 
 
 def _settle_plan(cluster: Inventory, asked: PlanRequest, pairs: Sequence[PairAcceptance]) -> tuple[PlanGoal, Plan]:
@@ -292,7 +302,13 @@ def _settle_plan(cluster: Inventory, asked: PlanRequest, pairs: Sequence[PairAcc
         load = (asked.target.name, asked.placement.concurrency, depth)
         by_policy = (asked.target.name, asked.placement.concurrency, asked.depth_bound)
         drafters = build_measured_drafters(SUFFIX, "suffix", pairs, *by_policy) if asked.suffix else []
-        drafters += [build_measured_drafter(model_drafter(draft), draft.name, pairs, *load) for draft in asked.drafts]
+        drafters += [
+            replace(
+                build_measured_drafter(model_drafter(draft), draft.name, pairs, *load),
+                cheaper=list_cheaper(draft, asked.drafts, SUFFIX if asked.suffix else None, pairs, asked.target.name),
+            )
+            for draft in asked.drafts
+        ]
         goal = build_plan_goal(
             asked.placement,
             asked.target,
@@ -312,7 +328,7 @@ def _settle_plan(cluster: Inventory, asked: PlanRequest, pairs: Sequence[PairAcc
     return goal, found
 
 
-def _list_assumptions(asked: PlanRequest, known: Collection[str]) -> tuple[str, ...]:
+def _list_assumptions(asked: PlanRequest, known: Collection[str], pairs: Sequence[PairAcceptance]) -> tuple[str, ...]:
     found = []
     if asked.suffix and asked.depth_bound and "suffix" not in known:
         found.append(
@@ -324,4 +340,19 @@ def _list_assumptions(asked: PlanRequest, known: Collection[str]) -> tuple[str, 
         for draft in asked.drafts
         if draft.name not in known
     ]
-    return tuple(found)
+    return tuple(found + _list_cascade_assumptions(asked, pairs))
+
+
+def _list_cascade_assumptions(asked: PlanRequest, pairs: Sequence[PairAcceptance]) -> list[str]:
+    """Return what is not known of the tokens that draft models check in their steps."""
+    found = []
+    for draft in asked.drafts:
+        measured = {one.drafter for one in pairs if one.target == draft.model.name}
+        for one in list_cheaper(draft, asked.drafts, SUFFIX if asked.suffix else None, pairs, asked.target.name):
+            share = f", a step of it takes {one.step_share:.2f} of its own, by their weights" if one.step_share else ""
+            if one.name not in measured:
+                found.append(
+                    f"tokens of {one.name} that {draft.model.name} checks in its steps: its own choice with "
+                    f"{one.acceptance[0]:.2f}, as they are the target's{share}"
+                )
+    return found

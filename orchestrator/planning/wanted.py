@@ -10,7 +10,9 @@ from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.target import THIS_NODE
 from orchestrator.planning.models import PlannedModel
-from policies.planning.plan import Constraints, DrafterFacts, Objective, PlanGoal, TermWeights, Workload
+from policies.models.quantization import AS_FILE
+from policies.planning.cascade_yield import MOST_CHECKED
+from policies.planning.plan import CheaperDrafter, Constraints, DrafterFacts, Objective, PlanGoal, TermWeights, Workload
 
 SUFFIX = DrafterFacts(
     name="suffix",
@@ -25,12 +27,16 @@ at depth 4, 1.3 at depth 8."""
 @dataclass(frozen=True, slots=True)
 class DraftCandidate:
     """A draft model to choose, and the chance that a token of it is accepted. `index`: its place in `drafts` of
-    cluster.yaml; `name`: what the daemon calls it."""
+    cluster.yaml; `name`: what the daemon calls it. `cascade`: it checks cheaper drafters' tokens in its steps.
+    `placed`: cluster.yaml says that it runs in the target's process, and where: it is there whatever a plan chooses.
+    """
 
     model: PlannedModel
     acceptance: tuple[float, ...]
     index: int = -1
     name: str = ""
+    cascade: bool = False
+    placed: bool = False
 
 
 def build_plan_goal(
@@ -82,6 +88,44 @@ def build_plan_goal(
 def model_drafter(draft: DraftCandidate) -> DrafterFacts:
     """Return a draft model as the planner takes it."""
     return DrafterFacts(draft.model.name, draft.acceptance, draft.model.facts)
+
+
+def list_cheaper(
+    draft: DraftCandidate,
+    drafts: Sequence[DraftCandidate],
+    text: DrafterFacts | None,
+    pairs: Sequence[PairAcceptance],
+    target: str,
+) -> tuple[CheaperDrafter, ...]:
+    """Return whose tokens a draft model checks in its steps: the text's own (`text`: None where nobody drafts so), and
+    those of models before it that are there in any case.
+
+    How often tokens are its own choice is what was measured with it as the target; else what is known with the target.
+    A step of a cheaper model takes the share that its weights have of this one's.
+    """
+    if not draft.cascade:
+        return ()
+    found = []
+    if text is not None:
+        known = build_measured_drafter(text, "suffix", pairs, draft.model.name, 1, MOST_CHECKED, rule="fixed")
+        if known == text:
+            known = build_measured_drafter(text, "suffix", pairs, target, 1, MOST_CHECKED, rule="fixed")
+        found.append(CheaperDrafter("suffix", known.acceptance, known.coverage))
+    for one in drafts:
+        if one.index >= draft.index or not one.placed:
+            continue
+        known = build_measured_drafter(
+            model_drafter(one), one.name, pairs, draft.model.name, 1, MOST_CHECKED, rule="fixed"
+        )
+        share = _read_bits(one.model) / max(1.0, _read_bits(draft.model))
+        below = list_cheaper(one, drafts, text, pairs, target)
+        found.append(CheaperDrafter(one.name, known.acceptance, known.coverage, share, below, in_process=True))
+    return tuple(found)
+
+
+def _read_bits(model: PlannedModel) -> float:
+    """Return the bits of the weights that a step of a model reads."""
+    return model.shape.elements * model.bits(model.weights[0] if model.weights else AS_FILE)
 
 
 def build_measured_drafters(

@@ -31,6 +31,7 @@ from adapters.decoder.source import open_source
 from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
 from adapters.quality import add_quality
+from adapters.scoring import log_probabilities
 from device_profiles.units import human_bytes
 from orchestrator.loading.models import OnProgress, load_target
 from orchestrator.loading.options import EngineOptions
@@ -119,7 +120,7 @@ def _answer_prompts(reference: Reference, prompts: Sequence[list[int]], progress
         chosen = [int(part[-1].argmax()) for part in rows]
         for index, part in enumerate(rows):
             tokens[index].append(chosen[index])
-            scores[index] += _log_probabilities(part, [*new[index][1:], chosen[index]])
+            scores[index] += log_probabilities(part, [*new[index][1:], chosen[index]])
         new = [[token] for token in chosen]
     return ReferenceTexts(tokens, [len(prompt) - 1 for prompt in prompts], [one for text in scores for one in text])
 
@@ -128,8 +129,8 @@ def _compare_answers(model: LoadedModel, texts: ReferenceTexts, progress: OnProg
     same, scores = [], []
     for number, (tokens, begin) in enumerate(zip(texts.tokens, texts.begins, strict=True)):
         progress("read the answers", number / len(texts.tokens))
-        rows = _feed_tokens(model, tokens[:-1])
-        scores += _log_probabilities(rows, tokens[1:])
+        rows = feed_tokens(model, tokens[:-1])
+        scores += log_probabilities(rows, tokens[1:])
         same += list(rows[begin:].argmax(axis=1) == np.asarray(tokens[begin + 1 :]))
         model.release(0)
     perplexity, exact = (float(np.exp(-np.mean(part))) for part in (scores, texts.log_probabilities))
@@ -143,7 +144,7 @@ def _compare_answers(model: LoadedModel, texts: ReferenceTexts, progress: OnProg
     }
 
 
-def _feed_tokens(model: LoadedModel, tokens: list[int]) -> Rows:
+def feed_tokens(model: LoadedModel, tokens: list[int]) -> Rows:
     """Return all rows of a text, fed to slot 0 in chunks."""
     chunk, rows = model.capabilities.max_batch_rows, []
     for start in range(0, len(tokens), chunk):
@@ -155,7 +156,7 @@ def _feed_tokens(model: LoadedModel, tokens: list[int]) -> Rows:
 def _step_ms(model: LoadedModel, tokens: list[int]) -> tuple[float, int]:
     """Return the median time of a decode step behind a text, and its rows."""
     rows = model.capabilities.paid_rows
-    _feed_tokens(model, tokens)
+    feed_tokens(model, tokens)
     times = []
     for _ in range(_TIMED_STEPS):
         started = time.perf_counter()
@@ -163,14 +164,6 @@ def _step_ms(model: LoadedModel, tokens: list[int]) -> tuple[float, int]:
         times.append((time.perf_counter() - started) * 1000.0)
     model.release(0)
     return statistics.median(times), rows
-
-
-def _log_probabilities(rows: Rows, following: Sequence[int]) -> list[float]:
-    """Return log softmax of each row at the token that follows it."""
-    wide = rows.astype(np.float64)
-    top = wide.max(axis=1)
-    total = top + np.log(np.exp(wide - top[:, None]).sum(axis=1))
-    return [float(value) for value in wide[np.arange(len(wide)), np.asarray(following)] - total]
 
 
 def list_stored_quality(store: Path) -> list[dict[str, Any]]:

@@ -136,11 +136,18 @@ def _build_course(rounds: Sequence[RequestRound]) -> Course:
     )
 
 
-def find_company(sequences: int) -> int:
-    """Return the number in COMPANIES that is nearest, the lower of two."""
+def _find_nearest(sequences: int) -> int:
     place = bisect_left(COMPANIES, sequences)
     near = COMPANIES[max(0, place - 1) : place + 1]
     return min(near, key=lambda one: abs(one - sequences))
+
+
+_NEAREST = tuple(_find_nearest(count) for count in range(COMPANIES[-1] + 1))
+
+
+def find_company(sequences: int) -> int:
+    """Return the number in COMPANIES that is nearest, the lower of two."""
+    return _NEAREST[sequences] if sequences < len(_NEAREST) else COMPANIES[-1]
 
 
 def draw_requests(

@@ -12,6 +12,7 @@ import psutil
 
 from orchestrator.control.admission import ControlLimits
 from orchestrator.errors import OutriderError
+from orchestrator.simulation.coverage import list_unvalidated
 from orchestrator.simulation.faults import FaultSchedule, list_faults
 from orchestrator.simulation.figures import FORMULAS
 from orchestrator.simulation.fleet import Fleet
@@ -85,6 +86,7 @@ def simulate(scenario: Scenario, told: Callable[[float, int], None] = lambda now
         "kinds": kinds,
         "log": {"counts": dict(world.log.counts), "lines": world.log.lines},
         "assumed": list(fleet.assumed),
+        "not_validated": list_unvalidated(fleet, faults),
         "formulas": FORMULAS,
     }
 

@@ -128,7 +128,7 @@ class World:
     @property
     def now_s(self) -> float:
         """The virtual clock."""
-        return float(self.env.now)
+        return self.env._now
 
     def after(self, delay_s: float, call: Callable[[Any], None], argument: Any) -> None:
         """Call back in a while."""

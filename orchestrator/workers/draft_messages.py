@@ -74,6 +74,7 @@ class DrafterState(msgspec.Struct, frozen=True):
     `rounds` in which it drafted took `draft_ms` together; of its tokens `drafted` were verified and `accepted` became
     output. All count since the worker started. What is not a model has no adapter, device or precisions. The `source`
     of a suffix drafter are its statistics, and the `reason` of one that is "ok" is why it has none that there are.
+    `statistics_drafted`, `statistics_accepted`: of its tokens those that the statistics said, and the text did not.
     `static_widths` as in `Ready`.
     `vocabulary`: how a model's goes with the target's ("identical", "padded", "translated"). `planned_memory_bytes`:
     what its model was announced to add to its process at the peak (0: not known). Where the model has a process of its
@@ -100,6 +101,8 @@ class DrafterState(msgspec.Struct, frozen=True):
     accepted: int = 0
     remote: RemoteState | None = None
     cores: list[int] = []
+    statistics_drafted: int = 0
+    statistics_accepted: int = 0
 
 
 class DraftReady(msgspec.Struct, frozen=True, tag="draft_ready"):

@@ -269,7 +269,8 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     its prompt. `reused`: tokens of the prompt whose KV cache was there already. `tolerance_delta`: the tolerance (nats)
     that drafts were judged with last, below 0 where there was none. `predicted`, `predicted_right`: tokens of the
     request's own prediction that were verified, and those of them that were accepted. `drafters`: what each did, with
-    the last delta and now and then before it; else it is empty.
+    the last delta and now and then before it; else it is empty. `tolerated`: tokens of the output that
+    only the tolerance accepted, so that they are not the target's own choice.
     """
 
     prompt_tokens: int
@@ -284,6 +285,7 @@ class RequestStats(msgspec.Struct, frozen=True, array_like=True):
     predicted: int = 0
     predicted_right: int = 0
     drafters: list[DrafterShare] = []
+    tolerated: int = 0
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True):
@@ -313,7 +315,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     `expected_ms`: predicted for the whole round, 0 where nothing is known. `trace`: of a round that was sampled.
     `in_flight`: so many rounds, this one among them, were under way when it ended; `stage_ms`: each stage's part of
     `device_ms`, both of a target in several stages. `round_tokens`: those of one round, where deltas have the tokens of
-    several rounds that were alike, as a simulated worker tells them (0: of this one).
+    several rounds that were alike, as a simulated worker tells them (0: of this one). `tolerated`: see RequestStats.
     """
 
     deltas: list[Delta]
@@ -334,6 +336,7 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     in_flight: int = 1
     stage_ms: list[float] = []
     round_tokens: float = 0.0
+    tolerated: int = 0
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from device_profiles.link import SAME_HOST, LinkProfile
 from device_profiles.units import MS_PER_S
+from policies.planning.cascade_yield import estimate_drafting_ms
 from policies.planning.draft_yield import (
     all_hit_rate,
     changes_of,
@@ -80,15 +81,15 @@ def verify_ms(
 
 def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float) -> float:
     """Return the time to draft `depth` tokens for every sequence: the first forward also reads what the draft missed
-    of the last verdict."""
+    of the last verdict. Steps that check cheaper drafters' tokens are fewer (policies/planning/cascade_yield.py)."""
     if depth == 0 or sequences <= 0:
         return 0.0
     if draft.part is None:
         drafted = sum(count * share for count, share in compute_draft_length_shares(draft.drafter, depth))
         return draft.drafter.token_ms * (drafted if draft.drafter.offered else depth) * sequences
-    context = context_tokens(workload)
-    first = draft.part.ms(2 * sequences, sequences, context)
-    return first + (depth - 1) * draft.part.ms(sequences, sequences, context)
+    part, context = draft.part, context_tokens(workload)
+    cheaper = [one for one in draft.drafter.cheaper if not (one.in_process and draft.overlap)]
+    return estimate_drafting_ms(lambda rows: part.ms(rows * sequences, sequences, context), cheaper, depth)
 
 
 def _goodput(one: Prediction) -> float:
@@ -154,14 +155,17 @@ class _Predictor:
         """Return what is predicted at a depth, with so many micro-batches."""
         draft, load, sequences = self._draft, self._load, self._target.sequences
         plain = self.plain[micro_batches]
-        verify, drafting, link = plain, 0.0, 0.0
+        verify, drafting, link, alone = plain, 0.0, 0.0, 0.0
         if draft is not None and depth > 0:
             changes = changes_of(draft.drafter, sequences)
             verify = sum(
                 share * self._times.verify_ms(self._target.hops, count, micro_batches, changes=changes)
                 for count, share in compute_draft_length_shares(draft.drafter, depth)
             )
-            drafting = draft_ms(draft, load, depth, sequences)
+            drafting = alone = draft_ms(draft, load, depth, sequences)
+            if draft.drafter.cheaper:
+                bare = replace(draft, drafter=replace(draft.drafter, cheaper=()))
+                alone = draft_ms(bare, load, depth, sequences)
             if draft.part is not None and draft.overlap:
                 link = draft_link_ms(draft.link.rtt_ms, draft.link.bytes_per_s, sequences)
         together = _together_ms(self._target, draft, load, depth, verify, drafting, link)
@@ -178,6 +182,7 @@ class _Predictor:
             round_ms=together + share,
             verify_ms=verify,
             draft_ms=drafting,
+            uncascaded_draft_ms=alone,
             link_ms=link,
             prefill_ms=share,
             depth=depth,

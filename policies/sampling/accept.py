@@ -28,11 +28,13 @@ from policies.sampling.params import Row, Sampling, finite_top
 
 @dataclass(frozen=True, slots=True)
 class VerifiedToken:
-    """`token` is the draft where it was accepted. `gap`: see the module; None where the rule does not use it."""
+    """`token` is the draft where it was accepted. `gap`: see the module; None where the rule does not use it.
+    `tolerated`: the tolerance alone accepted it; by the rule that loses nothing another token would stand there."""
 
     accepted: bool
     token: int
     gap: float | None = None
+    tolerated: bool = False
 
 
 def judge(
@@ -63,8 +65,9 @@ def judge(
     p_draft, q_draft = _share(ids, p, draft), _share(*q, draft)
     gap = math.log(q_draft) - math.log(p_draft) if p_draft > 0.0 else math.inf
     tolerated = sampling.acceptance == "tolerance" and delta is not None and math.isfinite(gap) and gap <= delta
-    if tolerated or uniform(sampling.seed, position, noise.Purpose.ACCEPT) * q_draft < p_draft:
-        return VerifiedToken(True, draft, gap)
+    lossless = uniform(sampling.seed, position, noise.Purpose.ACCEPT) * q_draft < p_draft
+    if tolerated or lossless:
+        return VerifiedToken(True, draft, gap, tolerated=not lossless)
     left = residual(ids, p, *q)
     at = uniform(sampling.seed, position, noise.Purpose.RESIDUAL)
     return VerifiedToken(False, int(ids[noise.draw_index(left, at)]), gap)
@@ -88,7 +91,7 @@ def _near_the_best(row: Row, draft: int, delta: float | None) -> VerifiedToken:
     gap = finite_top(row) - float(row[draft])
     best = int(row.argmax())
     accepted = draft == best if delta is None else math.isfinite(gap) and gap <= delta
-    return VerifiedToken(accepted, draft if accepted else best, gap)
+    return VerifiedToken(accepted, draft if accepted else best, gap, tolerated=accepted and draft != best)
 
 
 def _build_draft_distribution(

@@ -15,11 +15,13 @@ from policies.sampling.params import NotFinite, Row, Sampling, Shape
 @dataclass(frozen=True, slots=True)
 class VerifiedDraft:
     """`tokens` are to be committed: `accepted` drafts, then one recovered or bonus token (none where a shape said that
-    nothing may follow). `gaps` of the drafts that were judged, where the rule is tolerance."""
+    nothing may follow). `gaps` of the drafts that were judged, where the rule is tolerance; `tolerated`: which of the
+    tokens only the tolerance accepted."""
 
     accepted: int
     tokens: tuple[int, ...]
     gaps: tuple[float, ...] = ()
+    tolerated: tuple[int, ...] = ()
 
 
 def verify_draft(
@@ -42,20 +44,23 @@ def verify_draft(
     if shape is None and sampling.rule == "greedy":
         return _greedy_verdict(rows, draft)
     gaps: list[float] = []
+    tolerated: list[int] = []
     for index, token in enumerate(draft):
         row = _shape_row(rows[index], draft[:index], shape)
         if row is None:
-            return VerifiedDraft(index, tuple(draft[:index]), tuple(gaps))
+            return VerifiedDraft(index, tuple(draft[:index]), tuple(gaps), tuple(tolerated))
         proposal = proposals[index] if index < len(proposals) else None
         judged = judge(row, token, proposal, sampling, position + index, delta=delta)
         if judged.gap is not None and sampling.acceptance == "tolerance":
             gaps.append(judged.gap)
         if not judged.accepted:
-            return VerifiedDraft(index, (*draft[:index], judged.token), tuple(gaps))
+            return VerifiedDraft(index, (*draft[:index], judged.token), tuple(gaps), tuple(tolerated))
+        if judged.tolerated:
+            tolerated.append(index)
     count = len(draft)
     row = _shape_row(rows[count], draft, shape)
     bonus = () if row is None else (choose(row, sampling, position + count),)
-    return VerifiedDraft(count, (*draft, *bonus), tuple(gaps))
+    return VerifiedDraft(count, (*draft, *bonus), tuple(gaps), tuple(tolerated))
 
 
 def verify_coupled_drafts(asked: Sequence[tuple[Row, Sequence[int], Sampling, int]]) -> list[VerifiedDraft]:

@@ -2,8 +2,9 @@
 
 A request's variant follows from its id alone, so a request that is run again goes the same way. A larger share takes in
 all that a smaller one did. Variants are compared by Welch's test of two means with unequal variances (Welch, "The
-generalization of Student's problem", 1947); running sums are kept (Welford, 1962), not samples. Since all variants make
-the same tokens, a variant can only be slower, never wrong.
+generalization of Student's problem", 1947); running sums are kept (Welford, 1962), not samples. Variants that lose
+nothing make the same tokens, so they can only be slower, never wrong. One that tolerates other tokens than the target's
+own is held to how many of them are.
 """
 
 from __future__ import annotations
@@ -74,21 +75,29 @@ class Moments(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Figures of one variant. Acceptance is accepted / drafted tokens, a figure of each request that had drafts."""
+    """Figures of one variant. Acceptance is accepted / drafted tokens, a figure of each request that had drafts;
+    agreement the share of a request's tokens that are the target's own choice behind what is before them."""
 
     ttft_ms: Moments = Moments()
     tpot_ms: Moments = Moments()
     acceptance: Moments = Moments()
+    agreement: Moments = Moments()
 
 
 def observe_request_figures(
-    figures: Figures, *, ttft_ms: float | None, tpot_ms: float | None, acceptance: float | None
+    figures: Figures,
+    *,
+    ttft_ms: float | None,
+    tpot_ms: float | None,
+    acceptance: float | None,
+    agreement: float | None = None,
 ) -> Figures:
     """Take in a request that ended; None where a figure does not exist (one token has no TPOT)."""
     return Figures(
         figures.ttft_ms if ttft_ms is None else figures.ttft_ms.with_value(ttft_ms),
         figures.tpot_ms if tpot_ms is None else figures.tpot_ms.with_value(tpot_ms),
         figures.acceptance if acceptance is None else figures.acceptance.with_value(acceptance),
+        figures.agreement if agreement is None else figures.agreement.with_value(agreement),
     )
 
 
@@ -108,12 +117,14 @@ def difference(canary: Moments, control: Moments) -> Interval:
 class PromotionRule(NamedTuple):
     """When to decide. Nothing before `least_requests` of the canary. The canary is promoted where its TPOT is surely
     lower by `gain` (0.02: two percent of control's) and its TTFT not surely higher by `tolerance`. It is rolled back
-    where either is surely higher by that. It is rolled back too where after `most_requests` it is not surely better."""
+    where either is surely higher by that, and where its agreement is surely below `least_agreement`; it is not promoted
+    while that may be. It is rolled back too where after `most_requests` it is not surely better."""
 
     least_requests: int = 50
     most_requests: int = 2000
     gain: float = 0.02
     tolerance: float = 0.05
+    least_agreement: float = 0.95
 
 
 class CanaryMove(StrEnum):
@@ -125,7 +136,8 @@ class CanaryMove(StrEnum):
 
 
 class Decision(NamedTuple):
-    """What to do and why: a name of the figure, and the interval of canary less control that it rests on."""
+    """What to do and why: a name of the figure, and the interval that it rests on: of canary less control, or of the
+    canary's own agreement."""
 
     move: CanaryMove
     figure: str
@@ -140,12 +152,18 @@ def decide_canary(arms: Mapping[CanaryVariant, Figures], rule: PromotionRule) ->
     requests = canary.ttft_ms.seen
     if requests < rule.least_requests or control.ttft_ms.seen < rule.least_requests:
         return Decision(CanaryMove.GO_ON, "requests", tpot)
+    agreement = canary.agreement.interval
+    if agreement.high < rule.least_agreement:
+        return Decision(CanaryMove.ROLL_BACK, "agreement", agreement)
     if ttft.low > rule.tolerance * control.ttft_ms.mean:
         return Decision(CanaryMove.ROLL_BACK, "ttft_ms", ttft)
     if tpot.low > rule.tolerance * control.tpot_ms.mean:
         return Decision(CanaryMove.ROLL_BACK, "tpot_ms", tpot)
-    if tpot.high < -rule.gain * control.tpot_ms.mean:
+    agrees = agreement.low >= rule.least_agreement or not canary.agreement.seen
+    if tpot.high < -rule.gain * control.tpot_ms.mean and agrees:
         return Decision(CanaryMove.PROMOTE, "tpot_ms", tpot)
+    if requests >= rule.most_requests and not agrees:
+        return Decision(CanaryMove.ROLL_BACK, "agreement", agreement)
     if requests >= rule.most_requests:
         return Decision(CanaryMove.ROLL_BACK, "tpot_ms", tpot)
     return Decision(CanaryMove.GO_ON, "tpot_ms", tpot)

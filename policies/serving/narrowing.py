@@ -23,7 +23,7 @@ PRICED_ALL: Final = 32
 """So many replicas are all priced: then there is nothing to choose from them."""
 PER_KIND: Final = 2
 KINDS: Final = 12
-IDLE_KINDS: Final = 6
+IDLE_KINDS: Final = 12
 STEP: Final = 1.15
 """Measured figures that differ by less are one for the kind."""
 _SLACK: Final = 16
@@ -147,7 +147,7 @@ class Narrowing(Generic[M]):
         for crowd in takers:
             found += crowd.list_least(count)
         others = [crowd for crowd in self._crowds.values() if not crowd.kind.takes]
-        if tokens and len(others) > IDLE_KINDS:
+        if len(others) > IDLE_KINDS:
             others.sort(key=lambda crowd: (crowd.kind.tokens != tokens, not crowd.kind.hopes))
         for crowd in others[:IDLE_KINDS]:
             found += crowd.list_least(count)[:1]

@@ -137,6 +137,7 @@ async def test_the_usage_chunk_carries_the_speculation_figures():
         "num_accepted_draft_tokens": 3,
         "acceptance": "coupled",
         "tolerance_delta": None,
+        "num_tolerated_tokens": 0,
         "effective": None,
     }
 

@@ -170,3 +170,15 @@ def test_depth_recovers_on_these_costs():
         assert found.rounds <= 10
         assert found.worth >= 0.99  # of the best depth's: where it swings, it swings where depths are worth alike
         assert max(found.depths[20 : found.turned]) <= 1
+
+
+def test_drafters_live_on_behind_a_visit(target, requests):
+    loaded, options = target
+    submits = requests.all()[:1]
+    runner = VisitRunner(loaded, options, lambda tokens: None)
+    runner.read(submits)
+    drafter = Drafters(options, loaded).of("good")
+    closed: list[str] = []
+    drafter.close = lambda: closed.append("closed")  # type: ignore[method-assign]  # what it would do to statistics
+    alone(runner.begin(submits, [(0, 1)], drafter))
+    assert closed == [], "the next visit has it, too"

@@ -115,7 +115,7 @@ def test_requests_that_are_no_evidence_take_no_part(tmp_path):
     ]
     for number in range(40):
         for fields in own:
-            submit, entry = found.assign_variant(request(number, **fields))
+            submit, entry = found.assign_variant(request(number, **fields), names_rule="sampling" in fields)
             assert submit.lane == "control"
             found.end_entry(entry, ttft_ms=1.0, tpot_ms=1.0, acceptance=None)
     assert sum(arm.ttft_ms.seen for arm in found.view().arms.values()) == 0
@@ -123,6 +123,31 @@ def test_requests_that_are_no_evidence_take_no_part(tmp_path):
     workers.restarts += 1
     found.end_entry(entry, ttft_ms=9000.0, tpot_ms=1.0, acceptance=None)
     assert sum(arm.ttft_ms.seen for arm in found.view().arms.values()) == 0, "it waited for a worker"
+
+
+def test_an_acceptance_rule_is_tried_by_those_who_name_none_and_held_to_its_agreement(tmp_path):
+    terms = CanaryTerms(
+        0.5, True, RULE, ("speculation.acceptance: coupled -> tolerance",), KEEP, acceptance="tolerance"
+    )
+    file = TrialFile(tmp_path / "canary" / "x.json")
+    found = CanaryTrial(terms, "salt", file, Workers(), SystemClock())
+    rules: dict[str, set[str]] = {}
+    for number in range(60):
+        submit, entry = found.assign_variant(request(number, sampling=Sampling(temperature=1.0)))
+        rules.setdefault(submit.lane, set()).add(submit.sampling.acceptance)
+        named, _ = found.assign_variant(request(number, sampling=Sampling(temperature=1.0)), names_rule=True)
+        assert (named.lane, named.sampling.acceptance) == ("control", "coupled"), "it says what it wants"
+        lost = submit.lane == "canary"
+        tpot_ms = (6.0 if lost else 10.0) + 0.01 * (number % 3)
+        agreement = 0.8 + 0.001 * (number % 3) if lost else 1.0
+        found.end_entry(entry, ttft_ms=50.0, tpot_ms=tpot_ms, acceptance=0.5, agreement=agreement)
+    assert rules == {"canary": {"tolerance"}, "control": {"coupled"}}
+    view = found.view()
+    assert view.decision is not None
+    assert (view.phase, view.decision.figure) == ("rolled_back", "agreement")
+    assert "are the target's own choice, and 95.0% must be (canary.least_agreement)" in view.decision.reason
+    again = CanaryTrial(terms, "salt", file, Workers(), SystemClock())
+    assert again.view().arms == view.arms
 
 
 def test_a_drafter_of_its_own_that_fails_ends_it(tmp_path):

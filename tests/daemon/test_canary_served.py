@@ -183,3 +183,37 @@ def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_wh
         assert status["decision"]["low"] > 0
         assert "suffix; always 4 tokens" in run_command(daemon, "status")
         assert count_by_arm(daemon, "outrider_arm_draft_tokens_total")["canary"] == 0
+
+
+LOSSY = """
+drafts:
+  - {method: suffix}
+  - {method: model, source: "simulated:toy?agree=0.5", adapter: simulated}
+speculation: {tolerance_delta: 8.0, method: fixed, num_speculative_tokens: 4}
+canary: {share: 0.5, least_requests: 4, most_requests: 4, speculation: {acceptance: tolerance}}
+"""
+
+
+def test_a_canary_that_tolerates_is_dropped_for_what_it_says_and_the_others_lose_nothing(tmp_path, plain):
+    config = configuration(tmp_path, extra=LOSSY)
+    expected = texts(plain)
+    with running(config) as daemon:
+        for _ in range(30):
+            found = [daemon.client.completions.with_raw_response.create(**ASK, prompt=prompt) for prompt in PROMPTS]
+            if canary(daemon, "status")["phase"] != "trial":
+                break
+            arms = list_ended_arms(config.with_suffix(".log"))[-len(PROMPTS) :]
+            for arm, one, exact in zip(arms, found, expected, strict=True):
+                assert one.headers["X-Outrider-Acceptance"] == ("tolerance" if arm == "canary" else "coupled")
+                assert arm == "canary" or one.parse().choices[0].text == exact
+        status = canary(daemon, "status")
+        assert (status["phase"], status["decision"]["figure"]) == ("rolled_back", "agreement")
+        assert status["arms"]["control"]["agreement"]["mean"] == 1.0
+        assert status["arms"]["canary"]["agreement"]["high"] < 0.95
+        assert "the target's own tokens" in run_command(daemon, "canary", "status")
+        tolerated = count_by_arm(daemon, "outrider_arm_tolerated_tokens_total")
+        assert tolerated["control"] == 0 < tolerated["canary"]
+        assert texts(daemon) == expected, "nobody has it any more"
+        last = daemon.client.completions.create(**ASK, prompt=PROMPTS[0])
+        told = run_command(daemon, "explain", last.id)
+        assert "variant: control; the canary's trial: rolled back by the rule" in told

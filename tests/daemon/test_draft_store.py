@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -167,3 +168,25 @@ def test_a_store_on_disk_outlives_its_daemon(plain, tmp_path):
             found = daemon.status()["draft_store"]
             assert (found and found["location"]) == location
             assert answer(daemon, PROMPTS[0]) == answer(plain, PROMPTS[0])
+
+
+def test_a_users_last_answers_are_drafted_from_after_a_worker_was_lost_and_nobody_elses(tmp_path):
+    extra = "drafts: [{method: suffix}]\nspeculation: {method: fixed, num_speculative_tokens: 8}"
+    with running(configuration(tmp_path, extra=extra)) as daemon:
+        first = answer(daemon, PROMPTS[0], user="ann")
+        assert daemon.status()["recent_outputs"] == {"users": 1, "tokens": TOKENS, "given": 0}
+
+        def lose_worker_and_ask(user: str) -> int:
+            pid = daemon.status()["ready"]["pid"]
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: daemon.status()["phase"] == "ready" and daemon.status()["ready"]["pid"] != pid)
+            before = daemon.status()["totals"]["accepted"]
+            assert answer(daemon, PROMPTS[0], user=user) == first, "drafts change no token"
+            daemon.wait_for("", streams=0)
+            return int(daemon.status()["totals"]["accepted"] - before)
+
+        others, own = lose_worker_and_ask("bob"), lose_worker_and_ask("ann")
+        assert own > others, "what ann was told is known to the daemon, and to her requests alone"
+        assert daemon.status()["recent_outputs"]["given"] == 1
+        assert "given to 1 requests" in str(list_rows(daemon.status()))
+        assert "outrider_recent_outputs_requests_total" in httpx.get(f"{daemon.url}/metrics").text

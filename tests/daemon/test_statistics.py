@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pytest
 
@@ -15,8 +16,12 @@ from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.drafting.statistics import StatisticsCard, write_statistics
 from orchestrator.generating.counts import build_entries, count_contexts, list_positions
 from orchestrator.generating.data import Text
-from orchestrator.loading.models import load_tokenizer
+from orchestrator.loading.draft_worker import list_cheaper
+from orchestrator.loading.models import load_model, load_tokenizer
+from orchestrator.loading.options import DraftWorkerOptions, draft_specs, engine_options
 from orchestrator.loading.statistics import place_statistics
+from policies.sampling import Sampling
+from tests.support.config import parse_config
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 
 TOKENS = 60
@@ -81,7 +86,16 @@ def test_status_and_metrics_tell_the_statistics(served):
     assert found["memory_bytes"] >= 13
     shown = outrider_process("status", "--socket", str(served.admin)).stdout
     assert "180 tokens of toy" in " ".join(shown.replace("│", " ").split())
-    assert 'outrider_drafter_accepted_tokens_total{drafter="suffix"' in httpx.get(f"{served.url}/metrics").text
+    answer(served, PROMPTS[0])
+    served.wait_for("gauges", running=0)
+    (found,) = served.status()["replicas"][0]["gauges"]["drafters"]
+    brought, said = found["statistics_accepted"], found["statistics_drafted"]
+    assert 0 < brought <= said <= found["drafted"]
+    shown = outrider_process("status", "--socket", str(served.admin)).stdout
+    assert f"{brought} of {said} tokens that only they said accepted" in " ".join(shown.replace("│", " ").split())
+    told = httpx.get(f"{served.url}/metrics").text
+    assert 'outrider_drafter_accepted_tokens_total{drafter="suffix"' in told
+    assert 'outrider_drafter_statistics_accepted_tokens_total{drafter="suffix"' in told
 
 
 def test_document_stores_that_a_request_names_are_no_statistics(served):
@@ -118,3 +132,20 @@ def test_damaged_statistics_that_nobody_named_cost_drafts_only(tmp_path):
         assert "is damaged" in found["reason"]
         shown = outrider_process("status", "--socket", str(daemon.admin)).stdout
         assert "is damaged" in " ".join(shown.replace("│", " ").split())
+
+
+def test_a_draft_workers_cascade_has_the_statistics_of_its_own_model(tmp_path):
+    text = f"model: {{source: 'simulated:toy', adapter: simulated}}\nstore: {{directory: '{tmp_path}'}}\n"
+    draft = "drafts: [{method: model, source: 'simulated:toy', adapter: simulated, process: own}]\n"
+    config = parse_config(text + draft, tmp_path / "c.yaml")
+    (spec,) = draft_specs(engine_options(config, tmp_path), config)
+    options = msgspec.convert(spec.options, DraftWorkerOptions).draft
+    loaded = load_model(options.model, 2, lambda _stage, _fraction: None)
+    (without,) = list_cheaper(options, loaded)
+    assert without.states()[0].source == ""
+    write(place_statistics(tmp_path, loaded.name, fingerprint()), ["the lighthouse keeper of the north"])
+    (found,) = list_cheaper(options, loaded)
+    assert "tokens of" in found.states()[0].source
+    found.begin("a", load_tokenizer("").encode("lighthou", special=False), Sampling())
+    assert found.continue_from("a", (), 4).from_statistics, "nothing of it is in the text"
+    assert list_cheaper(msgspec.structs.replace(options, cascade=False), loaded) == []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.drafting.port import Draft
-from orchestrator.engine.draft_counts import RoundDraftCounts, count_by_drafter
+from orchestrator.engine.draft_counts import DrafterCounts, RoundDraftCounts, count_by_drafter
+from orchestrator.workers.draft_messages import DrafterState
 
 
 def test_drafts_are_counted_by_position_and_by_the_rule_they_were_judged_by() -> None:
@@ -31,3 +32,15 @@ def test_the_counts_by_drafter_add_up_to_all_of_them() -> None:
     assert counts.by_drafter == {"suffix": (4, 4), "grammar": (6, 5), "model": (2, 1)}
     assert sum(drafted for drafted, _ in counts.by_drafter.values()) == counts.drafted
     assert sum(accepted for _, accepted in counts.by_drafter.values()) == counts.accepted
+
+
+def test_tokens_that_only_statistics_said_are_counted_where_they_were_verified_and_where_they_were_right() -> None:
+    counts = DrafterCounts()
+    draft = Draft((1, 2, 3, 4, 5), (0.5,) * 5, "suffix", from_statistics=0b10110)
+    counts.add(draft, 2)
+    counts.add(draft.truncate(3), 3)
+    counts.add(draft.behind(2), 1)
+    counts.add(Draft((1, 2), (0.5,) * 2, "model"), 2)
+    suffix, model = counts.states([DrafterState("suffix", "suffix"), DrafterState("model", "model")])
+    assert (suffix.statistics_drafted, suffix.statistics_accepted) == (3 + 2 + 2, 1 + 2 + 1)
+    assert (model.statistics_drafted, model.statistics_accepted) == (0, 0)

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.workers.messages import Grammar, Sampling, Submit
+from policies.sampling import ToleranceGoal
 from tests.support.loops import decode, grammars_over, loop_over, suffix
 
 pytestmark = pytest.mark.model
@@ -120,3 +121,26 @@ def test_answers_are_valid_and_change_nothing_after_a_loss(model, prompts, gramm
         )
         rest = outcome(loop_over(model, suffix(), grammars=grammars), [moved])[each.request_id]
         assert (tokens[:cut] + rest[0], scores[:cut] + rest[1]) == (tokens, scores)
+
+
+def test_tokens_that_only_the_tolerance_accepted_are_those_that_the_target_would_not_choose(model, prompts):
+    """Fed with its own output, the model chooses another token exactly where the loop says that one was tolerated."""
+    goal = ToleranceGoal(acceptance_rate=0.9, warmup_tokens=64, max_delta=2.0, fixed_delta=3.0)
+    asked = [
+        Submit(str(index), prompt, 48, sampling=Sampling(acceptance="tolerance"), stop_tokens=[0, 2], depth=4)
+        for index, prompt in enumerate(sorted(prompts, key=len)[:3])
+    ]
+    out, rounds = decode(loop_over(model, suffix(), tolerance=goal), asked)
+    counted = 0
+    for one in asked:
+        tokens = out[one.request_id]
+        scored = Submit(one.request_id, [*one.prompt, *tokens], 1, prompt_logprobs=True, logprobs=1)
+        _, read = decode(loop_over(model, None), [scored])
+        scores = next(delta.prompt_logprobs for done in read for delta in done.deltas if delta.prompt_logprobs)
+        first = [score.top[0][0] for score in scores[len(one.prompt) - 1 :]]
+        told = [delta.stats for done in rounds for delta in done.deltas if delta.request_id == one.request_id][-1]
+        assert told is not None
+        assert told.tolerated == sum(a != b for a, b in zip(tokens, first, strict=True))
+        counted += told.tolerated
+    assert counted > 0, "with three nats some drafts are tolerated"
+    assert counted == sum(done.tolerated for done in rounds)

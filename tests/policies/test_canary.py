@@ -144,3 +144,39 @@ def test_figures_that_do_not_exist_are_left_out():
     figures = observe_request_figures(Figures(), ttft_ms=5.0, tpot_ms=None, acceptance=None)
     assert (figures.ttft_ms.seen, figures.tpot_ms.seen, figures.acceptance.seen) == (1, 0, 0)
     assert decide_canary({}, PromotionRule()).move == CanaryMove.GO_ON
+
+
+def agreeing(share, *, seen=80, tpot_ms=10.0):
+    found = Figures()
+    for number in range(seen):
+        noise = 0.01 * (number % 3)
+        found = observe_request_figures(
+            found, ttft_ms=50.0 + noise, tpot_ms=tpot_ms + noise, acceptance=None, agreement=share - noise / 4
+        )
+    return found
+
+
+def test_a_fast_canary_whose_output_is_too_often_not_the_targets_is_rolled_back():
+    rule = PromotionRule(least_agreement=0.95)
+    fast = agreeing(0.9, tpot_ms=5.0)
+    found = decide_canary({CanaryVariant.CANARY: fast, CanaryVariant.CONTROL: agreeing(1.0)}, rule)
+    assert (found.move, found.figure) == (CanaryMove.ROLL_BACK, "agreement")
+    assert found.interval.high < 0.95
+    allowed = PromotionRule(least_agreement=0.85)
+    found = decide_canary({CanaryVariant.CANARY: fast, CanaryVariant.CONTROL: agreeing(1.0)}, allowed)
+    assert (found.move, found.figure) == (CanaryMove.PROMOTE, "tpot_ms")
+
+
+def test_a_canary_that_may_agree_too_rarely_is_not_promoted_and_not_tried_for_ever():
+    rule = PromotionRule(least_agreement=0.95, most_requests=200)
+    wide = Figures()
+    for number in range(60):
+        wide = observe_request_figures(
+            wide, ttft_ms=50.0, tpot_ms=5.0 + 0.01 * (number % 3), acceptance=None, agreement=1.0 - 0.1 * (number % 2)
+        )
+    control = agreeing(1.0)
+    assert wide.agreement.interval.low < 0.95 < wide.agreement.interval.high
+    assert decide_canary({CanaryVariant.CANARY: wide, CanaryVariant.CONTROL: control}, rule).move is CanaryMove.GO_ON
+    late = PromotionRule(least_agreement=0.95, most_requests=60)
+    found = decide_canary({CanaryVariant.CANARY: wide, CanaryVariant.CONTROL: control}, late)
+    assert (found.move, found.figure) == (CanaryMove.ROLL_BACK, "agreement")

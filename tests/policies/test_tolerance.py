@@ -131,6 +131,16 @@ def test_with_delta_0_the_rule_is_rejection(table, position):
     assert lossy == judge(target, draft, proposal, Sampling(1.0, acceptance="rejection"), position)
 
 
+@given(st.integers(0, 2**32), st.integers(0, 500), st.sampled_from([0.0, 0.9]))
+def test_tolerated_is_what_the_rule_that_loses_nothing_would_not_have_said(table, position, temperature):
+    target, drafter = rows_of(table, 2)
+    draft, proposal = propose(drafter, tolerance(), position, position)
+    sampling = Sampling(temperature, acceptance="tolerance")
+    lossy = judge(target, draft, proposal, sampling, position, delta=1.0)
+    lossless = judge(target, draft, proposal, Sampling(temperature, acceptance="rejection"), position)
+    assert lossy.tolerated == (lossy.token != lossless.token)
+
+
 def test_delta_keeps_to_its_bounds():
     assert calibrate_tolerance(ToleranceState(), [-1.0] * 50, GOAL, greedy=False).delta == 0.0
     assert calibrate_tolerance(ToleranceState(), [math.inf] * 50, GOAL, greedy=False).delta == 3.0

@@ -190,6 +190,22 @@ def test_a_draft_learns_what_its_target_does() -> None:
     assert 0.9 * sayable < agreement(state.draft, texts[50:], state.outputs, 400) <= sayable
 
 
+def test_training_stops_where_nothing_gets_better_and_keeps_the_best(place: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason=NO_TORCH)
+    from tools.distill.cli_train import Looks
+    from tools.distill.train import State
+
+    looks = Looks(every=10, patience=2)
+    assert [looks.is_best(share) for share in (0.1, 0.3, 0.2)] == [True, True, False]
+    assert not looks.ended
+    assert not looks.is_best(0.3)
+    assert (looks.ended, looks.best) == (True, 0.3)
+    options = ["--steps", 400, "--evaluate-every", 1, "--patience", 3, "--batch-tokens", 64, "--row-tokens", 32]
+    run("train", "--data", place / "data", "--out", tmp_path / "out", *options, *TINY, "--learning-rate", 0)
+    assert State.load(tmp_path / "out").step == 4, "without learning no look is better than the first"
+    assert State.load(tmp_path / "out" / "best").step < 4
+
+
 def test_two_runs_are_one_run(place: Path, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch", reason=NO_TORCH)
     from tools.distill.draft import Shape

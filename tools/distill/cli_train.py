@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from tools.distill.train import State
 
 _CHECKPOINT_EVERY = 50
+BEST = "best"
+"""Directory, within the checkpoint's, of the one that agreed most often with the target on held-out texts."""
+ALL = "all"
 
 
 def train(
@@ -40,10 +44,16 @@ def train(
         float, typer.Option(min=0.0, help="Times that, for the tables; 0: the embedding stays.")
     ] = 0.2,
     evaluate_every: Annotated[int, typer.Option(min=1, help="Steps between looks at held-out texts.")] = 100,
+    patience: Annotated[
+        int, typer.Option(min=0, help="Stop after so many looks on end without a better one; 0: never.")
+    ] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Train a draft, or go on with one; every look at held-out texts prints how often it agrees with the target."""
+    """Train a draft, or go on with one; every look at held-out texts prints how often it agrees with the target.
+
+    The checkpoint that agreed most often lies in `best` within `out`.
+    """
     torch = require_torch()
     torch.set_num_threads(threads)
     from tools.distill.draft import Shape
@@ -70,7 +80,7 @@ def train(
         _start_from_target(state, facts, console)
     _describe(state, training, facts, console)
     try:
-        _run(state, training, kept, out, minutes * 60.0, evaluate_every, console)
+        _run(state, training, kept, out, minutes * 60.0, Looks(evaluate_every, patience), console)
     finally:
         state.save(out)
     console.print(f"step {state.step} of {state.plan.steps} is in {out}")
@@ -112,7 +122,7 @@ def _run(
     kept: dict[str, list[Text]],
     out: Path,
     seconds: float,
-    evaluate_every: int,
+    looks: Looks,
     console: Console,
 ) -> None:
     from tools.distill.train import run
@@ -127,22 +137,56 @@ def _run(
             progress.update(task, completed=step, description=f"loss {np.mean(losses[-20:]):.3f}")
             if step % _CHECKPOINT_EVERY == 0:
                 state.save(out)
-            if step % evaluate_every == 0:
-                console.print(agreement_table(state, kept, f"step {step}, loss {np.mean(losses[-20:]):.3f}"))
+            if step % looks.every == 0:
+                found = agreements(state, kept)
+                console.print(agreement_table(kept, found, f"step {step}, loss {np.mean(losses[-20:]):.3f}"))
+                if looks.is_best(found[ALL]):
+                    state.save(out / BEST)
 
-        run(state, training, seconds=seconds, tell=tell, stopped=stopped)
-    console.print(agreement_table(state, kept, f"step {state.step}"))
+        run(state, training, seconds=seconds, tell=tell, stopped=lambda: stopped() or looks.ended)
+    found = agreements(state, kept)
+    console.print(agreement_table(kept, found, f"step {state.step}"))
+    if looks.is_best(found[ALL]):
+        state.save(out / BEST)
+    console.print(f"the best look, {looks.best:.3f}, is in {out / BEST}")
 
 
-def agreement_table(state: State, kept: dict[str, list[Text]], title: str) -> Table:
-    """Return how often the draft's first choice is the target's on held-out texts, by category."""
+@dataclass(slots=True)
+class Looks:
+    """When held-out texts are looked at, and when to stop: after `patience` looks without a better one, 0 never."""
+
+    every: int
+    patience: int
+    best: float = -1.0
+    without_better: int = 0
+
+    def is_best(self, share: float) -> bool:
+        """Note a look; say whether no other one agreed as often."""
+        better = share > self.best
+        self.best, self.without_better = max(share, self.best), 0 if better else self.without_better + 1
+        return better
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is to be expected."""
+        return 0 < self.patience <= self.without_better
+
+
+def agreements(state: State, kept: dict[str, list[Text]]) -> dict[str, float]:
+    """Return how often the draft's first choice is the target's on held-out texts, by category and over all."""
     from tools.distill.train import agreement
 
+    every = [text for texts in kept.values() for text in texts]
+    lots = [*kept.items(), (ALL, every)]
+    return {name: agreement(state.draft, texts, state.outputs, state.plan.row_tokens) for name, texts in lots}
+
+
+def agreement_table(kept: dict[str, list[Text]], found: dict[str, float], title: str) -> Table:
+    """Show what `agreements` found, with the number of tokens that were asked for."""
     table = Table(title=f"held-out agreement with the target's first choice: {title}")
     for name in ("category", "tokens", "agreement"):
         table.add_column(name, justify="left" if name == "category" else "right")
-    every = [text for texts in kept.values() for text in texts]
-    for name, texts in [*kept.items(), ("all", every)]:
-        share = agreement(state.draft, texts, state.outputs, state.plan.row_tokens)
-        table.add_row(name, str(sum(len(text.top_ids) for text in texts)), f"{share:.3f}")
+    asked = {name: sum(len(text.top_ids) for text in texts) for name, texts in kept.items()}
+    for name, share in found.items():
+        table.add_row(name, str(asked.get(name, sum(asked.values()))), f"{share:.3f}")
     return table

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.api.admin.targets import AdminTarget, AdminTargets
 from orchestrator.api.audit import note_change
-from orchestrator.control.port import RouteView
+from orchestrator.control.port import RouteView, TrialView
 from orchestrator.control.steering_port import RequestView
 from orchestrator.errors import RequestError
 
@@ -51,6 +51,7 @@ def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: Name
         return {
             "request": request_id,
             **targets.label(target),
+            "canary": None if target.trial is None else describe_trial(target.trial.view()),
             "routes": [describe_route(one) for one in routes],
             "requests": [
                 {
@@ -62,6 +63,12 @@ def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: Name
                 for one in requests
             ],
         }
+
+
+def describe_trial(view: TrialView) -> dict[str, Any]:
+    """Return how a canary stands: its phase, why it was decided on (None: it was not), and what comes next."""
+    reason = None if view.decision is None else f"by the {view.decision.by}: {view.decision.reason}"
+    return {"phase": view.phase, "reason": reason, "outlook": view.outlook}
 
 
 def _explain(target: AdminTarget, request_id: str) -> tuple[list[RouteView], list[RequestView]]:

@@ -114,6 +114,7 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "hosts": target.hosts(),
         "scaling": dataclasses.asdict(view.scaling) if view.scaling is not None else None,
         "draft_store": dataclasses.asdict(view.draft_store) if view.draft_store is not None else None,
+        "recent_outputs": dataclasses.asdict(view.recent_outputs) if view.recent_outputs is not None else None,
         "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
         "speculation": speculation.describe_overrides(view, trial),
         "canary": canary.trial_of(trial.view()) if trial is not None else None,

@@ -19,6 +19,8 @@ class TrialSeries:
         self._requests = make.counter("arm_requests", "Requests that ended, by variant.", "arm")
         self._drafted = make.counter("arm_draft_tokens", "Draft tokens verified, by variant.", "arm")
         self._accepted = make.counter("arm_accepted_tokens", "Draft tokens accepted, by variant.", "arm")
+        self._tokens = make.counter("arm_generation_tokens", "Tokens generated, by variant.", "arm")
+        self._tolerated = make.counter("arm_tolerated_tokens", "Tokens only the tolerance accepted, by variant.", "arm")
         self._ttft = make.histogram("arm_time_to_first_token_seconds", "TTFT, by variant.", LATENCY_S, "arm")
         self._tpot = make.histogram("arm_request_time_per_output_token_seconds", "TPOT, by variant.", TOKEN_S, "arm")
         bounds = ("arm", "at")
@@ -26,6 +28,7 @@ class TrialSeries:
             "ttft_ms": make.gauge("arm_ttft_ms", "Mean TTFT of the trial, and its 95 % interval.", *bounds),
             "tpot_ms": make.gauge("arm_tpot_ms", "Mean TPOT of the trial, and its 95 % interval.", *bounds),
             "acceptance": make.gauge("arm_acceptance_rate", "Mean acceptance of requests, and its interval.", *bounds),
+            "agreement": make.gauge("arm_agreement", "Mean share of tokens that are the target's own choice.", *bounds),
         }
         self._share = make.gauge("canary_share", "Share of the requests that the canary gets now.")
         self._phase = make.gauge("canary_phase", "1 for the phase that the canary is in.", "phase")
@@ -35,6 +38,8 @@ class TrialSeries:
         self._requests.labels(*of, arm).inc()
         self._drafted.labels(*of, arm).inc(done.drafted)
         self._accepted.labels(*of, arm).inc(done.accepted)
+        self._tokens.labels(*of, arm).inc(done.tokens)
+        self._tolerated.labels(*of, arm).inc(done.tolerated)
         if done.ttft_s is not None:
             self._ttft.labels(*of, arm).observe(done.ttft_s)
         if done.tpot_s is not None:

@@ -219,6 +219,8 @@ class Metrics:
                 self._scaling.refresh((model, "0"), view.scaling)
             if view.draft_store is not None:
                 self._draft_store.refresh((model, "0"), view.draft_store)
+            if view.recent_outputs is not None:
+                self._draft_store.refresh_recent((model, "0"), view.recent_outputs)
             if self._trial_view is not None:
                 self._trial.refresh((model, "0"), self._trial_view())
 

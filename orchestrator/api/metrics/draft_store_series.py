@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.api.metrics.series import Engine, PerWorker, Registered
-from orchestrator.control.port import DraftStoreView
+from orchestrator.control.port import DraftStoreView, RecentOutputsView
 
 _ONE = 0  # the service lives as long as the registry: its counts never begin anew
 
@@ -16,8 +16,15 @@ class DraftStoreSeries:
         self._waiting = make.gauge("draft_store_waiting", "Answers that wait to be written.")
         self._lookups = PerWorker(make.counter("draft_store_lookups", "Lookups by how they went.", "outcome"))
         self._writes = PerWorker(make.counter("draft_store_writes", "Answers by what became of them.", "outcome"))
+        self._recent_tokens = make.gauge("recent_outputs_tokens", "Tokens of users' last answers that are remembered.")
+        self._recent_given = PerWorker(make.counter("recent_outputs_requests", "Requests that got some of them."))
         self._errors = PerWorker(make.counter("draft_store_errors", "Failures of the store.", "kind"))
         self._bytes = PerWorker(make.counter("draft_store_bytes", "Bytes of values.", "direction"))
+
+    def refresh_recent(self, of: Engine, recent: RecentOutputsView) -> None:
+        """Tell what is remembered of users."""
+        self._recent_tokens.labels(*of).set(recent.tokens)
+        self._recent_given.update(_ONE, recent.given, *of)
 
     def refresh(self, of: Engine, store: DraftStoreView) -> None:
         """Tell what is so now."""

@@ -17,6 +17,12 @@ class DrafterSeries:
         self._up = make.gauge("drafter_up", "1 while a drafter works, 0 when it has failed.", "drafter")
         self._drafted = PerWorker(make.counter("drafter_draft_tokens", "Its tokens verified.", "drafter"))
         self._accepted = PerWorker(make.counter("drafter_accepted_tokens", "Its tokens accepted.", "drafter"))
+        self._said = PerWorker(
+            make.counter("drafter_statistics_draft_tokens", "Its tokens verified that statistics said.", "drafter")
+        )
+        self._right = PerWorker(
+            make.counter("drafter_statistics_accepted_tokens", "Its tokens accepted that statistics said.", "drafter")
+        )
         self._rounds = PerWorker(make.counter("drafter_rounds", "Rounds in which it drafted.", "drafter"))
         self._seconds = PerWorker(make.counter("drafter_seconds", "Time that its drafting took.", "drafter"))
         self.remotes = _Remotes(make)
@@ -27,6 +33,9 @@ class DrafterSeries:
             self._up.labels(*of, drafter.name).set(drafter.state == "ok")
             self._drafted.update(pid, drafter.drafted, *of, drafter.name)
             self._accepted.update(pid, drafter.accepted, *of, drafter.name)
+            if drafter.method == "suffix" and drafter.source:
+                self._said.update(pid, drafter.statistics_drafted, *of, drafter.name)
+                self._right.update(pid, drafter.statistics_accepted, *of, drafter.name)
             self._rounds.update(pid, drafter.rounds, *of, drafter.name)
             self._seconds.update(pid, drafter.draft_ms / MS_PER_S, *of, drafter.name)
             if drafter.remote is not None:

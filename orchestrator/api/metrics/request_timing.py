@@ -37,12 +37,15 @@ class SequenceTiming:
 
 
 class RequestTotals(NamedTuple):
-    """A request, all its sequences together: `tpot_s` is their mean. None where there was no token, or one only."""
+    """A request, all its sequences together: `tpot_s` is their mean. None where there was no token, or one only.
+    `tolerated` of its `tokens` are not the target's own choice."""
 
     ttft_s: float | None
     tpot_s: float | None
     drafted: int
     accepted: int
+    tokens: int = 0
+    tolerated: int = 0
 
     @classmethod
     def of(cls, sequences: Sequence[SequenceTiming], started_s: float) -> RequestTotals:
@@ -55,12 +58,19 @@ class RequestTotals(NamedTuple):
             sum(tpots) / len(tpots) if tpots else None,
             sum(sequence.stats.drafted for sequence in begun if sequence.stats),
             sum(sequence.stats.accepted for sequence in begun if sequence.stats),
+            sum(sequence.tokens for sequence in begun),
+            sum(sequence.stats.tolerated for sequence in begun if sequence.stats),
         )
 
     @property
     def acceptance(self) -> float | None:
         """Accepted / drafted tokens."""
         return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of the tokens that are the target's own choice behind what is before them."""
+        return 1.0 - self.tolerated / self.tokens if self.tokens else None
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ class RoundSeries:
         )
         self._rule_drafted = make.counter("acceptance_draft_tokens", "Draft tokens verified under a rule.", "rule")
         self._rule_accepted = make.counter("acceptance_accepted_tokens", "Draft tokens a rule accepted.", "rule")
+        self._tolerated = make.counter("tolerated_tokens", "Tokens of output that only the tolerance accepted.")
         self._prompt = make.counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
         self._generated = make.counter("generation_tokens", "Tokens generated.")
         self._iteration = make.histogram("iteration_tokens_total", "Tokens of a round, prompts included.", TOKEN_COUNTS)
@@ -65,6 +66,7 @@ class RoundSeries:
         for rule, (drafted, accepted) in done.by_rule.items():
             self._rule_drafted.labels(*of, rule).inc(drafted)
             self._rule_accepted.labels(*of, rule).inc(accepted)
+        self._tolerated.labels(*of).inc(done.tolerated)
         self._prompt.labels(*of).inc(prompts)
         self._generated.labels(*of).inc(generated)
         self._iteration.labels(*of).observe(generated + prompts)

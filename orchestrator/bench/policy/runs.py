@@ -105,7 +105,7 @@ class VisitRunner:
         if len(load) == 1:
             submits = _stagger_lengths(submits, load[0][1])
         loop = build_loop(self.target, self._options, drafter, policy)
-        return Visiting(loop, submits, load, self._advanced, drafter, policy)
+        return Visiting(loop, submits, load, self._advanced, policy)
 
 
 def _stagger_lengths(submits: Sequence[Submit], count: int) -> list[Submit]:
@@ -125,11 +125,10 @@ class Visiting:
         submits: Sequence[Submit],
         load: Load,
         advanced: Callable[[int], None],
-        drafter: Drafter | None = None,
         policy: Timed | None = None,
     ) -> None:
         self._loop, self._load, self._advanced = loop, load, advanced
-        self._drafter, self._policy = drafter, policy
+        self._policy = policy
         self._waiting = deque(submits)
         self._prompts = {submit.request_id: len(submit.prompt) for submit in submits}
         self._made = self._running = self._rows_before = 0
@@ -186,11 +185,9 @@ class Visiting:
         self._running += 1
 
     def close(self) -> None:
-        """Give up what still runs."""
+        """Give up what still runs. Drafters are the caller's: later visits have them, too."""
         for key in self.visit.outputs:
             self._loop.cancel(key)  # those that ended are not known any more
-        if self._drafter is not None:
-            self._drafter.close()
 
 
 def alone(visiting: Visiting) -> Visit:

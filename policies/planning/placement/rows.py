@@ -209,10 +209,12 @@ def draft_rows(
         enough = option.threads <= index.cores[devices]
         made.refuse(index, devices[~fits], option, Role.DRAFT, fixed + kv * sequences)
         made.refuse_threads(index, devices[fits & ~enough], option, Role.DRAFT)
-        side = DraftSide(drafter, ModelPart(option))
+        # What models check for others is counted where a row may be in the target's process, so a pair beside it may
+        # look better here than it is rated in the end.
+        side, beside = (DraftSide(drafter, ModelPart(option), overlap=overlap) for overlap in (False, True))
         depths = range(bound + 1)
         ms = [draft_ms(side, load, depth, sequences) for depth in depths]
-        late = [draft_ms(side, load, depth, all_hit_rate(drafter, depth, sequences)[1]) for depth in depths]
+        late = [draft_ms(beside, load, depth, all_hit_rate(drafter, depth, sequences)[1]) for depth in depths]
         there = devices[fits & enough]
         first = ModelPart(option).prefill_ms(load.prompt_tokens)
         made.add(index, option, there, sequences, ms, late, (first, first), fixed, kv)

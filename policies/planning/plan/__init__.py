@@ -24,6 +24,7 @@ from policies.planning.plan.result import (
     Term,
 )
 from policies.planning.plan.wanted import (
+    CheaperDrafter,
     Constraints,
     DrafterFacts,
     ModelFacts,
@@ -34,6 +35,7 @@ from policies.planning.plan.wanted import (
 )
 
 __all__ = [
+    "CheaperDrafter",
     "Constraints",
     "DefaultLinks",
     "Device",

@@ -71,6 +71,7 @@ class Prediction:
     drafting. `error`: the relative error of the cost fits behind it. `joules_per_token` and
     `cost_per_million_tokens` (in currency units, of output tokens) are of the devices in use, and 0 where one of them
     tells no power or no price. `client_ms` of `ttft_ms` are the way between the API and the target.
+    `uncascaded_draft_ms`: `draft_ms` if the draft model checked no cheaper drafters' tokens in its steps.
     """
 
     goodput_tokens_per_s: float
@@ -91,6 +92,7 @@ class Prediction:
     joules_per_token: float = 0.0
     cost_per_million_tokens: float = 0.0
     client_ms: float = 0.0
+    uncascaded_draft_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,27 @@
+"""The engines that a comparison knows, with their modes. Nothing is imported here: each is loaded where it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One engine: its module's `load`, and its modes, the plain one first. `needs_draft`: modes for a draft model."""
+
+    name: str
+    entry: str
+    modes: tuple[str, ...]
+    needs_draft: tuple[str, ...] = ()
+
+
+PEERS = (
+    Peer(
+        "openvino_genai",
+        "adapters.peers.ov_genai:load",
+        ("plain", "lookup", "batching", "speculative"),
+        ("speculative",),
+    ),
+    Peer("onnxruntime_genai", "adapters.peers.ort_genai:load", ("plain",)),
+    Peer("transformers", "adapters.peers.hf_transformers:load", ("plain", "lookup")),
+)

@@ -1,0 +1,1 @@
+"""`outrider bench compare`: Outrider beside other engines, on the same prompts, in turns, each in its own process."""

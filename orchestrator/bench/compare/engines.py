@@ -1,0 +1,108 @@
+"""Which engines a comparison runs, and how each is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from adapters.model_source import ModelSource, resolve
+from adapters.peers.catalogue import PEERS, Peer
+from adapters.peers.contract import EngineMissing, PeerOptions
+from orchestrator.bench.compare import endpoint
+from orchestrator.bench.compare.endpoint import EndpointOptions
+from orchestrator.bench.compare.figures import EngineRun
+from orchestrator.bench.compare.outrider_engine import OutriderOptions
+from orchestrator.bench.compare.process import EngineSpec
+from orchestrator.bench.prompts import BenchError
+from orchestrator.loading.options import EngineOptions
+
+OUTRIDER, LLAMA = "outrider", "llama.cpp"
+_OUTRIDER_ENTRY = "orchestrator.bench.compare.outrider_engine:load"
+_ENDPOINT_ENTRY = "orchestrator.bench.compare.endpoint:load"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is compared. `source` and `tokenizer` are the target's files. `only`: engines beside Outrider, empty for all
+    that are known. `weights`: formats in which Outrider runs plainly, too. `directories`: models in an engine's own
+    form. `draft`: a draft model for engines that take one."""
+
+    options: EngineOptions
+    source: ModelSource
+    tokenizer: str
+    threads: int
+    at_once: int
+    only: Sequence[str] = ()
+    weights: Sequence[str] = ()
+    endpoints: Mapping[str, str] = field(default_factory=dict)
+    directories: Mapping[str, str] = field(default_factory=dict)
+    draft: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def names() -> list[str]:
+    """Return the engines that `--engine` knows beside endpoints."""
+    return [*(peer.name for peer in PEERS), LLAMA]
+
+
+def list_engines(asked: Asked) -> tuple[list[EngineSpec], list[EngineRun]]:
+    """Return what is to be loaded, Outrider first, and rows of what is known to be missing. Raises BenchError."""
+    known = [*names(), *asked.endpoints]
+    for name in [*asked.only, *asked.directories]:
+        if name not in known:
+            raise BenchError(f"there is no engine {name!r}: write one of {', '.join(known)} (Outrider always runs)")
+    specs, missing = _list_outrider(asked), list[EngineRun]()
+    for peer in PEERS:
+        if not asked.only or peer.name in asked.only:
+            specs += _list_modes(peer, asked)
+    if not asked.only or LLAMA in asked.only:
+        try:
+            its = endpoint.llama_options(asked.source.path, asked.tokenizer, asked.threads, asked.at_once)
+            specs.append(EngineSpec(LLAMA, "server", _ENDPOINT_ENTRY, its, serves=True))
+        except EngineMissing as error:
+            missing.append(EngineRun(LLAMA, "server", "not installed", str(error)))
+    for name, url in asked.endpoints.items():
+        if not asked.only or name in asked.only:
+            options = EndpointOptions(url, "", asked.tokenizer, dict(asked.headers), at_once=asked.at_once)
+            specs.append(EngineSpec(name, "endpoint", _ENDPOINT_ENTRY, options, serves=True))
+    return specs, missing
+
+
+def _list_outrider(asked: Asked) -> list[EngineSpec]:
+    engine = asked.options
+    modes = {"plain": (engine, False), "control": (engine, False)}
+    modes |= {f"plain, weights {one}": (engine.with_model(weights=one), False) for one in asked.weights}
+    if engine.drafters and engine.max_depth:
+        modes["speculative"] = (engine, True)
+    return [
+        EngineSpec(OUTRIDER, mode, _OUTRIDER_ENTRY, OutriderOptions(msgspec.to_builtins(options), speculate))
+        for mode, (options, speculate) in modes.items()
+    ]
+
+
+def _list_modes(peer: Peer, asked: Asked) -> list[EngineSpec]:
+    work = Path(asked.options.model.store) / "peers"
+    draft = resolve(asked.draft, Path()).path if asked.draft else None
+    return [
+        EngineSpec(
+            peer.name,
+            mode,
+            peer.entry,
+            PeerOptions(
+                mode,
+                str(asked.source.path),
+                asked.tokenizer,
+                str(work),
+                asked.threads,
+                directory=asked.directories.get(peer.name, ""),
+                draft=str(draft or ""),
+                at_once=asked.at_once,
+                kv_cache_bytes=asked.options.model.kv_cache_bytes,
+            ),
+        )
+        for mode in peer.modes
+        if draft is not None or mode not in peer.needs_draft
+    ]

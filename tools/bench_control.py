@@ -1,0 +1,219 @@
+"""What one control plane carries: its cost by replicas, of requests, lost workers, views and metrics; and of a plan.
+
+Workers are not run: their events are made here, as the daemon's supervisor would post them. Times are processor time of
+one core. `--plans` measures plans, too: one replica on each device, over 20 zones, each in a process of
+its own that is stopped after `--plan-limit` seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from device_profiles.cost import StepCost
+from orchestrator.api.metrics.collector import Metrics
+from orchestrator.control.actions import Send, StartWorker
+from orchestrator.control.admission import ControlLimits
+from orchestrator.control.controller import TargetControl
+from orchestrator.control.events import (
+    ClusterOpened,
+    ControlEvent,
+    StreamOpened,
+    WorkerEnded,
+    WorkerSaid,
+    WorkerStarted,
+)
+from orchestrator.control.step import step
+from orchestrator.workers.contract import Cluster, WorkerSpec
+from orchestrator.workers.messages import Delta, Gauges, RequestStats, RoundReport, Submit
+from policies.planning.placement import plan_placement
+from policies.planning.plan import (
+    Constraints,
+    Device,
+    Host,
+    Inventory,
+    ModelFacts,
+    NoPlan,
+    Option,
+    PlanGoal,
+    Role,
+    Workload,
+)
+from tests.api.support import READY
+
+SIZES = (1, 8, 100, 1000, 10_000)
+_MOST_LIVE = 3000
+_PROMPT = list(range(200))
+
+
+class Clock:
+    """Time that moves when the bench says so."""
+
+    now_s = 1.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
+class Fleet:
+    """A control of so many replicas, and the events that their workers would say."""
+
+    def __init__(self, replicas: int) -> None:
+        self.clock = Clock()
+        nowhere = cast(Cluster, type("Nowhere", (), {"runtime": "local"})())
+        specs = [
+            WorkerSpec(f"r{number}", "no:where", {}, device=f"CUDA:{number % 8}", node=f"h{number // 8}")
+            for number in range(replicas)
+        ]
+        self.control = TargetControl(nowhere, specs, ControlLimits(64, 100_000, 5), self.clock)
+        self.live: deque[tuple[int, str]] = deque()
+        self.opened = 0
+        self.start_s = _time(partial(self._start, ClusterOpened()))
+        for worker in range(replicas):
+            self.post(WorkerSaid(worker, Gauges(0, 0, 4000, 4000, 0, 0, 0, 0)))
+
+    def post(self, event: ControlEvent) -> list[Any]:
+        return step(self.control._state, event, self.clock.now_s)
+
+    def _start(self, event: ControlEvent) -> None:
+        ready = msgspec.structs.replace(READY, kv_blocks=4000)
+        for action in self.post(event):
+            if isinstance(action, StartWorker):
+                self.post(WorkerStarted(action.worker, action.spec.node))
+                self.post(WorkerSaid(action.worker, ready))
+
+    def open_request(self) -> None:
+        self.opened += 1
+        self.clock.now_s += 0.0005
+        submit = Submit(f"q{self.opened}", [self.opened, *_PROMPT], 64)
+        for action in self.post(StreamOpened(submit)):
+            if isinstance(action, Send) and isinstance(action.command, Submit):
+                self.live.append((action.worker, action.command.request_id))
+
+    def end_request(self) -> None:
+        worker, key = self.live.popleft()
+        delta = Delta(key, list(range(64)), "length", RequestStats(201, 64, 40, 40, 30, 1.0, 10.0))
+        self.post(WorkerSaid(worker, RoundReport([delta], 1, 2, 1, 1, 1, [1], 10.0, 9.0, 0.1)))
+
+    def lose_worker(self, worker: int) -> None:
+        """One worker dies and another one comes in its place."""
+        self.clock.now_s += 120.0
+        self._start(WorkerEnded(worker, "exit code 1", "crashed"))
+
+
+def _time(act: Callable[[], object]) -> float:
+    """Return the processor seconds that something takes."""
+    begun = time.process_time()
+    act()
+    return time.process_time() - begun
+
+
+def measure_fleet(replicas: int, requests: int) -> dict[str, float]:
+    """Return what events of a fleet cost, with three in four of its places taken, up to _MOST_LIVE streams."""
+    fleet = Fleet(replicas)
+    live = max(1, min(_MOST_LIVE, 3 * replicas))
+    for _ in range(live):
+        fleet.open_request()
+    open_s = report_s = 0.0
+    for _ in range(requests):
+        open_s += _time(fleet.open_request)
+        report_s += _time(fleet.end_request)
+    losses = 20
+    lost_s = sum(_time(partial(fleet.lose_worker, number % replicas)) for number in range(losses))
+    fleet.clock.now_s += 5.0
+    view_s = _time(partial(fleet.control._look, fleet.clock.now_s))
+    metrics = Metrics(fleet.control, fleet.clock)
+    metrics.render()
+    fleet.clock.now_s += 5.0
+    return {
+        "replicas": replicas,
+        "start_ms": 1e3 * fleet.start_s,
+        "open_us": 1e6 * open_s / requests,
+        "report_us": 1e6 * report_s / requests,
+        "lost_worker_us": 1e6 * lost_s / losses,
+        "view_ms": 1e3 * view_s,
+        "scrape_ms": 1e3 * _time(metrics.render),
+        "requests_per_s": requests / (open_s + report_s),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def _run_apart(measure: Callable[..., Any], *values: Any, limit_s: float = 600.0) -> Any:
+    """Return what a measurement gives in a process of its own; None where it takes too long."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        try:
+            return pool.apply_async(measure, values).get(limit_s)
+        except multiprocessing.TimeoutError:
+            return None
+
+
+def measure_plan(devices: int) -> float:
+    """Return the seconds that a plan over so many devices takes, of 8 to a host and hosts in 20 zones."""
+    model = ModelFacts("target", 32, 4096.0)
+    hosts = tuple(Host(f"h{number}", f"zone-{number % 20}", 64, 0.0) for number in range((devices + 7) // 8))
+    cost = StepCost((1.0, 4.0, 16.0), (8.0, 9.0, 12.0))
+    owned = tuple(
+        Device(f"d{number}", hosts[number // 8].name, "gpu", f"kind-{number % 4}", 80 << 30)
+        for number in range(devices)
+    )
+    options = tuple(
+        Option(
+            f"kind-{kind}", Role.TARGET, "target", "torch", "as_file", cost.scale_by(1.0 + kind / 4), 400 << 20, 1e5, 2
+        )
+        for kind in range(4)
+    )
+    load = Workload(model, (), 4 * devices, 600, 300, depth_bound=4)
+    goal = PlanGoal(load, Constraints(max_replicas=devices, min_replicas=devices))
+
+    def plan() -> None:
+        try:
+            plan_placement(Inventory(hosts, owned, options, ()), goal)
+        except NoPlan as error:
+            raise SystemExit(f"no plan over {devices} devices: {error}") from error
+
+    return _time(plan)
+
+
+def read_processor_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--replicas", type=int, nargs="*", default=list(SIZES))
+    parser.add_argument("--plans", type=int, nargs="*", default=[], metavar="DEVICES")
+    parser.add_argument("--plan-limit", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    found = [_run_apart(measure_fleet, count, asked.requests) for count in asked.replicas]
+    plans = {count: _run_apart(measure_plan, count, limit_s=asked.plan_limit) for count in asked.plans}
+    if asked.json:
+        print(json.dumps({"processor": read_processor_name(), "fleets": found, "plan_s": plans}))
+        return
+    print(read_processor_name())
+    for name in found[0] if found else ():
+        print(f"{name:>16}" + "".join(f"{one[name]:>12,.1f}" for one in found))
+    for count, took_s in plans.items():
+        print(f"a plan over {count:,} devices: " + (f"{took_s:.2f} s" if took_s is not None else "not in time"))
+
+
+if __name__ == "__main__":
+    main()
