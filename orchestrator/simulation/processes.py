@@ -36,7 +36,7 @@ class Timing:
     deliver_ms: float = 1.0
     spawn_s: float = 0.5
     crash_seen_s: float = 0.02
-    host_seen_s: float = 3.0
+    host_seen_s: float = 3.25
 
 
 USUAL_TIMING = Timing()

@@ -55,6 +55,16 @@ class RealPlace:
         while self.hosts is not None and self.cut:
             set_link(self.hosts, self.cut.pop(), up=True)
 
+    def measure_restart_s(self) -> float:
+        """Return how long it takes until a worker that was killed serves again, with nothing else to do."""
+        pid = self._find_pid()
+        began_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        while self._find_pid() == pid:
+            time.sleep(_POLL_S / 2.0)
+        self.wait_serving()
+        return time.monotonic() - began_s
+
     def wait_serving(self) -> None:
         """Wait until every worker serves. Raises BenchError."""
         deadline_s = time.monotonic() + _READY_S
@@ -66,8 +76,10 @@ class RealPlace:
         raise BenchError(f"{self.place}: not every worker serves within {_READY_S:g} s")
 
     def _find_pid(self) -> int:
+        """Return the process of the last worker; while it has none, that of the one before."""
         replicas = self.call(lambda: self.query("/admin/status"))["replicas"]
-        return int(replicas[-1]["ready"]["pid"])
+        ready = replicas[-1]["ready"]
+        return int(ready["pid"]) if ready else 0
 
 
 def set_link(hosts: BenchHosts, number: int, *, up: bool) -> None:

@@ -24,13 +24,15 @@ from policies.speculation.replay.recorded import Costs
 
 _KV_TOKENS = 40_000
 _START_WITHIN_S = 600.0
+_MOST_PACE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """What a place is known by before its runs: `cost` of its workers' rounds, `draft_ms` that drafting from the text
-    takes, `load_s` of a worker, and `timing`. `pace`: how many times as long rounds take as the profile says, with the
-    daemon and its clients on the same cores."""
+    takes, `load_s` of a worker, and `timing`. With the daemon and its clients on the same cores, rounds take `pace`
+    times as long as the profile says and `round_ms` more, and prompts `prefill_pace` times as long and
+    `prompt_ms` more."""
 
     cost: StepCost
     draft_ms: float
@@ -40,7 +42,17 @@ class Calibration:
     max_itl_ms: float = 200.0
     max_depth: int = 12
     pace: float = 1.0
-    rtt_ms: float = 0.0
+    round_ms: float = 0.0
+    prefill_pace: float = 1.0
+    prompt_ms: float = 0.0
+
+    @property
+    def real_cost(self) -> StepCost:
+        """What rounds take there."""
+        scaled = self.cost.scale_by(self.pace)
+        prefill = (self.cost.prefill or self.cost).scale_by(self.prefill_pace)
+        prefill = replace(prefill, row_ms=tuple(max(1.0, ms + self.prompt_ms) for ms in prefill.row_ms))
+        return replace(scaled, row_ms=tuple(ms + self.round_ms for ms in scaled.row_ms), prefill=prefill)
 
 
 def predict_run(
@@ -87,7 +99,7 @@ class _Clients:
 
 def build_world(run: ValidationRun, requests: RunRequests, known: Calibration, workers: int) -> tuple[World, _Clients]:
     """Return the place of a run, simulated, and its clients."""
-    cost = known.cost.scale_by(known.pace)
+    cost = known.real_cost
     costs = Costs(cost, draft_ms=known.draft_ms if run.speculates else 0.0, change_ms=cost.changing_ms)
     # Each request goes on along its own recording: the course's number is the request's.
     book = CourseBook(requests.recorded, costs, most=known.max_depth if run.speculates else 0)
@@ -144,13 +156,30 @@ def _summarise(world: World, slo_ms: float) -> RunFigures:
         e2e_ms=float(np.median(latencies)),
         e2e_p90_ms=float(np.percentile(latencies, 90)),
         goodput_per_s=float((tpots <= slo_ms).sum()) / span_s,
+        tokens_per_round=_count_round_tokens(world),
         pause_ms=float(np.mean(found.pauses_ms)) if found.pauses_ms else None,
     )
 
 
-def calibrate(before: Calibration, real: RunFigures, simulated: RunFigures) -> Calibration:
-    """Return a calibration by one real run that is not among those that are compared: how much longer rounds take than
-    their profile says, and how long the way to the worker and back is."""
-    pace = before.pace * real.tpot_ms / simulated.tpot_ms
-    way_ms = max(0.5, before.timing.intake_ms + real.ttft_ms - simulated.ttft_ms * pace / before.pace)
-    return replace(before, pace=pace, timing=replace(before.timing, intake_ms=way_ms))
+def _count_round_tokens(world: World) -> float:
+    sequences = sum(use.sequences for use in world.uses.values())
+    return sum(use.tokens for use in world.uses.values()) / sequences if sequences else 0.0
+
+
+def calibrate_rounds(before: Calibration, pairs: Sequence[tuple[RunFigures, RunFigures]]) -> Calibration:
+    """Return a calibration by plain runs under two loads that are not among those that are compared, each with what was
+    simulated of it: a line through both TPOTs."""
+    (real, simulated), (later, further) = pairs[0], pairs[-1]
+    spread = further.tpot_ms - simulated.tpot_ms
+    pace = (later.tpot_ms - real.tpot_ms) / spread if spread > 0.0 else real.tpot_ms / simulated.tpot_ms
+    pace = min(_MOST_PACE, max(1.0 / _MOST_PACE, pace))
+    return replace(before, pace=pace, round_ms=real.tpot_ms - pace * simulated.tpot_ms)
+
+
+def calibrate_prompts(before: Calibration, prompts: Sequence[int], ttfts_ms: Sequence[float]) -> Calibration:
+    """Return a calibration by the times to the first token of requests that came one at a time: a line over what the
+    profile says of their prompts."""
+    predicted = [before.cost.prefill_ms(tokens) for tokens in prompts]
+    slope, base = np.polyfit(predicted, ttfts_ms, 1)
+    way_ms = before.timing.intake_ms + before.timing.deliver_ms
+    return replace(before, prefill_pace=float(slope), prompt_ms=float(base) - way_ms)

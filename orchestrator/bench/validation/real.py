@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -20,13 +21,14 @@ from orchestrator.bench.validation.runs import ValidationRun
 
 _TIMEOUT_S = 240.0
 _LEAST_PAUSE_MS = 250.0
+_LATEST_S = 0.5  # behind a fault its first consequence is seen
 _PAUSES = 3.0  # times its other gaps: then a request stood still
 
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """What a run came to, real or simulated. `pause_ms`: mean of the requests that lost their worker; None: none
-    did."""
+    """What a run came to, real or simulated. `tokens_per_round`: of a sequence, its prompt's left out (0: not told).
+    `pause_ms`: mean of the requests that lost their worker; None: none did."""
 
     output_tok_s: float
     ttft_ms: float
@@ -34,19 +36,19 @@ class RunFigures:
     e2e_ms: float
     e2e_p90_ms: float
     goodput_per_s: float
+    tokens_per_round: float = 0.0
     pause_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RealRun:
-    """A run that was made. `sent_s`: when each request was sent, from its begin. `fault_s`: when something went wrong
-    (-1: nothing did)."""
+    """A run that was made. `sent_s`: when each request was sent, from its begin. `ttfts_ms` of each.
+    `fault_s`: when something went wrong (-1: nothing did)."""
 
     figures: RunFigures
     sent_s: Sequence[float]
-    output_tokens: Sequence[int]
+    ttfts_ms: Sequence[float]
     fault_s: float
-    rate: float
 
 
 def measure_run(
@@ -82,9 +84,12 @@ def measure_run(
                     asyncio.get_running_loop().call_later(0.3, fail)
                 await send_request(client, endpoint, payloads[number], outcome, _TIMEOUT_S, clock)
 
-            def fail() -> None:
+            def fail_now() -> None:
+                place.fail(run.fault)
                 faults.append(clock())
-                asyncio.get_running_loop().run_in_executor(None, place.fail, run.fault)
+
+            def fail() -> None:
+                asyncio.get_running_loop().run_in_executor(None, fail_now)
 
             numbers = range(len(texts))
             if run.concurrency:
@@ -102,9 +107,8 @@ def measure_run(
     return RealRun(
         summarise_outcomes(outcomes, fault_s, slo_ms),
         [one.arrival_s for one in outcomes],
-        [one.generated or 0 for one in outcomes],
+        [MS_PER_S * (one.ttft_s or 0.0) for one in outcomes],
         fault_s,
-        rate,
     )
 
 
@@ -122,20 +126,30 @@ def summarise_outcomes(outcomes: Sequence[Outcome], fault_s: float, slo_ms: floa
         e2e_ms=float(np.median(latencies)),
         e2e_p90_ms=float(np.percentile(latencies, 90)),
         goodput_per_s=sum(tpot <= slo_ms for tpot in tpots) / span_s,
+        tokens_per_round=_count_round_tokens(outcomes),
         pause_ms=_find_pause_ms(outcomes, fault_s) if fault_s >= 0.0 else None,
     )
+
+
+def _count_round_tokens(outcomes: Sequence[Outcome]) -> float:
+    told = [one for one in outcomes if one.steps and one.generated]
+    steps = sum(one.steps or 0 for one in told)
+    return sum((one.generated or 0) - 1 for one in told) / steps if steps else 0.0
 
 
 def _find_pause_ms(outcomes: Sequence[Outcome], fault_s: float) -> float | None:
     """Return how long requests stood still behind a fault, on the mean of those that did."""
     pauses = []
     for one in outcomes:
-        before = [at for at in one.chunks_s if at <= fault_s]
-        after = [at for at in one.chunks_s if at > fault_s]
-        if not before or not after:
+        gaps = list(pairwise(one.chunks_s))
+        if not gaps:
             continue
-        gaps = [later - earlier for earlier, later in zip(one.chunks_s, one.chunks_s[1:], strict=False)]
-        pause_ms = MS_PER_S * (after[0] - fault_s)
-        if pause_ms > max(_LEAST_PAUSE_MS, _PAUSES * MS_PER_S * float(np.median(gaps))):
-            pauses.append(pause_ms)
+        least_s = max(_LEAST_PAUSE_MS / MS_PER_S, _PAUSES * float(np.median([end - begin for begin, end in gaps])))
+        stood = [end for begin, end in gaps if end > fault_s > begin - _LATEST_S and end - begin > least_s]
+        pauses += [MS_PER_S * (end - fault_s) for end in stood[:1]]
     return float(np.mean(pauses)) if pauses else None
+
+
+def average_figures(one: RunFigures, other: RunFigures) -> RunFigures:
+    """Return the TPOT and the TTFT of a run that was made twice."""
+    return replace(one, tpot_ms=(one.tpot_ms + other.tpot_ms) / 2.0, ttft_ms=(one.ttft_ms + other.ttft_ms) / 2.0)

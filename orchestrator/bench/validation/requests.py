@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,30 @@ from orchestrator.bench.validation.runs import ValidationRun
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_tokenizer
 from orchestrator.loading.options import EngineOptions
-from orchestrator.measuring.texts import TEXTS
 from orchestrator.workers.messages import Submit
 from policies.speculation.replay.recorded import RecordedRequest
 
+_APART = 37  # prompts from one run's first to the next one's
+_FORMS = (
+    ("explaining", "Explain in three sentences what one should know about {}."),
+    ("listing", "List six facts about {}, one a line."),
+    ("writing", "Write the beginning of a story in which {} matter."),
+    ("letter", "Write a short letter to a friend about {}."),
+    ("coding", "Write a Python class that models {}, with two methods."),
+    ("comparing", "Compare {} of today with those of a hundred years ago."),
+    ("advice", "Give four pieces of advice to somebody who works with {}."),
+    ("dialogue", "Write a dialogue of two people who disagree about {}."),
+    ("planning", "Plan a week in which a class learns about {}: one line for each day."),
+    ("asking", "Ask five questions that an expert on {} would be glad to hear."),
+    ("selling", "Write an advertisement of three sentences for {}."),
+    ("reasoning", "Why could a town decide to spend less on {}? Give reasons for and against."),
+)
+_TOPICS = (
+    *("lighthouses", "bicycles", "bees", "bridges", "libraries", "volcanoes", "potatoes", "railways", "clocks"),
+    *("glaciers", "violins", "deserts", "elevators", "maps", "rivers", "windmills", "horses", "telescopes", "gardens"),
+    *("harbours", "schools", "forests", "kitchens", "islands", "castles", "markets", "tunnels", "museums", "storms"),
+    *("engines", "shoes", "stamps", "whales", "spices", "roofs", "letters", "wells", "candles", "mirrors", "ropes"),
+)
 _LONG = (
     "Here are notes that you may need. " * 3
     + "The tide tables were printed each spring, and the harbour master kept the old ones in a chest by the door. " * 8
@@ -35,30 +55,38 @@ class RunRequests:
 
 
 def choose_texts(prompts: Path | None, run: ValidationRun, number: int) -> list[PromptText]:
-    """Return a run's prompts. No two of all runs are the same: a server remembers what it said. Raises BenchError."""
-    given = read_texts(prompts) if prompts is not None else [PromptText("", one, text) for one, text in TEXTS]
+    """Return the prompts of the run of this number. No two of all runs are the same, nor are answers alike: a server
+    remembers what it said. Raises BenchError."""
+    given = read_texts(prompts) if prompts is not None else _write_texts()
     found = []
     for place in range(run.requests):
-        text = given[(number * 31 + place) % len(given)]
-        own = f"Request {number}.{place}. {text.text}"
-        long = f"{_LONG}{own}" if run.mixed and place % 3 == 0 else own
+        text = given[(number * _APART + place) % len(given)]
+        long = f"{_LONG}{text.text}" if run.mixed and place % 3 == 0 else text.text
         found.append(PromptText(f"{number}.{place}", text.category, long))
     return found
 
 
+def _write_texts() -> list[PromptText]:
+    """Return every form of question on every topic, the form changing first."""
+    return [PromptText("", name, form.format(topic)) for topic in _TOPICS for name, form in _FORMS]
+
+
 def record_runs(
+    runs: Sequence[ValidationRun],
     texts: Sequence[Sequence[PromptText]],
     options: EngineOptions,
     target: LoadedTarget,
     max_tokens: int,
-    advanced: Callable[[], None],
 ) -> list[RunRequests]:
-    """Let the target say what it says to all prompts, eight at a time, and ask the drafter along all of it, in order.
-    What it says does not depend on how it is served. Raises OutriderError."""
+    """Let the target say what it says to the prompts of all runs, several at a time, and ask the drafter along it, in
+    order. What the target says does not depend on how it is served. Raises OutriderError."""
     tokenizer = load_tokenizer(target.tokenizer_dir)
     stops = sorted(tokenizer.eos_ids)
+    prompts = {
+        text.key: tokenizer.encode_chat([{"role": "user", "content": text.text}]) for some in texts for text in some
+    }
     submits = [
-        Submit(text.key, tokenizer.encode_chat([{"role": "user", "content": text.text}]), max_tokens, stop_tokens=stops)
+        Submit(text.key, prompts[text.key], max_tokens, stop_tokens=stops, route=text.category)
         for some in texts
         for text in some
     ]
@@ -69,15 +97,22 @@ def record_runs(
     while not loop.idle:
         for delta in loop.run_round_strictly().deltas:
             outputs[delta.request_id] += delta.tokens
-            if delta.finish:
-                advanced()
-    recorded = {one.key: one for one in record_drafts(submits, outputs, options, target, lambda: None)["good"]}
-    prompts = {one.request_id: len(one.prompt) for one in submits}
+    speculating: dict[str, list[Submit]] = {}
+    for run, some in zip(runs, texts, strict=True):
+        if run.speculates:
+            keys = {text.key for text in some}
+            speculating.setdefault(run.place, []).extend(one for one in submits if one.request_id in keys)
+    # Each place is a daemon of its own, whose drafter has read along with those that it drafted for.
+    recorded = {
+        one.key: one
+        for mine in speculating.values()
+        for one in record_drafts(mine, outputs, options, target, lambda: None)["good"]
+    }
     return [
         RunRequests(
             some,
-            [recorded.get(text.key, RecordedRequest(text.key, (), text.category, prompts[text.key])) for text in some],
-            [prompts[text.key] for text in some],
+            [recorded.get(text.key) or RecordedRequest(text.key, (), text.category) for text in some],
+            [len(prompts[text.key]) for text in some],
             [len(outputs[text.key]) for text in some],
         )
         for some in texts

@@ -15,12 +15,12 @@ import yaml
 
 from device_profiles.measured import MeasuredModel
 from orchestrator.bench.cluster.hosts import HostsError
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.prompts import BenchError, PromptText
 from orchestrator.bench.validation.compare import BARS, FORMULAS, compare_run, summarise_runs
 from orchestrator.bench.validation.places import RealPlace, open_place, split_cores
-from orchestrator.bench.validation.predicted import Calibration, calibrate, predict_run
+from orchestrator.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
 from orchestrator.bench.validation.profiles import measure_profiles, with_overhead
-from orchestrator.bench.validation.real import RealRun, measure_run
+from orchestrator.bench.validation.real import RealRun, average_figures, measure_run
 from orchestrator.bench.validation.requests import RunRequests, choose_texts, record_runs
 from orchestrator.bench.validation.runs import PLACES, RUNS, Place, ValidationRun
 from orchestrator.config.load import load_config
@@ -40,6 +40,7 @@ _SLO_FACTOR = 2.0  # a TPOT of so many times the calibration's is good
 _SPEED_REQUESTS, _SPEED_REPLICAS, _SPEED_TOKENS, _SPEED_DEPTH = 20_000, 8, 64, 12
 _TOGETHER = 8
 _DRAFT_MS = 0.1
+_RESTART_S = 0.2  # control waits so long before it starts a worker again
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,10 @@ def validate(plan: ValidationPlan) -> dict[str, Any]:
         plan.tell(f"profile the model with {' and '.join(map(str, threads))} threads")
         profiles = measure_profiles(config, "openvino_rt:CPU", threads, seconds=plan.profile_s)
         # A calibration for each place, then its runs.
-        jobs = [_calibration(place) for place in places] + list(plan.runs)
+        jobs = [run for place in places for run in _list_calibrations(place)] + list(plan.runs)
         plan.tell("record what the target says to all prompts, and the drafts along it")
         texts = [choose_texts(plan.prompts, run, number) for number, run in enumerate(jobs)]
-        requests = dict(zip(jobs, _record(texts, options, plan.max_tokens), strict=True))
+        requests = dict(zip(jobs, _record(jobs, texts, options, plan.max_tokens), strict=True))
         rows: list[dict[str, Any]] = []
         left_out: list[str] = []
         calibrations: list[dict[str, Any]] = []
@@ -115,15 +116,21 @@ def _build_config(store: Path) -> dict[str, Any]:
     }
 
 
-def _calibration(place: Place) -> ValidationRun:
-    return ValidationRun(place, False, 2, requests=16)
+def _list_calibrations(place: Place) -> list[ValidationRun]:
+    """Return the runs that a place is calibrated by: one at a time with long and short prompts, and several."""
+    return [
+        ValidationRun(place, False, 1, requests=10, mixed=True),
+        ValidationRun(place, False, 6, requests=24),
+    ]
 
 
-def _record(texts: Sequence[Sequence[Any]], options: EngineOptions, max_tokens: int) -> list[RunRequests]:
+def _record(
+    runs: Sequence[ValidationRun], texts: Sequence[Sequence[PromptText]], options: EngineOptions, max_tokens: int
+) -> list[RunRequests]:
     options = msgspec.structs.replace(options, max_running=_TOGETHER)
     target = load_target(options, lambda stage, fraction: None)
     try:
-        return record_runs(texts, options, target, max_tokens, lambda: None)
+        return record_runs(runs, texts, options, target, max_tokens)
     finally:
         target.model.close()
 
@@ -135,28 +142,38 @@ def _measure_place(
     requests: dict[ValidationRun, RunRequests],
     profiles: dict[int, MeasuredModel],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Make the calibration's run before the others and behind them, and each other one for real; then simulate all."""
+    """Calibrate before the runs and behind them, make each for real; then simulate all."""
     known = _start_calibration(place, profiles)
-    first = _calibration(place.place)
+    calibrations, workers = _list_calibrations(place.place), len(place.workers)
 
-    def measure(run: ValidationRun, rate: float, slo_ms: float, seed: int) -> RealRun:
-        asked = {"max_tokens": plan.max_tokens, "rate": rate, "slo_ms": slo_ms, "seed": seed}
-        return measure_run(place, run, requests[run].texts, MODEL, **asked)  # type: ignore[arg-type]
+    def measure(run: ValidationRun, rate: float = 0.0, slo_ms: float = 1e9, seed: int = 0) -> RealRun:
+        return measure_run(
+            place, run, requests[run].texts, MODEL, max_tokens=plan.max_tokens, rate=rate, slo_ms=slo_ms, seed=seed
+        )
 
-    workers = len(place.workers)
-    before = measure(first, 0.0, 1e9, 0)
-    simulated = predict_run(first, requests[first], known, workers, real=None, slo_ms=1e9)
-    known = calibrate(known, before.figures, simulated)
-    slo_ms = _SLO_FACTOR * before.figures.tpot_ms
-    rate = before.figures.output_tok_s / (sum(requests[first].output_tokens) / first.requests)
+    if place.place != "three hosts":
+        restart_s = place.measure_restart_s()
+        known = replace(known, timing=replace(known.timing, spawn_s=max(0.1, restart_s - known.load_s - _RESTART_S)))
+    before = [measure(run) for run in calibrations]
+    slo_ms = _SLO_FACTOR * before[0].figures.tpot_ms
+    output = sum(requests[calibrations[1]].output_tokens) / calibrations[1].requests
+    rate = before[1].figures.output_tok_s / output
     made: list[tuple[ValidationRun, RealRun]] = []
     for number, run in enumerate(runs):
-        made.append((run, measure(run, rate * run.share * 2.0, slo_ms, number)))
+        made.append((run, measure(run, rate * run.share, slo_ms, number)))
         if run.fault:
             place.mend()
             place.wait_serving()
-    after = measure(replace(first, requests=first.requests), 0.0, 1e9, 0) if len(runs) > 1 else before
-    drift = after.figures.tpot_ms / before.figures.tpot_ms
+    after = [measure(run) for run in calibrations] if len(runs) > 1 else before
+    known = calibrate_prompts(known, requests[calibrations[0]].prompt_tokens, before[0].ttfts_ms)
+    pairs = [
+        (
+            average_figures(one.figures, other.figures),
+            predict_run(run, requests[run], known, workers, real=None, slo_ms=slo_ms),
+        )
+        for run, one, other in zip(calibrations, before, after, strict=True)
+    ]
+    known = calibrate_rounds(known, pairs)
     rows = []
     for run, real in made:
         found = predict_run(run, requests[run], known, workers, real=real, slo_ms=slo_ms)
@@ -164,7 +181,15 @@ def _measure_place(
         errors = rows[-1]["errors"]
         told = ", ".join(f"{name} {errors[name]:+.0%}" for name in errors)
         plan.tell(f"{run.name}: {told}")
-    return rows, {"place": place.place, "pace": known.pace, "intake_ms": known.timing.intake_ms, "drift": drift}
+    return rows, {
+        "place": place.place,
+        "pace": known.pace,
+        "round_ms": known.round_ms,
+        "prefill_pace": known.prefill_pace,
+        "prompt_ms": known.prompt_ms,
+        "spawn_s": known.timing.spawn_s,
+        "drift": after[0].figures.tpot_ms / before[0].figures.tpot_ms,
+    }
 
 
 def _start_calibration(place: RealPlace, profiles: dict[int, MeasuredModel]) -> Calibration:

@@ -42,7 +42,7 @@ RUNS: tuple[ValidationRun, ...] = (
     ValidationRun("one worker", True, 8, requests=32),
     ValidationRun("one worker", True, share=0.5, requests=30),
     ValidationRun("one worker", True, share=0.6, requests=30, mixed=True),
-    ValidationRun("one worker", True, 4, requests=20, fault="kill_worker"),
+    ValidationRun("one worker", True, 4, requests=24, fault="kill_worker"),
     ValidationRun("two workers", False, 4),
     ValidationRun("two workers", True, 4),
     ValidationRun("two workers", True, 4, fault="kill_worker"),
