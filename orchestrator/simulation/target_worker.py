@@ -23,6 +23,7 @@ from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Delta, Event, Gauges, Ready, RequestStats, RoundReport, Submit
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.prefill_budget import rows_within
+from policies.serving.replay_budget import share_replay_rows
 
 BLOCK_TOKENS = 16
 SUFFIX = "suffix"
@@ -380,6 +381,9 @@ class SimulatedTarget:
                 most=most,
                 least=min(most, _LEAST_PREFILL_ROWS),
             )
+        if all(one.base for one in filling):  # replays: one stream that goes on is worth more than two that nearly do
+            rows = share_replay_rows([one.unread for one in filling], most, paid_rows=1)
+            return [(one, count) for one, count in zip(filling, rows, strict=True) if count]
         oldest, others = filling[0], sorted(filling[1:], key=_count_unread)
         half = min(oldest.unread, most // 2 if others else most)
         left, given = most - half, []

@@ -24,7 +24,7 @@ from policies.speculation.replay.recorded import Costs
 
 _KV_TOKENS = 40_000
 _START_WITHIN_S = 600.0
-_MOST_PACE = 2.0
+_MOST_PACE = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,8 @@ def calibrate_rounds(before: Calibration, pairs: Sequence[tuple[RunFigures, RunF
     spread = further.tpot_ms - simulated.tpot_ms
     pace = (later.tpot_ms - real.tpot_ms) / spread if spread > 0.0 else real.tpot_ms / simulated.tpot_ms
     pace = min(_MOST_PACE, max(1.0 / _MOST_PACE, pace))
-    return replace(before, pace=pace, round_ms=real.tpot_ms - pace * simulated.tpot_ms)
+    left_ms = [one.tpot_ms - pace * other.tpot_ms for one, other in (pairs[0], pairs[-1])]
+    return replace(before, pace=pace, round_ms=sum(left_ms) / len(left_ms))
 
 
 def calibrate_prompts(before: Calibration, prompts: Sequence[int], ttfts_ms: Sequence[float]) -> Calibration:

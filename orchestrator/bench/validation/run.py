@@ -117,11 +117,11 @@ def _build_config(store: Path) -> dict[str, Any]:
 
 
 def _list_calibrations(place: Place) -> list[ValidationRun]:
-    """Return the runs that a place is calibrated by: one at a time with long and short prompts, and several."""
-    return [
-        ValidationRun(place, False, 1, requests=10, mixed=True),
-        ValidationRun(place, False, 6, requests=24),
-    ]
+    """Return the runs that a place is calibrated by: one at a time with long and short prompts, one for each worker, and
+    several."""
+    alone = ValidationRun(place, False, 1, requests=10, mixed=True)
+    each = ValidationRun(place, False, 2, requests=12)
+    return [alone, *([each] if place != "one worker" else []), ValidationRun(place, False, 6, requests=24)]
 
 
 def _record(
@@ -156,8 +156,8 @@ def _measure_place(
         known = replace(known, timing=replace(known.timing, spawn_s=max(0.1, restart_s - known.load_s - _RESTART_S)))
     before = [measure(run) for run in calibrations]
     slo_ms = _SLO_FACTOR * before[0].figures.tpot_ms
-    output = sum(requests[calibrations[1]].output_tokens) / calibrations[1].requests
-    rate = before[1].figures.output_tok_s / output
+    output = sum(requests[calibrations[-1]].output_tokens) / calibrations[-1].requests
+    rate = before[-1].figures.output_tok_s / output
     made: list[tuple[ValidationRun, RealRun]] = []
     for number, run in enumerate(runs):
         made.append((run, measure(run, rate * run.share, slo_ms, number)))
@@ -173,7 +173,7 @@ def _measure_place(
         )
         for run, one, other in zip(calibrations, before, after, strict=True)
     ]
-    known = calibrate_rounds(known, pairs)
+    known = calibrate_rounds(known, pairs[-2:])
     rows = []
     for run, real in made:
         found = predict_run(run, requests[run], known, workers, real=real, slo_ms=slo_ms)
