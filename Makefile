@@ -54,7 +54,7 @@ test: setup
 
 # Tests that take a minute each: more hosts, more replicas, more runtimes. To be run before a release.
 slow: setup
-	$(PYTEST) --numprocesses 2 -m slow tests/engine tests/daemon tests/batches
+	$(PYTEST) --numprocesses 2 -m slow tests/engine tests/daemon tests/batches tests/simulation
 
 # What only reads the sources is one process each: two at a time.
 check: setup

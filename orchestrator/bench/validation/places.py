@@ -76,10 +76,12 @@ class RealPlace:
         raise BenchError(f"{self.place}: not every worker serves within {_READY_S:g} s")
 
     def _find_pid(self) -> int:
-        """Return the process of the last worker; while it has none, that of the one before."""
+        """Return the process of the last worker. Raises BenchError where none was ever ready."""
         replicas = self.call(lambda: self.query("/admin/status"))["replicas"]
         ready = replicas[-1]["ready"]
-        return int(ready["pid"]) if ready else 0
+        if not ready:
+            raise BenchError(f"{self.place}: the last worker never was ready")
+        return int(ready["pid"])
 
 
 def set_link(hosts: BenchHosts, number: int, *, up: bool) -> None:

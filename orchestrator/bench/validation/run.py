@@ -117,8 +117,8 @@ def _build_config(store: Path) -> dict[str, Any]:
 
 
 def _list_calibrations(place: Place) -> list[ValidationRun]:
-    """Return the runs that a place is calibrated by: one at a time with long and short prompts, one for each worker, and
-    several."""
+    """Return the runs that a place is calibrated by: one request at a time with long and short prompts, one for each
+    worker, and several."""
     alone = ValidationRun(place, False, 1, requests=10, mixed=True)
     each = ValidationRun(place, False, 2, requests=12)
     return [alone, *([each] if place != "one worker" else []), ValidationRun(place, False, 6, requests=24)]
