@@ -307,8 +307,6 @@ class SimulatedTarget:
             deltas.append(Delta(one.sent_id, tokens, "length" if ends else "", _sum_up(one, now_s)))
             if ends:
                 kept.remove(one)
-            else:
-                self._company = 0  # its course begins
         self._running = kept
         if deltas:
             self._world.tell(self.number, self._report(deltas))
@@ -329,8 +327,10 @@ class SimulatedTarget:
         self._made = self._drafted = 0.0
         context = 0.0
         if decoding:
-            if not self._company or find_company(count) != self._company or self._is_shared_otherwise():
+            if find_company(count) != self._company or self._is_shared_otherwise():
                 self._follow_courses(decoding)
+            else:
+                self._begin_courses(decoding)
             find = self._courses.find
             mine = [find(one.course) for one in decoding]
             self._drafted = sum([one.drafted for one in mine])
@@ -431,6 +431,13 @@ class SimulatedTarget:
             course = self._courses.find(one.course)
             one.zero = self.rounds - course.count_rounds(min(tokens, one.left - 1))
             one.end = one.zero + course.count_rounds(one.left - 1)
+
+    def _begin_courses(self, decoding: list[SimulatedSequence]) -> None:
+        """Begin the courses of those whose prompts have just been read."""
+        for one in decoding:
+            if not one.end:
+                one.zero = self.rounds
+                one.end = one.zero + self._courses.find(one.course).count_rounds(one.left - 1)
 
     def _choose_courses(self, sequences: int) -> CompanyCourses:
         kind, draft = self.kind, self.draft

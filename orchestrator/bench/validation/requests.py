@@ -17,7 +17,7 @@ from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Submit
 from policies.speculation.replay.recorded import RecordedRequest
 
-_APART = 37  # prompts from one run's first to the next one's
+_APART = 33  # prompts from one run's first to the next one's
 _FORMS = (
     ("explaining", "Explain in three sentences what one should know about {}."),
     ("listing", "List six facts about {}, one a line."),
@@ -37,6 +37,9 @@ _TOPICS = (
     *("glaciers", "violins", "deserts", "elevators", "maps", "rivers", "windmills", "horses", "telescopes", "gardens"),
     *("harbours", "schools", "forests", "kitchens", "islands", "castles", "markets", "tunnels", "museums", "storms"),
     *("engines", "shoes", "stamps", "whales", "spices", "roofs", "letters", "wells", "candles", "mirrors", "ropes"),
+    *("kites", "canals", "dialects", "orchards", "comets", "quarries", "puppets", "ferries", "locks", "beehives"),
+    *("barns", "compasses", "sails", "dictionaries", "chimneys", "parades", "tides", "oceans", "pianos", "meadows"),
+    *("lanterns", "coins", "fossils", "looms", "trams"),
 )
 _LONG = (
     "Here are notes that you may need. " * 3
