@@ -32,7 +32,8 @@ class ReplicaKind:
     """A target on a kind of device. `costs`: of its rounds, drafting from the text included. `book`: how requests go on
     with the drafts that its own process makes; `draft_book`: with the draft worker `draft`, where it has one. It
     decodes `places` sequences at a time, and its cache has `kv_tokens`. A forward that decodes and prefills is to take
-    `max_itl_ms` at most. `power_w`: of its devices while it works, 0 where not known. `source` of its figures."""
+    `max_itl_ms` at most. `power_w`: of its devices while it works, 0 where not known. `alone`: the share of its time
+    that a round takes while no other replica of its `machine` runs. `source` of its figures."""
 
     name: str
     costs: Costs
@@ -46,13 +47,15 @@ class ReplicaKind:
     draft_book: CourseBook | None = None
     price_per_hour: float = 0.0
     power_w: float = 0.0
+    alone: float = 1.0
     source: str = "measured"
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedReplica:
     """A replica of a kind, on a device of a host in a zone. `draft_host`: where its draft worker is, where it has one.
-    `standby`: it serves where no other does, and how far it is loaded until then; None: it is no standby."""
+    `standby`: it serves where no other does, and how far it is loaded until then; None: it is no standby. `machine`:
+    what it shares with other replicas, on whichever host they are ("": nothing)."""
 
     name: str
     kind: ReplicaKind
@@ -62,6 +65,7 @@ class PlacedReplica:
     draft_host: str = ""
     draft_device: str = ""
     standby: Readiness | None = None
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)

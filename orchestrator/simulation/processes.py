@@ -196,6 +196,11 @@ class Processes:
         """Call back in a while."""
         self._world.after(delay_s, call, argument)
 
+    def is_crowded(self, machine: str) -> bool:
+        """See target_worker.WorkerWorld."""
+        busy = [one for one in self._running.values() if one.target is not None and one.target.busy]
+        return sum(one.target is not None and one.target.replica.machine == machine for one in busy) > 1
+
     def find_output(self, key: str) -> tuple[int, int, str, int]:
         """See target_worker.WorkerWorld."""
         return self._world.find_output(key)

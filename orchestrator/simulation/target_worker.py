@@ -48,6 +48,10 @@ class WorkerWorld(Protocol):
         """Say something to control."""
         ...
 
+    def is_crowded(self, machine: str) -> bool:
+        """Whether several replicas of a machine run rounds now."""
+        ...
+
     def find_output(self, key: str) -> tuple[int, int, str, int]:
         """Return how many tokens a request's output has, its course's number, and what its prompt begins with: a name
         and a number of tokens."""
@@ -338,6 +342,8 @@ class SimulatedTarget:
             rows = count * costs.rows(0) + self._drafted
             context = sum([one.known + 0.5 * one.left for one in decoding]) / count
             round_ms = self._time_round(rows, count, context)
+            if self.kind.alone != 1.0 and not self._world.is_crowded(self.replica.machine):
+                round_ms *= self.kind.alone
             rounds = max(1, min([one.end for one in decoding]) - self.rounds)
         self._filling = self._share_rows(decoding, context) if count < len(running) else ()
         if self._filling:

@@ -32,7 +32,7 @@ class Calibration:
     """What a place is known by before its runs: `cost` of its workers' rounds, `draft_ms` that drafting from the text
     takes, `load_s` of a worker, and `timing`. With the daemon and its clients on the same cores, rounds take `pace`
     times as long as the profile says and `round_ms` more, and prompts `prefill_pace` times as long and
-    `prompt_ms` more."""
+    `prompt_ms` more. `alone`: the share of that which a round takes while no other worker runs."""
 
     cost: StepCost
     draft_ms: float
@@ -45,6 +45,7 @@ class Calibration:
     round_ms: float = 0.0
     prefill_pace: float = 1.0
     prompt_ms: float = 0.0
+    alone: float = 1.0
 
     @property
     def real_cost(self) -> StepCost:
@@ -112,9 +113,12 @@ def build_world(run: ValidationRun, requests: RunRequests, known: Calibration, w
         max_itl_ms=known.max_itl_ms,
         load_s=known.load_s,
         max_depth=known.max_depth if run.speculates else 0,
+        alone=known.alone,
     )
     placed = tuple(
-        PlacedReplica(f"target-{number}", kind, f"host-{number}" if run.place == "three hosts" else "here", "CPU")
+        PlacedReplica(
+            f"target-{number}", kind, f"host-{number}" if run.place == "three hosts" else "here", "CPU", machine="this"
+        )
         for number in range(1, workers + 1)
     )
     clients = _Clients()

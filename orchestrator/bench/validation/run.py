@@ -174,6 +174,10 @@ def _measure_place(
         for run, one, other in zip(calibrations, before, after, strict=True)
     ]
     known = calibrate_rounds(known, pairs[-2:])
+    if workers > 1:  # one at a time has the machine to itself
+        first = calibrations[0]
+        again = predict_run(first, requests[first], known, workers, real=None, slo_ms=slo_ms)
+        known = replace(known, alone=pairs[0][0].tpot_ms / again.tpot_ms)
     rows = []
     for run, real in made:
         found = predict_run(run, requests[run], known, workers, real=real, slo_ms=slo_ms)
@@ -187,6 +191,7 @@ def _measure_place(
         "round_ms": known.round_ms,
         "prefill_pace": known.prefill_pace,
         "prompt_ms": known.prompt_ms,
+        "alone": known.alone,
         "spawn_s": known.timing.spawn_s,
         "drift": after[0].figures.tpot_ms / before[0].figures.tpot_ms,
     }
