@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
@@ -44,7 +45,8 @@ class Scenario:
 
 
 def simulate(scenario: Scenario, told: Callable[[float, int], None] = lambda now_s, requests: None) -> dict[str, Any]:
-    """Return `summary`, `kinds` (what each kind of replica did), `decisions` and `formulas`. `told` hears of virtual
+    """Return `summary`, `kinds` (what each kind of replica did), `log`, what was
+    assumed and not validated, and `formulas`. `told` hears of virtual
     time and requests now and then. Raises SimulationError where nothing can serve."""
     fleet = scenario.fleet
     if not fleet.replicas:
@@ -61,10 +63,11 @@ def simulate(scenario: Scenario, told: Callable[[float, int], None] = lambda now
     price = sum(one.kind.price_per_hour for one in fleet.replicas)
     summary = world.outcomes.summarise(dict(scenario.slo), price)
     span_s = max(1e-9, summary["duration_s"] or world.now_s - world.zero_s)
+    counts = Counter(one.kind.name for one in fleet.replicas)
     kinds = {
         name: {
-            "replicas": sum(one.kind.name == name for one in fleet.replicas),
-            "utilisation": use.busy_s / span_s / max(1, sum(one.kind.name == name for one in fleet.replicas)),
+            "replicas": counts[name],
+            "utilisation": use.busy_s / span_s / counts[name],
             "mean_sequences": use.sequences / max(1, use.rounds),
             "tokens_a_round": use.tokens / max(1.0, use.sequences),
             "drafted_a_round": use.drafted / max(1.0, use.sequences),

@@ -426,11 +426,8 @@ class SimulatedTarget:
 
     def _follow_courses(self, decoding: list[SimulatedSequence]) -> None:
         """Let all go on as in this company, and as with the drafts that there are now."""
-        before, known = self._courses, [0 if one.first_s < 0.0 or not one.end else 1 for one in decoding]
-        done = [
-            before.find(one.course).count_tokens(self.rounds - one.zero) if begun else 0
-            for one, begun in zip(decoding, known, strict=True)
-        ]
+        before = self._courses
+        done = [before.find(one.course).count_tokens(self.rounds - one.zero) if one.end else 0 for one in decoding]
         self._company = find_company(len(decoding))
         self._courses = self._choose_courses(len(decoding))
         for one, tokens in zip(decoding, done, strict=True):

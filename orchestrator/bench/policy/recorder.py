@@ -43,7 +43,7 @@ def with_rounds(costs: Costs, plain: Sequence[RoundFigures], drafting: Sequence[
         for one in (*plain, *drafting)
     ]
     steady, _ = fit_rounds([one for one in samples if not one.changed], costs.forward)
-    forward = _with_overhead(costs.forward, steady)
+    forward = with_overhead(costs.forward, steady)
     draft_ms, draft_sequence_ms = _drafting_ms(drafting)
     return replace(
         costs,
@@ -77,7 +77,8 @@ def _change_ms(samples: Sequence[RoundSample], cost: StepCost) -> float:
     return max(0.0, statistics.median(over_ms[1]) - statistics.median(over_ms[0])) if all(over_ms) else 0.0
 
 
-def _with_overhead(cost: StepCost, overhead: RoundOverhead) -> StepCost:
+def with_overhead(cost: StepCost, overhead: RoundOverhead) -> StepCost:
+    """Return what a whole round takes beside drafting: the forward, and what the loop takes around it."""
     times = [overhead.ms(1, rows) + ms for rows, ms in zip(cost.row_knots, cost.row_ms, strict=True)]
     return replace(cost, row_ms=tuple(times), sequence_ms=cost.sequence_ms + overhead.sequence_ms)
 

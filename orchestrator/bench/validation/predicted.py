@@ -78,7 +78,7 @@ def predict_run(
     if run.concurrency:
         waiting = deque(traced)
         sent.waiting = waiting
-        first = [replace_arrival(waiting.popleft()) for _ in range(min(run.concurrency, len(waiting)))]
+        first = [waiting.popleft() for _ in range(min(run.concurrency, len(waiting)))]
         world.play(first, faults)
     else:
         world.play(traced, faults)
@@ -138,11 +138,6 @@ def _trace(requests: RunRequests, times_s: Sequence[float]) -> list[TracedReques
         )
         for number in range(len(requests.texts))
     ]
-
-
-def replace_arrival(one: TracedRequest) -> TracedRequest:
-    """Return a request that comes at once."""
-    return TracedRequest(0.0, one.prompt_tokens, one.output_tokens, category=one.category)
 
 
 def _summarise(world: World, slo_ms: float) -> RunFigures:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from device_profiles.cost import StepCost
 from device_profiles.measured import MeasuredModel
+from orchestrator.bench.policy.recorder import with_overhead
 from orchestrator.bench.prompts import BenchError
 from orchestrator.config.load import load_config
 from orchestrator.profiling.work import profile_store
@@ -37,12 +38,6 @@ def measure_profiles(config: Path, device: str, threads: Sequence[int], *, secon
     return {count: found[count] for count in threads}
 
 
-def with_overhead(profile: MeasuredModel) -> StepCost:
-    """Return what a whole round takes beside drafting: the forward, and what the loop takes around it."""
-    cost, overhead = profile.cost, profile.overhead
-    times = tuple(
-        ms + overhead.round_ms + overhead.sequence_ms + overhead.row_ms * knot
-        for ms, knot in zip(cost.row_ms, cost.row_knots, strict=True)
-    )
-    prefill = cost.prefill or cost
-    return replace(cost, row_ms=times, sequence_ms=cost.sequence_ms + overhead.sequence_ms, prefill=prefill)
+def find_round_cost(profile: MeasuredModel) -> StepCost:
+    """Return what a round takes by a profile, drafting left out. Prompts cost what they do without it."""
+    return replace(with_overhead(profile.cost, profile.overhead), prefill=profile.cost.prefill or profile.cost)

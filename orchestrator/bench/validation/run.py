@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +14,11 @@ import yaml
 
 from device_profiles.measured import MeasuredModel
 from orchestrator.bench.cluster.hosts import HostsError
-from orchestrator.bench.prompts import BenchError, PromptText
+from orchestrator.bench.prompts import BenchError, PromptText, select_by_name
 from orchestrator.bench.validation.compare import BARS, FORMULAS, compare_run, summarise_runs
 from orchestrator.bench.validation.places import RealPlace, open_place, split_cores
 from orchestrator.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
-from orchestrator.bench.validation.profiles import measure_profiles, with_overhead
+from orchestrator.bench.validation.profiles import find_round_cost, measure_profiles
 from orchestrator.bench.validation.real import RealRun, average_figures, measure_run
 from orchestrator.bench.validation.requests import RunRequests, choose_texts, record_runs
 from orchestrator.bench.validation.runs import PLACES, RUNS, Place, ValidationRun
@@ -58,10 +57,7 @@ class ValidationPlan:
 
 def choose_runs(only: str) -> list[ValidationRun]:
     """Return the runs whose name the regular expression finds. Raises BenchError."""
-    try:
-        found = [one for one in RUNS if re.search(only, one.name)]
-    except re.error as error:
-        raise BenchError(f"--only {only!r} is no regular expression: {error}") from error
+    found = select_by_name(only, RUNS)
     if not found:
         raise BenchError(f"--only {only!r} finds no run; there are: {'; '.join(one.name for one in RUNS)}")
     return found
@@ -199,13 +195,13 @@ def _measure_place(
 
 def _start_calibration(place: RealPlace, profiles: dict[int, MeasuredModel]) -> Calibration:
     profile = profiles[len(place.workers[0])]
-    return Calibration(with_overhead(profile), _DRAFT_MS, profile.load_s, Timing())
+    return Calibration(find_round_cost(profile), _DRAFT_MS, profile.load_s, Timing())
 
 
 def measure_speed(profile: MeasuredModel, requests: RunRequests) -> float:
     """Return how many requests are simulated in a second of processor time: eight replicas at nine tenths of what they
     carry, with drafts."""
-    cost = with_overhead(profile)
+    cost = find_round_cost(profile)
     costs = Costs(cost, draft_ms=_DRAFT_MS)
     book = CourseBook(requests.recorded, costs, most=_SPEED_DEPTH)
     kind = ReplicaKind("worker", costs, book, places=16, kv_tokens=40_000, max_depth=_SPEED_DEPTH)
