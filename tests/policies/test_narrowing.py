@@ -73,8 +73,14 @@ def test_figures_of_one_step_differ_by_less_than_a_step(figure: float, factor: f
     assert step_of(0.0) < step_of(figure)
 
 
-paces = st.builds(
-    ReplicaPace, st.floats(0.5, 50.0), st.floats(1.0, 100.0), st.floats(1.0, 400.0), st.floats(1.0, 500.0)
+paces = st.builds(  # sums of times are numbers
+    ReplicaPace,
+    st.floats(0.5, 50.0),
+    st.floats(1.0, 100.0),
+    st.floats(1.0, 400.0),
+    st.floats(1.0, 500.0),
+    st.floats(1.0, 50_000.0),
+    st.floats(0.0, 100.0),
 )
 
 
