@@ -9,6 +9,7 @@ from typing import NamedTuple
 from adapters.contract import Segment
 from device_profiles.units import ceil_div
 from orchestrator.engine.sequence import SequenceState
+from policies.serving.prefill_budget import share_prefill_rows
 from policies.serving.replay_budget import share_replay_rows
 
 SCORED_ROWS = 128
@@ -101,7 +102,8 @@ def schedule_rows(
     rows = share_replay_rows([_count_wanted_rows(one) for one in replays], replay_rows, paid_rows=paid_rows)
     given = [(one, known) for one, known in zip(replays, rows, strict=True) if known]
     left -= sum(max(known, paid_rows) for _, known in given)
-    for sequence, known in [*given, *_share_prefill_rows(prompts, left, paid_rows)]:
+    shared = share_prefill_rows([_count_wanted_rows(one) for one in prompts], left, paid_rows=paid_rows)
+    for sequence, known in [*given, *((prompts[place], known) for place, known in shared)]:
         parts.append(ScheduledSequence(sequence, known, emits_logits=known == sequence.uncached))
     return parts
 
@@ -113,27 +115,6 @@ def _computing_what_no_other_does(filling: Sequence[SequenceState]) -> list[Sequ
         if sequence.scores_prompt or not any(_same_rows(ahead, sequence) for ahead in kept):
             kept.append(sequence)
     return kept
-
-
-def _share_prefill_rows(filling: Sequence[SequenceState], rows: int, paid_rows: int) -> list[tuple[SequenceState, int]]:
-    """Return (sequence, rows) of the prefills that get rows.
-
-    Half of the rows are for the oldest, so that it always gets on. The rest is for the shortest, so that a long prompt
-    does not hold up short ones. Rows that they leave are the oldest's.
-    """
-    if not filling or rows < paid_rows:
-        return []
-    oldest, others = filling[0], sorted(filling[1:], key=_count_wanted_rows)
-    half = min(_count_wanted_rows(oldest), rows if not others else max(rows // 2, paid_rows))
-    left = rows - max(half, paid_rows)
-    given: list[tuple[SequenceState, int]] = []
-    for sequence in others:
-        if left < paid_rows:
-            break
-        known = min(_count_wanted_rows(sequence), left)
-        given.append((sequence, known))
-        left -= max(known, paid_rows)
-    return [(oldest, min(_count_wanted_rows(oldest), half + max(0, left))), *given]
 
 
 def _count_wanted_rows(sequence: SequenceState) -> int:

@@ -22,7 +22,7 @@ from orchestrator.simulation.fleet import PlacedReplica
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Delta, Event, Gauges, Ready, RequestStats, RoundReport, Submit
 from policies.serving.admission import count_admissible_requests, victims
-from policies.serving.prefill_budget import rows_within
+from policies.serving.prefill_budget import rows_within, share_prefill_rows
 from policies.serving.replay_budget import share_replay_rows
 
 BLOCK_TOKENS = 16
@@ -373,8 +373,7 @@ class SimulatedTarget:
         return forward_ms + self._draft_ms
 
     def _share_rows(self, decoding: list[SimulatedSequence], context: float) -> list[tuple[SimulatedSequence, int]]:
-        """Return the rows that each prompt gets of every forward: half of them are for the oldest, the rest for the
-        shortest, as in engine.batch."""
+        """Return the rows that each prompt gets of every forward, as in engine.batch."""
         costs, filling = self.kind.costs, [one for one in self._running if one.unread]
         most = max(1, costs.most_rows - len(decoding) * costs.rows(0))
         if decoding:
@@ -387,18 +386,11 @@ class SimulatedTarget:
                 most=most,
                 least=min(most, _LEAST_PREFILL_ROWS),
             )
-        if all(one.base for one in filling):  # replays: one stream that goes on is worth more than two that nearly do
-            rows = share_replay_rows([one.unread for one in filling], most, paid_rows=1)
+        wanted = [one.unread for one in filling]
+        if all(one.base for one in filling):  # replays
+            rows = share_replay_rows(wanted, most, paid_rows=1)
             return [(one, count) for one, count in zip(filling, rows, strict=True) if count]
-        oldest, others = filling[0], sorted(filling[1:], key=_count_unread)
-        half = min(oldest.unread, most // 2 if others else most)
-        left, given = most - half, []
-        for one in others:
-            if left <= 0:
-                break
-            given.append((one, min(one.unread, left)))
-            left -= given[-1][1]
-        return [(oldest, max(1, min(oldest.unread, half + left))), *given]
+        return [(filling[place], count) for place, count in share_prefill_rows(wanted, most, paid_rows=1)]
 
     def _admit(self) -> None:
         """Start whoever has a place and memory, in order."""
@@ -520,10 +512,6 @@ class SimulatedTarget:
             expected_ms=round_ms / self.slowness,
             round_tokens=self._made,
         )
-
-
-def _count_unread(one: SimulatedSequence) -> int:
-    return one.unread
 
 
 def _sum_up(one: SimulatedSequence, now_s: float) -> RequestStats:

@@ -7,6 +7,8 @@ Replays, of streams that were served before, have a budget of their own (policie
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 _HALF_WEIGHT_ROWS = 128  # so many rows of prefill count as much as all that was known before
 _MARGIN = 1.35  # costs grow along a prompt (each row attends to more positions than the last) and vary by the forward
 
@@ -40,3 +42,24 @@ def rows_within(
     if room_ms >= most * row_ms * _MARGIN:
         return most
     return max(least, int(room_ms / (row_ms * _MARGIN)))
+
+
+def share_prefill_rows(wanted: Sequence[int], rows: int, *, paid_rows: int) -> list[tuple[int, int]]:
+    """Return which of some prefills get rows, by their place, and how many. The oldest comes first; each can use so
+    many as it `wanted` (above 0), and is charged for `paid_rows` at least.
+
+    Half of the rows are for the oldest, so that it always gets on. The rest is for the shortest, so that a long prompt
+    does not hold up short ones. Rows that they leave are the oldest's.
+    """
+    if not wanted or rows < paid_rows:
+        return []
+    shortest = sorted(range(1, len(wanted)), key=lambda place: wanted[place])
+    half = min(wanted[0], rows if not shortest else max(rows // 2, paid_rows))
+    left = rows - max(half, paid_rows)
+    given: list[tuple[int, int]] = []
+    for place in shortest:
+        if left < paid_rows:
+            break
+        given.append((place, min(wanted[place], left)))
+        left -= max(given[-1][1], paid_rows)
+    return [(0, min(wanted[0], half + max(0, left))), *given]
