@@ -169,7 +169,13 @@ def measure_plan(devices: int) -> float:
     hosts = tuple(Host(f"h{number}", f"zone-{number % 20}", 64, 0.0) for number in range((devices + 7) // 8))
     cost = StepCost((1.0, 4.0, 16.0), (8.0, 9.0, 12.0))
     owned = tuple(
-        Device(f"d{number}", hosts[number // 8].name, "gpu", f"kind-{number % 4}", 80 << 30)
+        Device(
+            f"{hosts[number // 8].name}/gpu-{number % 8}",
+            hosts[number // 8].name,
+            "gpu",
+            f"kind-{number % 4}",
+            80 << 30,
+        )
         for number in range(devices)
     )
     options = tuple(

@@ -181,9 +181,32 @@ def rate_candidate(
         float(compute_second_merit(wanted.objective, prediction.goodput_tokens_per_s, prediction.ttft_ms)),
     )
     prediction = fill_in_expense(prediction, sum_expense(devices, links.hosts, paid))
-    used = sum_used_bytes(candidate, load)
-    score = placement_score(target.parts, devices, [used[one.id] for one in devices], prediction, load, wanted.weights)
+    score = score_candidate(candidate, prediction, wanted)
     return ScoredCandidate(candidate, prediction, score, merits)
+
+
+def score_candidate(candidate: Candidate, prediction: Prediction, wanted: PlanGoal) -> Score:
+    """Return the score of what was predicted of it."""
+    load = wanted.workload
+    parts = [_part(one, load.target.layers) for one in candidate.target]
+    devices = [one.device for one in (candidate.placed if prediction.depth else candidate.target)]
+    used = sum_used_bytes(candidate, load)
+    return placement_score(parts, devices, [used[one.id] for one in devices], prediction, load, wanted.weights)
+
+
+def with_own_score(one: ScoredCandidate, wanted: PlanGoal) -> ScoredCandidate:
+    """Return it with the score of its own devices, where it has that of others that are alike."""
+    return replace(one, score=score_candidate(one.candidate, one.prediction, wanted))
+
+
+def count_threads(one: ScoredCandidate, hosts: Mapping[str, Host]) -> dict[str, int]:
+    """Return the cores that it takes of each host whose cores are known."""
+    threads: dict[str, int] = {}
+    own_draft = one.prediction.depth > 0 and one.candidate.where is not Where.IN_TARGET
+    for part in one.candidate.placed if own_draft else one.candidate.target:
+        if hosts[part.device.host].cores:
+            threads[part.device.host] = threads.get(part.device.host, 0) + part.option.threads
+    return threads
 
 
 def merit_at(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,7 @@ from policies.planning.placement.candidate import Candidate, PlacedShard, Scored
 from policies.planning.placement.filters import Usable
 from policies.planning.placement.links import HostLinks, Links
 from policies.planning.placement.pairs import Pairs, model_pairs, plain_pairs, text_pairs
-from policies.planning.placement.rows import Floats, Index, Ints, OptionRows, draft_rows, index_of, target_rows
+from policies.planning.placement.rows import Bools, Floats, Index, Ints, OptionRows, draft_rows, index_of, target_rows
 from policies.planning.plan import DrafterFacts, ModelFacts, Objective, PlanGoal, RejectedCandidate
 
 _SCORED = 512  # candidates that are scored, of those that are predicted alike
@@ -55,22 +55,39 @@ class SearchResult:
 def search(ground: SearchSpace) -> SearchResult:
     """Return every pairing that can be the best one with the whole target on one device."""
     load = ground.wanted.workload
-    index, links = ground.all_devices(), HostLinks(ground.links)
-    may_target = _members(index, [one.id for one in ground.left.target_devices])
-    may_draft = _members(index, [one.id for one in ground.left.draft_devices])
+    index = ground.all_devices()
+    may_target = find_members(index, [one.id for one in ground.left.target_devices])
+    may_draft = find_members(index, [one.id for one in ground.left.draft_devices])
     targets, rejected = target_rows(index, ground.left.targets, load, may_target, ground.concurrency)
-    pairs = [plain_pairs(index, targets, ground.wanted)]
+    least = int(targets.sequences.min(initial=ground.concurrency))
+
+    def find_drafts(drafter: DrafterFacts, sequences: int) -> OptionRows:
+        drafts, refused = draft_rows(index, ground.left.drafts, drafter, load, may_draft, sequences)
+        rejected.extend(refused if sequences == least else ())
+        return drafts
+
+    pairs = pair_rows(index, targets, find_drafts, HostLinks(ground.links), ground.wanted)
+    return SearchResult(index, pairs, tuple(rejected))
+
+
+def pair_rows(
+    index: Index,
+    targets: OptionRows,
+    find_drafts: Callable[[DrafterFacts, int], OptionRows],
+    links: HostLinks,
+    wanted: PlanGoal,
+) -> tuple[Pairs, ...]:
+    """Return the targets with every drafter. `find_drafts`: the rows of a drafter's model by how many sequences run."""
+    pairs = [plain_pairs(index, targets, wanted)]
     counts = [int(one) for one in np.unique(targets.sequences)]
-    for drafter in sorted(load.drafters, key=lambda one: (one.name, one.runtime)):
+    for drafter in sorted(wanted.workload.drafters, key=lambda one: (one.name, one.runtime)):
         if drafter.model is None:
-            pairs.append(text_pairs(index, targets.of(_find_served_rows(targets, drafter)), drafter, ground.wanted))
+            pairs.append(text_pairs(index, targets.of(_find_served_rows(targets, drafter)), drafter, wanted))
             continue
         for sequences in reversed(counts):
-            drafts, refused = draft_rows(index, ground.left.drafts, drafter, load, may_draft, sequences)
-            rejected += refused if sequences == counts[0] else []
             some = targets.of(np.flatnonzero(targets.sequences == sequences))
-            pairs.append(model_pairs(index, some, drafts, drafter, links, ground.wanted))
-    return SearchResult(index, tuple(pairs), tuple(rejected))
+            pairs.append(model_pairs(index, some, find_drafts(drafter, sequences), drafter, links, wanted))
+    return tuple(pairs)
 
 
 def _find_served_rows(targets: OptionRows, drafter: DrafterFacts) -> Ints:
@@ -79,13 +96,16 @@ def _find_served_rows(targets: OptionRows, drafter: DrafterFacts) -> Ints:
     return np.flatnonzero(serves[targets.option]) if len(targets) else np.empty(0, np.int64)
 
 
-def _members(index: Index, names: Sequence[str]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def find_members(index: Index, names: Sequence[str]) -> Bools:
+    """Return which devices are among these."""
     known = set(names)
     return np.array([one.id in known for one in index.devices], np.bool_)
 
 
-def best(found: SearchResult, ground: SearchSpace) -> ScoredCandidate | None:
-    """Return the candidate with most merit.
+def best(
+    found: SearchResult, ground: SearchSpace, rate: Callable[[Candidate], ScoredCandidate] | None = None
+) -> ScoredCandidate | None:
+    """Return the candidate with most merit. `rate`: what rates one, where it is known from before.
 
     Several may be predicted alike, or within the `indifference` that is allowed. Among those that are alike the second
     figure of the objective decides. Then the best score does, then the fewest devices, then the name.
@@ -95,10 +115,8 @@ def best(found: SearchResult, ground: SearchSpace) -> ScoredCandidate | None:
         return None
     alike = wanted.weights.indifference <= ALIKE
     least = top * (1.0 - max(ALIKE, wanted.weights.indifference))
-    known = [
-        rate_candidate(one, ground.links, wanted, paid=ground.paid)
-        for one in _top(found, least, wanted.objective if alike else Objective.THROUGHPUT)
-    ]
+    top_ones = _top(found, least, wanted.objective if alike else Objective.THROUGHPUT)
+    known = [rate(one) if rate else rate_candidate(one, ground.links, wanted, paid=ground.paid) for one in top_ones]
     if alike:
         lead = max(one.merit[1] for one in known)
         known = [one for one in known if one.merit[1] >= lead - ALIKE * abs(lead)]
