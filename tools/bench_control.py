@@ -141,6 +141,7 @@ def measure_fleet(replicas: int, requests: int) -> dict[str, float]:
     metrics = Metrics(fleet.control, fleet.clock)
     metrics.render()
     fleet.clock.now_s += 5.0
+    refresh_s = _time(metrics.refresh)
     return {
         "replicas": replicas,
         "start_ms": 1e3 * fleet.start_s,
@@ -149,6 +150,7 @@ def measure_fleet(replicas: int, requests: int) -> dict[str, float]:
         "lost_worker_us": 1e6 * lost_s / losses,
         "view_ms": 1e3 * view_s,
         "scrape_ms": 1e3 * _time(metrics.render),
+        "scrape_refresh_ms": 1e3 * refresh_s,
         "requests_per_s": requests / (open_s + report_s),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }

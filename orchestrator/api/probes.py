@@ -61,7 +61,7 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
 
     @app.get("/metrics", responses={200: {"description": "Prometheus text.", "content": {CONTENT_TYPE_LATEST: {}}}})
     async def metrics() -> Response:
-        return Response(api.page.render(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await api.page.answer(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/version", name="served_version", **operation(None, Version, statuses=(401,)))
     async def get_version() -> dict[str, str]:

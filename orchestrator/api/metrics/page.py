@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
@@ -35,6 +36,32 @@ class MetricsPage:
             one.refresh()
         return b"".join(map(generate_latest, self._registries))
 
+    async def answer(self) -> bytes:
+        """Return the same, where streams may go on meanwhile: families are read one by one, and written in a thread."""
+        for one in self._models:
+            one.refresh()
+            await asyncio.sleep(0)
+        read = []
+        for registry in self._registries:
+            families = list[Metric]()
+            for family in registry.collect():
+                families.append(family)
+                await asyncio.sleep(0)
+            read.append(_Read(families))
+        return await asyncio.to_thread(lambda: b"".join(map(generate_latest, read)))
+
+
+class _Read(CollectorRegistry):
+    """Families that were read before."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield them."""
+        return iter(self._families)
+
 
 def _merge_registries(registries: Sequence[CollectorRegistry]) -> CollectorRegistry:
     merged = CollectorRegistry()
@@ -50,10 +77,13 @@ class _Families(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """Yield the families."""
+        if len(self._registries) == 1:
+            yield from self._registries[0].collect()
+            return
         found: dict[str, Metric] = {}
         for registry in self._registries:
             for family in registry.collect():
                 known = found.setdefault(family.name, family)
                 if known is not family:
                     known.samples.extend(family.samples)
-        return found.values()
+        yield from found.values()

@@ -20,14 +20,16 @@ class PerWorker:
     """A count that each worker begins at 0, made one that only grows."""
 
     counter: Counter
-    _seen: dict[tuple[str, ...], tuple[int, float]] = field(default_factory=dict)
+    _seen: dict[tuple[str, ...], tuple[int, float, Counter]] = field(default_factory=dict)
 
     def update(self, pid: int, count: float, *labels: str) -> None:
         """Take what the worker with this pid has counted so far, under these labels, its replica's among them."""
-        before, seen = self._seen.get(labels, (pid, 0.0))
+        known = self._seen.get(labels)
+        before, seen, series = known if known is not None else (pid, 0.0, self.counter.labels(*labels))
         seen = seen if pid == before else 0.0
-        self.counter.labels(*labels).inc(max(0, count - seen))
-        self._seen[labels] = (pid, max(seen, count))
+        if count > seen:
+            series.inc(count - seen)
+        self._seen[labels] = (pid, max(seen, count), series)
 
 
 @dataclass(slots=True)
