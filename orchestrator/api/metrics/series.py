@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -30,6 +31,24 @@ class PerWorker:
         if count > seen:
             series.inc(count - seen)
         self._seen[labels] = (pid, max(seen, count), series)
+
+
+@dataclass(slots=True)
+class Present:
+    """A gauge of what is there now: a series goes with what it tells of, and the others stay as they are."""
+
+    gauge: Gauge
+    _series: dict[tuple[str, ...], Gauge] = field(default_factory=dict)
+
+    def show(self, values: Mapping[tuple[str, ...], float]) -> None:
+        """Set all there is, by labels."""
+        for labels in self._series.keys() - values.keys():
+            self.gauge.remove(*labels)
+            del self._series[labels]
+        for labels, value in values.items():
+            if labels not in self._series:
+                self._series[labels] = self.gauge.labels(*labels)
+            self._series[labels].set(value)
 
 
 @dataclass(slots=True)

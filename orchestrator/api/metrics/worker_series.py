@@ -7,7 +7,7 @@ from typing import get_args
 
 from orchestrator.api.metrics.canary_series import TOKEN_S
 from orchestrator.api.metrics.request_timing import Recent
-from orchestrator.api.metrics.series import Engine, PerWorker, Registered
+from orchestrator.api.metrics.series import Engine, PerWorker, Present, Registered
 from orchestrator.clock import Clock
 from orchestrator.control.port import KvMoveTotals, ReplicaView
 from orchestrator.workers.messages import Gauges, RoundReport
@@ -46,8 +46,8 @@ class RoundSeries:
         self._verify_ms = make.histogram("verifier_latency_ms", "The target's forward in a round.", _ROUND_MS)
         self._stages_s = make.counter("target_stage_seconds", "Time that a stage of a sharded target worked.", "stage")
         self._in_flight = make.histogram("rounds_in_flight", "Rounds of a sharded target under way.", _FLIGHTS)
-        self._rate = make.gauge("acceptance_rate", f"Accepted by drafted tokens, last {WINDOW_S:g} s.")
-        self._speed = make.gauge("tokens_per_second", f"Tokens generated a second, last {WINDOW_S:g} s.")
+        self._rate = Present(make.gauge("acceptance_rate", f"Accepted by drafted tokens, last {WINDOW_S:g} s."))
+        self._speed = Present(make.gauge("tokens_per_second", f"Tokens generated a second, last {WINDOW_S:g} s."))
 
     def observe(self, of: Engine, done: RoundReport) -> None:
         """Count a round."""
@@ -85,22 +85,20 @@ class RoundSeries:
     def refresh(self, engines: Sequence[Engine]) -> None:
         """Set what looks back to how it is now."""
         now_s = self._clock.monotonic_s()
-        self._rate.clear()  # where nothing was drafted there is no rate, and the last one would be a lie
-        self._speed.clear()
-        for of in engines:
-            recent = self._recent.setdefault(of, Recent(WINDOW_S))
-            self._speed.labels(*of).set(recent.rate(now_s, 2))
-            if drafted := recent.sum(now_s, 0):
-                self._rate.labels(*of).set(recent.sum(now_s, 1) / drafted)
+        recent = {of: self._recent.setdefault(of, Recent(WINDOW_S)) for of in engines}
+        self._speed.show({of: one.rate(now_s, 2) for of, one in recent.items()})
+        # Where nothing was drafted there is no rate, and the last one would be a lie.
+        drafted = {of: one.sum(now_s, 0) for of, one in recent.items()}
+        self._rate.show({of: recent[of].sum(now_s, 1) / count for of, count in drafted.items() if count})
 
 
 class WorkerSeries:
     """What workers say of themselves."""
 
     def __init__(self, make: Registered) -> None:
-        self._running = make.gauge("num_requests_running", "Requests in the decode loop.")
-        self._waiting = make.gauge("num_requests_waiting", "Requests that wait for a place.")
-        self._kv_usage = make.gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        self._running = Present(make.gauge("num_requests_running", "Requests in the decode loop."))
+        self._waiting = Present(make.gauge("num_requests_waiting", "Requests that wait for a place."))
+        self._kv_usage = Present(make.gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1."))
         self._preemptions = PerWorker(make.counter("num_preemptions", "Requests sent back to the queue."))
         self._starved = PerWorker(make.counter("out_of_memory_forwards", "Forwards that ran out of memory."))
         self._not_finite = PerWorker(make.counter("not_finite_requests", "Requests that ended for their logits."))
@@ -152,17 +150,20 @@ class WorkerSeries:
 
     def refresh(self, replicas: Sequence[tuple[Engine, ReplicaView]]) -> None:
         """Set what says how replicas are to how they are now."""
-        for gauge in (self._delta, self._low, self._running, self._waiting, self._kv_usage):
+        for gauge in (self._delta, self._low):
             gauge.clear()  # a new worker knows of none, and a replica may be gone
+        said = {of: replica.gauges for of, replica in replicas if replica.gauges is not None}
+        self._running.show({of: one.running for of, one in said.items()})
+        self._waiting.show({of: one.waiting for of, one in said.items()})
+        self._kv_usage.show(
+            {of: (one.total_blocks - one.free_blocks) / max(1, one.total_blocks) for of, one in said.items()}
+        )
         for of, replica in replicas:
             restarts = replica.totals.restarts
-            self._restarts.labels(*of).inc(max(0, restarts - self._restarts_counted.get(of, 0)))
-            self._restarts_counted[of] = restarts
+            if restarts != self._restarts_counted.get(of):
+                self._restarts.labels(*of).inc(max(0, restarts - self._restarts_counted.get(of, 0)))
+                self._restarts_counted[of] = restarts
             if replica.gauges is not None:
-                used = replica.gauges.total_blocks - replica.gauges.free_blocks
-                self._running.labels(*of).set(replica.gauges.running)
-                self._waiting.labels(*of).set(replica.gauges.waiting)
-                self._kv_usage.labels(*of).set(used / max(1, replica.gauges.total_blocks))
                 for sampling, delta in replica.gauges.tolerance_deltas.items():
                     self._delta.labels(*of, sampling).set(delta)
                 for warning in replica.gauges.low_acceptance:
