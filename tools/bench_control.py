@@ -165,8 +165,8 @@ def _run_apart(measure: Callable[..., Any], *values: Any, limit_s: float = 600.0
             return None
 
 
-def measure_plan(devices: int) -> float:
-    """Return the seconds that a plan over so many devices takes, of 8 to a host and hosts in 20 zones."""
+def measure_plan(devices: int, kinds: int = 4) -> float:
+    """Return the seconds that a plan over so many devices of so many kinds takes, 8 to a host, in 20 zones."""
     model = ModelFacts("target", 32, 4096.0)
     hosts = tuple(Host(f"h{number}", f"zone-{number % 20}", 64, 0.0) for number in range((devices + 7) // 8))
     cost = StepCost((1.0, 4.0, 16.0), (8.0, 9.0, 12.0))
@@ -175,16 +175,24 @@ def measure_plan(devices: int) -> float:
             f"{hosts[number // 8].name}/gpu-{number % 8}",
             hosts[number // 8].name,
             "gpu",
-            f"kind-{number % 4}",
+            f"kind-{number % kinds}",
             80 << 30,
         )
         for number in range(devices)
     )
     options = tuple(
         Option(
-            f"kind-{kind}", Role.TARGET, "target", "torch", "as_file", cost.scale_by(1.0 + kind / 4), 400 << 20, 1e5, 2
+            f"kind-{kind}",
+            Role.TARGET,
+            "target",
+            "torch",
+            "as_file",
+            cost.scale_by(1.0 + kind / kinds),
+            400 << 20,
+            1e5,
+            2,
         )
-        for kind in range(4)
+        for kind in range(kinds)
     )
     load = Workload(model, (), 4 * devices, 600, 300, depth_bound=4)
     goal = PlanGoal(load, Constraints(max_replicas=devices, min_replicas=devices))
@@ -208,11 +216,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--replicas", type=int, nargs="*", default=list(SIZES))
     parser.add_argument("--plans", type=int, nargs="*", default=[], metavar="DEVICES")
+    parser.add_argument("--kinds", type=int, default=4, help="of devices in plans")
     parser.add_argument("--plan-limit", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     found = [_run_apart(measure_fleet, count, asked.requests) for count in asked.replicas]
-    plans = {count: _run_apart(measure_plan, count, limit_s=asked.plan_limit) for count in asked.plans}
+    plans = {count: _run_apart(measure_plan, count, asked.kinds, limit_s=asked.plan_limit) for count in asked.plans}
     if asked.json:
         print(json.dumps({"processor": read_processor_name(), "fleets": found, "plan_s": plans}))
         return
