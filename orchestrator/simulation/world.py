@@ -205,7 +205,7 @@ class World:
         live = self._live[key]
         try:
             self._check_room()
-            self.post(StreamOpened(build_submit(key, live.traced, self._count)))
+            self.post(StreamOpened(build_submit(key, live.traced)))
         except RequestError as error:
             self._finish(key, error.code or "error")
 
@@ -292,10 +292,10 @@ class World:
         self.log.add(self.now_s, action)
 
 
-def build_submit(key: str, traced: TracedRequest, number: int) -> Submit:
+def build_submit(key: str, traced: TracedRequest) -> Submit:
     """Return what control gets of a request: tokens that are its own, behind those of its prefix."""
     shared = min(traced.prefix_tokens, traced.prompt_tokens) if traced.prefix else 0
-    own = [number] * (traced.prompt_tokens - shared)
+    own = [int(key[1:])] * (traced.prompt_tokens - shared)
     prompt = [crc32(traced.prefix.encode()), *[1] * (shared - 1), *own] if shared else own
     return Submit(key, prompt, max(_WARM_REQUEST_TOKENS, traced.output_tokens))
 
