@@ -276,8 +276,7 @@ class World:
     def _look(self, _: None) -> None:
         """Look for what is due, and for workers that hang. Between changes of a batch nobody tells each round, so that
         those that run have said so until now."""
-        heard = self._processes.list_heard()
-        self._frozen = any(one.target is not None and one.target.frozen for _, one in self._processes.list_running())
+        heard, self._frozen = self._processes.listen()
         self.post(Woke(heard))
 
     def _note_lost(self, keys: list[str]) -> None:
