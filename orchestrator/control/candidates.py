@@ -12,10 +12,12 @@ from orchestrator.control.state import FAILED
 from orchestrator.control.streams import Stream
 from policies.serving.failover.health import REFUSES, Health
 from policies.serving.narrowing import Kind, Narrowing, step_of
-from policies.serving.replica_load import UNKNOWN_TPOT_MS, ReplicaPace
+from policies.serving.replica_load import is_alike, reckon_tpot_ms
+from policies.serving.shared_pace import SharedPaces
 
 MOST_BLOCKS: Final = 1_000_000
 """Of prompts that are remembered of all replicas together."""
+_WAITS: Final = 0.1  # of a token's time without drafts: a replica that waits longer for its draft is of another kind
 _MOST_HOLDERS: Final = 4
 _PRESSED_FROM: Final = 6  # tenths of its KV cache that a replica has filled, from which on each tenth is a kind
 
@@ -23,8 +25,9 @@ _PRESSED_FROM: Final = 6  # tenths of its KV cache that a replica has filled, fr
 class Candidates:
     """Replicas by their kinds, and by the prompts that they remember."""
 
-    def __init__(self, replicas: Replicas, loads: LoadBoard) -> None:
+    def __init__(self, replicas: Replicas, loads: LoadBoard, paces: SharedPaces) -> None:
         self._replicas = replicas
+        self._paces = paces
         self._loads = loads
         self._narrowing: Narrowing[Replica] = Narrowing()
         self._holders = PrefixHolders()
@@ -44,7 +47,7 @@ class Candidates:
 
     def note_pace(self, replica: Replica) -> None:
         """A replica has another pace, and may be of another kind."""
-        if _step_paces(replica) != replica.standing.steps:
+        if self._step_paces(replica) != replica.standing.steps:
             self.put(replica, replica.standing.health)
 
     def set_load(self, replica: Replica) -> None:
@@ -77,7 +80,7 @@ class Candidates:
 
     def _find_kind(self, replica: Replica, health: Health) -> Kind:
         standing, state = replica.standing, replica.state
-        standing.steps = _step_paces(replica)
+        standing.steps = self._step_paces(replica)
         stretch = self._loads.find_share(replica.device, replica.spec.cores)[0].factor if self._loads.knows else 1.0
         filled = 1.0 - standing.kv_free_tokens / standing.kv_tokens if standing.kv_tokens else 0.0
         takes = standing.decodes and health not in REFUSES
@@ -91,23 +94,27 @@ class Candidates:
             step_of(standing.kv_tokens),
             max(_PRESSED_FROM, int(10.0 * filled)),
             standing.draft,
+            standing.alike,
             standing.steps,
             step_of(stretch),
             not replica.runs,
         )
-        token_ms = (replica.paces.plain.tpot_ms(1) or UNKNOWN_TPOT_MS) * stretch
+        shared_ms = self._paces.share_tpot_ms(self._paces.find_group(standing.alike), standing.expected, 1)
+        token_ms = reckon_tpot_ms(replica.paces.plain.tpot_ms(1), shared_ms, 1) * stretch
         return Kind(key, takes, state.phase != FAILED, replica.kind, token_ms, standing.places)
 
-
-def _step_paces(replica: Replica) -> tuple[int, ...]:
-    """Return what a token takes a replica, in steps: alone and with all places taken, without and with its draft."""
-    paces, places = replica.paces, replica.standing.places
-    drafted = paces.drafted.get(replica.standing.draft, ReplicaPace()) if replica.standing.draft else ReplicaPace()
-    return (
-        step_of(paces.plain.tpot_ms(1)),
-        step_of(paces.plain.tpot_ms(places)),
-        step_of(drafted.tpot_ms(places)),
-    )
+    def _step_paces(self, replica: Replica) -> tuple[int, ...]:
+        """Return what sets a replica apart from those on devices that are alike, in steps: what a token takes it alone
+        and with all places taken, and what it waits for its draft; () where nothing does."""
+        pace, standing = replica.paces.plain, replica.standing
+        group, places = self._paces.find_group(standing.alike), standing.places
+        alone_ms, full_ms = pace.tpot_ms(1), pace.tpot_ms(places)
+        drafted = replica.paces.drafted.get(standing.draft) if standing.draft else None
+        wait_ms = drafted.wait_ms / drafted.weight if drafted is not None and drafted.weight else 0.0
+        waits = step_of(wait_ms) if wait_ms > _WAITS * alone_ms else 0
+        if is_alike(alone_ms, group.plain.tpot_ms(1)) and is_alike(full_ms, group.plain.tpot_ms(places)):
+            return (waits,) if waits else ()
+        return step_of(alone_ms), step_of(full_ms), waits
 
 
 def _live_of(replica: Replica) -> int:

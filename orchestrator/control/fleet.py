@@ -69,7 +69,7 @@ class Fleet:
         while paced:
             replica = paced.popitem()[0]
             if replica.standing.routed:
-                self.paces.set_paces(replica.worker, replica.paces)
+                self.paces.set_paces(replica.worker, replica.paces, replica.standing.alike)
                 if self.candidates is not None:
                     self.candidates.note_pace(replica)
 
@@ -198,7 +198,7 @@ class Fleet:
             self.candidates.close()
             self.candidates = None
             return
-        self.candidates = Candidates(self._replicas, self._loads)
+        self.candidates = Candidates(self._replicas, self._loads, self.paces)
         self._unwell_by = None  # their health is found anew
         for one in self._replicas.with_streams:
             self.candidates.put(one, Health.HEALTHY)
@@ -230,7 +230,8 @@ class Fleet:
         self.turns += before != (standing.in_service, standing.failed, standing.ready, standing.serves)
         self._take_cache(replica)
         live = standing.live
-        self.paces.set_paces(replica.worker, replica.paces if may_have else None)
+        standing.expected, standing.alike = replica.expected, replica.alike
+        self.paces.set_paces(replica.worker, replica.paces if may_have else None, standing.alike)
         self._routed += may_have - standing.routed
         if self.candidates is not None and may_have:
             self.candidates.put(replica, standing.health)

@@ -29,7 +29,7 @@ from orchestrator.control.state import (
 from orchestrator.control.worker_life import Stage, WorkerLife, WorkerLives
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Gauges, Ready, RoundReport
-from policies.serving.replica_load import PairPaces, SeenRound
+from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, expect_pace
 from policies.serving.routing import Route
 
 ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
@@ -60,12 +60,15 @@ class Replica:
     `on_change`, `on_pace` and `on_rank` are called with each change that routing has to know of."""
 
     __slots__ = (
+        "_alike",
         "_draft",
         "_drafted_by",
+        "_expected",
         "_kind",
         "_kind_of",
         "_paces",
         "_rank",
+        "_ready_read",
         "busy_s",
         "death",
         "device",
@@ -111,6 +114,9 @@ class Replica:
         self._paces = PairPaces()
         self._kind_of: Ready | None = None
         self._kind: tuple[str, ...] = ()
+        self._ready_read: Ready | None = None
+        self._alike: tuple[str, ...] = ()
+        self._expected = ReplicaPace()
         self._drafted_by: tuple[Ready | None, Gauges | None] = (None, None)
         self._draft = ""
 
@@ -166,6 +172,33 @@ class Replica:
             self._kind_of = self.state.ready
             self._kind = kind_of(self._kind_of)
         return self._kind
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """What its pace is shared with: replicas on the same devices, in the same formats. () where it is not known."""
+        self._read_ready()
+        return self._alike
+
+    @property
+    def expected(self) -> ReplicaPace:
+        """Its pace by its own profile."""
+        self._read_ready()
+        return self._expected
+
+    def _read_ready(self) -> None:
+        ready = self.state.ready
+        if ready is self._ready_read or ready is None:
+            return
+        self._ready_read = ready
+        self._alike = (ready.adapter, ready.device_name, ready.weights, str(len(ready.cores)), *ready.shards)
+        told = ready.expected_rounds
+        self._expected = (
+            expect_pace(
+                places=ready.slots, alone_ms=told.alone_ms, full_ms=told.full_ms, prefill_ms=told.prefill_row_ms
+            )
+            if told is not None
+            else ReplicaPace()
+        )
 
     @property
     def draft(self) -> str:

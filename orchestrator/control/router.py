@@ -310,9 +310,8 @@ def choose_route(
     if paces is None:
         paces = SharedPaces()
         for number, replica in enumerate(replicas):
-            paces.set_paces(number, replica.paces)
+            paces.set_paces(number, replica.paces, replica.standing.alike)
     cold = not prefix or streams.is_suspect(stream)
-    prefill_ms = paces.predict_prefill_ms()
     states = []
     for replica in replicas:
         standing, state = replica.standing, replica.state
@@ -326,7 +325,9 @@ def choose_route(
         else:
             own_ms = standing.find_own_ms(pace.plain, sequences)
         stretch, free_share = ALONE, 1.0
-        saved_ms = paces.predict_saved_ms(pace, draft, sequences) if draft else 0.0
+        group = paces.find_group(standing.alike)
+        tpot_ms = reckon_tpot_ms(own_ms, paces.share_tpot_ms(group, standing.expected, sequences), sequences)
+        saved_ms = paces.predict_saved_ms(group, pace, draft, tpot_ms, sequences) if draft else 0.0
         if around.loads.knows:
             stretch, free_share = around.loads.find_share(replica.device, replica.spec.cores)
             saved_ms = saved_ms / around.stretch_drafts(replica.name) if saved_ms else 0.0
@@ -339,8 +340,8 @@ def choose_route(
                 standing.kv_tokens,
                 standing.kv_free_tokens,
                 0 if cold else replica.prefixes.count_cached_tokens(prefix),
-                reckon_tpot_ms(own_ms, paces.plain.tpot_ms(sequences), sequences),
-                prefill_ms,
+                tpot_ms,
+                paces.predict_prefill_ms(group, standing.expected),
                 risks.get(replica.name, "") if risks else "",
                 not out,
                 out,

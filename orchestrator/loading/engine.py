@@ -38,6 +38,7 @@ from orchestrator.loading.pipeline import list_planned_parts
 from orchestrator.loading.retuner import EngineRetuner, list_whole
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
+from orchestrator.workers.expected_rounds import expect_rounds
 from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.messages import Event, PagesDoor, Progress, Ready
 from policies.serving.canary import CanaryVariant
@@ -105,15 +106,15 @@ def build_flights(
 def first_cost(target: LoadedTarget, options: EngineOptions, *, drafts: bool = True) -> FirstCost:
     """Return what is known of rounds before the first: the stored profile, else what a few forwards take. Raises what
     forwards raise."""
-    if not drafts and options.objectives == NO_OBJECTIVES:
-        return FirstCost(TYPICAL, "nothing: no depth is chosen")
     known = find_stored_cost(target, options.model)
     if known is not None:
         return known
+    if not drafts and options.objectives == NO_OBJECTIVES:
+        return FirstCost(TYPICAL, "nothing: no depth is chosen", known=False)
     found = quick_cost(target.model, SystemClock(), budget_s=_MEASURING_S)
     if found is not None:
         return FirstCost(found, "a few forwards: no stored profile")
-    return FirstCost(TYPICAL, "a typical model's shape: no stored profile, and no KV blocks for forwards")
+    return FirstCost(TYPICAL, "a typical model's shape: no stored profile, and no KV blocks for forwards", known=False)
 
 
 def adaptive(first: FirstCost, options: EngineOptions) -> Adaptive:
@@ -143,7 +144,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     _open_inbox(loop.mover, options, emit)
 
     def describe(now: EngineOptions, its: Sequence[Drafter]) -> Ready:
-        return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first.source)
+        return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first)
 
     retuner = EngineRetuner(
         *(target, options, (built, remotes), loop),
@@ -203,7 +204,7 @@ def _digest_of(target: LoadedTarget, options: EngineOptions) -> str:
     return Path(target.tokenizer_dir).parent.name or options.model.source
 
 
-def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: int, costs_from: str) -> Ready:
+def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: int, first: FirstCost) -> Ready:
     """Return what a worker says of itself once its target is loaded."""
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
     parts = [(part.adapter.name, part.device, part.device_name) for part in target.parts]
@@ -228,7 +229,8 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         max_depth=options.max_depth,
         predicted_depth=options.predicted_depth,
         starting_depth=options.starting_depth,
-        costs_from=costs_from,
+        costs_from=first.source,
+        expected_rounds=expect_rounds(first.cost, slots) if first.known else None,
         fixed_depth=options.fixed_depth,
         canary_drafters=options.canary_drafters,
         canary_depth=options.canary_depth,

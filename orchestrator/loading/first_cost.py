@@ -23,10 +23,11 @@ from orchestrator.planning.stored import with_row_ms
 
 @dataclass(frozen=True, slots=True)
 class FirstCost:
-    """`source`: where it is from, for people."""
+    """`source`: where it is from, for people. `known`: it is of this very model and device."""
 
     cost: StepCost
     source: str
+    known: bool = True
 
 
 def find_stored_cost(target: LoadedSource, options: ModelOptions) -> FirstCost | None:

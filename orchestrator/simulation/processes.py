@@ -126,15 +126,19 @@ class Processes:
 
     def are_loading(self) -> bool:
         """Whether one of them is not ready yet."""
-        return not all(one.ready for one in self._running.values())
+        return any(not one.ready for one in reversed(self._running.values()))  # the last ones are ready last
 
-    def list_heard(self) -> list[int]:
-        """Return the numbers of those that say in each round, or at each step of loading, that they live."""
-        return [
-            number
-            for number, one in self._running.items()
-            if (one.target is None or not one.target.frozen) and one.host not in self.away
-        ]
+    def listen(self) -> tuple[list[int], bool]:
+        """Return the numbers of those that say in each round, or at each step of loading, that they live; and whether
+        any stands still."""
+        heard, frozen = [], False
+        for number, one in self._running.items():
+            target = one.target
+            if target is not None and target.frozen:
+                frozen = True
+            elif (target is None or target.busy or not one.ready) and one.host not in self.away:
+                heard.append(number)
+        return heard, frozen
 
     def start(self, action: StartWorker) -> None:
         """Start a process after a while."""

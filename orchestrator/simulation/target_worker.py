@@ -20,6 +20,7 @@ from orchestrator.simulation.draft_worker import SimulatedDraftWorker
 from orchestrator.simulation.figures import TargetUse
 from orchestrator.simulation.fleet import PlacedReplica
 from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.expected_rounds import expect_rounds
 from orchestrator.workers.messages import Delta, Event, Gauges, Ready, RequestStats, RoundReport, Submit
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.prefill_budget import rows_within, share_prefill_rows
@@ -551,4 +552,5 @@ def build_ready(replica: PlacedReplica, pid: int = 1) -> Ready:
         load_s=kind.load_s,
         class_fingerprint="simulated",
         host=replica.host,
+        expected_rounds=expect_rounds(kind.costs.forward, kind.places),
     )

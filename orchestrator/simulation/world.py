@@ -205,7 +205,7 @@ class World:
         live = self._live[key]
         try:
             self._check_room()
-            self.post(StreamOpened(build_submit(key, live.traced, self._count)))
+            self.post(StreamOpened(build_submit(key, live.traced)))
         except RequestError as error:
             self._finish(key, error.code or "error")
 
@@ -276,8 +276,7 @@ class World:
     def _look(self, _: None) -> None:
         """Look for what is due, and for workers that hang. Between changes of a batch nobody tells each round, so that
         those that run have said so until now."""
-        heard = self._processes.list_heard()
-        self._frozen = any(one.target is not None and one.target.frozen for _, one in self._processes.list_running())
+        heard, self._frozen = self._processes.listen()
         self.post(Woke(heard))
 
     def _note_lost(self, keys: list[str]) -> None:
@@ -292,10 +291,10 @@ class World:
         self.log.add(self.now_s, action)
 
 
-def build_submit(key: str, traced: TracedRequest, number: int) -> Submit:
+def build_submit(key: str, traced: TracedRequest) -> Submit:
     """Return what control gets of a request: tokens that are its own, behind those of its prefix."""
     shared = min(traced.prefix_tokens, traced.prompt_tokens) if traced.prefix else 0
-    own = [number] * (traced.prompt_tokens - shared)
+    own = [int(key[1:])] * (traced.prompt_tokens - shared)
     prompt = [crc32(traced.prefix.encode()), *[1] * (shared - 1), *own] if shared else own
     return Submit(key, prompt, max(_WARM_REQUEST_TOKENS, traced.output_tokens))
 

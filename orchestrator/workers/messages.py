@@ -163,6 +163,15 @@ class StillWorking(msgspec.Struct, frozen=True, tag="working"):
     pulse: Pulse
 
 
+class ExpectedRounds(msgspec.Struct, frozen=True):
+    """What rounds without drafts will take by the costs of the profile, in ms: with one sequence, with all places
+    taken, and a row of a prompt."""
+
+    alone_ms: float
+    full_ms: float
+    prefill_row_ms: float
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The worker serves. All fields are effective, not configured, state: `source` of a model of the Hugging Face hub
     ends in its commit. `model_digest`: of the model's files. `static_widths`: where shapes are static, the rows of
@@ -182,7 +191,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some,
     `part_planned_bytes`: as planned_memory_bytes, of each. `split`: over what each layer is split,
     "" where it is not. `predicted_depth`: the most drafts of a request with a prediction, where that is more than
-    `max_depth` and depths are not fixed."""
+    `max_depth` and depths are not fixed. `expected_rounds`: None where costs are not known."""
 
     model: str
     vocabulary_size: int
@@ -231,6 +240,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     part_pids: list[int] = []
     part_planned_bytes: list[int] = []
     predicted_depth: int = 0
+    expected_rounds: ExpectedRounds | None = None
 
     @property
     def all_drafters(self) -> list[str]:

@@ -20,19 +20,21 @@ _USUAL_PREFILL = 0.1  # of a token's time: what a row of prefill is taken for un
 
 
 class ReplicaPace(NamedTuple):
-    """Weighted sums over rounds: their number, sequences, squares of them, TPOT (ms), products of both. `prefill_ms`:
-    mean time of a row of prefill; 0 where none was seen."""
+    """Weighted sums over rounds: their number, sequences, squares of them, TPOT (ms), products of both, waiting
+    for drafts (ms), tokens of a sequence. `prefill_ms`: mean time of a row of prefill; 0 where none was seen."""
 
     weight: float = 0.0
     n: float = 0.0
     nn: float = 0.0
     ms: float = 0.0
     n_ms: float = 0.0
+    wait_ms: float = 0.0
+    made: float = 0.0
     prefill_ms: float = 0.0
 
     def tpot_ms(self, sequences: int) -> float:
         """Return what a token takes each of so many sequences; 0 where nothing was measured."""
-        weight, n, nn, ms, n_ms, _ = self
+        weight, n, nn, ms, n_ms, _, _, _ = self
         if not weight:
             return 0.0
         mean_n, mean_ms = n / weight, ms / weight
@@ -53,7 +55,13 @@ def observe_replica_round(
 
 
 def _observe(
-    pace: ReplicaPace, sequences: int, tokens: float, rows: float, drafted: float, round_ms: float
+    pace: ReplicaPace,
+    sequences: int,
+    tokens: float,
+    rows: float,
+    drafted: float,
+    round_ms: float,
+    draft_ms: float = 0.0,
 ) -> ReplicaPace:
     prefilled = rows - 2 * sequences - drafted
     if prefilled > 0:
@@ -63,13 +71,15 @@ def _observe(
     if tokens <= 0 or sequences <= 0:
         return pace
     tpot_ms = round_ms * sequences / tokens
-    weight, n, nn, ms, n_ms, prefill_ms = pace
+    weight, n, nn, ms, n_ms, wait_ms, made, prefill_ms = pace
     return ReplicaPace(
         _KEPT * weight + 1.0,
         _KEPT * n + sequences,
         _KEPT * nn + sequences * sequences,
         _KEPT * ms + tpot_ms,
         _KEPT * n_ms + sequences * tpot_ms,
+        _KEPT * wait_ms + draft_ms,
+        _KEPT * made + tokens / sequences,
         prefill_ms,
     )
 
@@ -106,17 +116,37 @@ class PairPaces(NamedTuple):
         if not draft:
             return PairPaces(plain, self.drafted)
         known = self.drafted.get(draft, ReplicaPace())
-        with_it = _observe(known, sequences, tokens, rows, drafted, round_ms / stretch)
+        with_it = _observe(known, sequences, tokens, rows, drafted, round_ms / stretch, draft_ms / stretch)
         return PairPaces(plain, {**self.drafted, draft: with_it})
 
 
-def predict_saved_ms(own: PairPaces, every: Sequence[PairPaces], draft: str, sequences: int) -> float:
-    """Return what a draft saves of a token's time; 0 where it was not seen at work."""
-    paces = [one.drafted[draft] for one in every if draft in one.drafted]
-    if not any(one.weight for one in paces):
+def predict_saved_ms(own: PairPaces, alike: Sequence[PairPaces], draft: str, sequences: int) -> float:
+    """Return what a draft saves of a token's time, by the replicas on devices that are alike (this one among them);
+    0 where it was not seen at work."""
+    drafted = add_paces([one.drafted[draft] for one in alike if draft in one.drafted])
+    plain = [one.plain for one in alike]
+    plain_ms = predict_tpot_ms(own.plain, plain, sequences)
+    shared_ms = add_paces(plain).tpot_ms(sequences)
+    return reckon_saved_ms(own.drafted.get(draft), drafted, plain_ms, shared_ms, drafted.tpot_ms(sequences))
+
+
+def reckon_saved_ms(
+    own: ReplicaPace | None, drafted: ReplicaPace, plain_ms: float, shared_ms: float, drafted_ms: float
+) -> float:
+    """Return what a draft saves of a token's time that takes `plain_ms` without it.
+
+    How much of a draft is right is a matter of requests, and how long a forward takes one of the device. So replicas on
+    devices that are alike share what a token takes without drafts (`shared_ms`) and with them (`drafted_ms`), whoever
+    had the texts that are easy to draft for. What sets one apart is how long it waits for its drafts.
+    """
+    if not drafted_ms or not shared_ms:
         return 0.0
-    plain_ms = predict_tpot_ms(own.plain, [one.plain for one in every], sequences)
-    return max(0.0, plain_ms - predict_tpot_ms(own.drafted.get(draft, ReplicaPace()), paces, sequences))
+    saved_ms = plain_ms * (1.0 - drafted_ms / shared_ms)
+    if own is not None and own.weight and drafted.made:
+        more_ms = own.wait_ms / own.weight - drafted.wait_ms / drafted.weight
+        if abs(more_ms) > (_ALIKE - 1.0) * plain_ms:
+            saved_ms -= more_ms * drafted.weight / drafted.made
+    return saved_ms if saved_ms > 0.0 else 0.0
 
 
 def predict_tpot_ms(pace: ReplicaPace, all_paces: Sequence[ReplicaPace], sequences: int) -> float:
@@ -124,22 +154,38 @@ def predict_tpot_ms(pace: ReplicaPace, all_paces: Sequence[ReplicaPace], sequenc
     return reckon_tpot_ms(pace.tpot_ms(sequences), add_paces(all_paces).tpot_ms(sequences), sequences)
 
 
+def expect_pace(*, places: int, alone_ms: float, full_ms: float, prefill_ms: float) -> ReplicaPace:
+    """Return the pace of a replica whose rounds are expected to take so long with one sequence and with all places
+    taken, and a row of a prompt `prefill_ms`."""
+    if alone_ms <= 0.0:
+        return ReplicaPace()
+    if places <= 1:
+        return ReplicaPace(1.0, 1.0, 1.0, alone_ms, alone_ms, prefill_ms=prefill_ms)
+    n, nn, n_ms = 1.0 + places, 1.0 + places * places, alone_ms + places * full_ms
+    return ReplicaPace(2.0, n, nn, alone_ms + full_ms, n_ms, prefill_ms=prefill_ms)
+
+
+def is_alike(own_ms: float, together_ms: float) -> bool:
+    """True where a replica is not clearly of another kind than those that it is measured with (0: not measured)."""
+    return not own_ms or not together_ms or 1.0 / _ALIKE <= own_ms / together_ms <= _ALIKE
+
+
 def reckon_tpot_ms(own_ms: float, together_ms: float, sequences: int) -> float:
     """Return the TPOT to reckon with, of what one replica takes and what all take together; 0: not measured."""
     if not together_ms:
         return UNKNOWN_TPOT_MS * (1.0 + _USUAL_SLOPE * (sequences - 1))
-    return own_ms if own_ms and not 1.0 / _ALIKE <= own_ms / together_ms <= _ALIKE else together_ms
+    return together_ms if is_alike(own_ms, together_ms) else own_ms
 
 
 def predict_prefill_ms(all_paces: Sequence[ReplicaPace]) -> float:
     """Return what a token of a prompt takes, on the mean of the replicas that know."""
     known = [pace.prefill_ms for pace in all_paces if pace.prefill_ms > 0.0]
-    return sum(known) / len(known) if known else guess_prefill_ms(add_paces(all_paces))
+    return sum(known) / len(known) if known else guess_prefill_ms(add_paces(all_paces).tpot_ms(1))
 
 
-def guess_prefill_ms(together: ReplicaPace) -> float:
-    """Return what a token of a prompt is taken for where no replica has shown it."""
-    return _USUAL_PREFILL * (together.tpot_ms(1) or UNKNOWN_TPOT_MS)
+def guess_prefill_ms(tpot_ms: float) -> float:
+    """Return what a token of a prompt is taken for where no replica has shown it, by what one of an output takes."""
+    return _USUAL_PREFILL * (tpot_ms or UNKNOWN_TPOT_MS)
 
 
 def add_paces(paces: Sequence[ReplicaPace]) -> ReplicaPace:
@@ -150,4 +196,6 @@ def add_paces(paces: Sequence[ReplicaPace]) -> ReplicaPace:
         nn=sum(pace.nn for pace in paces),
         ms=sum(pace.ms for pace in paces),
         n_ms=sum(pace.n_ms for pace in paces),
+        wait_ms=sum(pace.wait_ms for pace in paces),
+        made=sum(pace.made for pace in paces),
     )

@@ -7,6 +7,7 @@ after as many changes.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Final
 
 from policies.serving.replica_load import (
@@ -14,11 +15,11 @@ from policies.serving.replica_load import (
     ReplicaPace,
     add_paces,
     guess_prefill_ms,
-    reckon_tpot_ms,
+    reckon_saved_ms,
 )
 
 _SUMMED_ANEW: Final = 16
-_NOTHING: Final = ReplicaPace()
+_NO_PACE: Final = ReplicaPace()
 
 
 class PaceSum:
@@ -46,13 +47,15 @@ class PaceSum:
         if self._sum is None or len(self._paces) <= _SUMMED_ANEW or self._changes > len(self._paces):
             self._sum = None
             return
-        one, two, known = before or _NOTHING, pace or _NOTHING, self._sum
+        one, two, known = before or _NO_PACE, pace or _NO_PACE, self._sum
         self._sum = ReplicaPace(
             known.weight - one.weight + two.weight,
             known.n - one.n + two.n,
             known.nn - one.nn + two.nn,
             known.ms - one.ms + two.ms,
             known.n_ms - one.n_ms + two.n_ms,
+            known.wait_ms - one.wait_ms + two.wait_ms,
+            known.made - one.made + two.made,
         )
         self._prefills += (two.prefill_ms > 0.0) - (one.prefill_ms > 0.0)
         self._prefill_ms += two.prefill_ms - one.prefill_ms
@@ -72,29 +75,21 @@ class PaceSum:
             found = self._tpots[sequences] = self.find_sum().tpot_ms(sequences)
         return found
 
-    def predict_prefill_ms(self) -> float:
-        """Return what a token of a prompt takes, on the mean of those that know."""
-        together = self.find_sum()
-        return self._prefill_ms / self._prefills if self._prefills else guess_prefill_ms(together)
+    def prefill_ms(self) -> float:
+        """Return what a token of a prompt takes, on the mean of those that know; 0 where none does."""
+        self.find_sum()
+        return self._prefill_ms / self._prefills if self._prefills else 0.0
 
 
-class SharedPaces:
-    """The paces of all replicas that may have streams: without drafts, and with each draft."""
+class PaceGroup:
+    """The paces of some replicas: without drafts, and with each draft."""
 
     def __init__(self) -> None:
         self.plain = PaceSum()
         self._drafted: dict[str, PaceSum] = {}
-        self._known: dict[int, PairPaces] = {}
 
-    def set_paces(self, key: int, paces: PairPaces | None) -> None:
-        """A replica's are others now; None: it has no streams any more."""
-        before = self._known.get(key)
-        if paces is before:
-            return
-        if paces is None:
-            del self._known[key]
-        else:
-            self._known[key] = paces
+    def set_paces(self, key: int, before: PairPaces | None, paces: PairPaces | None) -> None:
+        """A replica's were those `before`, and are these now; None: it is not of the group."""
         self.plain.set_pace(key, paces.plain if paces is not None else None)
         drafted = paces.drafted if paces is not None else {}
         if not drafted and (before is None or not before.drafted):
@@ -102,19 +97,67 @@ class SharedPaces:
         for draft in drafted.keys() | (before.drafted.keys() if before is not None else ()):
             self._drafted.setdefault(draft, PaceSum()).set_pace(key, drafted.get(draft))
 
-    def predict_tpot_ms(self, own: ReplicaPace, sequences: int) -> float:
-        """See replica_load.predict_tpot_ms."""
-        return reckon_tpot_ms(own.tpot_ms(sequences), self.plain.tpot_ms(sequences), sequences)
+    def find_drafted(self, draft: str) -> PaceSum | None:
+        """Return their paces with a draft; None where none has had it."""
+        return self._drafted.get(draft)
 
-    def predict_prefill_ms(self) -> float:
-        """See replica_load.predict_prefill_ms."""
-        return self.plain.predict_prefill_ms()
 
-    def predict_saved_ms(self, own: PairPaces, draft: str, sequences: int) -> float:
-        """See replica_load.predict_saved_ms."""
-        together = self._drafted.get(draft)
+_NOBODY: Final = PaceGroup()
+
+
+class SharedPaces:
+    """The paces of all replicas that may have streams. Those on devices that are alike share a pace: it says what one
+    takes that has run nothing yet. Of a device whose like has run nothing its own profile says it, and where there is
+    none the pace of all."""
+
+    def __init__(self) -> None:
+        self._every = PaceGroup()
+        self._groups: dict[Hashable, PaceGroup] = {}
+        self._known: dict[int, tuple[PairPaces, Hashable]] = {}
+
+    @property
+    def plain(self) -> PaceSum:
+        """The paces of all without drafts."""
+        return self._every.plain
+
+    def set_paces(self, key: int, paces: PairPaces | None, alike: Hashable = None) -> None:
+        """A replica's are others now; None: it has no streams any more. `alike`: equal where devices are alike."""
+        before, was = self._known.get(key, (None, alike))
+        if paces is before and was == alike:
+            return
+        if paces is None:
+            del self._known[key]
+        else:
+            self._known[key] = (paces, alike)
+        self._every.set_paces(key, before, paces)
+        if before is not None and was != alike:
+            self._groups[was].set_paces(key, before, None)
+            before = None
+        group = self._groups.get(alike)
+        if group is None:
+            group = self._groups[alike] = PaceGroup()
+        group.set_paces(key, before, paces)
+
+    def find_group(self, alike: Hashable) -> PaceGroup:
+        """Return the paces of replicas that are alike."""
+        return self._groups.get(alike, _NOBODY)
+
+    def share_tpot_ms(self, group: PaceGroup, expected: ReplicaPace, sequences: int) -> float:
+        """Return what a token takes replicas of a group; 0: nothing is known. `expected`: by their own profile."""
+        return group.plain.tpot_ms(sequences) or expected.tpot_ms(sequences) or self._every.plain.tpot_ms(sequences)
+
+    def predict_prefill_ms(self, group: PaceGroup, expected: ReplicaPace) -> float:
+        """Return what a token of a prompt takes (see replica_load.predict_prefill_ms)."""
+        known_ms = group.plain.prefill_ms() or expected.prefill_ms or self._every.plain.prefill_ms()
+        return known_ms or guess_prefill_ms(self.share_tpot_ms(group, expected, 1))
+
+    def predict_saved_ms(self, group: PaceGroup, own: PairPaces, draft: str, plain_ms: float, sequences: int) -> float:
+        """Return what a draft saves of a token that takes `plain_ms` without it. Where no replica of the group has
+        drafted, it is the share that it saves all. See replica_load.reckon_saved_ms."""
+        together = group.find_drafted(draft)
         if together is None or not together.find_sum().weight:
-            return 0.0
-        plain_ms = self.predict_tpot_ms(own.plain, sequences)
-        own_ms = own.drafted.get(draft, _NOTHING).tpot_ms(sequences)
-        return max(0.0, plain_ms - reckon_tpot_ms(own_ms, together.tpot_ms(sequences), sequences))
+            group, together = self._every, self._every.find_drafted(draft)
+            if together is None:
+                return 0.0
+        shared_ms, drafted_ms = group.plain.tpot_ms(sequences), together.tpot_ms(sequences)
+        return reckon_saved_ms(own.drafted.get(draft), together.find_sum(), plain_ms, shared_ms, drafted_ms)

@@ -25,6 +25,7 @@ from policies.serving.narrowing import IDLE_KINDS, KINDS, PER_KIND, PRICED_ALL
 from policies.serving.replica_load import (
     PairPaces,
     SeenRound,
+    add_paces,
     predict_prefill_ms,
     predict_saved_ms,
     predict_tpot_ms,
@@ -56,8 +57,7 @@ def check_counts(state: State) -> None:
         assert len(state.streams.at(one.name)) == counts[one.name] == one.standing.live
     paces = [one.paces.plain for one in state.replicas.with_streams]
     for sequences in (1, 3):
-        predicted = fleet.paces.predict_tpot_ms(PairPaces().plain, sequences)
-        assert predicted == pytest.approx(predict_tpot_ms(PairPaces().plain, paces, sequences))
+        assert fleet.paces.plain.tpot_ms(sequences) == pytest.approx(add_paces(paces).tpot_ms(sequences))
 
 
 class CountedMachine(ControlMachine):

@@ -80,6 +80,8 @@ paces = st.builds(  # sums of times are numbers
     st.floats(1.0, 400.0),
     st.floats(1.0, 500.0),
     st.floats(1.0, 50_000.0),
+    st.floats(0.0, 500.0),
+    st.floats(1.0, 400.0),
     st.floats(0.0, 100.0),
 )
 

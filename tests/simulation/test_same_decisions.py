@@ -59,7 +59,7 @@ class RecordingWorld(World):
         return self._processes.list_specs()[0]
 
     def _open_stream(self, key: str) -> None:
-        submit, before = build_submit(key, self._live[key].traced, self._count), len(self.told)
+        submit, before = build_submit(key, self._live[key].traced), len(self.told)
         super()._open_stream(key)
         if len(self.told) == before:  # it was not let in
             self.told.append((self.now_s, submit))

@@ -1,0 +1,107 @@
+"""Where requests go in a fleet of unlike devices: what is known of one device is known of all that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.control.affinity import block_keys
+from orchestrator.control.control_state import State
+from orchestrator.control.events import ClusterOpened, StreamOpened, WorkerSaid, WorkersChosen, WorkerStarted
+from orchestrator.control.step import step
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import ExpectedRounds, Gauges, Ready, RoundReport, Submit
+from policies.serving.narrowing import PRICED_ALL
+from tests.api.support import READY
+from tests.control.test_step import spec
+
+DRAFT = "small"
+
+
+def device(name: str, alone_ms: float = 0.0) -> Ready:
+    """A worker on a device of this name; its profile says so long of a token, or nothing."""
+    expected = ExpectedRounds(alone_ms, 2.0 * alone_ms, 0.1 * alone_ms) if alone_ms else None
+    return msgspec.structs.replace(READY, device_name=name, slots=4, drafters=[DRAFT], expected_rounds=expected)
+
+
+def build_fleet(devices: Sequence[Ready]) -> State:
+    """A replica for each device, ready, with its draft at work."""
+    state = State(max_restarts=3)
+    step(state, WorkersChosen([spec(f"r{number:03}", device="") for number in range(len(devices))], []), 0.0)
+    step(state, ClusterOpened(), 0.0)
+    gauges = Gauges(0, 0, READY.kv_blocks, READY.kv_blocks, 0, 0, 0, 0, drafters=[DrafterState(DRAFT, "model", "ok")])
+    for worker, ready in enumerate(devices):
+        step(state, WorkerStarted(worker, "here"), 0.0)
+        step(state, WorkerSaid(worker, ready), 0.0)
+        step(state, WorkerSaid(worker, gauges), 0.0)
+    return state
+
+
+def run_rounds(
+    state: State, worker: int, round_ms: float, *, count: int = 20, made: float = 1.0, waits_ms: float = 0.0
+) -> None:
+    """Let a worker run rounds of one sequence, which gets so many tokens in each; drafts took `waits_ms` of it."""
+    drafted = 4 if made > 1.0 or waits_ms else 0
+    done = RoundReport([], 1, 1 + drafted, drafted and 1, drafted, round(made) - 1, [], round_ms, round_ms, waits_ms)
+    for _ in range(count):
+        step(state, WorkerSaid(worker, msgspec.structs.replace(done, round_tokens=made)), 1.0)
+
+
+def send(state: State, key: str, tokens: int = 64) -> str:
+    """Return the replica that a request goes to."""
+    step(state, StreamOpened(Submit(key, [hash(key) % 1000, 2, 3], tokens)), 2.0)
+    stream = state.streams.find(key)
+    assert stream is not None
+    return stream.at
+
+
+@pytest.mark.parametrize("others", [1, PRICED_ALL + 8])
+def test_the_first_request_goes_to_the_device_that_is_fast_by_its_profile(others: int) -> None:
+    state = build_fleet([*[device("slow", 40.0)] * others, device("fast", 4.0)])
+    assert send(state, "first") == f"r{others:03}"
+
+
+@pytest.mark.parametrize("others", [2, PRICED_ALL + 8])
+def test_an_idle_replica_is_known_by_those_on_devices_like_its_own(others: int) -> None:
+    """Only one of the fast ones has run anything: the next request goes beside it, not behind it."""
+    state = build_fleet([*[device("slow")] * others, device("fast"), device("fast")])
+    for worker in range(others):
+        run_rounds(state, worker, 40.0)
+    run_rounds(state, others, 4.0)
+    assert {send(state, "one"), send(state, "two")} == {f"r{others:03}", f"r{others + 1:03}"}
+
+
+@given(st.lists(st.floats(1.0, 4.0), min_size=2, max_size=6), st.integers(1, 300))
+@settings(deadline=None, max_examples=60)
+def test_texts_that_are_easy_to_draft_for_draw_no_requests(made: list[float], tokens: int) -> None:
+    """Replicas that are alike cost the same, whatever texts they had."""
+    state = build_fleet([device("gpu")] * len(made))
+    for worker, one in enumerate(made):
+        run_rounds(state, worker, 12.0, made=one)
+    found = state.router._choose_route(
+        state.streams.open(Submit("q", [1, 2, 3], tokens), now_s=1.0), block_keys([1, 2, 3]), 1.0
+    )
+    prices = [one.price_ms for one in found.rated]
+    assert prices == pytest.approx([prices[0]] * len(made))
+
+
+@pytest.mark.parametrize("others", [1, PRICED_ALL + 8])
+def test_a_replica_that_waits_long_for_its_draft_is_avoided(others: int) -> None:
+    """All are on devices that are alike; the draft of all but the last two is far away."""
+    state = build_fleet([device("gpu")] * (others + 2))
+    for worker in range(others + 2):
+        far = worker < others
+        run_rounds(state, worker, 42.0 if far else 12.0, made=3.0, waits_ms=32.0 if far else 2.0)
+    assert {send(state, "one"), send(state, "two")} == {f"r{others:03}", f"r{others + 1:03}"}
+
+
+def test_one_of_several_that_are_alike_may_be_slow() -> None:
+    """A device that has grown slow is known by its own rounds."""
+    state = build_fleet([device("gpu", 10.0)] * 3)
+    for worker, round_ms in enumerate((30.0, 10.0, 10.0)):
+        run_rounds(state, worker, round_ms)
+    assert {send(state, "one"), send(state, "two")} == {"r001", "r002"}
