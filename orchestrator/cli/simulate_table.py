@@ -76,6 +76,7 @@ _WORDS = {
     "drafted_a_round": "drafted a round",
     "pass_ms": "a draft pass, ms",
     "load_s": "load, s",
+    "draft_models": "draft models",
     "pause_ms": "pause, ms",
     "pause_p99_ms": "pause p99, ms",
     "held_devices": "devices held",
