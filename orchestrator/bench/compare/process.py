@@ -50,7 +50,7 @@ class EngineSpec:
 
 class EngineProcess:
     """A loaded engine. It runs within `turn` only: at other times its process is stopped, so that no thread of it
-    that waits for work takes a core from another engine."""
+    that waits for work takes a core from another engine. A server that it started is stopped with it."""
 
     def __init__(self, spec: EngineSpec, logs: Path) -> None:
         """Start the process and load the engine.
@@ -60,6 +60,7 @@ class EngineProcess:
         self._log = logs / f"{spec.name.replace(' ', '-').replace('/', '-')}.log"
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
+        self._started: list[int] = []
         self._process = context.Process(target=serve_engine, args=(theirs, spec, str(self._log)), daemon=False)
         started_s = time.perf_counter()
         self._process.start()
@@ -70,6 +71,7 @@ class EngineProcess:
             self.close()
             raise
         self.load_s = time.perf_counter() - started_s
+        self._started = [one.pid for one in psutil.Process(self._process.pid).children(recursive=True)]
         self._signal(signal.SIGSTOP)
 
     @contextmanager
@@ -119,7 +121,8 @@ class EngineProcess:
     def _signal(self, number: int) -> None:
         if self._process.pid is not None and self._process.is_alive():
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+                for pid in (self._process.pid, *self._started):
+                    os.kill(pid, number)
 
     def _tail(self) -> str:
         with suppress(OSError):
