@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -59,7 +60,7 @@ def load_engines(specs: Sequence[EngineSpec], logs: Path, tell: Tell) -> Iterato
                 )
                 continue
             try:
-                process = EngineProcess(spec, logs)
+                process = EngineProcess(spec, logs, partial(_tell_stage, tell, spec.name))
             except EngineMissing as error:
                 run.state, run.reason = "not installed", str(error)
                 continue
@@ -71,6 +72,10 @@ def load_engines(specs: Sequence[EngineSpec], logs: Path, tell: Tell) -> Iterato
             most_bytes = max(most_bytes, process.peak_bytes() or 0)
             sides.append(Side(process, run))
         yield sides, rows
+
+
+def _tell_stage(tell: Tell, name: str, what: str) -> None:
+    tell(f"{name}: {what}", 0, 1)
 
 
 class Turns:
