@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One engine: its module's `load`, and its modes, the plain one first. `needs_draft`: modes for a draft model."""
+    """One engine: its module's `load`, and its modes, the plain one first. `needs_draft`: modes for a draft model.
+    `serves`: it is a server that its module starts."""
 
     name: str
     entry: str
     modes: tuple[str, ...]
     needs_draft: tuple[str, ...] = ()
+    serves: bool = False
 
 
 PEERS = (
@@ -23,5 +25,12 @@ PEERS = (
         ("speculative",),
     ),
     Peer("onnxruntime_genai", "adapters.peers.ort_genai:load", ("plain",)),
+    Peer(
+        "llama.cpp",
+        "adapters.peers.llama_server:load",
+        ("plain", "lookup", "speculative"),
+        ("speculative",),
+        serves=True,
+    ),
     Peer("transformers", "adapters.peers.hf_transformers:load", ("plain", "lookup")),
 )

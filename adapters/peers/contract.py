@@ -6,7 +6,7 @@ call; tokens are ids of the model's vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -103,6 +103,20 @@ class PeerEngine(Protocol):
     def close(self) -> None:
         """End what the engine started."""
         ...
+
+
+_listeners: list[Callable[[str], None]] = []
+
+
+def listen(listener: Callable[[str], None]) -> None:
+    """Let `listener` hear what takes long in this process while an engine is loaded."""
+    _listeners.append(listener)
+
+
+def announce(what: str) -> None:
+    """Tell listeners what begins now."""
+    for one in _listeners:
+        one(what)
 
 
 def parse_directory(options: PeerOptions) -> Path | None:

@@ -1,18 +1,23 @@
-"""Brings a model into the forms that other engines load, once: they are kept in `PeerOptions.work`."""
+"""Brings a model into the forms that other engines load, once: they are kept in `PeerOptions.work`.
+
+A form is named by the content of what it is made of and by the version of its maker. Another path to the same file
+finds it again, and a new version of an engine does not load what an old one wrote.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from adapters.content_digest import DigestCache
 from adapters.contract import ModelRefused
-from adapters.peers.contract import EngineMissing, PeerOptions, parse_directory
+from adapters.peers.contract import EngineMissing, PeerOptions, announce, parse_directory
 from adapters.peers.hf_export import write_hf_directory
 
 _IR_FILE = "openvino_model.xml"
@@ -39,7 +44,7 @@ def find_openvino_ir(genai: Any, options: PeerOptions, *, draft: bool = False) -
         (link := target / "model.gguf").symlink_to(source.resolve())
         genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
 
-    return _keep(options, f"openvino-{_digest(source)}", write)
+    return _keep(options, f"openvino-{version('openvino-genai')}-{_digest(options, source)}", write)
 
 
 def find_hf_directory(options: PeerOptions) -> Path:
@@ -52,7 +57,9 @@ def find_hf_directory(options: PeerOptions) -> Path:
         return given or source
     try:
         return _keep(
-            options, f"hf-{_digest(source)}", lambda target: write_hf_directory(source, Path(options.tokenizer), target)
+            options,
+            f"hf-{_digest(options, source)}",
+            lambda target: write_hf_directory(source, Path(options.tokenizer), target),
         )
     except ModelRefused as error:
         raise EngineMissing(str(error)) from error
@@ -65,9 +72,10 @@ def find_onnx_genai(options: PeerOptions) -> Path:
     given = parse_directory(options)
     if given is not None:
         return given
-    source = find_hf_directory(options)
+    name = f"onnx-genai-int4-{version('onnxruntime-genai')}-{_digest(options, Path(options.source))}"
 
     def write(target: Path) -> None:
+        source = find_hf_directory(options)
         command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(target)]
         cache = target.with_name(f"{target.name}-cache")
         done = subprocess.run(
@@ -80,7 +88,7 @@ def find_onnx_genai(options: PeerOptions) -> Path:
                 " --model-of onnxruntime_genai=DIR"
             )
 
-    return _keep(options, f"onnx-genai-int4-{_digest(source)}", write)
+    return _keep(options, name, write)
 
 
 def _keep(options: PeerOptions, name: str, write: Callable[[Path], None]) -> Path:
@@ -88,6 +96,7 @@ def _keep(options: PeerOptions, name: str, write: Callable[[Path], None]) -> Pat
     target = Path(options.work) / name
     if target.is_dir():
         return target
+    announce(f"converting once into {target}")
     new = target.with_name(f".{name}.{os.getpid()}")
     new.mkdir(parents=True)
     try:
@@ -99,7 +108,7 @@ def _keep(options: PeerOptions, name: str, write: Callable[[Path], None]) -> Pat
     return target
 
 
-def _digest(source: Path) -> str:
-    """Return what tells a source from others: its place, its size and its time."""
-    about = source.stat()
-    return hashlib.blake2b(f"{source}|{about.st_size}|{about.st_mtime_ns}".encode(), digest_size=6).hexdigest()
+def _digest(options: PeerOptions, source: Path) -> str:
+    """Return a digest of a file's content, or of a directory's files. Raises ModelRefused where they cannot be read."""
+    files = sorted(one for one in source.iterdir() if one.is_file()) if source.is_dir() else [source]
+    return DigestCache(Path(options.work) / "digests.json").digest_of(files, lambda *_: None)[:12]

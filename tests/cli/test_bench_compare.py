@@ -19,11 +19,11 @@ from orchestrator.bench.compare.endpoint import EndpointOptions, parse_endpoint
 from orchestrator.bench.compare.figures import (
     EngineRun,
     ReferenceAnswers,
-    compare_pairs,
     compare_rows,
     count_shared,
     summarise_engine,
 )
+from orchestrator.bench.compare.pairs import Pair, compare_pairs, rates_of
 from orchestrator.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
 from orchestrator.bench.compare.table import list_notes
 from orchestrator.bench.compare.turns import NamedPrompt, Turns, alternate, load_engines, split_waves
@@ -93,8 +93,11 @@ def test_outrider_beside_openvino_genai(tmp_path, outrider, monkeypatch):
     assert "u4" in rows["openvino_genai plain"]["runs"]["weights"], "what the engine made of the file, not the file"
     assert "continuous batching" in rows["openvino_genai plain"]["notes"]["at_once_tok_s"]
     assert result["commands"][0].startswith(f"outrider bench compare --config {config} --engine openvino_genai")
-    assert rows["llama.cpp server"]["state"] == "not installed"
+    assert rows["llama.cpp plain"]["state"] == "not installed"
     assert "llama-server is not on PATH" in done.stdout
+    assert "loading openvino_genai plain" in done.stderr, "progress, where there is no terminal"
+    assert "converting once into" in done.stderr
+    assert {one["engine"] for one in result["pairs"]} == measured - {"outrider plain"}
     assert {path.name for path in report.iterdir()} >= {"report.md", "report.html", "alone.png", "quality.png"}
     assert "| openvino_genai lookup |" in (report / "report.md").read_text()
 
@@ -230,11 +233,19 @@ def test_the_figures_of_a_row():
     assert row["categories"]["two"]["tok_s"] == pytest.approx(5.0)
 
 
+def pair(key: str, own: float, before: float = 1.0, after: float = 1.0) -> Pair:
+    return Pair(key, *({"tok_s": rate} for rate in (own, before, after)))
+
+
 def test_ratios_are_to_outriders_plain_mode():
     runs = []
+    base = answer([1, 2], 0.2, 1.0)
     for engine, mode, last_s in (("outrider", "plain", 1.0), ("peer", "plain", 2.0), ("peer", "lookup", 0.5)):
         run = EngineRun(engine, mode)
-        run.alone = [{"x": answer([1, 2] if mode == "plain" else [1, 3], 0.2, last_s)}]
+        own = answer([1, 2] if mode == "plain" else [1, 3], 0.2, last_s)
+        run.alone = [{"x": own}]
+        if engine == "peer":
+            run.pairs = [Pair("x", *(rates_of(one) for one in (own, base, base)))]
         runs.append(run)
     runs.append(EngineRun("gone", "plain", "not installed", "pip install gone"))
     rows = [summarise_engine(run, {"x": "c"}, None) for run in runs]
@@ -248,14 +259,43 @@ def test_ratios_are_to_outriders_plain_mode():
 
 
 def test_a_burst_of_other_work_does_not_decide_a_ratio():
-    base = {str(key): answer([1, 2, 3], 0.1, 1.0) for key in range(5)}
-    some = {key: answer([1, 2, 3], 0.1, 0.5) for key in base} | {"3": answer([1, 2, 3], 0.1, 9.0)}
-    found = compare_pairs(some, base)
+    pairs = [pair(key, 2.0) for key in "abcde" for _ in range(3)]
+    spoilt = [pair("a", 0.1), pair("c", 2.0, before=0.2), *pairs]
+    found = compare_pairs(spoilt, ["tok_s", "ttft"])
     assert found["tok_s"] == 2.0
-    assert found["ttft"] == 1.0
-    assert found["tpot"] == pytest.approx(0.9 / 0.4)
-    assert found["tok_s_quartiles"] == [2.0, 2.0]
-    assert compare_pairs({}, base) == {}
+    assert found["tok_s_quartiles"] == found["tok_s_interval"] == [2.0, 2.0]
+    assert "ttft" not in found, "no rate of that name"
+    assert compare_pairs([], ["tok_s"]) == {}
+
+
+def test_a_machine_that_slows_down_evenly_changes_no_ratio():
+    """It is half as slow again in each answer: the one between two others is beside their geometric mean."""
+    pairs = [pair("a", 3.0 * 0.5**turn, 0.5 ** (turn - 1), 0.5 ** (turn + 1)) for turn in range(1, 6)]
+    assert compare_pairs(pairs, ["tok_s"])["tok_s"] == pytest.approx(3.0)
+
+
+def test_a_ratio_says_how_far_it_may_move():
+    pairs = [pair(key, own) for key in "ab" for own in (0.8, 1.0, 1.2)]
+    low, high = compare_pairs(pairs, ["tok_s"])["tok_s_interval"]
+    assert 0.8 <= low < 1.0 < high <= 1.2
+    steady = [pair(key, own) for key, own in (("a", 1.0), ("b", 3.0)) for _ in range(3)]
+    found = compare_pairs(steady, ["tok_s"])
+    assert found["tok_s_interval"] == [2.0, 2.0], "prompts differ, and a repetition asks the same ones"
+    assert found["tok_s_quartiles"] == [1.0, 3.0]
+    assert "tok_s_interval" not in compare_pairs([pair("a", 1.0), pair("b", 3.0)], ["tok_s"]), "nothing was repeated"
+
+
+def test_outriders_plain_mode_answers_before_and_behind_each_other_engine(tmp_path):
+    base = EngineSpec("outrider", "plain", ENTRY, Script(forgetful=True))
+    specs = [base, spec("a"), spec("b"), spec("alone", batches=False), spec("raises", fate="raises", at=2)]
+    rows = {row.mode: row for row in ask_all(specs, tmp_path)}
+    assert len([one for one in rows["a"].pairs if one.key in {"p0", "p1", "p2", "p3"}]) == 8, "2 passes of 4 prompts"
+    assert [one.key for one in rows["a"].pairs if one.key.startswith("wave")] == ["wave 0"]
+    assert [one.key for one in rows["alone"].pairs if one.key.startswith("wave")] == []
+    assert not rows["plain"].pairs
+    assert [one["p0"].tokens[0] for one in rows["plain"].alone] == [1, 1], "the first of its answers in each turn"
+    assert rows["plain"].alone[0]["p1"].tokens[0] == 1 + (1 + 3), "before the first, and behind each of three"
+    assert rows["raises"].state == "failed"
 
 
 def test_a_machine_that_was_not_quiet_is_named():

@@ -1,38 +1,29 @@
-"""Servers as engines of a comparison: any OpenAI-compatible endpoint, and a llama.cpp server that is started here."""
+"""Servers as engines of a comparison: any OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from adapters.parent_process import end_with_parent
 from adapters.peers.contract import Answer, EngineMissing, NotOffered, PeerPrompt, Score
 from orchestrator.bench.compare.process import EngineFailed
 from orchestrator.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
 from orchestrator.bench.traffic.outcome import Outcome
 from orchestrator.loading.models import load_tokenizer
 
-LLAMA_SERVER = "llama-server"
-LLAMA_INSTALL = "llama-server is not on PATH: install llama.cpp (https://github.com/ggml-org/llama.cpp)"
 _TIMEOUT_S = 600.0
-_READY_S = 180.0
-_TOKENS_A_SLOT = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointOptions:
     """Where a server is. `url` is the API's base (".../v1"), `tokenizer` the prepared one that texts are encoded with.
-    `body` goes into every request. `start`: the command that starts it, where it is to be started."""
+    `body` goes into every request."""
 
     url: str
     model: str
@@ -40,46 +31,19 @@ class EndpointOptions:
     headers: dict[str, str] = field(default_factory=dict)
     body: dict[str, Any] = field(default_factory=dict)
     at_once: int = 1
-    start: tuple[str, ...] = ()
 
 
 def load(options: EndpointOptions) -> EndpointEngine:
-    """Return a server as an engine, started where it is to be. Raises EngineMissing, EngineFailed."""
-    server = None
-    if options.start:
-        # Nothing runs between fork and exec but this, and nothing else ends a server whose client was killed.
-        server = subprocess.Popen(options.start, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent)  # noqa: PLW1509
-        _wait_until_ready(server, options.url)
-    try:
-        return EndpointEngine(options, server)
-    except BaseException:
-        _end(server)
-        raise
-
-
-def llama_options(source: Path, tokenizer: str, threads: int, at_once: int) -> EndpointOptions:
-    """Return how a llama.cpp server is started for a GGUF file, on a free port. Its prompt cache is left out, so that
-    no request finds an earlier one's work. Raises EngineMissing."""
-    program = shutil.which(LLAMA_SERVER)
-    if program is None:
-        raise EngineMissing(LLAMA_INSTALL)
-    if source.is_dir():
-        raise EngineMissing(f"llama.cpp reads GGUF files, and {source.name} is none")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    sizes = ("-t", str(threads), "-c", str(_TOKENS_A_SLOT * at_once), "-np", str(at_once))
-    command = (program, "-m", str(source), *sizes, "--host", "127.0.0.1", "--port", str(port))
-    url, body = f"http://127.0.0.1:{port}/v1", {"cache_prompt": False}
-    return EndpointOptions(url, source.stem, tokenizer, body=body, at_once=at_once, start=command)
+    """Return a server as an engine. Raises EngineMissing where none answers."""
+    return EndpointEngine(options)
 
 
 class EndpointEngine:
     """A server, asked for completions of tokens, or, where it takes none, for chat completions of the text."""
 
-    def __init__(self, options: EndpointOptions, server: subprocess.Popen[bytes] | None) -> None:
+    def __init__(self, options: EndpointOptions) -> None:
         """Take a server that answers. Raises EngineMissing where none does."""
-        self._options, self._server = options, server
+        self._options = options
         self._tokenizer = load_tokenizer(options.tokenizer)
         try:
             response = httpx.get(f"{options.url}/models", headers=options.headers, timeout=10.0)
@@ -97,9 +61,8 @@ class EndpointEngine:
         """See PeerEngine: what a client can know."""
         hidden = "not told by the endpoint"
         asked = "completions of tokens" if self._takes_tokens else "chat completions of the text, by its own template"
-        version = _read_version() if self._server is not None else self._told or hidden
         return {
-            "version": version,
+            "version": self._told or hidden,
             "weights": f"{self._model}: {hidden}",
             "activations": hidden,
             "kv_cache": hidden,
@@ -113,8 +76,7 @@ class EndpointEngine:
 
     def generate_many(self, prompts: Sequence[PeerPrompt], max_tokens: int) -> list[Answer]:
         """See PeerEngine: `at_once` requests are on the way together. Raises EngineFailed."""
-        began_s = time.perf_counter()
-        outcomes = asyncio.run(self._send(prompts, max_tokens))
+        began_s, outcomes = asyncio.run(self._send(prompts, max_tokens))
         for outcome in outcomes:
             if outcome.error:
                 raise EngineFailed(f"{self._options.url}: {outcome.error}: {outcome.message}")
@@ -135,8 +97,7 @@ class EndpointEngine:
         """See PeerEngine: a server cannot be asked to."""
 
     def close(self) -> None:
-        """See PeerEngine."""
-        _end(self._server)
+        """See PeerEngine: the server is someone else's."""
 
     def _check_tokens(self) -> bool:
         body = {"model": self._model, "prompt": [1, 2, 3], "max_tokens": 1, "temperature": 0.0, **self._options.body}
@@ -150,7 +111,8 @@ class EndpointEngine:
             f"{self._options.url}/completions", json=body, headers=self._options.headers, timeout=_TIMEOUT_S
         )
 
-    async def _send(self, prompts: Sequence[PeerPrompt], max_tokens: int) -> list[Outcome]:
+    async def _send(self, prompts: Sequence[PeerPrompt], max_tokens: int) -> tuple[float, list[Outcome]]:
+        """Return when the first request was sent, and what came of all: opening a client takes a while itself."""
         options = self._options
         kind: EndpointKind = "completions" if self._takes_tokens else "chat"
         endpoint = Endpoint(options.url, self._model, kind, options.headers, options.body)
@@ -167,42 +129,14 @@ class EndpointEngine:
             return outcome
 
         async with open_client() as client:
-            return await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts)))
+            began_s = time.perf_counter()
+            return began_s, await asyncio.gather(*(ask(number, prompt) for number, prompt in enumerate(prompts)))
 
     def _answer(self, outcome: Outcome, began_s: float) -> Answer:
         tokens = self._tokenizer.encode(outcome.text, special=False)
         first_s = (outcome.chunks_s[0] if outcome.chunks_s else outcome.last_s) - began_s
         told = (outcome.steps, outcome.drafted, outcome.accepted)
         return Answer(tokens, first_s, outcome.last_s - began_s, *told, count=outcome.generated)
-
-
-def _wait_until_ready(server: subprocess.Popen[bytes], url: str) -> None:
-    until_s = time.monotonic() + _READY_S
-    while time.monotonic() < until_s:
-        if server.poll() is not None:
-            raise EngineFailed(f"the server ended with exit code {server.returncode} before it was ready")
-        with suppress(httpx.HTTPError):
-            if httpx.get(f"{url.removesuffix('/v1')}/health", timeout=2.0).status_code == httpx.codes.OK:
-                return
-        time.sleep(0.2)
-    _end(server)
-    raise EngineFailed(f"the server was not ready within {_READY_S:.0f} s")
-
-
-def _end(server: subprocess.Popen[bytes] | None) -> None:
-    if server is not None and server.poll() is None:
-        server.terminate()
-        try:
-            server.wait(10.0)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-
-
-def _read_version() -> str:
-    done = subprocess.run([LLAMA_SERVER, "--version"], capture_output=True, text=True, check=False)
-    lines = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("version")]
-    return f"llama.cpp {lines[0]}" if lines else "llama.cpp"
 
 
 def parse_endpoint(text: str) -> tuple[str, str]:

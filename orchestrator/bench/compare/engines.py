@@ -10,17 +10,17 @@ import msgspec
 
 from adapters.model_source import ModelSource, resolve
 from adapters.peers.catalogue import PEERS, Peer
-from adapters.peers.contract import EngineMissing, PeerOptions
-from orchestrator.bench.compare import endpoint
+from adapters.peers.contract import PeerOptions
 from orchestrator.bench.compare.endpoint import EndpointOptions
-from orchestrator.bench.compare.figures import CONTROL, EngineRun
+from orchestrator.bench.compare.figures import CONTROL
 from orchestrator.bench.compare.outrider_engine import OutriderOptions
 from orchestrator.bench.compare.process import EngineSpec
 from orchestrator.bench.prompts import BenchError
 from orchestrator.loading.options import EngineOptions
 
-OUTRIDER, LLAMA = "outrider", "llama.cpp"
+OUTRIDER = "outrider"
 _OUTRIDER_ENTRY = "orchestrator.bench.compare.outrider_engine:load"
+_ALIASES = {"llama-server": "llama.cpp", "llama_cpp": "llama.cpp"}
 _ENDPOINT_ENTRY = "orchestrator.bench.compare.endpoint:load"
 
 
@@ -45,30 +45,25 @@ class Asked:
 
 def names() -> list[str]:
     """Return the engines that `--engine` knows beside endpoints."""
-    return [*(peer.name for peer in PEERS), LLAMA]
+    return [peer.name for peer in PEERS]
 
 
-def list_engines(asked: Asked) -> tuple[list[EngineSpec], list[EngineRun]]:
-    """Return what is to be loaded, Outrider first, and rows of what is known to be missing. Raises BenchError."""
+def list_engines(asked: Asked) -> list[EngineSpec]:
+    """Return what is to be loaded, Outrider first. Raises BenchError."""
     known = [*names(), *asked.endpoints]
-    for name in [*asked.only, *asked.directories]:
+    only = [_ALIASES.get(name, name) for name in asked.only]
+    for name in [*only, *asked.directories]:
         if name not in known:
             raise BenchError(f"there is no engine {name!r}: write one of {', '.join(known)} (Outrider always runs)")
-    specs, missing = _list_outrider(asked), list[EngineRun]()
+    specs = _list_outrider(asked)
     for peer in PEERS:
-        if not asked.only or peer.name in asked.only:
+        if not only or peer.name in only:
             specs += _list_modes(peer, asked)
-    if not asked.only or LLAMA in asked.only:
-        try:
-            its = endpoint.llama_options(asked.source.path, asked.tokenizer, asked.threads, asked.at_once)
-            specs.append(EngineSpec(LLAMA, "server", _ENDPOINT_ENTRY, its, serves=True))
-        except EngineMissing as error:
-            missing.append(EngineRun(LLAMA, "server", "not installed", str(error)))
     for name, url in asked.endpoints.items():
-        if not asked.only or name in asked.only:
+        if not only or name in only:
             options = EndpointOptions(url, "", asked.tokenizer, dict(asked.headers), at_once=asked.at_once)
             specs.append(EngineSpec(name, "endpoint", _ENDPOINT_ENTRY, options, serves=True))
-    return specs, missing
+    return specs
 
 
 def _list_outrider(asked: Asked) -> list[EngineSpec]:
@@ -102,6 +97,7 @@ def _list_modes(peer: Peer, asked: Asked) -> list[EngineSpec]:
                 at_once=asked.at_once,
                 kv_cache_bytes=asked.options.model.kv_cache_bytes,
             ),
+            serves=peer.serves,
         )
         for mode in peer.modes
         if draft is not None or mode not in peer.needs_draft

@@ -6,13 +6,15 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, median, quantiles
+from statistics import fmean
 from typing import Any
 
 from adapters.peers.contract import Answer, Score
 from device_profiles.units import MS_PER_S
+from orchestrator.bench.compare.pairs import Pair, compare_pairs
 
 BASE, CONTROL = "outrider plain", "control"
+RATIOS = ("tok_s", "tpot", "ttft", "at_once_tok_s")
 
 FORMULAS = {
     "fastest": "of the passes over a prompt the one with the least latency counts: disturbances only make it longer",
@@ -31,8 +33,10 @@ FORMULAS = {
     "same_in_company": "share of prompts whose answer among others is the answer alone",
     "peak_bytes": "most resident memory of the engine's process and its own (VmHWM), conversions at load included",
     "joules_per_token": "energy of the device while the engine worked alone / its tokens",
-    "vs_outrider": "median over prompts of the figure over Outrider plain's (TPOT, TTFT: the reverse); above 1: better",
-    "tok_s_quartiles": "lower and upper quartile of the ratios of tokens/s over prompts",
+    "pair": "an engine's rate over the geometric mean of Outrider plain's for the same prompt, before it and behind",
+    "vs_outrider": "median over prompts of the median over a prompt's pairs (TPOT, TTFT: of rates); above 1: better",
+    "quartiles": "lower and upper quartile of the ratios of all pairs: prompts differ, and so does the machine's noise",
+    "interval": "95 % bootstrap interval of a ratio, pairs drawn within prompts: what a repetition may show",
     "control": "Outrider plain once more, in a process of its own: its distance to 1 is the machine's noise",
 }
 
@@ -40,7 +44,8 @@ FORMULAS = {
 @dataclass(slots=True)
 class EngineRun:
     """What one engine in one mode gave. `alone`: for each pass the answers by prompt; `company`: answers by prompt of
-    waves that took `company_s` together. `notes`: why a figure is missing, by its name."""
+    waves that took `company_s` together. `pairs`: each answer and wave beside Outrider's plain mode. `notes`: why a
+    figure is missing, by its name."""
 
     engine: str
     mode: str
@@ -52,6 +57,7 @@ class EngineRun:
     alone: list[dict[str, Answer]] = field(default_factory=list)
     company: dict[str, Answer] = field(default_factory=dict)
     company_s: float = 0.0
+    pairs: list[Pair] = field(default_factory=list)
     scores: list[Score] = field(default_factory=list)
     joules: float | None = None
     notes: dict[str, str] = field(default_factory=dict)
@@ -173,48 +179,19 @@ def count_shared(left: Sequence[int], right: Sequence[int]) -> int:
 
 def compare_rows(rows: Sequence[dict[str, Any]], runs: Sequence[EngineRun], categories: Mapping[str, str]) -> None:
     """Add to each row its ratios to Outrider's plain mode, by category too, and `same_as_plain`."""
-    base = next((run for run in runs if run.name == BASE), None)
-    base_row = next((row for row, run in zip(rows, runs, strict=True) if run is base), {})
     plains = {run.engine: run.fastest for run in runs if run.mode == "plain"}
     for row, run in zip(rows, runs, strict=True):
         plain = plains.get(run.engine)
         if run.fastest and plain and run.mode != "plain":
             row["same_as_plain"] = _share_same(run.fastest, plain)
-        if base is None or not run.fastest:
+        if not run.fastest:
             continue
-        row["vs_outrider"] = compare_pairs(run.fastest, base.fastest)
-        if row["at_once_tok_s"] and base_row.get("at_once_tok_s"):
-            row["vs_outrider"]["at_once_tok_s"] = row["at_once_tok_s"] / base_row["at_once_tok_s"]
+        row["vs_outrider"] = (
+            dict.fromkeys(RATIOS, 1.0) if run.name == BASE and run.fastest else compare_pairs(run.pairs, RATIOS)
+        )
         for name, its in row["categories"].items():
-            own = {key: one for key, one in run.fastest.items() if categories[key] == name}
-            its["tok_s_vs_outrider"] = compare_pairs(own, base.fastest).get("tok_s")
-
-
-def compare_pairs(some: Mapping[str, Answer], base: Mapping[str, Answer]) -> dict[str, Any]:
-    """Return the medians over the prompts that both answered. A burst of other work spoils some of the pairs, and a
-    sum of all times would be spoilt by any of them."""
-    pairs = [(some[key], base[key]) for key in some if key in base]
-    found: dict[str, Any] = {}
-    for name, measure in (("tok_s", _speed), ("tpot", _token_rate), ("ttft", _first_rate)):
-        ratios = [measure(one) / measure(other) for one, other in pairs if measure(one) and measure(other)]
-        if ratios:
-            found[name] = median(ratios)
-        if name == "tok_s" and len(ratios) > 1:
-            low, _, high = quantiles(ratios, n=4, method="inclusive")
-            found["tok_s_quartiles"] = [low, high]
-    return found
-
-
-def _speed(one: Answer) -> float:
-    return _ratio(one.generated, one.last_s)
-
-
-def _token_rate(one: Answer) -> float:
-    return _ratio(one.generated - 1, one.last_s - one.first_s)
-
-
-def _first_rate(one: Answer) -> float:
-    return _ratio(1.0, one.first_s)
+            own = [pair for pair in run.pairs if categories.get(pair.key) == name]
+            its["tok_s_vs_outrider"] = 1.0 if run.name == BASE else compare_pairs(own, ["tok_s"]).get("tok_s")
 
 
 def list_requests(run: EngineRun) -> list[dict[str, Any]]:
@@ -230,6 +207,14 @@ def list_requests(run: EngineRun) -> list[dict[str, Any]]:
         }
         for number, answers in enumerate(run.alone)
         for key, one in answers.items()
+    ]
+
+
+def list_pairs(run: EngineRun) -> list[dict[str, Any]]:
+    """Return every pair, so that ratios can be made of them in other ways."""
+    return [
+        {"engine": run.name, "of": pair.key, "own": pair.own, "before": pair.before, "after": pair.after}
+        for pair in run.pairs
     ]
 
 

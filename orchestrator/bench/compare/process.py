@@ -1,6 +1,7 @@
 """An engine in a process of its own: messages over a pipe, one call at a time, stopped whenever it is not its turn.
 
-Down go (method, arguments); up come ("ok", value), ("not offered", why), ("missing", why) or ("failed", why).
+Down go (method, arguments); up come any number of ("doing", what), and then one of ("ok", value),
+("not offered", why), ("missing", why) and ("failed", why).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -20,7 +21,7 @@ from typing import Any
 import psutil
 
 from adapters.parent_process import end_with_parent
-from adapters.peers.contract import EngineMissing, NotOffered, PeerEngine
+from adapters.peers.contract import EngineMissing, NotOffered, PeerEngine, listen
 
 _CALL_TIMEOUT_S = 900.0
 _END_TIMEOUT_S = 10.0
@@ -50,16 +51,17 @@ class EngineSpec:
 
 class EngineProcess:
     """A loaded engine. It runs within `turn` only: at other times its process is stopped, so that no thread of it
-    that waits for work takes a core from another engine."""
+    that waits for work takes a core from another engine. A server that it started is stopped with it."""
 
-    def __init__(self, spec: EngineSpec, logs: Path) -> None:
-        """Start the process and load the engine.
+    def __init__(self, spec: EngineSpec, logs: Path, hear: Callable[[str], None] = lambda _what: None) -> None:
+        """Start the process and load the engine; `hear` is told what takes long meanwhile.
 
         Raises EngineMissing, EngineFailed."""
-        self.spec = spec
+        self.spec, self._hear = spec, hear
         self._log = logs / f"{spec.name.replace(' ', '-').replace('/', '-')}.log"
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
+        self._started: list[int] = []
         self._process = context.Process(target=serve_engine, args=(theirs, spec, str(self._log)), daemon=False)
         started_s = time.perf_counter()
         self._process.start()
@@ -70,6 +72,7 @@ class EngineProcess:
             self.close()
             raise
         self.load_s = time.perf_counter() - started_s
+        self._started = [one.pid for one in psutil.Process(self._process.pid).children(recursive=True)]
         self._signal(signal.SIGSTOP)
 
     @contextmanager
@@ -85,15 +88,22 @@ class EngineProcess:
         """Call a method of the engine. Raises NotOffered, EngineMissing, EngineFailed."""
         try:
             self._pipe.send((method, arguments))
-            if not self._pipe.poll(_CALL_TIMEOUT_S):
-                raise EngineFailed(f"no answer within {_CALL_TIMEOUT_S:.0f} s")
-            kind, value = self._pipe.recv()
+            kind, value = self._receive()
+            while kind == "doing":
+                self._hear(value)
+                kind, value = self._receive()
         except (EOFError, OSError) as error:
             self._process.join(_END_TIMEOUT_S)
             raise EngineFailed(f"its process ended ({_name_exit(self._process.exitcode)}){self._tail()}") from error
         if kind == "ok":
             return value
         raise {"not offered": NotOffered, "missing": EngineMissing}.get(kind, EngineFailed)(value)
+
+    def _receive(self) -> tuple[str, Any]:
+        if not self._pipe.poll(_CALL_TIMEOUT_S):
+            raise EngineFailed(f"no answer within {_CALL_TIMEOUT_S:.0f} s")
+        found: tuple[str, Any] = self._pipe.recv()
+        return found
 
     def peak_bytes(self) -> int | None:
         """Return the most memory that the process and its own have held at a time (VmHWM); None where it is gone, or
@@ -119,7 +129,8 @@ class EngineProcess:
     def _signal(self, number: int) -> None:
         if self._process.pid is not None and self._process.is_alive():
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+                for pid in (self._process.pid, *self._started):
+                    os.kill(pid, number)
 
     def _tail(self) -> str:
         with suppress(OSError):
@@ -137,6 +148,7 @@ def serve_engine(pipe: Connection, spec: EngineSpec, log: str) -> None:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     engine: PeerEngine | None = None
+    listen(lambda what: pipe.send(("doing", what)))
     with suppress(EOFError, OSError):
         while (asked := pipe.recv()) is not None:
             method, arguments = asked

@@ -20,17 +20,16 @@ from adapters.energy import energy_meter
 from adapters.model_store import ModelStore
 from adapters.peers.contract import PeerPrompt
 from adapters.tokenizer import Tokenizer
-from orchestrator.bench.compare.endpoint import EndpointOptions
 from orchestrator.bench.compare.engines import Asked, list_engines
 from orchestrator.bench.compare.figures import (
     FORMULAS,
     EngineRun,
     ReferenceAnswers,
     compare_rows,
+    list_pairs,
     list_requests,
     summarise_engine,
 )
-from orchestrator.bench.compare.process import EngineSpec
 from orchestrator.bench.compare.turns import NamedPrompt, Tell, Turns, load_engines
 from orchestrator.bench.prompts import OWN_PROMPTS, PromptText, spread
 from orchestrator.profiling.quality import reference_texts
@@ -54,7 +53,7 @@ def compare_engines(asked: Asked, texts: Sequence[PromptText], size: CompareSize
     BenchError."""
     tokenizer = Tokenizer.load(Path(asked.tokenizer))
     prompts = encode_prompts(texts, tokenizer)
-    specs, missing = list_engines(asked)
+    specs = list_engines(asked)
     reference, why = _find_reference(asked, prompts, size.quality_limit, tell)
     meter = energy_meter("cpu")
     with (
@@ -69,8 +68,8 @@ def compare_engines(asked: Asked, texts: Sequence[PromptText], size: CompareSize
         if reference is not None:
             turns.score(reference.texts)
         turns.note_memory()
-    return report_of([*runs, *missing], prompts, reference) | {
-        "commands": list_commands(specs),
+    return report_of(runs, prompts, reference) | {
+        "commands": list_commands(runs),
         "environment": describe_environment(asked, size, len(prompts))
         | {
             "energy": meter.name or f"not measurable here: {meter.reason}",
@@ -87,7 +86,8 @@ def report_of(
     rows = [summarise_engine(run, categories, reference) for run in runs]
     compare_rows(rows, runs, categories)
     requests = [one for run in runs for one in list_requests(run)]
-    return {"summary": rows, "formulas": FORMULAS, "requests": requests}
+    pairs = [one for run in runs for one in list_pairs(run)]
+    return {"summary": rows, "formulas": FORMULAS, "requests": requests, "pairs": pairs}
 
 
 def encode_prompts(texts: Sequence[PromptText], tokenizer: Tokenizer) -> list[NamedPrompt]:
@@ -103,9 +103,9 @@ def encode_prompts(texts: Sequence[PromptText], tokenizer: Tokenizer) -> list[Na
     ]
 
 
-def list_commands(specs: Sequence[EngineSpec]) -> list[str]:
+def list_commands(runs: Sequence[EngineRun]) -> list[str]:
     """Return the command that was given, and those that started servers."""
-    started = [" ".join(one.options.start) for one in specs if isinstance(one.options, EndpointOptions)]
+    started = [run.described.get("command", "") for run in runs]
     return [" ".join(["outrider", *sys.argv[1:]]), *filter(None, started)]
 
 

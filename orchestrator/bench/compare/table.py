@@ -23,20 +23,23 @@ REST = (
     ("= in company", "same_in_company", "{:.0%}"),
 )
 ABSENT = "-"
-_FILE_COLUMNS = 160
+_FILE_COLUMNS = 190
 _MOST_NOISE = 0.05
 
 
 def speed_cells(row: dict[str, Any]) -> list[str]:
-    """Return a row's name and speeds, with the ratios of tokens/s to Outrider's plain mode."""
+    """Return a row's name and speeds, with the ratios of tokens/s to Outrider's plain mode and their
+    spreads."""
     ratios = row.get("vs_outrider", {})
     cells = [format_figure(row.get(name), shape) for _, name, shape in SPEED]
     return [
         _name(row),
         *cells,
         format_figure(ratios.get("tok_s"), "{:.2f}"),
-        " to ".join(format_figure(one, "{:.2f}") for one in ratios.get("tok_s_quartiles", [None])),
+        _range(ratios, "tok_s_interval"),
+        _range(ratios, "tok_s_quartiles"),
         format_figure(ratios.get("at_once_tok_s"), "{:.2f}"),
+        _range(ratios, "at_once_tok_s_quartiles"),
     ]
 
 
@@ -52,7 +55,15 @@ def rest_cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-SPEED_HEADS = ("engine", *(name for name, _, _ in SPEED), "x Outrider plain", "quartiles", "x together")
+SPEED_HEADS = (
+    "engine",
+    *(name for name, _, _ in SPEED),
+    "x Outrider plain",
+    "95 %",
+    "quartiles",
+    "x together",
+    "its quartiles",
+)
 REST_HEADS = ("engine", *(name for name, _, _ in REST), "peak memory", "load s", "J/token")
 
 
@@ -100,6 +111,10 @@ def print_comparison(result: dict[str, Any]) -> None:
         console.print(f"{_name(row)}: {its}", markup=False, highlight=False)
     for note in list_notes(result):
         console.print(note, markup=False, highlight=False)
+
+
+def _range(ratios: dict[str, Any], name: str) -> str:
+    return " to ".join(format_figure(one, "{:.2f}") for one in ratios.get(name, [None]))
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,8 @@ import psutil
 from adapters.energy import EnergyMeter
 from adapters.peers.contract import Answer, EngineMissing, NotOffered, PeerPrompt
 from device_profiles.units import ceil_div, human_bytes
-from orchestrator.bench.compare.figures import EngineRun
+from orchestrator.bench.compare.figures import BASE, EngineRun
+from orchestrator.bench.compare.pairs import Pair, rates_of
 from orchestrator.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
 
 _T = TypeVar("_T")
@@ -58,7 +60,7 @@ def load_engines(specs: Sequence[EngineSpec], logs: Path, tell: Tell) -> Iterato
                 )
                 continue
             try:
-                process = EngineProcess(spec, logs)
+                process = EngineProcess(spec, logs, partial(_tell_stage, tell, spec.name))
             except EngineMissing as error:
                 run.state, run.reason = "not installed", str(error)
                 continue
@@ -70,6 +72,10 @@ def load_engines(specs: Sequence[EngineSpec], logs: Path, tell: Tell) -> Iterato
             most_bytes = max(most_bytes, process.peak_bytes() or 0)
             sides.append(Side(process, run))
         yield sides, rows
+
+
+def _tell_stage(tell: Tell, name: str, what: str) -> None:
+    tell(f"{name}: {what}", 0, 1)
 
 
 class Turns:
@@ -89,19 +95,33 @@ class Turns:
             self._call(side, "forget")
 
     def ask_alone(self, prompts: Sequence[NamedPrompt], passes: int) -> None:
-        """Ask each engine each prompt, one at a time, in so many passes that know nothing of each other."""
+        """Ask each engine each prompt, one at a time, in so many passes that know nothing of each other. One turn more
+        comes first and counts for nothing."""
+        for one in prompts[:1]:
+            self._tell("one at a time, a turn that does not count", 0, 1)
+            for side in self._sides:
+                self._call(side, "generate", one.prompt, self._max_tokens)
         for number in range(passes):
             for side in self._sides:
                 side.run.alone.append({})
                 self._call(side, "forget")
             for index, one in enumerate(prompts):
                 self._tell(f"one at a time, pass {number + 1} of {passes}", index, len(prompts))
-                for side in self._order(index):
-                    before = self._meter.joules()
-                    answer = self._call(side, "generate", one.prompt, self._max_tokens)
-                    if answer is not None:
-                        side.run.alone[-1][one.key] = answer
-                        self._note_energy(side, before)
+                self._take_turn(one, number * len(prompts) + index)
+
+    def _take_turn(self, one: NamedPrompt, number: int) -> None:
+        """Ask for one prompt: Outrider's plain mode before each other engine, and once more at the end."""
+
+        def ask(side: Side) -> Answer | None:
+            before = self._meter.joules()
+            answer: Answer | None = self._call(side, "generate", one.prompt, self._max_tokens)
+            if answer is not None and one.key not in side.run.alone[-1]:
+                side.run.alone[-1][one.key] = answer
+                self._note_energy(side, before)
+            return answer
+
+        for side, own, before, after in self._beside_base(ask, number):
+            side.run.pairs.append(Pair(one.key, rates_of(own), rates_of(before), rates_of(after)))
 
     def ask_together(self, prompts: Sequence[NamedPrompt], at_once: int, passes: int) -> None:
         """Ask each engine for waves of prompts, of which `at_once` run together; the fastest pass of a wave counts."""
@@ -112,19 +132,48 @@ class Turns:
                 self._call(side, "forget")
             for index, wave in enumerate(waves):
                 self._tell(f"{at_once} at a time, pass {number + 1} of {passes}", index, len(waves))
-                for side in self._order(index):
-                    asked = [one.prompt for one in wave]
-                    answers: list[Answer] | None = self._call(
-                        side, "generate_many", asked, self._max_tokens, optional="at_once_tok_s"
-                    )
-                    if answers is None:
-                        continue
-                    took_s = max(answer.last_s for answer in answers)
-                    best[side.run.name, index] = min(took_s, best.get((side.run.name, index), took_s))
-                    for one, answer in zip(wave, answers, strict=True):
-                        side.run.company.setdefault(one.key, answer)
+                for name, took_s in self._take_wave(wave, index, number * len(waves) + index):
+                    best[name, index] = min(took_s, best.get((name, index), took_s))
         for side in self._sides:
             side.run.company_s = sum(best.get((side.run.name, index), 0.0) for index in range(len(waves)))
+
+    def _take_wave(self, wave: Sequence[NamedPrompt], index: int, number: int) -> list[tuple[str, float]]:
+        """Ask for one wave as for one prompt; return how long each engine took, every time that it was asked."""
+        took: list[tuple[str, float]] = []
+        prompts = [one.prompt for one in wave]
+
+        def ask(side: Side) -> float | None:
+            answers: list[Answer] | None = self._call(
+                side, "generate_many", prompts, self._max_tokens, optional="at_once_tok_s"
+            )
+            if answers is None:
+                return None
+            for one, answer in zip(wave, answers, strict=True):
+                side.run.company.setdefault(one.key, answer)
+            took_s = max(answer.last_s for answer in answers)
+            took.append((side.run.name, took_s))
+            return sum(answer.generated for answer in answers) / took_s
+
+        for side, own, before, after in self._beside_base(ask, number):
+            rates = [{"at_once_tok_s": rate} for rate in (own, before, after)]
+            side.run.pairs.append(Pair(f"wave {index}", *rates))
+        return took
+
+    def _beside_base(self, ask: Callable[[Side], _T | None], number: int) -> Iterator[tuple[Side, _T, _T, _T]]:
+        """Ask all; yield each engine's answer with Outrider's plain mode's before and behind it, seconds away.
+
+        A machine that slows down over minutes slows all three. An engine that does not answer costs no answer of the
+        base."""
+        base = next((side for side in self._sides if side.run.name == BASE), None)
+        before = ask(base) if base is not None else None
+        for side in alternate([one for one in self._sides if one is not base], number):
+            own = ask(side)
+            if own is None or base is None:
+                continue
+            after = ask(base)
+            if before is not None and after is not None:
+                yield side, own, before, after
+            before = after
 
     def score(self, texts: Sequence[Sequence[int]]) -> None:
         """Let each engine read the texts."""
@@ -156,9 +205,6 @@ class Turns:
         after = self._meter.joules()
         if before is not None and after is not None:
             side.run.joules = (side.run.joules or 0.0) + after - before
-
-    def _order(self, number: int) -> list[Side]:
-        return alternate(self._sides, number)
 
 
 def alternate(items: Sequence[_T], number: int) -> list[_T]:
