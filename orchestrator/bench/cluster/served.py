@@ -1,9 +1,10 @@
-"""A daemon on the first host, and the load that is put on it."""
+"""A daemon on the first host of several or on this machine, and the load that is put on it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -36,11 +37,12 @@ class Served:
     process: subprocess.Popen[bytes]
     directory: Path
     ready_s: float
+    port: int = _PORT
 
     @property
     def url(self) -> str:
         """Where the API is, for whoever is on the daemon's host."""
-        return f"http://127.0.0.1:{_PORT}/v1"
+        return f"http://127.0.0.1:{self.port}/v1"
 
     @property
     def admin(self) -> Path:
@@ -88,17 +90,19 @@ class Served:
 
 
 @contextmanager
-def serve(hosts: BenchHosts, directory: Path, config: dict[str, Any]) -> Iterator[Served]:
-    """Run `outrider serve` on the calling thread's host until it is ready, and stop it in the end. Raises
-    BenchError."""
+def serve(hosts: BenchHosts | None, directory: Path, config: dict[str, Any]) -> Iterator[Served]:
+    """Run `outrider serve` on the calling thread's host until it is ready, and stop it in the end. Without hosts it is
+    on this machine, with a free port and no Ray. Raises BenchError."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "cluster.yaml"
+    port = _PORT if hosts is not None else _find_free_port()
     whole = {
         **config,
-        "cluster": {"address": hosts.address},
-        "api": {"port": _PORT, "admin_socket": str(directory / "admin.sock")},
+        "api": {"port": port, "admin_socket": str(directory / "admin.sock")},
         "state": {"directory": str(directory / "state")},
     }
+    if hosts is not None:
+        whole["cluster"] = {"address": hosts.address}
     path.write_text(yaml.safe_dump(whole), encoding="utf-8")
     began_s = time.monotonic()
     with (directory / "log").open("wb") as log:
@@ -106,11 +110,11 @@ def serve(hosts: BenchHosts, directory: Path, config: dict[str, Any]) -> Iterato
             [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(path)],
             stdout=log,
             stderr=log,
-            env={**os.environ, **hosts.token},
+            env={**os.environ, **(hosts.token if hosts is not None else {})},
         )
     try:
-        _wait_until_ready(process, directory)
-        yield Served(process, directory, time.monotonic() - began_s)
+        _wait_until_ready(process, directory, port)
+        yield Served(process, directory, time.monotonic() - began_s, port)
     finally:
         process.terminate()
         try:
@@ -130,14 +134,20 @@ def wait_until(happened: Callable[[], bool], seconds: float, what: str) -> float
     return time.monotonic() - began_s
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], directory: Path) -> None:
+def _find_free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], directory: Path, port: int) -> None:
     deadline_s = time.monotonic() + _READY_WITHIN_S
     while True:
         if process.poll() is not None or time.monotonic() > deadline_s:
             told = (directory / "log").read_text(encoding="utf-8", errors="replace").splitlines()
             raise BenchError(f"the daemon does not serve: {' | '.join(told[-3:])}; see {directory / 'log'}")
         try:
-            if httpx.get(f"http://127.0.0.1:{_PORT}/ready").status_code == httpx.codes.OK:
+            if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == httpx.codes.OK:
                 return
         except httpx.HTTPError:
             pass

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,15 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
-import yaml
-
 from orchestrator.bench.cluster.hosts import BenchHosts, make_hosts
 from orchestrator.bench.cluster.served import Served, serve
 from orchestrator.bench.prompts import BenchError
 from orchestrator.bench.validation.runs import FaultName, Place
 
-_READY_S, _STOP_S, _POLL_S, _ANSWER_S = 240.0, 30.0, 0.1, 30.0
+_READY_S, _POLL_S = 240.0, 0.1
 _T = TypeVar("_T")
 
 
@@ -110,8 +105,8 @@ def open_place(place: Place, base: dict[str, Any], directory: Path) -> Iterator[
         yield from _open_hosts(base, directory, workers)
         return
     config = {**base, "model": {**base["model"], **_place_workers(workers)}}
-    with serve_here(config, directory) as (url, query):
-        found = RealPlace(place, url, workers, query, _call_here)
+    with serve(None, directory, config) as served:
+        found = RealPlace(place, served.url, workers, served.query, _call_here)
         found.wait_serving()
         yield found
 
@@ -153,54 +148,3 @@ def _served_on(hosts: BenchHosts, directory: Path, config: dict[str, Any]) -> It
         yield served
     finally:
         hosts.run_on(0, lambda: context.__exit__(None, None, None))
-
-
-@contextmanager
-def serve_here(config: dict[str, Any], directory: Path) -> Iterator[tuple[str, Callable[[str], dict[str, Any]]]]:
-    """Run `outrider serve` on a free port of this machine. Raises BenchError."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    admin = directory / "admin.sock"
-    whole = {
-        **config,
-        "api": {"port": port, "admin_socket": str(admin)},
-        "state": {"directory": str(directory / "state")},
-    }
-    path = directory / "cluster.yaml"
-    path.write_text(yaml.safe_dump(whole), encoding="utf-8")
-    log_path = directory / "log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(path)], stdout=log, stderr=log
-        )
-
-    def query(route: str) -> dict[str, Any]:
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(admin)), timeout=_ANSWER_S) as client:
-            found: dict[str, Any] = client.get(f"http://outrider{route}").json()
-        return found
-
-    try:
-        _wait_ready(process, port, log_path)
-        yield f"http://127.0.0.1:{port}/v1", query
-    finally:
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_ready(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline_s = time.monotonic() + _READY_S
-    while process.poll() is None and time.monotonic() < deadline_s:
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/ready").status_code == httpx.codes.OK:
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(_POLL_S)
-    told = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    raise BenchError(f"the daemon does not serve: {' | '.join(told[-3:])}")
