@@ -252,3 +252,19 @@ def _ropes(reader: _Reader, family: Family, kinds: list[str], head_dim: int) -> 
                 "rope_parameters" if "rope_parameters" in reader.values else "rope_scaling", str(error)
             ) from error
     return tuple(made[kind] for kind in kinds)
+
+
+def describe_sizes(spec: DecoderSpec) -> dict[str, Any]:
+    """Return a decoder's sizes by the names that config.json has for them."""
+    return {
+        "vocab_size": spec.vocabulary_size,
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.mlp,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "max_position_embeddings": spec.context_length,
+        "rms_norm_eps": spec.norm_epsilon,
+        "tie_word_embeddings": spec.tied_embeddings,
+    }

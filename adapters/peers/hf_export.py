@@ -10,7 +10,7 @@ from typing import Any
 
 from adapters.contract import ModelRefused, Precision
 from adapters.decoder.from_safetensors import tensor_names
-from adapters.decoder.hf_config import FAMILIES
+from adapters.decoder.hf_config import FAMILIES, describe_sizes
 from adapters.decoder.source import open_source
 from adapters.decoder.spec import DecoderSpec
 from adapters.tokenizer_files import META_FILE, TEMPLATE_FILE, TOKENIZER_FILE
@@ -49,18 +49,9 @@ def describe_config(spec: DecoderSpec) -> dict[str, Any]:
         "architectures": [architecture],
         "model_type": spec.family,
         "dtype": "float32",
-        "vocab_size": spec.vocabulary_size,
-        "hidden_size": spec.hidden,
-        "intermediate_size": spec.mlp,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "max_position_embeddings": spec.context_length,
-        "rms_norm_eps": spec.norm_epsilon,
+        **describe_sizes(spec),
         "hidden_act": "silu",
         "rope_theta": find_rope_theta(spec),
-        "tie_word_embeddings": spec.tied_embeddings,
     }
     if max(spec.windows):
         config |= {"sliding_window": max(spec.windows)}

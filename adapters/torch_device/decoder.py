@@ -14,7 +14,7 @@ from torch import nn
 
 from adapters.contract import LayerRange, ModelRefused
 from adapters.decoder.from_safetensors import tensor_names
-from adapters.decoder.hf_config import FAMILIES
+from adapters.decoder.hf_config import FAMILIES, describe_sizes
 from adapters.decoder.spec import DecoderSpec, Dense
 from adapters.torch_device.attention import NAME
 from adapters.torch_device.weights import Affine, Float8Rows, Quantised, Stored
@@ -79,18 +79,9 @@ def build(
 
 def _config(spec: DecoderSpec) -> dict[str, Any]:
     return {
-        "vocab_size": spec.vocabulary_size,
-        "hidden_size": spec.hidden,
-        "intermediate_size": spec.mlp,
-        "num_hidden_layers": spec.layers,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_dim,
-        "max_position_embeddings": spec.context_length,
-        "rms_norm_eps": spec.norm_epsilon,
+        **describe_sizes(spec),
         "hidden_act": _ACTIVATIONS[spec.activation],
         "hidden_activation": _ACTIVATIONS[spec.activation],
-        "tie_word_embeddings": spec.tied_embeddings,
         "sliding_window": max(spec.windows) or None,
         "layer_types": [_SLIDING if window else _FULL for window in spec.windows],
         "attn_logit_softcapping": spec.attention_softcap or None,

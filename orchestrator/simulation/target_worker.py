@@ -19,15 +19,14 @@ from orchestrator.simulation.courses import CompanyCourses, find_company
 from orchestrator.simulation.draft_worker import SimulatedDraftWorker
 from orchestrator.simulation.figures import TargetUse
 from orchestrator.simulation.fleet import PlacedReplica
+from orchestrator.simulation.sequence import SimulatedSequence, sum_up
+from orchestrator.simulation.worker_ready import BLOCK_TOKENS, SUFFIX, build_ready
 from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.expected_rounds import expect_rounds
-from orchestrator.workers.messages import Delta, Event, Gauges, Ready, RequestStats, RoundReport, Submit
+from orchestrator.workers.messages import Delta, Event, Gauges, Ready, RoundReport, Submit
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.prefill_budget import rows_within, share_prefill_rows
 from policies.serving.replay_budget import share_replay_rows
 
-BLOCK_TOKENS = 16
-SUFFIX = "suffix"
 _LEAST_PREFILL_ROWS = 16
 _GAUGES_EVERY_S = 1.0
 _MOST_STEP_S = 60.0
@@ -57,41 +56,6 @@ class WorkerWorld(Protocol):
         """Return how many tokens a request's output has, its course's number, and what its prompt begins with: a name
         and a number of tokens."""
         ...
-
-
-class SimulatedSequence:
-    """A sequence. `known`: tokens to be read before it decodes, of which `unread` are left. `zero` and `end`: the
-    worker's rounds at which its course began, and ends. It has `base` tokens from before its course."""
-
-    __slots__ = (
-        "base",
-        "course",
-        "end",
-        "first_s",
-        "key",
-        "known",
-        "left",
-        "prefix",
-        "prefix_tokens",
-        "queued_s",
-        "reused",
-        "sent_id",
-        "started_s",
-        "told",
-        "unread",
-        "zero",
-    )
-
-    def __init__(self, key: str, submit: Submit, output: tuple[int, int, str, int], now_s: float) -> None:
-        self.key = key
-        tokens, self.course, self.prefix, self.prefix_tokens = output
-        self.sent_id = submit.request_id
-        self.base = self.told = len(submit.committed)
-        self.known = self.unread = len(submit.prompt) + self.base
-        self.left = max(1, tokens - self.base)
-        self.queued_s = now_s
-        self.started_s = self.first_s = -1.0
-        self.zero = self.end = self.reused = 0
 
 
 class SimulatedTarget:
@@ -301,7 +265,7 @@ class SimulatedTarget:
             if one.unread or one.end > rounds:
                 kept.append(one)
             else:
-                deltas.append(Delta(one.sent_id, [0] * (one.base + one.left - one.told), "length", _sum_up(one, now_s)))
+                deltas.append(Delta(one.sent_id, [0] * (one.base + one.left - one.told), "length", sum_up(one, now_s)))
         for one, rows in self._filling:
             one.unread -= ran * rows
             if one.unread > 0:
@@ -309,7 +273,7 @@ class SimulatedTarget:
             self._remember(one)
             ends, tokens = one.left <= 1, [0] * (one.base + 1 - one.told)
             one.unread, one.first_s, one.told = 0, now_s, one.base + 1
-            deltas.append(Delta(one.sent_id, tokens, "length" if ends else "", _sum_up(one, now_s)))
+            deltas.append(Delta(one.sent_id, tokens, "length" if ends else "", sum_up(one, now_s)))
             if ends:
                 kept.remove(one)
         self._running = kept
@@ -513,44 +477,3 @@ class SimulatedTarget:
             expected_ms=round_ms / self.slowness,
             round_tokens=self._made,
         )
-
-
-def _sum_up(one: SimulatedSequence, now_s: float) -> RequestStats:
-    first_s = one.first_s if one.first_s >= 0.0 else now_s
-    return RequestStats(
-        *(one.known, one.base + one.left, 0, 0, 0),
-        queue_ms=(one.started_s - one.queued_s) * MS_PER_S,
-        prefill_ms=(first_s - one.started_s) * MS_PER_S,
-        reused=one.reused,
-    )
-
-
-def build_ready(replica: PlacedReplica, pid: int = 1) -> Ready:
-    """Return what a worker of a replica says once it serves. All simulated replicas say the same tokens."""
-    kind = replica.kind
-    drafters = [SUFFIX] if kind.max_depth and len(kind.book) else []
-    return Ready(
-        model="simulated",
-        vocabulary_size=1 << 16,
-        vocabulary_fingerprint="simulated",
-        context_tokens=1 << 20,
-        adapter="simulated",
-        device=replica.device,
-        device_name=kind.name,
-        weights="as_file",
-        activations="auto",
-        kv_cache="auto",
-        exactness="bit",
-        row_invariant=True,
-        slots=kind.places,
-        kv_blocks=kind.kv_tokens // BLOCK_TOKENS,
-        block_tokens=BLOCK_TOKENS,
-        drafters=[*drafters, *([kind.draft.name] if kind.draft is not None else [])],
-        max_depth=kind.max_depth,
-        tokenizer_dir="",
-        pid=pid,
-        load_s=kind.load_s,
-        class_fingerprint="simulated",
-        host=replica.host,
-        expected_rounds=expect_rounds(kind.costs.forward, kind.places),
-    )
