@@ -143,7 +143,7 @@ class Processes:
     def start(self, action: StartWorker) -> None:
         """Start a process after a while."""
         process = self._running[action.worker] = SimulatedProcess(action, action.spec.node)
-        self._world.after(action.after_s + self._world.timing.spawn_s, self._spawned, (action.worker, process))
+        self._world.after(action.after_s + self._world.timing.spawn_s, self._finish_spawn, (action.worker, process))
 
     def stop(self, action: StopWorker) -> None:
         """End a process, as control asks."""
@@ -241,7 +241,7 @@ class Processes:
         self.tell(target.number, DraftLink(command.name, "connected"))
         target.say_gauges()
 
-    def _spawned(self, told: tuple[int, SimulatedProcess]) -> None:
+    def _finish_spawn(self, told: tuple[int, SimulatedProcess]) -> None:
         worker, process = told
         if self._running.get(worker) is not process:
             return
@@ -259,9 +259,9 @@ class Processes:
         else:
             process.draft = SimulatedDraftWorker(worker, self._drafts[spec.options["draft"]], process.host)
             load_s = process.draft.kind.load_s
-        self._world.after(load_s, self._loaded, (worker, process))
+        self._world.after(load_s, self._finish_loading, (worker, process))
 
-    def _loaded(self, told: tuple[int, SimulatedProcess]) -> None:
+    def _finish_loading(self, told: tuple[int, SimulatedProcess]) -> None:
         worker, process = told
         if self._running.get(worker) is not process or process.host in self.away:
             return

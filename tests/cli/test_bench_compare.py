@@ -262,8 +262,10 @@ def test_a_burst_of_other_work_does_not_decide_a_ratio():
     pairs = [pair(key, 2.0) for key in "abcde" for _ in range(3)]
     spoilt = [pair("a", 0.1), pair("c", 2.0, before=0.2), *pairs]
     found = compare_pairs(spoilt, ["tok_s", "ttft"])
-    assert found["tok_s"] == 2.0
-    assert found["tok_s_quartiles"] == found["tok_s_interval"] == [2.0, 2.0]
+    assert found["tok_s"] == pytest.approx(2.0)
+    assert found["tok_s_quartiles"] == [2.0, 2.0]
+    low, high = found["tok_s_interval"]
+    assert low < 2.0 < high, "the interval tells of the bursts"
     assert "ttft" not in found, "no rate of that name"
     assert compare_pairs([], ["tok_s"]) == {}
 
@@ -280,7 +282,9 @@ def test_a_ratio_says_how_far_it_may_move():
     assert 0.8 <= low < 1.0 < high <= 1.2
     steady = [pair(key, own) for key, own in (("a", 1.0), ("b", 3.0)) for _ in range(3)]
     found = compare_pairs(steady, ["tok_s"])
-    assert found["tok_s_interval"] == [2.0, 2.0], "prompts differ, and a repetition asks the same ones"
+    assert found["tok_s_interval"] == pytest.approx([3.0**0.5, 3.0**0.5]), (
+        "prompts differ, and a repetition asks the same ones"
+    )
     assert found["tok_s_quartiles"] == [1.0, 3.0]
     assert "tok_s_interval" not in compare_pairs([pair("a", 1.0), pair("b", 3.0)], ["tok_s"]), "nothing was repeated"
 

@@ -34,7 +34,7 @@ FORMULAS = {
     "peak_bytes": "most resident memory of the engine's process and its own (VmHWM), conversions at load included",
     "joules_per_token": "energy of the device while the engine worked alone / its tokens",
     "pair": "an engine's rate over the geometric mean of Outrider plain's for the same prompt, before it and behind",
-    "vs_outrider": "median over prompts of the median over a prompt's pairs (TPOT, TTFT: of rates); above 1: better",
+    "vs_outrider": "geometric mean over prompts of a prompt's median pair (TPOT, TTFT: of rates); above 1: better",
     "quartiles": "lower and upper quartile of the ratios of all pairs: prompts differ, and so does the machine's noise",
     "interval": "95 % bootstrap interval of a ratio, pairs drawn within prompts: what a repetition may show",
     "control": "Outrider plain once more, in a process of its own: its distance to 1 is the machine's noise",

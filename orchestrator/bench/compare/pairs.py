@@ -48,9 +48,9 @@ def rates_of(answer: Answer) -> dict[str, float]:
 def compare_pairs(pairs: Sequence[Pair], names: Sequence[str]) -> dict[str, Any]:
     """Return of each rate the ratio, `NAME_quartiles` of all pairs, and `NAME_interval`.
 
-    The ratio is the median over prompts of the median over a prompt's pairs: what a burst of other work spoils is one
-    pair of several. The interval holds 95 % of the ratios that pairs drawn anew would give (percentile bootstrap, Efron
-    1979), drawn within each prompt: it is what another run of the same prompts may show.
+    The ratio is the geometric mean over prompts of the median over a prompt's pairs: what a burst of other work spoils
+    is one pair of several. The interval holds 95 % of the ratios that pairs drawn anew would give (percentile
+    bootstrap, Efron 1979), drawn within each prompt: it is what another run of the same prompts may show.
     """
     found: dict[str, Any] = {}
     for name in names:
@@ -76,13 +76,13 @@ def group_ratios(pairs: Sequence[Pair], name: str) -> list[NDArray[np.float64]]:
 
 
 def _middle(groups: Sequence[NDArray[np.float64]]) -> float:
-    return float(np.median([np.median(one) for one in groups]))
+    return float(np.exp(np.mean([np.log(np.median(one)) for one in groups])))
 
 
 def _interval(groups: Sequence[NDArray[np.float64]]) -> list[float]:
     random = np.random.default_rng(_SEED)
     medians = [np.median(random.choice(one, (_DRAWS, len(one))), axis=1) for one in groups]
-    return [float(one) for one in np.percentile(np.median(medians, axis=0), _LEVELS)]
+    return [float(one) for one in np.percentile(np.exp(np.mean(np.log(medians), axis=0)), _LEVELS)]
 
 
 def _ratio(upper: float, lower: float) -> float:

@@ -104,7 +104,7 @@ class Asked:
         return build_fleet(sketch, alone, self.acceptance, self.limits, self.store, speculates=speculates)
 
     @cached_property
-    def drafted(self) -> ReplicaKind:
+    def drafting_target(self) -> ReplicaKind:
         """The target with a draft worker. Raises SimulationError where the sketch has no draft model."""
         kind, draft = self.target, self.draft
         depth = self.request.depth_bound or 8

@@ -23,7 +23,7 @@ def answer(asked: Asked) -> Answer:
         for rtt_ms in RTTS_MS:
             asked.told(f"{sequences} at a time, {rtt_ms:g} ms to the draft")
             link = LinkProfile("", "", rtt_ms, _BYTES_PER_S, "assumed")
-            kind = with_places(asked.drafted, sequences)
+            kind = with_places(asked.drafting_target, sequences)
             row = read_row(asked.play(place(kind, 1, draft_host="edge", links={"edge": link}), requests))
             gain = row["output_tok_s"] / plain["output_tok_s"]
             rows.append({"sequences": sequences, "rtt_ms": rtt_ms, **row, "gain": gain})

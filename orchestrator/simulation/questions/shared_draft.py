@@ -15,7 +15,7 @@ _CONTEXT_TOKENS = 256.0
 
 def answer(asked: Asked) -> Answer:
     """Return tokens/s of each target where 1 to 16 of them share one draft worker, beside no draft."""
-    plain_kind, kind = with_places(asked.target, _SEQUENCES), with_places(asked.drafted, _SEQUENCES)
+    plain_kind, kind = with_places(asked.target, _SEQUENCES), with_places(asked.drafting_target, _SEQUENCES)
     part, host = asked.draft.part, "drafts"
     plain = read_row(asked.play(place(plain_kind, 1), fill(asked, _SEQUENCES)))
     rows: list[dict[str, Any]] = [{"targets": None, "each_tok_s": plain["output_tok_s"], **plain, "gain": 1.0}]

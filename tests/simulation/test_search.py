@@ -1,0 +1,61 @@
+"""The least fleet: what the search finds is what trying every fleet finds."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.config.sketch import Sketch, parse_sketch
+from orchestrator.control.admission import ControlLimits
+from orchestrator.planning.proposal import PlanRequest, build_request_from_sketch
+from orchestrator.simulation.questions.least_fleet import Wanted, _try, find_least_fleet
+from orchestrator.simulation.run import SimulationError
+from orchestrator.simulation.sketched import AcceptanceBook, SimulatedLimits
+from orchestrator.simulation.trace import open_trace
+
+SKETCH = """
+hosts:
+  - {{name: slow, count: 2, cores: 8, memory: 64 GiB, devices: [{{device: nvidia-l4, price_per_hour: {slow}}}]}}
+  - {{name: fast, count: 2, cores: 8, memory: 64 GiB, devices: [{{device: nvidia-l40s, price_per_hour: {fast}}}]}}
+target:
+  name: llama-3.1-8b
+  shape: {{layers: 32, hidden: 4096, heads: 32, kv_heads: 8, head_dim: 128, mlp: 14336, vocabulary: 128256}}
+  weights: [bf16]
+"""
+RATE = {"one is enough": 2.0, "a mix is enough": 9.0, "all are needed": 13.0}
+
+
+def read(slow: float, fast: float) -> tuple[Sketch, PlanRequest]:
+    sketch = parse_sketch(SKETCH.format(slow=slow, fast=fast), Path("sketch.yaml"))
+    return sketch, build_request_from_sketch(sketch, None, Path())
+
+
+def want(rate: float, slow: float, fast: float, tpot_ms: float = 80.0) -> Wanted:
+    sketch, request = read(slow, fast)
+    trace = list(open_trace(f"poisson:rate={rate},seconds=20"))
+    limits = ControlLimits(16, 256, 5)
+    slo = {"ttft_ms": 2000.0, "tpot_ms": tpot_ms}
+    return Wanted(sketch, request, AcceptanceBook({}), SimulatedLimits(8), None, trace, limits, slo, 0.95, False)
+
+
+@pytest.mark.parametrize("rate", RATE.values(), ids=RATE)
+@pytest.mark.parametrize(("slow", "fast"), [(0.7, 1.6), (1.5, 1.6)])
+def test_the_cheapest_fleet_is_found(rate: float, slow: float, fast: float) -> None:
+    wanted = want(rate, slow, fast)
+    entries = wanted.sketch.hosts
+    every: list[dict[str, Any]] = []
+    for counts in product(*(range(one.count + 1) for one in entries)):
+        if any(counts):
+            every.append(_try(wanted, [(one, count) for one, count in zip(entries, counts, strict=True) if count]))
+    good = [row for row in every if row["met"]]
+    if not good:
+        with pytest.raises(SimulationError, match="no fleet of these hosts"):
+            find_least_fleet(wanted)
+        return
+    found = find_least_fleet(wanted)
+    (chosen,) = [row for row in found.rows if row["chosen"]]
+    least = min(good, key=lambda row: (row["price_per_hour"], row["count"]))
+    assert (chosen["hosts"], chosen["price_per_hour"]) == (least["hosts"], least["price_per_hour"])
