@@ -61,11 +61,13 @@ def build_fleet(
     store: ProfileStore | None = None,
     *,
     speculates: bool = True,
+    every_device: bool = False,
 ) -> Fleet:
-    """Return the fleet of a sketch. Raises ConfigError or PlanError."""
+    """Return the fleet of a sketch. `every_device`: each host is planned by itself, so that a slow one has work beside
+    fast ones. Raises ConfigError or PlanError."""
     builder = _Builder(asked, acceptance, limits, speculates)
     devices = sum(host.count * sum(one.count for one in host.devices) for host in sketch.hosts)
-    if devices <= _PLANNED_WHOLE:
+    if devices <= _PLANNED_WHOLE and not every_device:
         builder.add(propose_sketch(sketch, asked, store), sketch.hosts)
     else:
         for host in sketch.hosts:

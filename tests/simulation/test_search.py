@@ -25,7 +25,7 @@ target:
   shape: {{layers: 32, hidden: 4096, heads: 32, kv_heads: 8, head_dim: 128, mlp: 14336, vocabulary: 128256}}
   weights: [bf16]
 """
-RATE = {"one is enough": 2.0, "a mix is enough": 9.0, "all are needed": 13.0}
+LOADS = ((1.0, 0.95), (2.5, 0.95), (4.5, 0.4), (12.0, 0.95))  # requests a second, and the share that is to be met
 
 
 def read(slow: float, fast: float) -> tuple[Sketch, PlanRequest]:
@@ -33,18 +33,18 @@ def read(slow: float, fast: float) -> tuple[Sketch, PlanRequest]:
     return sketch, build_request_from_sketch(sketch, None, Path())
 
 
-def want(rate: float, slow: float, fast: float, tpot_ms: float = 80.0) -> Wanted:
+def want(rate: float, slow: float, fast: float, attainment: float) -> Wanted:
     sketch, request = read(slow, fast)
     trace = list(open_trace(f"poisson:rate={rate},seconds=20"))
     limits = ControlLimits(16, 256, 5)
-    slo = {"ttft_ms": 2000.0, "tpot_ms": tpot_ms}
-    return Wanted(sketch, request, AcceptanceBook({}), SimulatedLimits(8), None, trace, limits, slo, 0.95, False)
+    slo = {"ttft_ms": 2000.0, "tpot_ms": 120.0}
+    return Wanted(sketch, request, AcceptanceBook({}), SimulatedLimits(8), None, trace, limits, slo, attainment, False)
 
 
-@pytest.mark.parametrize("rate", RATE.values(), ids=RATE)
+@pytest.mark.parametrize(("rate", "attainment"), LOADS)
 @pytest.mark.parametrize(("slow", "fast"), [(0.7, 1.6), (1.5, 1.6)])
-def test_the_cheapest_fleet_is_found(rate: float, slow: float, fast: float) -> None:
-    wanted = want(rate, slow, fast)
+def test_the_cheapest_fleet_is_found(rate: float, attainment: float, slow: float, fast: float) -> None:
+    wanted = want(rate, slow, fast, attainment)
     entries = wanted.sketch.hosts
     every: list[dict[str, Any]] = []
     for counts in product(*(range(one.count + 1) for one in entries)):
@@ -59,3 +59,9 @@ def test_the_cheapest_fleet_is_found(rate: float, slow: float, fast: float) -> N
     (chosen,) = [row for row in found.rows if row["chosen"]]
     least = min(good, key=lambda row: (row["price_per_hour"], row["count"]))
     assert (chosen["hosts"], chosen["price_per_hour"]) == (least["hosts"], least["price_per_hour"])
+
+
+def test_a_mix_is_taken_where_it_is_cheaper() -> None:
+    found = find_least_fleet(want(4.5, 0.7, 1.6, 0.4))
+    (chosen,) = [row for row in found.rows if row["chosen"]]
+    assert chosen["hosts"] == "2 slow + 1 fast"

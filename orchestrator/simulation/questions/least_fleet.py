@@ -143,15 +143,18 @@ def _name(parts: Sequence[tuple[ClusterHost, int]]) -> str:
 
 def _try(wanted: Wanted, parts: Sequence[tuple[ClusterHost, int]]) -> dict[str, Any]:
     """Return what so many hosts of some entries make of the trace: by the planner's placement, and where that does not
-    meet the objectives by one without draft models, whose devices are targets' then."""
-    row = _try_placement(wanted, parts, wanted.request)
-    if row["met"] or not wanted.request.drafts:
+    meet the objectives with a target on every device that holds it. The planner leaves slow devices idle, and gives
+    some to draft models."""
+    row = _try_placement(wanted, parts, wanted.request, every_device=False)
+    if row["met"]:
         return row
-    without = _try_placement(wanted, parts, replace(wanted.request, drafts=()))
-    return max(row, without, key=lambda one: one["attainment"] or 0.0)
+    every = _try_placement(wanted, parts, replace(wanted.request, drafts=()), every_device=True)
+    return max(row, every, key=lambda one: one["attainment"] or 0.0)
 
 
-def _try_placement(wanted: Wanted, parts: Sequence[tuple[ClusterHost, int]], asked: PlanRequest) -> dict[str, Any]:
+def _try_placement(
+    wanted: Wanted, parts: Sequence[tuple[ClusterHost, int]], asked: PlanRequest, *, every_device: bool
+) -> dict[str, Any]:
     devices = sum(count * sum(one.count for one in host.devices) for host, count in parts)
     links = wanted.sketch.links.model_copy(update={"between": ()})
     hosts = tuple(host.model_copy(update={"count": count}) for host, count in parts)
@@ -165,7 +168,9 @@ def _try_placement(wanted: Wanted, parts: Sequence[tuple[ClusterHost, int]], ask
     }
     try:
         fleet = build_fleet(
-            sketch, request, wanted.acceptance, wanted.limits, wanted.store, speculates=wanted.speculates
+            *(sketch, request, wanted.acceptance, wanted.limits, wanted.store),
+            speculates=wanted.speculates,
+            every_device=every_device,
         )
     except PlanError as error:
         return {**told, "met": False, "attainment": 0.0, "why": str(error)}
