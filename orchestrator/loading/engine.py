@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -50,6 +50,7 @@ from policies.speculation.policy import DepthPolicy
 Emit = Callable[[Event], None]
 
 _MEASURING_S = 0.6
+NOTHING_KNOWN: Final = FirstCost(TYPICAL, "nothing: no depth is chosen", known=False)
 
 
 def build_engine(options: dict[str, Any]) -> WorkerEngine:
@@ -110,7 +111,7 @@ def first_cost(target: LoadedTarget, options: EngineOptions, *, drafts: bool = T
     if known is not None:
         return known
     if not drafts and options.objectives == NO_OBJECTIVES:
-        return FirstCost(TYPICAL, "nothing: no depth is chosen", known=False)
+        return NOTHING_KNOWN
     found = quick_cost(target.model, SystemClock(), budget_s=_MEASURING_S)
     if found is not None:
         return FirstCost(found, "a few forwards: no stored profile")

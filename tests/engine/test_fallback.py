@@ -10,7 +10,7 @@ import pytest
 from adapters.contract import CapacityError, ModelRefused, OutOfMemory
 from orchestrator.config.load import load_config
 from orchestrator.loading import models
-from orchestrator.loading.engine import ready_of
+from orchestrator.loading.engine import NOTHING_KNOWN, ready_of
 from orchestrator.loading.fallback import Attempt, execute_with_fallback
 from orchestrator.loading.models import LoadedSource, load_target, silent
 from orchestrator.loading.options import EngineOptions, ModelOptions, engine_options
@@ -68,7 +68,7 @@ def test_a_target_is_loaded_smaller_where_memory_is_short_and_says_so(
     caps = found.model.capabilities
     assert caps.total_blocks == whole.model.capabilities.total_blocks // 2
     assert caps.max_batch_rows == 256
-    assert ready_of(found, wanted, 4, 0, "").memory_reduced == [
+    assert ready_of(found, wanted, 4, 0, NOTHING_KNOWN).memory_reduced == [
         f"loading with 64.0 MiB of KV cache and 512 rows a forward: no memory for {wanted.model.kv_cache_bytes} bytes"
     ]
     found.model.close()

@@ -18,7 +18,7 @@ from orchestrator.config.load import load_config
 from orchestrator.control.state import unlike
 from orchestrator.loading.class_words import cost_ratio, describe_choice, describe_rejected
 from orchestrator.loading.devices import class_mark_of, find_device, threads_on
-from orchestrator.loading.engine import ready_of
+from orchestrator.loading.engine import NOTHING_KNOWN, ready_of
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options
 
@@ -145,7 +145,7 @@ def test_workers_that_start_together_try_one_after_another(tmp_path):
 def test_replicas_are_alike_by_their_bits_whatever_computes_them(tmp_path):
     options = options_of(tmp_path)
     target, _ = load(options)
-    ready = ready_of(target, options, 1, 0, "")
+    ready = ready_of(target, options, 1, 0, NOTHING_KNOWN)
     fields = {name: getattr(ready, name) for name in ready.__struct_fields__}
     elsewhere = type(ready)(**(fields | {"adapter": "another", "activations": "bf16"}))
     assert unlike(elsewhere, ready) == ""
