@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -20,6 +20,7 @@ from orchestrator.simulation.fleet import Fleet
 from orchestrator.simulation.processes import USUAL_TIMING, Timing
 from orchestrator.simulation.trace import TracedRequest
 from orchestrator.simulation.world import World
+from policies.serving.slo import Objective
 
 _START_WITHIN_S = 3600.0
 _TELL_EVERY = 1000
@@ -51,7 +52,7 @@ def simulate(scenario: Scenario, told: Callable[[float, int], None] = lambda now
     fleet = scenario.fleet
     if not fleet.replicas:
         raise SimulationError("the fleet has no replica: the plan found no place for the target")
-    world = World(fleet, scenario.limits, scenario.timing)
+    world = World(fleet, _aim_at(scenario.limits, scenario.slo), scenario.timing)
     began_s = time.perf_counter()
     world.open()
     world.start(_START_WITHIN_S)
@@ -92,6 +93,12 @@ def simulate(scenario: Scenario, told: Callable[[float, int], None] = lambda now
         "not_validated": list_unvalidated(fleet, faults),
         "formulas": FORMULAS,
     }
+
+
+def _aim_at(limits: ControlLimits, slo: Mapping[str, float]) -> ControlLimits:
+    """Let the daemon know the objective of the first token, as with `slo.ttft_ms` in its configuration."""
+    known = limits.ttft.ms or "ttft_ms" not in slo
+    return limits if known else replace(limits, ttft=Objective(slo["ttft_ms"]))
 
 
 def _count_joules(world: World, tokens: int) -> float | None:
