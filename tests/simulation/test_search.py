@@ -64,4 +64,4 @@ def test_the_cheapest_fleet_is_found(rate: float, attainment: float, slow: float
 def test_a_mix_is_taken_where_it_is_cheaper() -> None:
     found = find_least_fleet(want(4.5, 0.7, 1.6, 0.4))
     (chosen,) = [row for row in found.rows if row["chosen"]]
-    assert chosen["hosts"] == "2 slow + 1 fast"
+    assert chosen["hosts"] == "1 slow + 1 fast"
