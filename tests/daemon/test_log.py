@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -42,15 +43,21 @@ def use(daemon: Daemon) -> None:
 def test_every_line_is_json_and_none_has_a_text(tmp_path, runtime):
     with running(configuration(tmp_path, script="base_ms=2", runtime=runtime)) as daemon:
         use(daemon)
-        os.kill(daemon.status()["ready"]["pid"], signal.SIGABRT)  # Python's faulthandler prints where it was
-        daemon.client.completions.create(**ASK, timeout=180)
-        until(lambda: "Aborted" in daemon.log.read_text(encoding="utf-8"))  # Ray brings the last words later
+        for tried, words_s in enumerate(
+            (20.0, 20.0, 240.0), 1
+        ):  # Ray brings the last words later, and of some workers it never does
+            os.kill(daemon.status()["ready"]["pid"], signal.SIGABRT)  # Python's faulthandler prints where it was
+            daemon.client.completions.create(**ASK, timeout=180)
+            with suppress(AssertionError):
+                until(lambda: "Aborted" in daemon.log.read_text(encoding="utf-8"), words_s)
+                break
+        assert "Aborted" in daemon.log.read_text(encoding="utf-8")
         assert daemon.stop() == 0
     text = daemon.log.read_text(encoding="utf-8")
     entries = [json.loads(line) for line in text.splitlines()]
     assert all({"event", "level", "logger", "timestamp"} <= set(entry) for entry in entries)
     events = [entry["event"] for entry in entries]
-    assert events.count("request accepted") == events.count("request ended") == 5
+    assert events.count("request accepted") == events.count("request ended") == 4 + tried
     assert events.count("request refused") == 7
     assert any("worker target lost" in event for event in events)
     assert any("ready again" in event for event in events)
