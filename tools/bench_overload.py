@@ -37,6 +37,8 @@ import httpx
 import psutil
 import yaml
 
+from adapters.free_port import find_free_port
+
 STREAMS = 3
 RUNNING, WAITING = 4, 8
 TIMES_TOO_MANY = 10
@@ -74,9 +76,7 @@ def serve(config: Path, directory: Path) -> Iterator[tuple[str, int]]:
         settings["model"]["source"] = str((config.parent / source).resolve())
     settings["limits"] = settings.get("limits", {}) | {"max_running": RUNNING, "max_waiting": WAITING}
     settings["cluster"] = {"runtime": "local"}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_free_port()
     settings["api"] = {"port": port, "admin_socket": str(directory / "admin.sock")}
     path = directory / "cluster.yaml"
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from adapters.free_port import find_free_port
 from adapters.hardware import processor
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,13 +42,6 @@ class Answer:
     last_s: float = 0.0
     tokens: int = 0
     metrics: dict[str, Any] = field(default_factory=dict)
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def wait_until_ready(daemon: subprocess.Popen[bytes], url: str, log: Path) -> None:
@@ -166,7 +159,7 @@ def show_class(config: Path, port: int) -> None:
 
 def main() -> int:
     """Run the demo."""
-    port = free_port()
+    port = find_free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "orchestrator.cli.main", "serve"]
     command += ["--config", str(ROOT / "cluster.yaml"), "--port", str(port)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from typing import Any
 
 import httpx
 
+from adapters.free_port import find_free_port
 from adapters.hardware import processor
 from orchestrator.alerts.rules import write_rules
 from orchestrator.alerts.table import ALERTS
@@ -99,7 +99,7 @@ def running_prometheus(directory: Path, target_port: int, factor: float) -> Iter
         f"rule_files: [{directory}/rules.yaml]\n"
         f"scrape_configs: [{{job_name: outrider, static_configs: [{{targets: ['127.0.0.1:{target_port}']}}]}}]\n"
     )
-    port = find_port()
+    port = find_free_port()
     with (directory / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
             [
@@ -124,13 +124,6 @@ def running_prometheus(directory: Path, target_port: int, factor: float) -> Iter
     finally:
         process.terminate()
         process.wait()
-
-
-def find_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])
 
 
 def _is_ready(url: str) -> bool:
@@ -197,7 +190,7 @@ def main() -> int:
     run = Run(asked.time_factor, asked.wanted)
     with tempfile.TemporaryDirectory() as kept, contextlib.ExitStack() as stack:
         if asked.prometheus:
-            run.port = find_port()
+            run.port = find_free_port()
             run.prometheus = stack.enter_context(running_prometheus(Path(kept), run.port, run.factor))
         for number, scene in enumerate(SCENES):
             run.play_scene(scene, Path(kept) / str(number))

@@ -19,7 +19,6 @@ import asyncio
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import time
@@ -34,6 +33,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from adapters.free_port import find_free_port
 from orchestrator.cli.daemon_socket import query_daemon
 from orchestrator.config.load import admin_socket_path, load_config
 from orchestrator.errors import OutriderError
@@ -131,12 +131,6 @@ def _ready(port: int) -> bool:
         return False
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def settle(admin: Path, idle_s: float) -> None:
     """Wait until nothing runs, then `idle_s` more. What never ends is left to the bars."""
     deadline = time.monotonic() + IDLE_TIMEOUT_S
@@ -172,7 +166,7 @@ def warm_up(soak: Soak, admin: Path, daemon_pid: int, arguments: argparse.Namesp
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the soak; returns `summary`, `runs`, `environment` and `formulas`."""
-    loaded, port = load_config(arguments.config), _free_port()
+    loaded, port = load_config(arguments.config), find_free_port()
     admin = admin_socket_path(loaded, port)
     mix = Mix(arguments.concurrency, arguments.rest, arguments.cancel_within, arguments.seed)
     with daemon(arguments.config, port) as process:

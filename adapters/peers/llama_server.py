@@ -6,7 +6,6 @@ It is asked by its native `/completion`, with tokens in and tokens out (tools/se
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import IO, Any
 import httpx
 
 from adapters.contract import AdapterError
+from adapters.free_port import find_free_port
 from adapters.parent_process import end_with_parent
 from adapters.peers.contract import Answer, EngineMissing, PeerOptions, PeerPrompt, Score
 
@@ -67,9 +67,7 @@ def build_command(options: PeerOptions) -> tuple[list[str], str]:
     program = shutil.which(PROGRAM)
     if program is None:
         raise EngineMissing(INSTALL)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = find_free_port()
     sizes = ["-t", str(options.threads), "-c", str(TOKENS_A_SLOT * options.at_once), "-np", str(options.at_once)]
     where = ["--host", "127.0.0.1", "--port", str(port)]
     command = [program, "-m", str(find_gguf(options.directory or options.source)), *sizes, *where]

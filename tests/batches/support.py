@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -79,10 +78,3 @@ def find_batch(output: Path) -> int:
         if str(output) in words and "submit" not in words:
             return int(found.parent.name)
     raise AssertionError(f"nothing writes {output}")
-
-
-def find_free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as tried:
-        tried.bind(("127.0.0.1", 0))
-        return int(tried.getsockname()[1])

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from adapters.free_port import find_free_port
 from tests.batches.support import (
     count_results,
-    find_free_port,
     kill_worker,
     line_of,
     read_results,

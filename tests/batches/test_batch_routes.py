@@ -12,7 +12,8 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.batches.support import find_free_port, kill_worker, line_of, wait_until
+from adapters.free_port import find_free_port
+from tests.batches.support import kill_worker, line_of, wait_until
 from tests.support.daemon import Daemon, configuration, running
 
 SLOW = "base_ms=4"

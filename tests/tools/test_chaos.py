@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.free_port import find_free_port
 from tools.chaos.__main__ import build_parser, read_options
 from tools.chaos.answers import ClientAnswer
 from tools.chaos.cases import Case, Lengths, make_cases
@@ -36,7 +37,7 @@ from tools.chaos.records import (
     summarise,
 )
 from tools.chaos.schedule import QUIET_END_S, Shape, plan_faults
-from tools.chaos.service import Layout, Service, find_free_port, read_workers, write_configuration
+from tools.chaos.service import Layout, Service, read_workers, write_configuration
 
 ROOT = Path(__file__).parents[2]
 WORDS = st.sampled_from("abc")

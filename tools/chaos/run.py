@@ -22,6 +22,7 @@ from openai import AsyncOpenAI
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from adapters.free_port import find_free_port
 from adapters.hardware import processor
 from tools.chaos import records
 from tools.chaos.answers import ClientAnswer
@@ -39,7 +40,7 @@ from tools.chaos.hosts import RayHosts, two_hosts
 from tools.chaos.records import FaultRecord, StreamRecord
 from tools.chaos.report import read_warnings, stream_row
 from tools.chaos.schedule import PlannedFault, plan_faults
-from tools.chaos.service import ROOT, ChaosError, Layout, Service, find_free_port, write_configuration
+from tools.chaos.service import ROOT, ChaosError, Layout, Service, write_configuration
 from tools.chaos.timeline import draw_timeline
 from tools.chaos.watch import Watch
 

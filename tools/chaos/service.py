@@ -6,7 +6,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -82,13 +81,6 @@ def write_configuration(directory: Path, layout: Layout, port: int) -> Path:
     path = directory / "cluster.yaml"
     path.write_text(yaml.safe_dump(told, sort_keys=False), encoding="utf-8")
     return path
-
-
-def find_free_port() -> int:
-    """Return a port that nobody listens on now: a daemon that is started again is to have the same."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import yaml
 
+from adapters.free_port import find_free_port
 from orchestrator.bench.cluster.hosts import BenchHosts
 from orchestrator.bench.plan.texts import prompt_text
 from orchestrator.bench.prompts import BenchError
@@ -95,7 +95,7 @@ def serve(hosts: BenchHosts | None, directory: Path, config: dict[str, Any]) -> 
     on this machine, with a free port and no Ray. Raises BenchError."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "cluster.yaml"
-    port = _PORT if hosts is not None else _find_free_port()
+    port = _PORT if hosts is not None else find_free_port()
     whole = {
         **config,
         "api": {"port": port, "admin_socket": str(directory / "admin.sock")},
@@ -132,12 +132,6 @@ def wait_until(happened: Callable[[], bool], seconds: float, what: str) -> float
             raise BenchError(f"{what}: not within {seconds:g} s")
         time.sleep(_POLL_S)
     return time.monotonic() - began_s
-
-
-def _find_free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], directory: Path, port: int) -> None:
