@@ -99,7 +99,7 @@ class Candidates:
             step_of(stretch),
             not replica.runs,
         )
-        shared_ms = self._paces.share_tpot_ms(self._paces.find_group(standing.alike), standing.expected, 1)
+        shared_ms = self._paces.share_tpot_ms(self._paces.find_group(standing.alike), standing.expected_pace, 1)
         token_ms = reckon_tpot_ms(replica.paces.plain.tpot_ms(1), shared_ms, 1) * stretch
         return Kind(key, takes, state.phase != FAILED, replica.kind, token_ms, standing.places)
 

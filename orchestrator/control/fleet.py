@@ -230,7 +230,7 @@ class Fleet:
         self.turns += before != (standing.in_service, standing.failed, standing.ready, standing.serves)
         self._take_cache(replica)
         live = standing.live
-        standing.expected, standing.alike = replica.expected, replica.alike
+        standing.expected_pace, standing.alike = replica.expected_pace, replica.alike
         self.paces.set_paces(replica.worker, replica.paces if may_have else None, standing.alike)
         self._routed += may_have - standing.routed
         if self.candidates is not None and may_have:

@@ -63,9 +63,8 @@ class Replica:
         "_alike",
         "_draft",
         "_drafted_by",
-        "_expected",
+        "_expected_pace",
         "_kind",
-        "_kind_of",
         "_paces",
         "_rank",
         "_ready_read",
@@ -112,11 +111,10 @@ class Replica:
         self.on_rank: Callable[[], object] = tell_nobody
         self._rank = rank
         self._paces = PairPaces()
-        self._kind_of: Ready | None = None
         self._kind: tuple[str, ...] = ()
         self._ready_read: Ready | None = None
         self._alike: tuple[str, ...] = ()
-        self._expected = ReplicaPace()
+        self._expected_pace = ReplicaPace()
         self._drafted_by: tuple[Ready | None, Gauges | None] = (None, None)
         self._draft = ""
 
@@ -168,9 +166,7 @@ class Replica:
     @property
     def kind(self) -> tuple[str, ...]:
         """What decides its tokens (control.state.kind_of)."""
-        if self.state.ready is not self._kind_of:
-            self._kind_of = self.state.ready
-            self._kind = kind_of(self._kind_of)
+        self._read_ready()
         return self._kind
 
     @property
@@ -180,19 +176,20 @@ class Replica:
         return self._alike
 
     @property
-    def expected(self) -> ReplicaPace:
+    def expected_pace(self) -> ReplicaPace:
         """Its pace by its own profile."""
         self._read_ready()
-        return self._expected
+        return self._expected_pace
 
     def _read_ready(self) -> None:
         ready = self.state.ready
         if ready is self._ready_read or ready is None:
             return
         self._ready_read = ready
+        self._kind = kind_of(ready)
         self._alike = (ready.adapter, ready.device_name, ready.weights, str(len(ready.cores)), *ready.shards)
         told = ready.expected_rounds
-        self._expected = (
+        self._expected_pace = (
             expect_pace(
                 places=ready.slots, alone_ms=told.alone_ms, full_ms=told.full_ms, prefill_ms=told.prefill_row_ms
             )

@@ -326,7 +326,7 @@ def choose_route(
             own_ms = standing.find_own_ms(pace.plain, sequences)
         stretch, free_share = ALONE, 1.0
         group = paces.find_group(standing.alike)
-        tpot_ms = reckon_tpot_ms(own_ms, paces.share_tpot_ms(group, standing.expected, sequences), sequences)
+        tpot_ms = reckon_tpot_ms(own_ms, paces.share_tpot_ms(group, standing.expected_pace, sequences), sequences)
         saved_ms = paces.predict_saved_ms(group, pace, draft, tpot_ms, sequences) if draft else 0.0
         if around.loads.knows:
             stretch, free_share = around.loads.find_share(replica.device, replica.spec.cores)
@@ -341,7 +341,7 @@ def choose_route(
                 standing.kv_free_tokens,
                 0 if cold else replica.prefixes.count_cached_tokens(prefix),
                 tpot_ms,
-                paces.predict_prefill_ms(group, standing.expected),
+                paces.predict_prefill_ms(group, standing.expected_pace),
                 risks.get(replica.name, "") if risks else "",
                 not out,
                 out,

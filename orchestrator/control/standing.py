@@ -19,7 +19,7 @@ class Standing:
     requests and its worker decodes. `decodes`: its worker does, whether it gets any or not. It has `live` streams and
     so many `places`; its KV cache holds `kv_tokens`, of which `kv_free_tokens` are free. `draft`: what proposes tokens
     there. `own_ms`: what a token took it by its pace `own_pace` with `own_sequences` at a time. `bounds` of speculation
-    are those for `bounds_for`. `expected`: its pace by its own profile; replicas with the same `alike` are on
+    are those for `bounds_for`. `expected_pace`: by its own profile; replicas with the same `alike` are on
     devices that are alike. `listed`: control.fleet has it by its parts; `routed`: it may have streams. `health` and
     `steps` of its pace are those that control.candidates has it by."""
 
@@ -40,7 +40,7 @@ class Standing:
     own_ms: float = 0.0
     bounds: OperatorBounds | None = None
     bounds_for: tuple[object, ...] = ()
-    expected: ReplicaPace = _UNKNOWN
+    expected_pace: ReplicaPace = _UNKNOWN
     alike: tuple[str, ...] = ()
     listed: bool = False
     routed: bool = False

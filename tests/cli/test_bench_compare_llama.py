@@ -6,6 +6,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -31,8 +32,8 @@ needs_server = pytest.mark.skipif(
 )
 
 
-def options(source: Path, **changes: object) -> PeerOptions:
-    return replace(PeerOptions("plain", str(source), "", "", 2), **changes)  # type: ignore[arg-type]
+def options(source: Path, **changes: Any) -> PeerOptions:
+    return replace(PeerOptions("plain", str(source), "", "", 2), **changes)
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 Two devices are alike where everything but their names is. Two hosts are, where they have the same cores left, the same
 price and like devices in the same order. Two zones are, where their hosts are. Of those that are alike the best plan
-takes the first by name. A pairing needs one for the target and one for the draft, and a search keeps the three fastest
-drafts of every place (see pairs.py), so that a few of each kind stand for all.
+takes the first by name. A pairing needs one for the target and one for the draft. A search keeps the three fastest
+drafts of every place (see pairs.py). So a few of each kind stand for all.
 
 Hosts that are named by a measured link, or that clients come in at, are like no other.
 """

@@ -184,8 +184,8 @@ class _Free:
         fleet, index = self._fleet, self._index
         used = {placed.device.host for placed in one.candidate.placed}
         mine = {fleet.numbers[placed.device.id] for placed in one.candidate.placed}
-        shared = self._shared(one)
-        mine.update(number for host in shared for number in fleet.by_host.get(host, ()))
+        barred = self._list_barred_hosts(one)
+        mine.update(number for host in barred for number in fleet.by_host.get(host, ()))
         self._taken |= mine
         self._free[list(mine)] = False
         for host, threads in count_threads(one, fleet.left.hosts).items():
@@ -196,10 +196,10 @@ class _Free:
             index.host_price[self._host_numbers[part.device.host]] = 0.0
         for choice in (self._whole, self._cut):
             if choice is not None:
-                choice.hosts.update(used | set(shared), self._taken, self._cores, self._paid)
+                choice.hosts.update(used | set(barred), self._taken, self._cores, self._paid)
 
-    def _shared(self, one: ScoredCandidate) -> Sequence[str]:
-        """Return the hosts that replicas may not share with it."""
+    def _list_barred_hosts(self, one: ScoredCandidate) -> Sequence[str]:
+        """Return the hosts on which no other replica may be beside it."""
         apart, fleet = self._fleet.wanted.constraints.replicas_apart, self._fleet
         if apart == "device":
             return ()
