@@ -1,8 +1,8 @@
 """What one control plane carries: its cost by replicas, of requests, lost workers, views and metrics; and of a plan.
 
 Workers are not run: their events are made here, as the daemon's supervisor would post them. Times are processor time of
-one core. `--plans` measures plans, too: one replica on each device, over 20 zones, each in a process of
-its own that is stopped after `--plan-limit` seconds.
+one core. `--drafts` measures as many draft workers as replicas, too, and `--plans` plans: one replica on each device,
+over 20 zones. Each is in a process of its own that is stopped after `--limit` seconds.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ from orchestrator.control.events import (
     ClusterOpened,
     ControlEvent,
     StreamOpened,
+    Woke,
     WorkerEnded,
     WorkerSaid,
     WorkerStarted,
 )
 from orchestrator.control.step import step
+from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.contract import Cluster, WorkerSpec
+from orchestrator.workers.draft_messages import DrafterState, DraftLoad, DraftReady
 from orchestrator.workers.messages import Delta, Gauges, RequestStats, RoundReport, Submit
 from policies.planning.placement import plan_placement
 from policies.planning.plan import (
@@ -72,16 +75,18 @@ class Clock:
 
 
 class Fleet:
-    """A control of so many replicas, and the events that their workers would say."""
+    """A control of so many replicas, and of as many draft workers where it has them; and what their workers say."""
 
-    def __init__(self, replicas: int) -> None:
+    def __init__(self, replicas: int, *, with_drafts: bool = False) -> None:
         self.clock = Clock()
         nowhere = cast(Cluster, type("Nowhere", (), {"runtime": "local"})())
         specs = [
             WorkerSpec(f"r{number}", "no:where", {}, device=f"CUDA:{number % 8}", node=f"h{number // 8}")
             for number in range(replicas)
         ]
-        self.control = TargetControl(nowhere, specs, ControlLimits(64, 100_000, 5), self.clock)
+        drafts = [WorkerSpec("small", "no:where", {})] if with_drafts else []  # one for each replica
+        self.draft_numbers = range(replicas, 2 * replicas if with_drafts else replicas)
+        self.control = TargetControl(nowhere, specs, ControlLimits(64, 100_000, 5), self.clock, drafts=drafts)
         self.live: deque[tuple[int, str]] = deque()
         self.opened = 0
         self.start_s = _time(partial(self._start, ClusterOpened()))
@@ -92,11 +97,32 @@ class Fleet:
         return step(self.control._state, event, self.clock.now_s)
 
     def _start(self, event: ControlEvent) -> None:
-        ready = msgspec.structs.replace(READY, kv_blocks=4000)
-        for action in self.post(event):
-            if isinstance(action, StartWorker):
-                self.post(WorkerStarted(action.worker, action.spec.node))
-                self.post(WorkerSaid(action.worker, ready))
+        drafters = ["small"] if self.draft_numbers else []
+        due = deque(self.post(event))
+        while due:
+            action = due.popleft()
+            if not isinstance(action, StartWorker):
+                continue
+            self.clock.now_s += 0.0005
+            name, drafts = action.spec.name, action.worker in self.draft_numbers
+            host = f"h{(action.worker - self.draft_numbers.start) // 8}" if drafts else action.spec.node
+            self.post(WorkerStarted(action.worker, host))
+            if drafts:
+                state, door = DrafterState(name, "model"), LinkEndpoint([f"tcp:{host}:1"], b"")
+                self.post(WorkerSaid(action.worker, DraftReady(name, door, state, 100, "", "auto", 1, 1.0, host)))
+            else:
+                ready = msgspec.structs.replace(READY, kv_blocks=4000, host=host, drafters=drafters)
+                due += self.post(WorkerSaid(action.worker, ready))
+
+    def wake(self) -> None:
+        """A second passes."""
+        self.clock.now_s += 1.0
+        self.post(Woke())
+
+    def tell_load(self, worker: int) -> None:
+        """A draft worker says how much it had to do, as each does once a second."""
+        self.clock.now_s += 1.0 / len(self.draft_numbers)
+        self.post(WorkerSaid(worker, DraftLoad(1, 1, 0.5, 0.0, 1.0)))
 
     def open_request(self) -> None:
         self.opened += 1
@@ -153,6 +179,25 @@ def measure_fleet(replicas: int, requests: int) -> dict[str, float]:
         "scrape_refresh_ms": 1e3 * refresh_s,
         "requests_per_s": requests / (open_s + report_s),
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def measure_drafts(replicas: int) -> dict[str, float]:
+    """Return what a draft worker for each of so many replicas costs: the start of all, a worker that tells its load,
+    and one that is lost and comes again."""
+    fleet = Fleet(replicas, with_drafts=True)
+    settle_s = _time(fleet.wake)
+    views = fleet.control._state.drafts.views()
+    if any(len(one.targets) != 1 for one in views):
+        raise SystemExit("the draft workers are not spread over the replicas")
+    load_s = sum(_time(partial(fleet.tell_load, worker)) for worker in fleet.draft_numbers)
+    lost = fleet.draft_numbers[:20]
+    lost_s = sum(_time(partial(fleet.lose_worker, worker)) for worker in lost)
+    return {
+        "replicas": replicas,
+        "start_ms": 1e3 * (fleet.start_s + settle_s),
+        "load_us": 1e6 * load_s / replicas,
+        "lost_draft_us": 1e6 * lost_s / len(lost),
     }
 
 
@@ -217,17 +262,22 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="*", default=list(SIZES))
     parser.add_argument("--plans", type=int, nargs="*", default=[], metavar="DEVICES")
     parser.add_argument("--kinds", type=int, default=4, help="of devices in plans")
-    parser.add_argument("--plan-limit", type=float, default=60.0, metavar="SECONDS")
+    parser.add_argument("--drafts", type=int, nargs="*", default=[], metavar="REPLICAS")
+    parser.add_argument("--limit", type=float, default=60.0, metavar="SECONDS", help="of plans and drafts")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     found = [_run_apart(measure_fleet, count, asked.requests) for count in asked.replicas]
-    plans = {count: _run_apart(measure_plan, count, asked.kinds, limit_s=asked.plan_limit) for count in asked.plans}
+    plans = {count: _run_apart(measure_plan, count, asked.kinds, limit_s=asked.limit) for count in asked.plans}
+    drafts = [_run_apart(measure_drafts, count, limit_s=asked.limit) for count in asked.drafts]
     if asked.json:
-        print(json.dumps({"processor": read_processor_name(), "fleets": found, "plan_s": plans}))
+        print(json.dumps({"processor": read_processor_name(), "fleets": found, "drafts": drafts, "plan_s": plans}))
         return
     print(read_processor_name())
     for name in found[0] if found else ():
         print(f"{name:>16}" + "".join(f"{one[name]:>12,.1f}" for one in found))
+    for count, one in zip(asked.drafts, drafts, strict=True):
+        told = ", ".join(f"{name} {value:,.1f}" for name, value in one.items()) if one is not None else "not in time"
+        print(f"{count:,} draft workers: {told}")
     for count, took_s in plans.items():
         print(f"a plan over {count:,} devices: " + (f"{took_s:.2f} s" if took_s is not None else "not in time"))
 

@@ -1,4 +1,4 @@
-"""How many workers of one draft there are, and which of them drafts for which replica of the target.
+"""How many workers of one draft there are. Which replica has which of them is in policies.serving.draft_sharing.
 
 A draft worker serves several replicas, whose rows share its passes. One more is worth its place only where that costs
 them drafts: answers are cut short while passes are shared, and passes take longer for being shared. What is crowded for
@@ -16,7 +16,6 @@ ADD_AFTER_S = 3.0
 _CROWDED = 0.25  # of a worker's answers that were cut short in company
 _SLOWDOWN = 1.2  # from which company costs enough for another worker to help
 _SPARE_BUSY = 0.5  # what those that are left may be busy with: far from crowded
-_OTHER_HOST = 0.5  # of a replica more: what lies between two hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,48 +99,6 @@ def choose_leaver(workers: Sequence[PoolWorker], assigned: Mapping[str, int]) ->
     the newest of equals."""
     counts = Counter(assigned.values())
     return min(workers, key=lambda one: (one.serving, counts[one.number], -one.number)).number
-
-
-def assign_drafts(
-    replicas: Mapping[str, str], workers: Sequence[PoolWorker], assigned: Mapping[str, int]
-) -> dict[str, int]:
-    """Return which worker drafts for each replica, by the replica's name; where there is no worker, nobody does.
-
-    `replicas`: their hosts by their names. What is `assigned` stays, unless its worker does not draft and another one
-    does, or the replica has clearly less company elsewhere. A worker on another host counts as half a replica more.
-    """
-    usable = [worker for worker in workers if worker.serving] or list(workers)
-    by_number = {worker.number: worker for worker in usable}
-    if not by_number:
-        return {}
-    found = {name: assigned[name] for name in sorted(replicas) if assigned.get(name) in by_number}
-    for name in sorted(set(replicas) - set(found)):
-        counts = Counter(found.values())
-        found[name] = min(usable, key=lambda one: (_price(replicas[name], one, counts[one.number]), one.number)).number
-    while (better := _find_move(replicas, usable, found)) is not None:
-        found[better[0]] = better[1]
-    return found
-
-
-def _find_move(
-    replicas: Mapping[str, str], usable: Sequence[PoolWorker], found: Mapping[str, int]
-) -> tuple[str, int] | None:
-    """Return the move that saves a replica most, None where none saves anything."""
-    counts = Counter(found.values())
-    by_number = {worker.number: worker for worker in usable}
-    moves = []
-    for name, number in found.items():
-        price = _price(replicas[name], by_number[number], counts[number] - 1)
-        others = [worker for worker in usable if worker.number != number]
-        moves += [(_price(replicas[name], one, counts[one.number]) - price, name, one.number) for one in others]
-    best = min(moves, default=None)
-    return (best[1], best[2]) if best is not None and best[0] < 0.0 else None
-
-
-def _price(host: str, worker: PoolWorker, company: int) -> float:
-    """Return how little a replica wants a worker with so many other replicas."""
-    apart = bool(host and worker.host and host != worker.host)
-    return company + _OTHER_HOST * apart
 
 
 def _since(since_s: float | None, now_s: float, *, holds: bool) -> float | None:

@@ -12,10 +12,10 @@ from policies.serving.draft_pool import (
     PoolSize,
     PoolTrend,
     PoolWorker,
-    assign_drafts,
     choose_leaver,
     follow_pool,
 )
+from policies.serving.draft_sharing import assign_drafts
 
 HOSTS = st.sampled_from(["", "a", "b", "c"])
 SHARES = st.floats(0.0, 1.0)
@@ -63,6 +63,19 @@ def test_on_one_host_no_worker_has_two_more_than_another(replicas, found, before
     counts = Counter(assign_drafts(here, there, before).values())
     usable = [one.number for one in there if one.serving] or [one.number for one in there]
     assert max(counts[one] for one in usable) - min(counts[one] for one in usable) <= 1
+
+
+@given(REPLICAS, workers(), ASSIGNED)
+def test_no_replica_would_have_less_company_with_another_worker(replicas, found, before):
+    assigned = assign_drafts(replicas, found, before)
+    usable = [one for one in found if one.serving] or found
+    counts = Counter(assigned.values())
+    for name, number in assigned.items():
+        price = {
+            one.number: counts[one.number] - (one.number == number) + 0.5 * (len({replicas[name], one.host} - {""}) > 1)
+            for one in usable
+        }
+        assert price[number] == min(price.values())
 
 
 @given(st.sampled_from(["a", "b"]), st.sampled_from(["a", "b"]))

@@ -1,0 +1,104 @@
+"""A draft worker for each of very many replicas: who has which is decided for many changes together."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from orchestrator.control.actions import Action, Send, StartWorker, WakeAfter
+from orchestrator.control.events import (
+    ClusterOpened,
+    ControlEvent,
+    Woke,
+    WorkerEnded,
+    WorkerEnding,
+    WorkerSaid,
+    WorkersChosen,
+    WorkerStarted,
+)
+from orchestrator.control.step import State, step
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.draft_messages import AttachDraft, DrafterState, DraftReady
+from orchestrator.workers.messages import Event
+from tests.api.support import READY
+
+
+class Cluster:
+    """Control and its workers, eight replicas to a host, in virtual time. `doors`: where each replica's worker was told
+    last that its draft is; `told`: how often any was. `starts`: whether new processes come."""
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+        self.state = State(5)
+        self.starts = True
+        self.now_s = 0.0
+        self.doors: dict[int, str] = {}
+        self.told = 0
+        self.wakes_s: list[float] = []
+        targets = [WorkerSpec(f"r{number}", "no:where", {}, node=f"h{number // 8}") for number in range(replicas)]
+        drafts = [WorkerSpec("small", "no:where", {})] * replicas
+        self.post(WorkersChosen(targets, drafts))
+        self.post(ClusterOpened())
+
+    def post(self, event: ControlEvent) -> None:
+        self.now_s += 0.001
+        for action in step(self.state, event, self.now_s):
+            self.carry_out(action)
+
+    def carry_out(self, action: Action) -> None:
+        match action:
+            case StartWorker() if self.starts:
+                number, spec = action.worker, action.spec
+                self.post(WorkerStarted(number, spec.node))
+                self.post(WorkerSaid(number, self.make_ready(number, spec)))
+            case Send(worker, AttachDraft() as attach):
+                self.told += 1
+                self.doors[worker] = attach.door.addresses[0]
+            case WakeAfter():
+                self.wakes_s.append(self.now_s + action.after_s)
+            case _:
+                pass
+
+    def make_ready(self, number: int, spec: WorkerSpec) -> Event:
+        if spec.name != "small":
+            return msgspec.structs.replace(READY, host=spec.node, drafters=["small"])
+        host = f"h{(number - self.replicas) // 8}"
+        door = LinkEndpoint([f"tcp:{host}:{number}"], b"")
+        return DraftReady("small", door, DrafterState("small", "model"), 100, "", "auto", 1, 1.0, host)
+
+    def pass_time(self, until_s: float) -> None:
+        """Wake control whenever it has asked for it."""
+        while due := [at_s for at_s in self.wakes_s if at_s <= until_s]:
+            self.wakes_s.remove(min(due))
+            self.now_s = max(self.now_s, min(due))
+            self.post(Woke())
+        self.now_s = until_s
+
+    def list_hosts_apart(self) -> list[int]:
+        """Return the replicas whose draft worker is on another host."""
+        return [number for number, door in self.doors.items() if door.split(":")[1] != f"h{number // 8}"]
+
+
+@pytest.mark.parametrize("replicas", [20, 150])
+def test_every_replica_gets_a_worker_of_its_own_on_its_host_without_being_told_often(replicas):
+    cluster = Cluster(replicas)
+    cluster.pass_time(5.0)
+    assert sorted(cluster.doors) == list(range(replicas))
+    assert not [door for door, number in Counter(cluster.doors.values()).items() if number > 1]
+    assert not cluster.list_hosts_apart()
+    assert cluster.told <= 8 * replicas
+
+
+def test_the_replica_of_a_lost_worker_drafts_elsewhere_within_two_seconds():
+    cluster = Cluster(150)
+    cluster.pass_time(5.0)
+    lost = int(cluster.doors[149].rpartition(":")[2])
+    cluster.starts = False
+    cluster.post(WorkerEnding(lost, "exit code 1", "crashed"))
+    cluster.post(WorkerEnded(lost, "exit code 1", "crashed"))
+    cluster.pass_time(7.0)
+    assert cluster.doors[149].rpartition(":")[2] != str(lost)
+    assert "r149" not in next(one for one in cluster.state.drafts.views() if one.number == lost - 150).targets
