@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import heapq
 from collections.abc import Sequence
@@ -56,7 +57,7 @@ def create_admin_app(
         first, *further = (describe_target(one, most_devices) for one in targets)
         told = reloading.describe() if reloading is not None else None
         found = {"version": version, **first, "api": api_url, "models": further, "reload": told}
-        return Response(msgspec.json.encode(found), media_type="application/json")  # of 10,000 devices, too
+        return Response(await asyncio.to_thread(write_status, found), media_type="application/json")
 
     @app.get("/admin/plan")
     async def plan(model: str | None = None) -> dict[str, Any]:
@@ -80,7 +81,8 @@ def create_admin_app(
 
 
 def describe_target(target: AdminTarget, most_devices: int | None = None) -> dict[str, Any]:
-    """Return a target's state. `most_devices`: of so many, the busiest, where there are more."""
+    """Return a target's state, with the views of its workers as they are: there may be thousands. `most_devices`: of so
+    many, the busiest, where there are more."""
     control, view = target.control, target.control.view()
     devices: Sequence[DeviceView] = view.devices
     if most_devices is not None and len(devices) > most_devices:
@@ -101,13 +103,13 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
         "kv_moves": [{"engine": of, **dataclasses.asdict(one)} for of, one in view.kv_moves.items()],
         "quarantined": len(control.list_quarantined()),
-        "drafts": [draft_of(draft) for draft in view.drafts],
-        "replicas": [replica_of(replica) for replica in view.replicas],
-        "standbys": [replica_of(replica) for replica in view.standbys],
+        "drafts": view.drafts,
+        "replicas": view.replicas,
+        "standbys": view.standbys,
         "taken_over": view.taken_over,
         "devices": [describe_device(one) for one in devices],
         "devices_left_out": len(view.devices) - len(devices),
-        "health": [dataclasses.asdict(part) for part in view.health],
+        "health": msgspec.to_builtins(view.health),
         "slo": target.slo(),
         "costs": target.costs(),
         "speed": target.speed(),
@@ -121,6 +123,14 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
     }
 
 
+def write_status(status: dict[str, Any]) -> bytes:
+    """Return a status as JSON. Nobody changes a view, so that this may take its time in a thread of its own."""
+    for target in (status, *status["models"]):
+        for name, describe in (("drafts", draft_of), ("replicas", replica_of), ("standbys", replica_of)):
+            target[name] = [describe(view) for view in target[name]]
+    return msgspec.json.encode(status)
+
+
 def describe_device(device: DeviceView) -> dict[str, Any]:
     """Return what a device does, with the shares of its time that are ours and nobody's."""
     load = device.load
@@ -131,18 +141,15 @@ def describe_device(device: DeviceView) -> dict[str, Any]:
 
 def replica_of(replica: ReplicaView) -> dict[str, Any]:
     """Return a replica's state."""
-    shown = dataclasses.asdict(dataclasses.replace(replica, ready=None, gauges=None, route=None))
+    shown = msgspec.to_builtins(dataclasses.replace(replica, route=None))
     del shown["route"]
-    shown["last_route"] = replica.last_route
-    told = {"ready": msgspec.to_builtins(replica.ready), "gauges": msgspec.to_builtins(replica.gauges)}
-    return {**shown, **told, "totals": totals_of(replica.totals)}
+    return {**shown, "last_route": replica.last_route, "totals": totals_of(replica.totals)}
 
 
 def draft_of(draft: DraftView) -> dict[str, Any]:
     """Return a draft worker's state; the key to its endpoint is left out. `target`: the first that it drafts for."""
-    shown = {**dataclasses.asdict(dataclasses.replace(draft, ready=None, load=None))}
+    shown: dict[str, Any] = msgspec.to_builtins(dataclasses.replace(draft, ready=None))
     shown["target"] = next(iter(draft.targets), "")
-    shown["load"] = msgspec.to_builtins(draft.load)
     if draft.ready is not None:
         told = msgspec.to_builtins(draft.ready)
         shown["ready"] = {**told, "door": draft.ready.door.addresses}
@@ -154,7 +161,7 @@ def totals_of(totals: Totals) -> dict[str, Any]:
     (1 + accepted / drafts); both are None before the first draft."""
     by_drafter = {name: {"drafted": pair[0], "accepted": pair[1]} for name, pair in totals.by_drafter.items()}
     return {
-        **dataclasses.asdict(totals),
+        **msgspec.to_builtins(totals),
         "by_drafter": by_drafter,
         "acceptance_rate": totals.accepted / totals.drafted if totals.drafted else None,
         "mean_acceptance_length": 1.0 + totals.accepted / totals.drafts if totals.drafts else None,
