@@ -70,13 +70,19 @@ def build_fleet(
     if devices <= _PLANNED_WHOLE and not every_device:
         builder.add(propose_sketch(sketch, asked, store), sketch.hosts)
     else:
+        planned: dict[str, PlanProposal] = {}
         for host in sketch.hosts:
+            alike = host.model_copy(update={"name": "", "zone": "", "count": 1}).model_dump_json()
+            if alike in planned:
+                builder.add(planned[alike], (host,), host_names(host))
+                continue
             alone = replace(asked, replicas=max(1, sum(one.count for one in host.devices)))
             # As many at a time as its devices have places for, so that the plan uses them all.
             busy = alone.placement.model_copy(update={"concurrency": limits.max_running * alone.replicas})
             mine = sketch.model_copy(update={"hosts": (host.model_copy(update={"count": 1}),), "links": sketch.links})
             mine = mine.model_copy(update={"links": mine.links.model_copy(update={"between": ()})})
-            builder.add(propose_sketch(mine, replace(alone, placement=busy), store), (host,), host_names(host))
+            planned[alike] = propose_sketch(mine, replace(alone, placement=busy), store)
+            builder.add(planned[alike], (host,), host_names(host))
     return builder.build(sketch, devices)
 
 

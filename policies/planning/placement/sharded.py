@@ -8,12 +8,13 @@ device counts as.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from policies.planning.placement import workers
+from policies.planning.placement.alike import number_kinds
 from policies.planning.placement.candidate import (
     Candidate,
     PlacedShard,
@@ -102,7 +103,7 @@ def _exchange_devices(task: CutTask, best: ScoredCandidate) -> ScoredCandidate:
         more_sets: list[set[int]] = [set(), *({one} for one in every - now)]
         sets = {frozenset((now - {out}) | more) for out in (*now, -1) for more in more_sets}
         found = [best]
-        for some in sorted(sets - {frozenset(now)}, key=sorted):
+        for some in _first_of_alike(task, sorted(sets - {frozenset(now)}, key=sorted)):
             aim = _aim_of(best, task)
             other = _best_with_drafts(task, shards_for(task, aim, frozenset(every - some)), aim)
             found += [other] if other is not None and _is_better(other, best) else []
@@ -110,6 +111,19 @@ def _exchange_devices(task: CutTask, best: ScoredCandidate) -> ScoredCandidate:
             break
         best = max(found, key=lambda one: one.merit)
     return best
+
+
+def _first_of_alike(task: CutTask, sets: Iterable[frozenset[int]]) -> list[frozenset[int]]:
+    """Return those sets of devices that differ by more than names: devices that are alike and on one host do the same
+    (see `alike`)."""
+    devices, targets = task.index.devices, {int(one) for one in task.device}
+    drafts = {int(one) for rows in task.drafts.values() for one in rows.device}
+    numbers = range(len(devices))
+    kinds = number_kinds(devices, (one in targets for one in numbers), (one in drafts for one in numbers))
+    first: dict[tuple[tuple[int, int], ...], frozenset[int]] = {}
+    for some in sets:
+        first.setdefault(tuple(sorted((int(task.index.host[one]), kinds[one]) for one in some)), some)
+    return list(first.values())
 
 
 def _aims(task: CutTask, best: ScoredCandidate) -> Iterator[CutGoal]:
@@ -167,7 +181,8 @@ def _find_draft_reserves(task: CutTask, best: ScoredCandidate) -> list[int]:
         found |= {int(rows.device[row]): float(ms[row]) for row in np.flatnonzero(busy & (ms < fastest_free))}
     if len(np.unique(task.device)) > FEW:
         return sorted(found, key=lambda number: (found[number], number))[:1]
-    return sorted(found, key=lambda number: (-in_use[task.index.devices[number].id], number))[:_KEPT]
+    slowest_first = sorted(found, key=lambda number: (-in_use[task.index.devices[number].id], number))
+    return [one for some in _first_of_alike(task, [frozenset({one}) for one in slowest_first])[:_KEPT] for one in some]
 
 
 def _layer_ms(one: PlacedShard, task: CutTask) -> float:
