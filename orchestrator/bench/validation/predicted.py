@@ -32,7 +32,8 @@ class Calibration:
     """What a place is known by before its runs: `cost` of its workers' rounds, `draft_ms` that drafting from the text
     takes, `load_s` of a worker, and `timing`. With the daemon and its clients on the same cores, rounds take `pace`
     times as long as the profile says and `round_ms` more, and prompts `prefill_pace` times as long and
-    `prompt_ms` more. `alone`: the share of that which a round takes while no other worker runs."""
+    `prompt_ms` more. `alone`: the share of that which a round takes while no other worker runs. `slowness`: how many
+    times as long as usual everything takes."""
 
     cost: StepCost
     draft_ms: float
@@ -46,6 +47,12 @@ class Calibration:
     prefill_pace: float = 1.0
     prompt_ms: float = 0.0
     alone: float = 1.0
+    slowness: float = 1.0
+
+    def slow_down(self, factor: float) -> Calibration:
+        """Return it on a machine that takes so many times as long."""
+        timing = replace(self.timing, spawn_s=factor * self.timing.spawn_s)
+        return replace(self, slowness=factor, load_s=factor * self.load_s, timing=timing)
 
     @property
     def real_cost(self) -> StepCost:
@@ -53,7 +60,8 @@ class Calibration:
         scaled = self.cost.scale_by(self.pace)
         prefill = (self.cost.prefill or self.cost).scale_by(self.prefill_pace)
         prefill = replace(prefill, row_ms=tuple(max(1.0, ms + self.prompt_ms) for ms in prefill.row_ms))
-        return replace(scaled, row_ms=tuple(ms + self.round_ms for ms in scaled.row_ms), prefill=prefill)
+        whole = replace(scaled, row_ms=tuple(ms + self.round_ms for ms in scaled.row_ms), prefill=prefill)
+        return whole.scale_by(self.slowness)
 
 
 def predict_run(
@@ -178,8 +186,8 @@ def calibrate_rounds(before: Calibration, pairs: Sequence[tuple[RunFigures, RunF
 
 def calibrate_prompts(before: Calibration, prompts: Sequence[int], ttfts_ms: Sequence[float]) -> Calibration:
     """Return a calibration by the times to the first token of requests that came one at a time: a line over what the
-    profile says of their prompts."""
+    profile says of their prompts, whose relative errors are least: a long prompt counts no more than a short one."""
     predicted = [before.cost.prefill_ms(tokens) for tokens in prompts]
-    slope, base = np.polyfit(predicted, ttfts_ms, 1)
+    slope, base = np.polyfit(predicted, ttfts_ms, 1, w=[1.0 / ms for ms in ttfts_ms])
     way_ms = before.timing.intake_ms + before.timing.deliver_ms
     return replace(before, prefill_pace=float(slope), prompt_ms=float(base) - way_ms)

@@ -153,3 +153,8 @@ def _find_pause_ms(outcomes: Sequence[Outcome], fault_s: float) -> float | None:
 def average_figures(one: RunFigures, other: RunFigures) -> RunFigures:
     """Return the TPOT and the TTFT of a run that was made twice."""
     return replace(one, tpot_ms=(one.tpot_ms + other.tpot_ms) / 2.0, ttft_ms=(one.ttft_ms + other.ttft_ms) / 2.0)
+
+
+def scale_times(one: RunFigures, factor: float) -> RunFigures:
+    """Return the TPOT and the TTFT of a run as they would be where all took so many times as long."""
+    return replace(one, tpot_ms=factor * one.tpot_ms, ttft_ms=factor * one.ttft_ms)

@@ -1,4 +1,8 @@
-"""All runs, place by place: a profile, a recording, a calibration, then each run for real and simulated."""
+"""All runs, place by place: a profile, a recording, a calibration, then each run for real and simulated.
+
+A machine that it shares with others is now faster and now slower, and that is nothing that a simulator predicts. So a
+few requests are timed between any two runs: they say how much slower than usual the machine was during each.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +24,7 @@ from orchestrator.bench.validation.compare import BARS, FORMULAS, compare_run, s
 from orchestrator.bench.validation.places import RealPlace, open_place, split_cores
 from orchestrator.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
 from orchestrator.bench.validation.profiles import find_round_cost, measure_profiles
-from orchestrator.bench.validation.real import RealRun, average_figures, measure_run
+from orchestrator.bench.validation.real import RealRun, average_figures, measure_run, scale_times
 from orchestrator.bench.validation.requests import RunRequests, choose_texts, record_runs
 from orchestrator.bench.validation.runs import PLACES, RUNS, Place, ValidationRun
 from orchestrator.config.load import load_config
@@ -40,6 +45,7 @@ _SPEED_REQUESTS, _SPEED_REPLICAS, _SPEED_TOKENS, _SPEED_DEPTH = 20_000, 8, 64, 1
 _TOGETHER = 8
 _DRAFT_MS = 0.1
 _RESTART_S = 0.2  # control waits so long before it starts a worker again
+_PACING_REQUESTS = 4  # for each worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,33 +147,33 @@ def _measure_place(
     """Calibrate before the runs and behind them, make each for real; then simulate all."""
     known = _start_calibration(place, profiles)
     calibrations, workers = _list_calibrations(place.place), len(place.workers)
-
-    def measure(run: ValidationRun, rate: float = 0.0, slo_ms: float = 1e9, seed: int = 0) -> RealRun:
-        return measure_run(
-            place, run, requests[run].texts, MODEL, max_tokens=plan.max_tokens, rate=rate, slo_ms=slo_ms, seed=seed
-        )
-
+    timed = _TimedPlace(plan, place, requests)
     if place.place != "three hosts":
         restart_s = place.measure_restart_s()
         known = replace(known, timing=replace(known.timing, spawn_s=max(0.1, restart_s - known.load_s - _RESTART_S)))
-    before = [measure(run) for run in calibrations]
+    timed.pace(calibrations[-2 if workers > 1 else 0])
+    before = [timed.measure(run) for run in calibrations]
     slo_ms = _SLO_FACTOR * before[0].figures.tpot_ms
     output = sum(requests[calibrations[-1]].output_tokens) / calibrations[-1].requests
     rate = before[-1].figures.output_tok_s / output
-    made: list[tuple[ValidationRun, RealRun]] = []
     for number, run in enumerate(runs):
-        made.append((run, measure(run, rate * run.share, slo_ms, number)))
-        if run.fault:
-            place.mend()
-            place.wait_serving()
-    after = [measure(run) for run in calibrations] if len(runs) > 1 else before
-    known = calibrate_prompts(known, requests[calibrations[0]].prompt_tokens, before[0].ttfts_ms)
+        timed.measure(run, rate * run.share, slo_ms, number)
+    after = [timed.measure(run) for run in calibrations] if len(runs) > 1 else before
+    slowness = timed.find_slowness()
+    first_after = len(slowness) - len(calibrations) if len(runs) > 1 else 0
+    ttfts_ms = [
+        ms / slowness[number] for number, real in ((0, before[0]), (first_after, after[0])) for ms in real.ttfts_ms
+    ]
+    known = calibrate_prompts(known, [*requests[calibrations[0]].prompt_tokens] * 2, ttfts_ms)
     pairs = [
         (
-            average_figures(one.figures, other.figures),
+            average_figures(
+                scale_times(one.figures, 1.0 / slowness[number]),
+                scale_times(other.figures, 1.0 / slowness[first_after + number]),
+            ),
             predict_run(run, requests[run], known, workers, real=None, slo_ms=slo_ms),
         )
-        for run, one, other in zip(calibrations, before, after, strict=True)
+        for number, (run, one, other) in enumerate(zip(calibrations, before, after, strict=True))
     ]
     known = calibrate_rounds(known, pairs[-2:])
     if workers > 1:  # one at a time has the machine to itself
@@ -175,9 +181,11 @@ def _measure_place(
         again = predict_run(first, requests[first], known, workers, real=None, slo_ms=slo_ms)
         known = replace(known, alone=pairs[0][0].tpot_ms / again.tpot_ms)
     rows = []
-    for run, real in made:
-        found = predict_run(run, requests[run], known, workers, real=real, slo_ms=slo_ms)
-        rows.append(compare_run(run, real.figures, found))
+    for (run, real), slower in zip(timed.made, slowness, strict=True):
+        if run in calibrations:
+            continue
+        found = predict_run(run, requests[run], known.slow_down(slower), workers, real=real, slo_ms=slo_ms)
+        rows.append({**compare_run(run, real.figures, found), "slowness": slower})
         errors = rows[-1]["errors"]
         told = ", ".join(f"{name} {errors[name]:+.0%}" for name in errors)
         plan.tell(f"{run.name}: {told}")
@@ -189,8 +197,46 @@ def _measure_place(
         "prompt_ms": known.prompt_ms,
         "alone": known.alone,
         "spawn_s": known.timing.spawn_s,
-        "drift": after[0].figures.tpot_ms / before[0].figures.tpot_ms,
+        "slowness": [min(slowness), max(slowness)],
     }
+
+
+class _TimedPlace:
+    """Runs at a place, in their order (`made`), with the pace of the machine between any two of them."""
+
+    def __init__(self, plan: ValidationPlan, place: RealPlace, requests: dict[ValidationRun, RunRequests]) -> None:
+        self.made: list[tuple[ValidationRun, RealRun]] = []
+        self._plan, self._place, self._requests = plan, place, requests
+        self._pacing: ValidationRun | None = None
+        self._token_s: list[float] = []
+
+    def pace(self, run: ValidationRun) -> None:
+        """Time the first requests of a run, now and behind each run from now on."""
+        self._pacing = run
+        texts = self._requests[run].texts[: _PACING_REQUESTS * run.concurrency]
+        self._token_s.append(1.0 / self._measure(run, texts).figures.output_tok_s)
+
+    def measure(self, run: ValidationRun, rate: float = 0.0, slo_ms: float = 1e9, seed: int = 0) -> RealRun:
+        """Make a run."""
+        found = self._measure(run, self._requests[run].texts, rate, slo_ms, seed)
+        self.made.append((run, found))
+        if run.fault:
+            self._place.mend()
+            self._place.wait_serving()
+        if self._pacing is not None:
+            self.pace(self._pacing)
+        return found
+
+    def find_slowness(self) -> list[float]:
+        """Return how many times as long as on the mean of all things took during each run."""
+        usual_s = sum(self._token_s) / len(self._token_s)
+        return [(one_s + other_s) / 2.0 / usual_s for one_s, other_s in pairwise(self._token_s)]
+
+    def _measure(
+        self, run: ValidationRun, texts: Sequence[PromptText], rate: float = 0.0, slo_ms: float = 1e9, seed: int = 0
+    ) -> RealRun:
+        most = self._plan.max_tokens
+        return measure_run(self._place, run, texts, MODEL, max_tokens=most, rate=rate, slo_ms=slo_ms, seed=seed)
 
 
 def _start_calibration(place: RealPlace, profiles: dict[int, MeasuredModel]) -> Calibration:
