@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from device_profiles.profile import Exactness
-from orchestrator.bench.plan.fleets import small
+from orchestrator.bench.plan.fleets import build_goal, fleet, small
 from policies.planning.placement import plan_placement
 
 
@@ -19,3 +21,13 @@ def test_only_bit_exactness_is_charged_for_rows_that_are_padded():
 
     assert predict(Exactness.BIT, 8) < predict(Exactness.BIT, 1)
     assert predict(Exactness.KERNEL, 8) == predict(Exactness.KERNEL, 1) == predict(Exactness.BIT, 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_devices_that_are_alike_are_looked_at_once_and_the_plan_is_as_good(seed):
+    """With an unnoticeable difference between devices, none is like another, and all are looked at."""
+    cluster, goal = fleet(10, 2, seed, per_host=5, busy=False), build_goal(4, max_replicas=1)
+    unlike = [replace(one, utilisation=number * 1e-12) for number, one in enumerate(cluster.devices)]
+    few, every = (plan_placement(one, goal) for one in (cluster, replace(cluster, devices=tuple(unlike))))
+    assert len(few.replicas[0].shards) > 1
+    assert few.goodput_tokens_per_s == pytest.approx(every.goodput_tokens_per_s, rel=1e-9)
