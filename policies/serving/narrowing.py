@@ -8,7 +8,8 @@ among all, as far as those of a kind are alike: figures that are measured are pu
 step the least loaded ones are taken, not the cheapest.
 
 What is chosen is bounded, whatever there is: PER_KIND of each kind, and KINDS kinds, those that promise most before
-the others. Of kinds that take nothing one of each is looked at, for whoever asks why nothing else was to be had.
+the others. Of kinds that take nothing one of each is looked at, for whoever asks why nothing else was to be had; as
+many as of the others where they may have to do: nobody takes anything, or some are ruled out.
 """
 
 from __future__ import annotations
@@ -149,8 +150,9 @@ class Narrowing(Generic[M]):
         others = [crowd for crowd in self._crowds.values() if not crowd.kind.takes]
         if len(others) > IDLE_KINDS:
             others.sort(key=lambda crowd: (crowd.kind.tokens != tokens, not crowd.kind.hopes))
+        looked_at = 1 if takers and not more_per_kind else count
         for crowd in others[:IDLE_KINDS]:
-            found += crowd.list_least(count)[:1]
+            found += crowd.list_least(count)[:looked_at]
         return found
 
     def _prefer(self, crowds: Iterable[_Crowd[M]], count: int) -> list[_Crowd[M]]:

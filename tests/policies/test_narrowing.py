@@ -52,9 +52,20 @@ def test_however_many_kinds_there_are_few_are_taken(takers: int, others: int, mo
             name = f"r{number:03}-{each}"
             narrowing.put(name, name, kind(number, takes=number < takers), each)
     found = narrowing.choose(more_per_kind=more)
-    assert len(found) <= (PER_KIND + more) * KINDS + IDLE_KINDS
+    assert len(found) <= (PER_KIND + more) * KINDS + IDLE_KINDS * (PER_KIND + more if more else 1)
     assert len(set(found)) == len(found)
     assert "r000-0" in found, "the kind that promises most"
+
+
+@given(st.integers(0, 3), st.booleans())
+def test_where_nobody_takes_requests_one_that_is_ruled_out_hides_no_other(more: int, someone_takes: bool) -> None:
+    narrowing: Narrowing[str] = Narrowing()
+    for each in range(4):
+        narrowing.put(f"refused-{each}", f"refused-{each}", kind(0, takes=False), each)
+    if someone_takes:
+        narrowing.put("taker", "taker", kind(1), 0)
+    refused = [name for name in narrowing.choose(more_per_kind=more) if name != "taker"]
+    assert len(refused) == (1 if someone_takes and not more else min(4, PER_KIND + more))
 
 
 def test_whose_tokens_must_be_the_same_is_looked_for_first() -> None:
