@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from math import ceil
 from typing import Any, Protocol
 
 from device_profiles.units import MS_PER_S, ceil_div
@@ -315,7 +314,8 @@ class SimulatedTarget:
             filled = sum([rows for _, rows in self._filling])
             behind = sum([one.known - one.unread for one, _ in self._filling]) / len(self._filling)
             round_ms += costs.forward.chunk_ms(filled, behind, beside=count > 0)
-            rounds = min(rounds, *[ceil(one.unread / rows) for one, rows in self._filling])
+            # A last part that is smaller is a step of its own.
+            rounds = min(rounds, *[one.unread // rows for one, rows in self._filling])
         if self._overfull(decoding):
             rounds = min(rounds, max(1, int(self._count_free() / max(1.0, self._made))))
         self._round_s = round_ms * self.slowness / MS_PER_S
