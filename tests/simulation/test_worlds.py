@@ -174,3 +174,14 @@ def test_faults_behind_the_end_do_not_happen():
     world.start(3600.0)
     world.play(REQUESTS[:2], [Fault(at_s=10_000, kind="kill_worker", name="target-1")])
     assert world.now_s < 1000
+
+
+def test_a_prompt_in_parts_pays_for_the_rows_of_each_part():
+    kind = replace(make_kind(), max_itl_ms=60.0)  # fewer than 200 rows beside a sequence that decodes
+    waits = []
+    for tokens in (180, 210, 300):
+        requests = [TracedRequest(0.0, 8, 200), TracedRequest(1.0, tokens, 8)]
+        outcomes = play(make_fleet(kind), requests).outcomes
+        first = max(range(2), key=lambda number: outcomes.arrivals_s[number])
+        waits.append(outcomes.firsts_s[first] - outcomes.arrivals_s[first])
+    assert waits[0] < waits[1] < 0.9 * waits[2]
