@@ -73,17 +73,22 @@ def build_fleet(
         planned: dict[str, PlanProposal] = {}
         for host in sketch.hosts:
             alike = host.model_copy(update={"name": "", "zone": "", "count": 1}).model_dump_json()
-            if alike in planned:
-                builder.add(planned[alike], (host,), host_names(host))
-                continue
-            alone = replace(asked, replicas=max(1, sum(one.count for one in host.devices)))
-            # As many at a time as its devices have places for, so that the plan uses them all.
-            busy = alone.placement.model_copy(update={"concurrency": limits.max_running * alone.replicas})
-            mine = sketch.model_copy(update={"hosts": (host.model_copy(update={"count": 1}),), "links": sketch.links})
-            mine = mine.model_copy(update={"links": mine.links.model_copy(update={"between": ()})})
-            planned[alike] = propose_sketch(mine, replace(alone, placement=busy), store)
+            if alike not in planned:
+                planned[alike] = _plan_alone(sketch, host, asked, limits, store)
             builder.add(planned[alike], (host,), host_names(host))
     return builder.build(sketch, devices)
+
+
+def _plan_alone(
+    sketch: Sketch, host: ClusterHost, asked: PlanRequest, limits: SimulatedLimits, store: ProfileStore | None
+) -> PlanProposal:
+    """Return the plan of one host of an entry. Raises ConfigError or PlanError."""
+    alone = replace(asked, replicas=max(1, sum(one.count for one in host.devices)))
+    # As many at a time as its devices have places for, so that the plan uses them all.
+    busy = alone.placement.model_copy(update={"concurrency": limits.max_running * alone.replicas})
+    mine = sketch.model_copy(update={"hosts": (host.model_copy(update={"count": 1}),), "links": sketch.links})
+    mine = mine.model_copy(update={"links": mine.links.model_copy(update={"between": ()})})
+    return propose_sketch(mine, replace(alone, placement=busy), store)
 
 
 class _Builder:
