@@ -5,8 +5,8 @@ replicas with it. When one comes or goes is decided in policies.serving.draft_po
 replica in policies.serving.draft_sharing. No replica waits for them: it serves before they are ready, while they are
 started again, and when that is given up; then it is served plainly, until there is one. No effects.
 
-Who drafts for whom is decided anew with each change where there are few of them, and once a second at most where there
-are many: a thousand workers that become ready are not worth a thousand looks at all of them.
+Where there are few of them, who drafts for whom is decided anew with each change. Where there are many, it is decided
+once a second at most: a thousand workers that become ready are not worth a thousand looks at all of them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A replica wants a worker that few other replicas have; a worker on another host 
 has stays its own, unless its worker does not draft and another one does, or it has clearly less company elsewhere.
 
 There may be thousands of both, so nothing here looks at every pair of them. Workers wait in heaps by their company, on
-each host and in all; replicas on one host with one worker want the same, and move together in the order of their names.
+each host and in all. Replicas on one host with one worker want the same, and move in the order of their names.
 """
 
 from __future__ import annotations

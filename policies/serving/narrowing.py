@@ -8,8 +8,8 @@ among all, as far as those of a kind are alike: figures that are measured are pu
 step the least loaded ones are taken, not the cheapest.
 
 What is chosen is bounded, whatever there is: PER_KIND of each kind, and KINDS kinds, those that promise most before
-the others. Of kinds that take nothing one of each is looked at, for whoever asks why nothing else was to be had; as
-many as of the others where they may have to do: nobody takes anything, or some are ruled out.
+the others. Of kinds that take nothing one of each is looked at, for whoever asks why nothing else was to be had. Where
+nobody takes anything, or some are ruled out, they may have to do: then it is as many as of the others.
 """
 
 from __future__ import annotations
