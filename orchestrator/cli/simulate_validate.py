@@ -9,7 +9,7 @@ from typing import Any
 
 from orchestrator.cli.bench_result import check_json_path, describe_machine
 
-_MAX_TOKENS, _PROFILE_S = 64, 8.0
+_MAX_TOKENS, _PROFILE_S = 64, 30.0
 
 
 def validate_simulator(only: str, prompts: Path | None, store: Path | None, json_out: Path | None) -> None:

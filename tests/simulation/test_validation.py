@@ -15,7 +15,7 @@ from orchestrator.bench.traffic.outcome import Outcome
 from orchestrator.bench.validation.compare import compare_run, summarise_runs
 from orchestrator.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
 from orchestrator.bench.validation.real import RunFigures, summarise_outcomes
-from orchestrator.bench.validation.requests import RunRequests, choose_texts
+from orchestrator.bench.validation.requests import RunRequests, choose_texts, number_runs
 from orchestrator.bench.validation.run import choose_runs
 from orchestrator.bench.validation.runs import RUNS, ValidationRun
 from orchestrator.simulation.coverage import list_unvalidated
@@ -35,11 +35,16 @@ def requests_of(run: ValidationRun, output_tokens: int = 30) -> RunRequests:
     return RunRequests(texts, recorded, [40] * len(texts), [output_tokens] * len(texts))
 
 
-def test_there_are_enough_runs_and_no_two_ask_the_same() -> None:
+def test_there_are_enough_runs_and_no_two_of_a_drafter_ask_the_same() -> None:
     assert len(RUNS) >= 12
     assert {run.place for run in RUNS} == {"one worker", "two workers", "three hosts"}
-    texts = [text.text for number, run in enumerate(RUNS) for text in choose_texts(None, run, number)]
-    assert len(set(texts)) == len(texts)
+    texts = [
+        (run.place, text.text)
+        for run, number in zip(RUNS, number_runs(RUNS), strict=True)
+        for text in choose_texts(None, run, number)
+        if run.speculates
+    ]
+    assert len(set(texts)) == len(texts), "a drafter remembers what it drafted for"
     with pytest.raises(BenchError, match="finds no run"):
         choose_runs("twelve workers")
 

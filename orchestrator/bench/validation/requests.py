@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 
 from orchestrator.bench.policy.recorder import record_drafts
 from orchestrator.bench.prompts import PromptText, read_texts
-from orchestrator.bench.validation.runs import ValidationRun
+from orchestrator.bench.validation.runs import Place, ValidationRun
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_tokenizer
 from orchestrator.loading.options import EngineOptions
@@ -58,14 +59,26 @@ class RunRequests:
 
 
 def choose_texts(prompts: Path | None, run: ValidationRun, number: int) -> list[PromptText]:
-    """Return the prompts of the run of this number. No two of all runs are the same, nor are answers alike: a server
-    remembers what it said. Raises BenchError."""
+    """Return the prompts of the run of this number. No two of a place's runs with drafts have the same, nor are answers
+    alike: a drafter remembers what it drafted for. Plain runs and other places may have them again. Raises
+    BenchError."""
     given = read_texts(prompts) if prompts is not None else _write_texts()
     found = []
     for place in range(run.requests):
         text = given[(number * _APART + place) % len(given)]
-        long = f"{_LONG}{text.text}" if run.mixed and place % 3 == 0 else text.text
-        found.append(PromptText(f"{number}.{place}", text.category, long))
+        is_long = run.mixed and place % 3 == 0
+        key = f"{number}.{place}{' long' if is_long else ''}"
+        found.append(PromptText(key, text.category, f"{_LONG}{text.text}" if is_long else text.text))
+    return found
+
+
+def number_runs(runs: Sequence[ValidationRun]) -> list[int]:
+    """Return the number of each run: from 0 among those of its place that draft too, or do not."""
+    known: Counter[tuple[Place, bool]] = Counter()
+    found = []
+    for run in runs:
+        found.append(known[run.place, run.speculates])
+        known[run.place, run.speculates] += 1
     return found
 
 
@@ -81,42 +94,45 @@ def record_runs(
     target: LoadedTarget,
     max_tokens: int,
 ) -> list[RunRequests]:
-    """Let the target say what it says to the prompts of all runs, several at a time, and ask the drafter along it, in
-    order. What the target says does not depend on how it is served. Raises OutriderError."""
+    """Let the target say what it says to the prompts of all runs, several at a time and each once, and ask the drafter
+    along it, in order. What the target says does not depend on how it is served. Raises OutriderError."""
     tokenizer = load_tokenizer(target.tokenizer_dir)
     stops = sorted(tokenizer.eos_ids)
     prompts = {
         text.key: tokenizer.encode_chat([{"role": "user", "content": text.text}]) for some in texts for text in some
     }
-    submits = [
-        Submit(text.key, prompts[text.key], max_tokens, stop_tokens=stops, route=text.category)
+    submits = {
+        text.key: Submit(text.key, prompts[text.key], max_tokens, stop_tokens=stops, route=text.category)
         for some in texts
         for text in some
-    ]
-    outputs: dict[str, list[int]] = {one.request_id: [] for one in submits}
+    }
+    outputs: dict[str, list[int]] = {key: [] for key in submits}
     loop = build_loop(target, msgspec.structs.replace(options, prefix_reuse=False), None)
-    for submit in submits:
+    for submit in submits.values():
         loop.submit(submit)
     while not loop.idle:
         for delta in loop.run_round_strictly().deltas:
             outputs[delta.request_id] += delta.tokens
-    speculating: dict[str, list[Submit]] = {}
+    speculating: dict[Place, list[Submit]] = {}
     for run, some in zip(runs, texts, strict=True):
         if run.speculates:
-            keys = {text.key for text in some}
-            speculating.setdefault(run.place, []).extend(one for one in submits if one.request_id in keys)
+            speculating.setdefault(run.place, []).extend(submits[text.key] for text in some)
     # Each place is a daemon of its own, whose drafter has read along with those that it drafted for.
     recorded = {
-        one.key: one
-        for mine in speculating.values()
+        (place, one.key): one
+        for place, mine in speculating.items()
         for one in record_drafts(mine, outputs, options, target, lambda: None)["good"]
     }
     return [
         RunRequests(
             some,
-            [recorded.get(text.key) or RecordedRequest(text.key, (), text.category) for text in some],
+            [
+                (recorded.get((run.place, text.key)) if run.speculates else None)
+                or RecordedRequest(text.key, (), text.category)
+                for text in some
+            ],
             [len(prompts[text.key]) for text in some],
             [len(outputs[text.key]) for text in some],
         )
-        for some in texts
+        for run, some in zip(runs, texts, strict=True)
     ]

@@ -25,7 +25,7 @@ from orchestrator.bench.validation.places import RealPlace, open_place, split_co
 from orchestrator.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
 from orchestrator.bench.validation.profiles import find_round_cost, measure_profiles
 from orchestrator.bench.validation.real import RealRun, average_figures, measure_run, scale_times
-from orchestrator.bench.validation.requests import RunRequests, choose_texts, record_runs
+from orchestrator.bench.validation.requests import RunRequests, choose_texts, number_runs, record_runs
 from orchestrator.bench.validation.runs import PLACES, RUNS, Place, ValidationRun
 from orchestrator.config.load import load_config
 from orchestrator.control.admission import ControlLimits
@@ -83,7 +83,7 @@ def validate(plan: ValidationPlan) -> dict[str, Any]:
         # A calibration for each place, then its runs.
         jobs = [run for place in places for run in _list_calibrations(place)] + list(plan.runs)
         plan.tell("record what the target says to all prompts, and the drafts along it")
-        texts = [choose_texts(plan.prompts, run, number) for number, run in enumerate(jobs)]
+        texts = [choose_texts(plan.prompts, run, number) for run, number in zip(jobs, number_runs(jobs), strict=True)]
         requests = dict(zip(jobs, _record(jobs, texts, options, plan.max_tokens), strict=True))
         rows: list[dict[str, Any]] = []
         left_out: list[str] = []
