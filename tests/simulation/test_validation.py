@@ -17,7 +17,7 @@ from orchestrator.bench.validation.predicted import Calibration, calibrate_promp
 from orchestrator.bench.validation.real import RunFigures, summarise_outcomes
 from orchestrator.bench.validation.requests import RunRequests, choose_texts, number_runs
 from orchestrator.bench.validation.run import choose_runs
-from orchestrator.bench.validation.runs import RUNS, ValidationRun
+from orchestrator.bench.validation.runs import RUNS, ValidationRun, list_turns
 from orchestrator.simulation.coverage import list_unvalidated
 from orchestrator.simulation.faults import Fault
 from orchestrator.simulation.processes import Timing
@@ -38,9 +38,12 @@ def requests_of(run: ValidationRun, output_tokens: int = 30) -> RunRequests:
 def test_there_are_enough_runs_and_no_two_of_a_drafter_ask_the_same() -> None:
     assert len(RUNS) >= 12
     assert {run.place for run in RUNS} == {"one worker", "two workers", "three hosts"}
+    made = list_turns(RUNS)
+    assert [run.name for run in made[:3]] == [run.name for run in reversed(made[-3:])]
+    assert sum(bool(run.fault) for run in made) == sum(bool(run.fault) for run in RUNS)
     texts = [
         (run.place, text.text)
-        for run, number in zip(RUNS, number_runs(RUNS), strict=True)
+        for run, number in zip(made, number_runs(made), strict=True)
         for text in choose_texts(None, run, number)
         if run.speculates
     ]
@@ -51,10 +54,15 @@ def test_there_are_enough_runs_and_no_two_of_a_drafter_ask_the_same() -> None:
 
 def test_errors_are_of_the_figures_that_both_have() -> None:
     run = RUNS[0]
-    row = compare_run(run, FIGURES, replace(FIGURES, output_tok_s=110.0, tpot_ms=9.0, ttft_ms=60.0))
+    row = compare_run(run, [(FIGURES, replace(FIGURES, output_tok_s=110.0, tpot_ms=9.0, ttft_ms=60.0))])
     assert row["errors"]["output_tok_s"] == pytest.approx(0.1)
     assert row["errors"]["tpot_ms"] == pytest.approx(-0.1)
     assert "pause_ms" not in row["errors"]
+    slower = replace(FIGURES, output_tok_s=50.0, pause_ms=300.0)
+    twice = compare_run(run, [(FIGURES, FIGURES), (slower, replace(slower, output_tok_s=60.0))])
+    assert twice["real"]["output_tok_s"] == pytest.approx(75.0)
+    assert twice["errors"]["output_tok_s"] == pytest.approx(80.0 / 75.0 - 1.0)
+    assert twice["errors"]["pause_ms"] == 0.0
     told = summarise_runs([row], 1000.0)
     assert told["runs"] == 1
     assert told["worst_error"] == pytest.approx(0.1)

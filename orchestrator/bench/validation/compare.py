@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from orchestrator.bench.validation.real import RunFigures
+from orchestrator.bench.validation.real import RunFigures, average_figures
 from orchestrator.bench.validation.runs import ValidationRun
 
 COMPARED = ("output_tok_s", "tpot_ms", "e2e_ms")
@@ -22,8 +22,10 @@ FORMULAS = {
 }
 
 
-def compare_run(run: ValidationRun, real: RunFigures, simulated: RunFigures) -> dict[str, Any]:
-    """Return both figures of a run and their errors."""
+def compare_run(run: ValidationRun, turns: Sequence[tuple[RunFigures, RunFigures]]) -> dict[str, Any]:
+    """Return the real and the simulated figures of a run and their errors, on the mean of the times that it was
+    made."""
+    real, simulated = (average_figures(figures) for figures in zip(*turns, strict=True))
     errors = {
         name: getattr(simulated, name) / value - 1.0
         for name, value in asdict(real).items()
@@ -35,6 +37,7 @@ def compare_run(run: ValidationRun, real: RunFigures, simulated: RunFigures) -> 
         "speculates": run.speculates,
         "fault": run.fault,
         "requests": run.requests,
+        "turns": len(turns),
         "real": asdict(real),
         "simulated": asdict(simulated),
         "errors": errors,

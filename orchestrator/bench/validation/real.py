@@ -150,9 +150,13 @@ def _find_pause_ms(outcomes: Sequence[Outcome], fault_s: float) -> float | None:
     return float(np.mean(pauses)) if pauses else None
 
 
-def average_figures(one: RunFigures, other: RunFigures) -> RunFigures:
-    """Return the TPOT and the TTFT of a run that was made twice."""
-    return replace(one, tpot_ms=(one.tpot_ms + other.tpot_ms) / 2.0, ttft_ms=(one.ttft_ms + other.ttft_ms) / 2.0)
+def average_figures(turns: Sequence[RunFigures]) -> RunFigures:
+    """Return the figures of a run that was made several times."""
+    means: dict[str, float | None] = {}
+    for name in RunFigures.__dataclass_fields__:
+        known = [value for one in turns if (value := getattr(one, name)) is not None]
+        means[name] = sum(known) / len(known) if known else None
+    return RunFigures(**means)  # type: ignore[arg-type]  # only a pause may be None
 
 
 def scale_times(one: RunFigures, factor: float) -> RunFigures:

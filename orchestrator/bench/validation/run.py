@@ -24,9 +24,9 @@ from orchestrator.bench.validation.compare import BARS, FORMULAS, compare_run, s
 from orchestrator.bench.validation.places import RealPlace, open_place, split_cores
 from orchestrator.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
 from orchestrator.bench.validation.profiles import find_round_cost, measure_profiles
-from orchestrator.bench.validation.real import RealRun, average_figures, measure_run, scale_times
+from orchestrator.bench.validation.real import RealRun, RunFigures, average_figures, measure_run, scale_times
 from orchestrator.bench.validation.requests import RunRequests, choose_texts, number_runs, record_runs
-from orchestrator.bench.validation.runs import PLACES, RUNS, Place, ValidationRun
+from orchestrator.bench.validation.runs import PLACES, RUNS, Place, ValidationRun, list_turns
 from orchestrator.config.load import load_config
 from orchestrator.control.admission import ControlLimits
 from orchestrator.loading.models import load_target
@@ -81,7 +81,7 @@ def validate(plan: ValidationPlan) -> dict[str, Any]:
         plan.tell(f"profile the model with {' and '.join(map(str, threads))} threads")
         profiles = measure_profiles(config, "openvino_rt:CPU", threads, seconds=plan.profile_s)
         # A calibration for each place, then its runs.
-        jobs = [run for place in places for run in _list_calibrations(place)] + list(plan.runs)
+        jobs = [run for place in places for run in _list_calibrations(place)] + list_turns(plan.runs)
         plan.tell("record what the target says to all prompts, and the drafts along it")
         texts = [choose_texts(plan.prompts, run, number) for run, number in zip(jobs, number_runs(jobs), strict=True)]
         requests = dict(zip(jobs, _record(jobs, texts, options, plan.max_tokens), strict=True))
@@ -156,7 +156,7 @@ def _measure_place(
     slo_ms = _SLO_FACTOR * before[0].figures.tpot_ms
     output = sum(requests[calibrations[-1]].output_tokens) / calibrations[-1].requests
     rate = before[-1].figures.output_tok_s / output
-    for number, run in enumerate(runs):
+    for number, run in enumerate(list_turns(runs)):
         timed.measure(run, rate * run.share, slo_ms, number)
     after = [timed.measure(run) for run in calibrations] if len(runs) > 1 else before
     slowness = timed.find_slowness()
@@ -168,8 +168,10 @@ def _measure_place(
     pairs = [
         (
             average_figures(
-                scale_times(one.figures, 1.0 / slowness[number]),
-                scale_times(other.figures, 1.0 / slowness[first_after + number]),
+                [
+                    scale_times(one.figures, 1.0 / slowness[number]),
+                    scale_times(other.figures, 1.0 / slowness[first_after + number]),
+                ]
             ),
             predict_run(run, requests[run], known, workers, real=None, slo_ms=slo_ms),
         )
@@ -180,14 +182,17 @@ def _measure_place(
         first = calibrations[0]
         again = predict_run(first, requests[first], known, workers, real=None, slo_ms=slo_ms)
         known = replace(known, alone=pairs[0][0].tpot_ms / again.tpot_ms)
-    rows = []
+    made: dict[str, list[tuple[RunFigures, RunFigures, float]]] = {}
     for (run, real), slower in zip(timed.made, slowness, strict=True):
-        if run in calibrations:
-            continue
-        found = predict_run(run, requests[run], known.slow_down(slower), workers, real=real, slo_ms=slo_ms)
-        rows.append({**compare_run(run, real.figures, found), "slowness": slower})
-        errors = rows[-1]["errors"]
-        told = ", ".join(f"{name} {errors[name]:+.0%}" for name in errors)
+        if run not in calibrations:
+            found = predict_run(run, requests[run], known.slow_down(slower), workers, real=real, slo_ms=slo_ms)
+            made.setdefault(run.name, []).append((real.figures, found, slower))
+    rows = []
+    for run in runs:
+        turns = made[run.name]
+        errors = compare_run(run, [(real, found) for real, found, _ in turns])
+        rows.append({**errors, "slowness": sum(slower for *_, slower in turns) / len(turns)})
+        told = ", ".join(f"{name} {error:+.0%}" for name, error in rows[-1]["errors"].items())
         plan.tell(f"{run.name}: {told}")
     return rows, {
         "place": place.place,

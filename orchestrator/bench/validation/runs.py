@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Place = Literal["one worker", "two workers", "three hosts"]
@@ -14,7 +15,7 @@ FaultName = Literal["", "kill_worker", "kill_host", "cut_link"]
 @dataclass(frozen=True, slots=True)
 class ValidationRun:
     """One run. `concurrency` requests at a time, or `share` of the rate that the place can carry, by the calibration.
-    `fault_at`: the share of the run's requests behind which something goes wrong."""
+    With `fault` something goes wrong behind half of its requests. `turn`: of a run that is made several times."""
 
     place: Place
     speculates: bool
@@ -24,6 +25,7 @@ class ValidationRun:
     arrival: Literal["poisson", "constant"] = "poisson"
     fault: FaultName = ""
     mixed: bool = False
+    turn: int = 0
 
     @property
     def name(self) -> str:
@@ -50,4 +52,16 @@ RUNS: tuple[ValidationRun, ...] = (
     ValidationRun("three hosts", True, 4, requests=20),
     ValidationRun("three hosts", True, 4, requests=20, fault="cut_link"),
 )
+TURNS = 2
+"""So often each run without a fault is made, with other prompts: a machine is now faster and now slower."""
 PLACES: tuple[Place, ...] = ("one worker", "two workers", "three hosts")
+
+
+def list_turns(runs: Sequence[ValidationRun]) -> list[ValidationRun]:
+    """Return runs as they are made: all in their order, then again the other way round, so that what drifts hits both
+    ends alike. Those with a fault once: a worker that is lost again is started later."""
+    found: list[ValidationRun] = []
+    for turn in range(TURNS):
+        some = [replace(run, turn=turn) for run in runs if not (turn and run.fault)]
+        found += reversed(some) if turn % 2 else some
+    return found
