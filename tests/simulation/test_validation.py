@@ -17,7 +17,7 @@ from orchestrator.bench.validation.predicted import Calibration, calibrate_promp
 from orchestrator.bench.validation.real import RunFigures, summarise_outcomes
 from orchestrator.bench.validation.requests import RunRequests, choose_texts, number_runs
 from orchestrator.bench.validation.run import choose_runs
-from orchestrator.bench.validation.runs import RUNS, ValidationRun, list_turns
+from orchestrator.bench.validation.runs import RUNS, TURNS, ValidationRun, list_turn
 from orchestrator.simulation.coverage import list_unvalidated
 from orchestrator.simulation.faults import Fault
 from orchestrator.simulation.processes import Timing
@@ -38,9 +38,11 @@ def requests_of(run: ValidationRun, output_tokens: int = 30) -> RunRequests:
 def test_there_are_enough_runs_and_no_two_of_a_drafter_ask_the_same() -> None:
     assert len(RUNS) >= 12
     assert {run.place for run in RUNS} == {"one worker", "two workers", "three hosts"}
-    made = list_turns(RUNS)
-    assert [run.name for run in made[:3]] == [run.name for run in reversed(made[-3:])]
-    assert sum(bool(run.fault) for run in made) == sum(bool(run.fault) for run in RUNS)
+    there, back = (list_turn(RUNS, turn) for turn in range(TURNS))
+    faults = sum(bool(run.fault) for run in RUNS)
+    assert [run.name for run in there[:-faults]] == [run.name for run in reversed(back[:-faults])]
+    assert [run.name for run in there[-faults:]] == [run.name for run in back[-faults:]]
+    made = there + back
     texts = [
         (run.place, text.text)
         for run, number in zip(made, number_runs(made), strict=True)

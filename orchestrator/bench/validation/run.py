@@ -26,7 +26,7 @@ from orchestrator.bench.validation.predicted import Calibration, calibrate_promp
 from orchestrator.bench.validation.profiles import find_round_cost, measure_profiles
 from orchestrator.bench.validation.real import RealRun, RunFigures, average_figures, measure_run, scale_times
 from orchestrator.bench.validation.requests import RunRequests, choose_texts, number_runs, record_runs
-from orchestrator.bench.validation.runs import PLACES, RUNS, Place, ValidationRun, list_turns
+from orchestrator.bench.validation.runs import PLACES, RUNS, TURNS, Place, ValidationRun, list_turn
 from orchestrator.config.load import load_config
 from orchestrator.control.admission import ControlLimits
 from orchestrator.loading.models import load_target
@@ -81,7 +81,8 @@ def validate(plan: ValidationPlan) -> dict[str, Any]:
         plan.tell(f"profile the model with {' and '.join(map(str, threads))} threads")
         profiles = measure_profiles(config, "openvino_rt:CPU", threads, seconds=plan.profile_s)
         # A calibration for each place, then its runs.
-        jobs = [run for place in places for run in _list_calibrations(place)] + list_turns(plan.runs)
+        jobs = [run for place in places for run in _list_calibrations(place)]
+        jobs += [run for turn in range(TURNS) for run in list_turn(plan.runs, turn)]
         plan.tell("record what the target says to all prompts, and the drafts along it")
         texts = [choose_texts(plan.prompts, run, number) for run, number in zip(jobs, number_runs(jobs), strict=True)]
         requests = dict(zip(jobs, _record(jobs, texts, options, plan.max_tokens), strict=True))
@@ -144,7 +145,7 @@ def _measure_place(
     requests: dict[ValidationRun, RunRequests],
     profiles: dict[int, MeasuredModel],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Calibrate before the runs and behind them, make each for real; then simulate all."""
+    """Calibrate, make each run for real, calibrate again, and so on; then simulate all."""
     known = _start_calibration(place, profiles)
     calibrations, workers = _list_calibrations(place.place), len(place.workers)
     timed = _TimedPlace(plan, place, requests)
@@ -152,46 +153,27 @@ def _measure_place(
         restart_s = place.measure_restart_s()
         known = replace(known, timing=replace(known.timing, spawn_s=max(0.1, restart_s - known.load_s - _RESTART_S)))
     timed.pace(calibrations[-2 if workers > 1 else 0])
-    before = [timed.measure(run) for run in calibrations]
-    slo_ms = _SLO_FACTOR * before[0].figures.tpot_ms
+    alone, *_, together = [timed.measure(run) for run in calibrations]
+    slo_ms = _SLO_FACTOR * alone.figures.tpot_ms
     output = sum(requests[calibrations[-1]].output_tokens) / calibrations[-1].requests
-    rate = before[-1].figures.output_tok_s / output
-    for number, run in enumerate(list_turns(runs)):
-        timed.measure(run, rate * run.share, slo_ms, number)
-    after = [timed.measure(run) for run in calibrations] if len(runs) > 1 else before
-    slowness = timed.find_slowness()
-    first_after = len(slowness) - len(calibrations) if len(runs) > 1 else 0
-    ttfts_ms = [
-        ms / slowness[number] for number, real in ((0, before[0]), (first_after, after[0])) for ms in real.ttfts_ms
-    ]
-    known = calibrate_prompts(known, [*requests[calibrations[0]].prompt_tokens] * 2, ttfts_ms)
-    pairs = [
-        (
-            average_figures(
-                [
-                    scale_times(one.figures, 1.0 / slowness[number]),
-                    scale_times(other.figures, 1.0 / slowness[first_after + number]),
-                ]
-            ),
-            predict_run(run, requests[run], known, workers, real=None, slo_ms=slo_ms),
-        )
-        for number, (run, one, other) in enumerate(zip(calibrations, before, after, strict=True))
-    ]
-    known = calibrate_rounds(known, pairs[-2:])
-    if workers > 1:  # one at a time has the machine to itself
-        first = calibrations[0]
-        again = predict_run(first, requests[first], known, workers, real=None, slo_ms=slo_ms)
-        known = replace(known, alone=pairs[0][0].tpot_ms / again.tpot_ms)
-    made: dict[str, list[tuple[RunFigures, RunFigures, float]]] = {}
-    for (run, real), slower in zip(timed.made, slowness, strict=True):
+    rate = together.figures.output_tok_s / output
+    for turn in range(TURNS):
+        for run in list_turn(runs, turn):
+            timed.measure(run, rate * run.share, slo_ms, len(timed.made))
+        for run in calibrations if len(runs) > 1 else ():
+            timed.measure(run)
+    made = [(run, real, slower) for (run, real), slower in zip(timed.made, timed.find_slowness(), strict=True)]
+    known = _calibrate(known, calibrations, made, requests, workers, slo_ms)
+    compared: dict[str, list[tuple[RunFigures, RunFigures, float]]] = {}
+    for run, real, slower in made:
         if run not in calibrations:
             found = predict_run(run, requests[run], known.slow_down(slower), workers, real=real, slo_ms=slo_ms)
-            made.setdefault(run.name, []).append((real.figures, found, slower))
+            compared.setdefault(run.name, []).append((real.figures, found, slower))
     rows = []
     for run in runs:
-        turns = made[run.name]
-        errors = compare_run(run, [(real, found) for real, found, _ in turns])
-        rows.append({**errors, "slowness": sum(slower for *_, slower in turns) / len(turns)})
+        turns = compared[run.name]
+        row = compare_run(run, [(real, found) for real, found, _ in turns])
+        rows.append({**row, "slowness": sum(slower for *_, slower in turns) / len(turns)})
         told = ", ".join(f"{name} {error:+.0%}" for name, error in rows[-1]["errors"].items())
         plan.tell(f"{run.name}: {told}")
     return rows, {
@@ -202,8 +184,36 @@ def _measure_place(
         "prompt_ms": known.prompt_ms,
         "alone": known.alone,
         "spawn_s": known.timing.spawn_s,
-        "slowness": [min(slowness), max(slowness)],
+        "slowness": [min(slower for *_, slower in made), max(slower for *_, slower in made)],
     }
+
+
+def _calibrate(
+    known: Calibration,
+    calibrations: Sequence[ValidationRun],
+    made: Sequence[tuple[ValidationRun, RealRun, float]],
+    requests: dict[ValidationRun, RunRequests],
+    workers: int,
+    slo_ms: float,
+) -> Calibration:
+    """Return a place's calibration by all times that its calibrations were made, each at the machine's usual pace."""
+    first = calibrations[0]
+    ttfts_ms = [ms / slower for run, real, slower in made if run == first for ms in real.ttfts_ms]
+    prompts = requests[first].prompt_tokens
+    known = calibrate_prompts(known, [*prompts] * (len(ttfts_ms) // len(prompts)), ttfts_ms)
+    pairs = [
+        (
+            average_figures([scale_times(real.figures, 1.0 / slower) for one, real, slower in made if one == run]),
+            predict_run(run, requests[run], known, workers, real=None, slo_ms=slo_ms),
+        )
+        for run in calibrations
+    ]
+    known = calibrate_rounds(known, pairs[-2:])
+    if workers == 1:
+        return known
+    # One at a time has the machine to itself.
+    again = predict_run(first, requests[first], known, workers, real=None, slo_ms=slo_ms)
+    return replace(known, alone=pairs[0][0].tpot_ms / again.tpot_ms)
 
 
 class _TimedPlace:

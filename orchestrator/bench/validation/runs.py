@@ -53,15 +53,13 @@ RUNS: tuple[ValidationRun, ...] = (
     ValidationRun("three hosts", True, 4, requests=20, fault="cut_link"),
 )
 TURNS = 2
-"""So often each run without a fault is made, with other prompts: a machine is now faster and now slower."""
+"""So often each run is made, with other prompts where it drafts: a machine is now faster and now slower."""
 PLACES: tuple[Place, ...] = ("one worker", "two workers", "three hosts")
 
 
-def list_turns(runs: Sequence[ValidationRun]) -> list[ValidationRun]:
-    """Return runs as they are made: all in their order, then again the other way round, so that what drifts hits both
-    ends alike. Those with a fault once: a worker that is lost again is started later."""
-    found: list[ValidationRun] = []
-    for turn in range(TURNS):
-        some = [replace(run, turn=turn) for run in runs if not (turn and run.fault)]
-        found += reversed(some) if turn % 2 else some
-    return found
+def list_turn(runs: Sequence[ValidationRun], turn: int) -> list[ValidationRun]:
+    """Return runs in the order in which they are made for the time `turn`, from 0. Every other time it is the other way
+    round, so that drifts hit both ends alike. Those in which something goes wrong come last."""
+    made = [replace(run, turn=turn) for run in runs]
+    steady = [run for run in made if not run.fault]
+    return [*(reversed(steady) if turn % 2 else steady), *(run for run in made if run.fault)]
