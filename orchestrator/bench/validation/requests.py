@@ -18,7 +18,7 @@ from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import Submit
 from policies.speculation.replay.recorded import RecordedRequest
 
-_APART = 33  # prompts from one run's first to the next one's
+_APART = 48  # prompts from one run's first to the next one's
 _FORMS = (
     ("explaining", "Explain in three sentences what one should know about {}."),
     ("listing", "List six facts about {}, one a line."),
