@@ -15,7 +15,7 @@ from orchestrator.bench.traffic.outcome import Outcome
 from orchestrator.bench.validation.compare import compare_run, summarise_runs
 from orchestrator.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
 from orchestrator.bench.validation.real import RunFigures, summarise_outcomes
-from orchestrator.bench.validation.requests import RunRequests, choose_texts, number_runs
+from orchestrator.bench.validation.requests import RunRequests, choose_texts, list_drafted, number_runs
 from orchestrator.bench.validation.run import choose_runs
 from orchestrator.bench.validation.runs import RUNS, TURNS, ValidationRun, list_turn
 from orchestrator.simulation.coverage import list_unvalidated
@@ -52,6 +52,16 @@ def test_there_are_enough_runs_and_no_two_of_a_drafter_ask_the_same() -> None:
     assert len(set(texts)) == len(texts), "a drafter remembers what it drafted for"
     with pytest.raises(BenchError, match="finds no run"):
         choose_runs("twelve workers")
+
+
+def test_a_drafter_reads_along_until_its_worker_is_lost() -> None:
+    runs = [ValidationRun("one worker", drafts, 4, requests=4) for drafts in (True, False)]
+    runs += [ValidationRun("one worker", True, 4, requests=4, fault="kill_worker"), replace(runs[0], turn=1)]
+    texts = [choose_texts(None, run, number) for run, number in zip(runs, number_runs(runs), strict=True)]
+    assert list_drafted(runs, texts) == {
+        ("one worker", 0): ["0.0", "0.1", "0.2", "0.3", "1.0", "1.1"],
+        ("one worker", 1): ["1.2", "1.3", "2.0", "2.1", "2.2", "2.3"],
+    }
 
 
 def test_errors_are_of_the_figures_that_both_have() -> None:

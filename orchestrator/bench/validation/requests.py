@@ -87,6 +87,23 @@ def _write_texts() -> list[PromptText]:
     return [PromptText("", name, form.format(topic)) for topic in _TOPICS for name, form in _FORMS]
 
 
+def list_drafted(
+    runs: Sequence[ValidationRun], texts: Sequence[Sequence[PromptText]]
+) -> dict[tuple[Place, int], list[str]]:
+    """Return which prompts each drafter reads along with, in order. Each place is a daemon of its own, whose drafter is
+    another one, and has read nothing, from the middle of a run on in which its worker is lost."""
+    found: dict[tuple[Place, int], list[str]] = {}
+    lost: Counter[Place] = Counter()
+    for run, some in zip(runs, texts, strict=True):
+        keys = [text.key for text in some] if run.speculates else []
+        half = len(keys) // 2 if run.fault else len(keys)
+        found.setdefault((run.place, lost[run.place]), []).extend(keys[:half])
+        if run.fault:
+            lost[run.place] += 1
+            found[run.place, lost[run.place]] = keys[half:]
+    return found
+
+
 def record_runs(
     runs: Sequence[ValidationRun],
     texts: Sequence[Sequence[PromptText]],
@@ -113,15 +130,10 @@ def record_runs(
     while not loop.idle:
         for delta in loop.run_round_strictly().deltas:
             outputs[delta.request_id] += delta.tokens
-    speculating: dict[Place, list[Submit]] = {}
-    for run, some in zip(runs, texts, strict=True):
-        if run.speculates:
-            speculating.setdefault(run.place, []).extend(submits[text.key] for text in some)
-    # Each place is a daemon of its own, whose drafter has read along with those that it drafted for.
     recorded = {
         (place, one.key): one
-        for place, mine in speculating.items()
-        for one in record_drafts(mine, outputs, options, target, lambda: None)["good"]
+        for (place, _), keys in list_drafted(runs, texts).items()
+        for one in record_drafts([submits[key] for key in keys], outputs, options, target, lambda: None)["good"]
     }
     return [
         RunRequests(
