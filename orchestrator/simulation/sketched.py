@@ -86,8 +86,8 @@ def _plan_alone(
     alone = replace(asked, replicas=max(1, sum(one.count for one in host.devices)))
     # As many at a time as its devices have places for, so that the plan uses them all.
     busy = alone.placement.model_copy(update={"concurrency": limits.max_running * alone.replicas})
-    mine = sketch.model_copy(update={"hosts": (host.model_copy(update={"count": 1}),), "links": sketch.links})
-    mine = mine.model_copy(update={"links": mine.links.model_copy(update={"between": ()})})
+    links = sketch.links.model_copy(update={"between": ()})
+    mine = sketch.model_copy(update={"hosts": (host.model_copy(update={"count": 1}),), "links": links})
     return propose_sketch(mine, replace(alone, placement=busy), store)
 
 

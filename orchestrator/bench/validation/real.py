@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
+from statistics import fmean
 
 import numpy as np
 
@@ -152,11 +153,10 @@ def _find_pause_ms(outcomes: Sequence[Outcome], fault_s: float) -> float | None:
 
 def average_figures(turns: Sequence[RunFigures]) -> RunFigures:
     """Return the figures of a run that was made several times."""
-    means: dict[str, float | None] = {}
-    for name in RunFigures.__dataclass_fields__:
-        known = [value for one in turns if (value := getattr(one, name)) is not None]
-        means[name] = sum(known) / len(known) if known else None
-    return RunFigures(**means)  # type: ignore[arg-type]  # only a pause may be None
+    pauses = [one.pause_ms for one in turns if one.pause_ms is not None]
+    names = [field.name for field in fields(RunFigures) if field.name != "pause_ms"]
+    means = {name: fmean(getattr(one, name) for one in turns) for name in names}
+    return RunFigures(**means, pause_ms=fmean(pauses) if pauses else None)
 
 
 def scale_times(one: RunFigures, factor: float) -> RunFigures:

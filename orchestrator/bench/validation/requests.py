@@ -115,13 +115,16 @@ def record_runs(
     along it, in order. What the target says does not depend on how it is served. Raises OutriderError."""
     tokenizer = load_tokenizer(target.tokenizer_dir)
     stops = sorted(tokenizer.eos_ids)
-    prompts = {
-        text.key: tokenizer.encode_chat([{"role": "user", "content": text.text}]) for some in texts for text in some
-    }
+    unlike = {text.key: text for some in texts for text in some}
     submits = {
-        text.key: Submit(text.key, prompts[text.key], max_tokens, stop_tokens=stops, route=text.category)
-        for some in texts
-        for text in some
+        key: Submit(
+            key,
+            tokenizer.encode_chat([{"role": "user", "content": text.text}]),
+            max_tokens,
+            stop_tokens=stops,
+            route=text.category,
+        )
+        for key, text in unlike.items()
     }
     outputs: dict[str, list[int]] = {key: [] for key in submits}
     loop = build_loop(target, msgspec.structs.replace(options, prefix_reuse=False), None)
@@ -143,7 +146,7 @@ def record_runs(
                 or RecordedRequest(text.key, (), text.category)
                 for text in some
             ],
-            [len(prompts[text.key]) for text in some],
+            [len(submits[text.key].prompt) for text in some],
             [len(outputs[text.key]) for text in some],
         )
         for run, some in zip(runs, texts, strict=True)
