@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import start_cost_model
@@ -55,12 +56,13 @@ PLAIN = Course((0, 1), 0.0, 0.0)
 class CompanyCourses:
     """The courses of all recorded requests in company of `sequences`, in the order of the recording. A round took
     `beside_ms` more than a forward of the mean number of rows: drafting, and what changing numbers of rows cost. In
-    `drafting` of its rounds (0 to 1) somebody drafted."""
+    `drafting` of its rounds (0 to 1) somebody drafted, and in `changing` of them more or less than in the one before."""
 
     sequences: int
     courses: tuple[Course, ...]
     beside_ms: float
     drafting: float = 0.0
+    changing: float = 0.0
 
     def find(self, number: int) -> Course:
         """Return the course of a request with this number; there may be more requests than courses."""
@@ -115,7 +117,8 @@ class CourseBook:
         courses = tuple(_build_course(played.courses[one.key]) if one.drafts else PLAIN for one in self._all)
         full = [step for step in played.steps if step.sequences == company]
         drafting = sum(step.drafted > 0 for step in full) / max(1, len(full))
-        return CompanyCourses(company, courses, self._beside_ms(full, company, costs), drafting)
+        changing = sum(one.drafted != other.drafted for one, other in pairwise(full)) / max(1, len(full))
+        return CompanyCourses(company, courses, self._beside_ms(full, company, costs), drafting, changing)
 
     def _beside_ms(self, full: Sequence[Step], company: int, costs: Costs) -> float:
         if not full:

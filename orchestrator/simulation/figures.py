@@ -39,9 +39,9 @@ class TargetUse:
     tokens: float = 0.0
     drafted: float = 0.0
 
-    def observe_step(self, rounds: int, round_s: float, sequences: int, tokens: float, drafted: float) -> None:
-        """Count rounds that are alike."""
-        self.busy_s += rounds * round_s
+    def observe_step(self, rounds: int, took_s: float, sequences: int, tokens: float, drafted: float) -> None:
+        """Count rounds that are alike, which took so long in all."""
+        self.busy_s += took_s
         self.rounds += rounds
         self.sequences += rounds * sequences
         self.tokens += tokens

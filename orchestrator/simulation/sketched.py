@@ -158,7 +158,7 @@ class _Builder:
         forward = sum_shards(options, replica.shards, proposal.wanted.workload.target.layers)
         bit = proposal.wanted.workload.exactness.value == "bit"
         paid = max(one.paid_rows for one in options) if bit else 1
-        costs = Costs(forward, draft_ms=_SUFFIX_MS, paid_rows=paid)
+        costs = Costs(forward, draft_ms=_SUFFIX_MS, change_ms=forward.changing_ms, paid_rows=paid)
         depth = self._asked.depth_bound if self._speculates else 0
         suffix, known = self._acceptance.find("suffix", 0.7, depth or 1)
         if not known and depth and self._asked.suffix:
@@ -238,6 +238,7 @@ def sum_shards(options: Sequence[Option], shards: Sequence[Shard], layers: int) 
         position_us=sum(part.position_us for part in parts),
         row_position_us=sum(part.row_position_us for part in parts),
         error=max(part.error for part in parts),
+        changing_ms=sum(part.changing_ms for part in parts),
     )
 
 

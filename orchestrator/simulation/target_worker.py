@@ -62,6 +62,7 @@ class SimulatedTarget:
 
     __slots__ = (
         "_began_s",
+        "_change_s",
         "_company",
         "_company_drafted",
         "_courses",
@@ -77,6 +78,7 @@ class SimulatedTarget:
         "_prefixes",
         "_round_s",
         "_rounds",
+        "_run_rows",
         "_running",
         "_step",
         "_waiting",
@@ -107,6 +109,8 @@ class SimulatedTarget:
         self._step = 0  # of which one ends next; older ones do not count
         self._began_s = self._round_s = 0.0
         self._rounds = 0  # of the step under way
+        self._run_rows = 0  # of its forwards, drafts left out
+        self._change_s = 0.0  # that its first round takes longer than the other ones
         self._gauged_s = -1.0
         self._preempted = 0
         self._frozen_left_s = 0.0
@@ -190,7 +194,7 @@ class SimulatedTarget:
         """Say what was decoded so far, as a worker does in each round: before it is lost, or stands still."""
         if not self._running or not self._round_s:
             return
-        ran = min(self._rounds, int((self._world.now_s - self._began_s) / self._round_s))
+        ran = max(0, min(self._rounds, int((self._world.now_s - self._began_s) / self._round_s)))
         self.rounds += ran
         deltas = []
         for one in self._running:
@@ -238,7 +242,7 @@ class SimulatedTarget:
         """End the step with the round under way."""
         if self.frozen or not self._round_s:
             return
-        rounds = int((self._world.now_s - self._began_s) / self._round_s) + 1
+        rounds = max(0, int((self._world.now_s - self._began_s) / self._round_s)) + 1
         if rounds < self._rounds:
             self._rounds = rounds
             self._await_end()
@@ -258,7 +262,8 @@ class SimulatedTarget:
         ran = self._rounds
         self.rounds = rounds = self.rounds + ran
         now_s, kept = self._world.now_s, []
-        self.use.observe_step(ran, self._round_s, self._decoding, ran * self._made, ran * self._drafted)
+        took_s = self._change_s + ran * self._round_s
+        self.use.observe_step(ran, took_s, self._decoding, ran * self._made, ran * self._drafted)
         deltas: list[Delta] = []
         for one in self._running:
             if one.unread or one.end > rounds:
@@ -310,6 +315,7 @@ class SimulatedTarget:
                 round_ms *= self.kind.alone
             rounds = max(1, min([one.end for one in decoding]) - self.rounds)
         self._filling = self._share_rows(decoding, context) if count < len(running) else ()
+        filled = 0
         if self._filling:
             filled = sum([rows for _, rows in self._filling])
             behind = sum([one.known - one.unread for one, _ in self._filling]) / len(self._filling)
@@ -320,7 +326,8 @@ class SimulatedTarget:
             rounds = min(rounds, max(1, int(self._count_free() / max(1.0, self._made))))
         self._round_s = round_ms * self.slowness / MS_PER_S
         self._rounds = max(1, min(rounds, int(_MOST_STEP_S / self._round_s)))
-        self._began_s = self._world.now_s
+        self._change_s = self._time_change(count, filled) * self.slowness / MS_PER_S
+        self._began_s = self._world.now_s + self._change_s
         self._await_end()
 
     def _time_round(self, rows: float, sequences: int, context_tokens: float) -> float:
@@ -336,6 +343,16 @@ class SimulatedTarget:
         elif self._drafted:
             self._draft_ms = self._courses.beside_ms
         return forward_ms + self._draft_ms
+
+    def _time_change(self, sequences: int, filled: int) -> float:
+        """Return how much longer the first round takes as its forward has another number of rows than the one before,
+        in ms. How often drafts change that is in the price of their courses."""
+        costs = self.kind.costs
+        run_rows = round(costs.forward.count_run_rows(sequences * costs.rows(0), sequences)) + filled
+        if run_rows == self._run_rows:
+            return 0.0
+        self._run_rows = run_rows
+        return costs.change_ms * (1.0 - self._courses.changing if self._drafted else 1.0)
 
     def _share_rows(self, decoding: list[SimulatedSequence], context: float) -> list[tuple[SimulatedSequence, int]]:
         """Return the rows that each prompt gets of every forward, as in engine.batch."""

@@ -185,3 +185,12 @@ def test_a_prompt_in_parts_pays_for_the_rows_of_each_part():
         first = max(range(2), key=lambda number: outcomes.arrivals_s[number])
         waits.append(outcomes.firsts_s[first] - outcomes.arrivals_s[first])
     assert waits[0] < waits[1] < 0.9 * waits[2]
+
+
+def test_a_forward_of_other_rows_than_the_one_before_takes_longer():
+    kind = make_kind(speculates=False)
+    changing = replace(kind, costs=replace(kind.costs, change_ms=10.0))
+    requests = [TracedRequest(10.0 * n, 40, 20) for n in range(3)]
+    steady, longer = (play(make_fleet(one), requests).outcomes for one in (kind, changing))
+    for more_s, before, after in ((0.01, steady.firsts_s, longer.firsts_s), (0.02, steady.ends_s, longer.ends_s)):
+        assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([more_s] * 3)

@@ -186,8 +186,9 @@ def calibrate_rounds(before: Calibration, pairs: Sequence[tuple[RunFigures, RunF
 
 def calibrate_prompts(before: Calibration, prompts: Sequence[int], ttfts_ms: Sequence[float]) -> Calibration:
     """Return a calibration by the times to the first token of requests that came one at a time: a line over what the
-    profile says of their prompts, whose relative errors are least: a long prompt counts no more than a short one."""
+    profile says of their prompts, whose relative errors are least: a long prompt counts no more than a short one. Each
+    prompt's forward has other rows than the one before."""
     predicted = [before.cost.prefill_ms(tokens) for tokens in prompts]
     slope, base = np.polyfit(predicted, ttfts_ms, 1, w=[1.0 / ms for ms in ttfts_ms])
-    way_ms = before.timing.intake_ms + before.timing.deliver_ms
-    return replace(before, prefill_pace=float(slope), prompt_ms=float(base) - way_ms)
+    beside_ms = before.timing.intake_ms + before.timing.deliver_ms + before.pace * before.cost.changing_ms
+    return replace(before, prefill_pace=float(slope), prompt_ms=float(base) - beside_ms)

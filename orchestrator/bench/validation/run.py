@@ -199,8 +199,8 @@ def _calibrate(
     """Return a place's calibration by all times that its calibrations were made, each at the machine's usual pace."""
     first = calibrations[0]
     ttfts_ms = [ms / slower for run, real, slower in made if run == first for ms in real.ttfts_ms]
-    prompts = requests[first].prompt_tokens
-    known = calibrate_prompts(known, [*prompts] * (len(ttfts_ms) // len(prompts)), ttfts_ms)
+    prompts = [*requests[first].prompt_tokens] * (len(ttfts_ms) // len(requests[first].prompt_tokens))
+    known = calibrate_prompts(known, prompts, ttfts_ms)
     pairs = [
         (
             average_figures([scale_times(real.figures, 1.0 / slower) for one, real, slower in made if one == run]),
@@ -208,7 +208,7 @@ def _calibrate(
         )
         for run in calibrations
     ]
-    known = calibrate_rounds(known, pairs[-2:])
+    known = calibrate_prompts(calibrate_rounds(known, pairs[-2:]), prompts, ttfts_ms)
     if workers == 1:
         return known
     # One at a time has the machine to itself.
