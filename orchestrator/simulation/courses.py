@@ -56,7 +56,7 @@ PLAIN = Course((0, 1), 0.0, 0.0)
 class CompanyCourses:
     """The courses of all recorded requests in company of `sequences`, in the order of the recording. A round took
     `beside_ms` more than a forward of the mean number of rows: drafting, and what changing numbers of rows cost. In
-    `drafting` of its rounds (0 to 1) somebody drafted, and in `changing` of them more or less than in the one before."""
+    `drafting` of its rounds (0 to 1) somebody drafted, in `changing` of them more or less than in the one before."""
 
     sequences: int
     courses: tuple[Course, ...]
