@@ -24,7 +24,13 @@ from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Delta, Event, Gauges, Ready, RoundReport, Submit
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.prefill_budget import rows_within, share_prefill_rows
-from policies.serving.replay_budget import share_replay_rows
+from policies.serving.replay_budget import (
+    ReplayBudget,
+    bound_replay_rows,
+    observe_decoding,
+    observe_replay,
+    share_replay_rows,
+)
 
 _LEAST_PREFILL_ROWS = 16
 _GAUGES_EVERY_S = 1.0
@@ -76,6 +82,8 @@ class SimulatedTarget:
         "_made",
         "_preempted",
         "_prefixes",
+        "_replaying",
+        "_replays",
         "_round_s",
         "_rounds",
         "_run_rows",
@@ -117,6 +125,8 @@ class SimulatedTarget:
         self._decoding = 0  # of the step under way: sequences that decode, and what a round of them makes and drafts
         self._made = self._drafted = self._draft_ms = 0.0
         self._filling: Sequence[tuple[SimulatedSequence, int]] = ()
+        self._replays = ReplayBudget()
+        self._replaying = 0  # of the step under way: rows of replays, where these alone are read beside decoding
         self._prefixes: OrderedDict[str, int] = OrderedDict()
 
     @property
@@ -264,6 +274,10 @@ class SimulatedTarget:
         now_s, kept = self._world.now_s, []
         took_s = self._change_s + ran * self._round_s
         self.use.observe_step(ran, took_s, self._decoding, ran * self._made, ran * self._drafted)
+        if self._replaying:
+            self._replays = observe_replay(self._replays, took_s * MS_PER_S, rows=self._replaying)
+        elif self._replays.debt_ms or self._replays.rests:
+            self._replays = observe_decoding(self._replays, took_s / ran * MS_PER_S)
         deltas: list[Delta] = []
         for one in self._running:
             if one.unread or one.end > rounds:
@@ -314,14 +328,18 @@ class SimulatedTarget:
             if self.kind.alone != 1.0 and not self._world.is_crowded(self.replica.machine):
                 round_ms *= self.kind.alone
             rounds = max(1, min([one.end for one in decoding]) - self.rounds)
-        self._filling = self._share_rows(decoding, context) if count < len(running) else ()
-        filled = 0
+        self._filling = self._share_rows(decoding, context, round_ms) if count < len(running) else ()
+        filled = self._replaying = 0
+        if count < len(running) and not self._filling:
+            rounds = 1  # replays rest
         if self._filling:
             filled = sum([rows for _, rows in self._filling])
             behind = sum([one.known - one.unread for one, _ in self._filling]) / len(self._filling)
             round_ms += costs.forward.chunk_ms(filled, behind, beside=count > 0)
             # A last part that is smaller is a step of its own.
             rounds = min(rounds, *[one.unread // rows for one, rows in self._filling])
+            if decoding and all(one.base for one, _ in self._filling):
+                rounds, self._replaying = 1, filled
         if self._overfull(decoding):
             rounds = min(rounds, max(1, int(self._count_free() / max(1.0, self._made))))
         self._round_s = round_ms * self.slowness / MS_PER_S
@@ -354,25 +372,50 @@ class SimulatedTarget:
         self._run_rows = run_rows
         return costs.change_ms * (1.0 - self._courses.changing if self._drafted else 1.0)
 
-    def _share_rows(self, decoding: list[SimulatedSequence], context: float) -> list[tuple[SimulatedSequence, int]]:
-        """Return the rows that each prompt gets of every forward, as in engine.batch."""
+    def _share_rows(
+        self, decoding: list[SimulatedSequence], context: float, decode_ms: float
+    ) -> list[tuple[SimulatedSequence, int]]:
+        """Return the rows that each prompt and each replay gets of the next forward, as in engine.batch. `decode_ms`:
+        what the forward takes without them. None where replays are to rest."""
         costs, filling = self.kind.costs, [one for one in self._running if one.unread]
-        most = max(1, costs.most_rows - len(decoding) * costs.rows(0))
+        left = replay_rows = max(1, costs.most_rows - len(decoding) * costs.rows(0))
+        replays, prompts = [one for one in filling if one.base], [one for one in filling if not one.base]
         if decoding:
             first = filling[0]
             row_ms = costs.forward.chunk_ms(128, first.known - first.unread, beside=True) / 128
-            most = rows_within(
+            left = rows_within(
                 row_ms,
                 decode_ms=costs.forward.ms(len(decoding) * costs.rows(0), len(decoding), context),
                 bound_ms=self.kind.max_itl_ms,
-                most=most,
-                least=min(most, _LEAST_PREFILL_ROWS),
+                most=left,
+                least=min(left, _LEAST_PREFILL_ROWS),
             )
-        wanted = [one.unread for one in filling]
-        if all(one.base for one in filling):  # replays
-            rows = share_replay_rows(wanted, most, paid_rows=1)
-            return [(one, count) for one, count in zip(filling, rows, strict=True) if count]
-        return [(filling[place], count) for place, count in share_prefill_rows(wanted, most, paid_rows=1)]
+            if replays:
+                replay_rows = self._bound_replays(decoding, replays, decode_ms, replay_rows, left)
+        if prompts:
+            replay_rows = max(left // 2, 1)
+        # No chunk reaches over a prompt's end.
+        wanted = [one.unread - one.base if one.unread > one.base else one.unread for one in replays]
+        rows = share_replay_rows(wanted, replay_rows, paid_rows=1)
+        given = [(one, count) for one, count in zip(replays, rows, strict=True) if count]
+        left -= sum([count for _, count in given])
+        shared = share_prefill_rows([one.unread for one in prompts], left, paid_rows=1)
+        return [*given, *((prompts[place], count) for place, count in shared)]
+
+    def _bound_replays(
+        self,
+        decoding: list[SimulatedSequence],
+        replays: list[SimulatedSequence],
+        decode_ms: float,
+        most: int,
+        every: int,
+    ) -> int:
+        """Return the rows of replays beside sequences that decode, of which some may have been there before."""
+        came_s = min([one.queued_s for one in replays])
+        if not any(0.0 < one.first_s <= came_s for one in decoding):
+            return min(most, every)
+        self._replays = self._replays._replace(decode_ms=decode_ms * self.slowness)
+        return bound_replay_rows(self._replays, bound_ms=self.kind.max_itl_ms, most=most)
 
     def _admit(self) -> None:
         """Start whoever has a place and memory, in order."""

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from device_profiles.cost import StepCost
 from orchestrator.errors import ConfigError
 from orchestrator.simulation.faults import Fault, FaultSchedule, RandomFaults, list_faults, load_faults
 from orchestrator.simulation.trace import TracedRequest
 from orchestrator.simulation.world import World
 from policies.serving.failover.standby import Readiness
+from policies.serving.replay_budget import REPLAY_SHARE
 from tests.simulation.fleets import LIMITS, add_draft, make_fleet, make_kind, play
 
 TWO = make_fleet(add_draft(make_kind()), add_draft(make_kind(speed=0.5)))
@@ -194,3 +196,14 @@ def test_a_forward_of_other_rows_than_the_one_before_takes_longer():
     steady, longer = (play(make_fleet(one), requests).outcomes for one in (kind, changing))
     for more_s, before, after in ((0.01, steady.firsts_s, longer.firsts_s), (0.02, steady.ends_s, longer.ends_s)):
         assert [b - a for a, b in zip(before, after, strict=True)] == pytest.approx([more_s] * 3)
+
+
+def test_lost_streams_are_read_again_in_half_of_the_time_beside_streams_that_run():
+    kind = make_kind(speculates=False)
+    row_ms = 1.0
+    dear = replace(kind, costs=replace(kind.costs, forward=StepCost((1.0, 512.0), (20.0, 20.0 + 511.0 * row_ms))))
+    requests = [TracedRequest(0.1 * n, 100, 400) for n in range(4)]
+    outcomes = play(make_fleet(dear, dear), requests, [Fault(at_s=5, kind="kill_worker", name="target-2")]).outcomes
+    assert len(outcomes.pauses_ms) == 2
+    read_ms = 250 * row_ms  # each was told more tokens than that, its prompt included
+    assert min(outcomes.pauses_ms) > read_ms + read_ms / REPLAY_SHARE
