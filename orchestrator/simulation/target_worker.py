@@ -204,7 +204,7 @@ class SimulatedTarget:
         """Say what was decoded so far, as a worker does in each round: before it is lost, or stands still."""
         if not self._running or not self._round_s:
             return
-        ran = max(0, min(self._rounds, int((self._world.now_s - self._began_s) / self._round_s)))
+        ran = min(self._rounds, self._count_ended_rounds())
         self.rounds += ran
         deltas = []
         for one in self._running:
@@ -248,11 +248,15 @@ class SimulatedTarget:
             self.draft.targets.discard(self)
             self.draft = None
 
+    def _count_ended_rounds(self) -> int:
+        """Return the rounds that ended since the step began. None did within the time that the first takes longer."""
+        return max(0, int((self._world.now_s - self._began_s) / self._round_s))
+
     def _end_early(self) -> None:
         """End the step with the round under way."""
         if self.frozen or not self._round_s:
             return
-        rounds = max(0, int((self._world.now_s - self._began_s) / self._round_s)) + 1
+        rounds = self._count_ended_rounds() + 1
         if rounds < self._rounds:
             self._rounds = rounds
             self._await_end()
@@ -330,8 +334,6 @@ class SimulatedTarget:
             rounds = max(1, min([one.end for one in decoding]) - self.rounds)
         self._filling = self._share_rows(decoding, context, round_ms) if count < len(running) else ()
         filled = self._replaying = 0
-        if count < len(running) and not self._filling:
-            rounds = 1  # replays rest
         if self._filling:
             filled = sum([rows for _, rows in self._filling])
             behind = sum([one.known - one.unread for one, _ in self._filling]) / len(self._filling)
@@ -340,6 +342,8 @@ class SimulatedTarget:
             rounds = min(rounds, *[one.unread // rows for one, rows in self._filling])
             if decoding and all(one.base for one, _ in self._filling):
                 rounds, self._replaying = 1, filled
+        elif count < len(running):
+            rounds = 1  # replays rest
         if self._overfull(decoding):
             rounds = min(rounds, max(1, int(self._count_free() / max(1.0, self._made))))
         self._round_s = round_ms * self.slowness / MS_PER_S
