@@ -14,7 +14,8 @@ class MemoryCosts:
     the prepared weights of layers and head are in memory at the peak (mapped, read, packed for its kernels);
     `layers_copies`: how often those of layers are besides (packed again for forwards of few rows);
     `embedding_copies`: how often an embedding is that is not the head too. `logits_copies`: copies of float32 logits at
-    the peak; `scores_copies`: of float32 scores of attention. `mlp_floats` and `hidden_floats`: float32 values of a
+    the peak. `scores_rows`: of so many rows the float32 scores of attention are in memory at the peak, however many
+    rows a forward has. `mlp_floats` and `hidden_floats`: float32 values of a
     row's activations, as multiples of those sizes. `graph_copies` and `graph_cache_copies`: how often the weights that
     a graph of fixed shape is made from, and the keys and values that it is given, are in memory for it.
     """
@@ -27,7 +28,7 @@ class MemoryCosts:
     hidden_floats: float
     layer_bytes: int = 0
     layers_copies: float = 0.0
-    scores_copies: float = 0.0
+    scores_rows: int = 0
     graph_copies: float = 0.0
     graph_cache_copies: float = 0.0
 
@@ -83,14 +84,11 @@ def plan_memory(
     weights += costs.layers_copies * model.layers_bytes + costs.embedding_copies * model.embedding_bytes
     graphs = costs.graph_copies * model.graph_weights_bytes + costs.graph_cache_copies * model.graph_caches_bytes
     row = 4.0 * (
-        costs.logits_copies * model.vocabulary
-        + costs.scores_copies * model.heads * model.context_tokens
-        + costs.mlp_floats * model.mlp
-        + costs.hidden_floats * model.hidden
+        costs.logits_copies * model.vocabulary + costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden
     )
     return MemoryPlan(
         process=process_bytes,
         weights=int(costs.fixed_bytes + costs.layer_bytes * model.layers + weights + graphs),
         kv_cache=kv_cache_bytes,
-        workspace=int(row * batch_rows),
+        workspace=int(row * batch_rows) + 4 * costs.scores_rows * model.heads * model.context_tokens,
     )

@@ -41,7 +41,7 @@ _CPU_MEMORY = MemoryCosts(
     layers_copies=1,
     embedding_copies=0,
     logits_copies=2.5,
-    scores_copies=3,
+    scores_rows=192,
     mlp_floats=2,
     hidden_floats=4,
 )

@@ -11,8 +11,8 @@ from torch import nn
 class PackedLinear(nn.Module):  # type: ignore[misc]  # torch is untyped here
     """A product by oneDNN, its weights packed once for the processor.
 
-    It gives the same bits for any number of rows but one, on any number of threads. The product that torch chooses
-    itself has classes by rows and threads.
+    It gives the same bits for any number of rows but one, on any number of threads; in bfloat16 with AMX only in tiles.
+    The product that torch chooses itself has classes by rows and threads.
     """
 
     def __init__(self, weight: Any, bias: Any) -> None:

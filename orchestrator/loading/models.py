@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -142,7 +143,6 @@ def load_model(
     and may not have; `refresh`: find its numerical class again. Raises what adapters raise."""
     found = prepare_model(options, progress)
     adapter, file, prepared, choice = found.adapter, found.file, found.prepared, found.choice
-    plan = None
     asked = LoadOptions(
         device=adapter.device
         if isinstance(adapter, PipelineLoader)
@@ -157,8 +157,10 @@ def load_model(
         static=options.static,
         tensor_parallel=options.tensor_parallel,
     )
+    predict = None
     if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
-        plan = predict_memory(asked, adapter, file, prepared)
+        predict = partial(predict_memory, adapter=adapter, file=file, prepared=prepared)
+    plan = predict(asked) if predict else None
     classes: MeasuredClasses | None = None
     if serves or asked.exactness is Exactness.BIT:
         question = _question(options, adapter, asked, prepared, file)
@@ -166,8 +168,8 @@ def load_model(
     else:
         model = adapter.load(prepared, asked, progress)
     rows = model.capabilities.max_batch_rows
-    if plan is not None and rows < asked.max_batch_rows:  # its numerical class has no larger forwards
-        plan = replace(plan, workspace=plan.workspace * rows // asked.max_batch_rows)
+    if predict and plan and rows < asked.max_batch_rows:  # its numerical class has no larger forwards
+        plan = predict(replace(asked, max_batch_rows=rows), process_bytes=plan.process)
     shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
     parts = adapter.parts if isinstance(adapter, PipelineLoader) else ()
     told = (prepared, choice, plan, classes, shards, parts, found.split)

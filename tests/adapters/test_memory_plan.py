@@ -128,7 +128,9 @@ def test_the_peak_stays_within_the_plan(
 
 
 sizes = st.integers(0, 1 << 40)
-costs = st.builds(MemoryCosts, sizes, *[st.floats(0, 4)] * 3, *[st.floats(0, 30)] * 2, sizes, *[st.floats(0, 4)] * 2)
+costs = st.builds(
+    MemoryCosts, sizes, *[st.floats(0, 4)] * 3, *[st.floats(0, 30)] * 2, sizes, st.floats(0, 4), st.integers(0, 256)
+)
 
 
 @given(costs, st.integers(1, 300_000), st.integers(1, 10_000), sizes, sizes, st.integers(1, 8192), sizes)

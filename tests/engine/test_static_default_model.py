@@ -4,13 +4,14 @@ loop."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from adapters import registry
 from adapters.conformance.case import run
-from adapters.contract import LoadedModel, LoadOptions, StaticShapes
+from adapters.contract import LoadedModel, LoadOptions, NumericalClass, Precision, StaticShapes
 from adapters.invariance import find_variance
 from orchestrator.workers.messages import Sampling, Submit
 from tests.engine.conftest import silent
@@ -18,6 +19,7 @@ from tests.support.loops import decode, loop_over, suffix
 
 pytestmark = pytest.mark.model
 STATIC = StaticShapes(on=True, context_tokens=512, prefill_rows=64, verify_rows=(1, 4))
+OPTIONS = LoadOptions(slots=4, max_batch_rows=256, kv_cache_bytes=128 << 20, static=STATIC)
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +27,16 @@ def model(layers_model) -> LoadedModel:
     return layers_model
 
 
+def load_static(store, layers_file, numerical_class: NumericalClass) -> LoadedModel:
+    adapter = registry.get_for("openvino_rt", "CPU", STATIC)
+    options = replace(OPTIONS, numerical_class=numerical_class)
+    return adapter.load(store.prepare(layers_file, adapter, silent), options, silent)
+
+
 @pytest.fixture(scope="module")
 def static(store, layers_file) -> Iterator[LoadedModel]:
-    adapter = registry.get_for("openvino_rt", "CPU", STATIC)
-    options = LoadOptions(slots=4, max_batch_rows=256, kv_cache_bytes=128 << 20, static=STATIC)
-    loaded = adapter.load(store.prepare(layers_file, adapter, silent), options, silent)
+    """In float32, in which every processor has one class of all widths."""
+    loaded = load_static(store, layers_file, NumericalClass(Precision.FP32, Precision.FP32))
     yield loaded
     loaded.close()
 
@@ -50,6 +57,19 @@ def test_every_width_computes_the_same_bits(static):
     assert find_variance(static) == ""
     assert caps.max_context_tokens == 512
     assert caps.total_blocks * caps.block_tokens * static.spec.bytes_per_token <= 128 << 20
+
+
+def test_widths_that_compute_other_bits_are_left_out(store, layers_file):
+    """In bfloat16 with AMX one row, two to four and more have three kernels."""
+    classes = {one.activations: one for one in registry.get_for("openvino_rt", "CPU", STATIC).classes(OPTIONS)[0]}
+    if Precision.BF16 not in classes:
+        pytest.skip("OpenVINO does not compute in bfloat16 on this processor")
+    loaded = load_static(store, layers_file, classes[Precision.BF16])
+    caps = loaded.capabilities
+    assert caps.row_invariant
+    assert set(caps.static_widths) <= {1, 4, 64}
+    assert find_variance(loaded) == ""
+    loaded.close()
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, top_p=0.95, seed=7)], ids=["greedy", "sampled"])

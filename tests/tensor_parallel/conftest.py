@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from adapters import registry
-from adapters.conformance.case import Case, Prepared, load, prepare_case
+from adapters.conformance.case import Case, Prepared, prepare_case
 from adapters.conformance.fixtures import all_free as all_free
 from adapters.conformance.fixtures import far as far
 from adapters.conformance.fixtures import model as model
@@ -61,11 +59,3 @@ def prepared(whole: Prepared) -> Prepared:
     """The same, to be loaded over ranks."""
     own = whole.path / f"{RANKS} ranks"  # nothing reads it: by it the suite knows which class keeps its bits
     return replace(whole, adapter=Split(RANKS, whole.path), path=own)
-
-
-@pytest.fixture
-def uncut(whole: Prepared, model: LoadedModel) -> Iterator[Any]:
-    """The whole model, loaded in the class that the ranks have."""
-    loaded = load(whole, numerical_class=model.capabilities.numerical_class)
-    yield loaded
-    loaded.close()

@@ -24,7 +24,10 @@ from adapters.contract import (
     DeviceLost,
     LoadedModel,
     LoadOptions,
+    Logits,
     MovableKv,
+    NumericalClass,
+    Precision,
     Segment,
     TensorParallelAdapter,
     Unsupported,
@@ -35,6 +38,7 @@ from adapters.torch_device.model import TorchModel
 from adapters.torch_device.ranks import SplitRunner
 from adapters.torch_device.split import split_decoder
 from adapters.torch_device.weights import read_decoder, read_prepared_tensors
+from device_profiles.workload import ModelSpec
 from tests.support import tiny_models
 from tests.tensor_parallel.conftest import RANKS, Split
 
@@ -53,12 +57,27 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     raise AssertionError("it did not come to that in 30 s")
 
 
-def test_two_ranks_say_what_the_whole_says(model: LoadedModel, uncut: LoadedModel) -> None:
-    tokens = text(model, 70)
-    split, whole = (run(one, 0, tokens, [33, 1, 36]) for one in (model, uncut))
-    assert np.allclose(split, whole, atol=1e-2 * float(np.abs(whole).max()))
-    assert np.array_equal(split.argmax(axis=1), whole.argmax(axis=1))
-    assert model.spec == uncut.spec, "all ranks together take what the whole takes"
+def read_rows(prepared: Prepared, precision: Precision) -> tuple[Logits, ModelSpec]:
+    """Return a text's logits, and the spec, of a model whose activations have that format."""
+    chosen = NumericalClass(precision, precision)
+    options = LoadOptions(slots=1, max_batch_rows=64, kv_cache_bytes=16 << 20, numerical_class=chosen)
+    model = prepared.adapter.load(prepared.path, options, silent)
+    try:
+        return run(model, 0, text(model, 70), [33, 1, 36]), model.spec
+    finally:
+        model.close()
+
+
+def test_two_ranks_say_what_the_whole_says(prepared: Prepared, whole: Prepared) -> None:
+    """In float32 to the rounding of sums, in bfloat16 as near that as the whole is."""
+    exact, rounded = (read_rows(whole, one) for one in (Precision.FP32, Precision.BF16))
+    split, split_rounded = (read_rows(prepared, one) for one in (Precision.FP32, Precision.BF16))
+    assert np.allclose(split[0], exact[0], atol=1e-5 * float(np.abs(exact[0]).max()))
+    assert np.array_equal(split[0].argmax(axis=1), exact[0].argmax(axis=1))
+    errors = [float(np.sqrt(np.mean((one[0] - exact[0]) ** 2))) for one in (split_rounded, rounded)]
+    assert errors[0] <= 1.1 * errors[1]
+    specs = [one[1] for one in (split, split_rounded)]
+    assert specs == [exact[1], rounded[1]], "all ranks together take what the whole takes"
 
 
 def test_pages_of_all_ranks_go_along_with_a_sequence(model: LoadedModel) -> None:
