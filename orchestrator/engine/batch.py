@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from adapters.contract import Segment
 from device_profiles.units import ceil_div
 from orchestrator.engine.sequence import SequenceState
-from policies.serving.prefill_budget import share_prefill_rows
-from policies.serving.replay_budget import share_replay_rows
+from policies.serving.prefill_shares import PrefillRows, share_rows
 
 SCORED_ROWS = 128
 """The most rows of a prompt that one forward scores: each of them is as wide as the vocabulary."""
@@ -68,21 +66,13 @@ class ScheduledSequence:
         return (first, last) if last > first else (0, 0)
 
 
-class PrefillRows(NamedTuple):
-    """The most rows of prefill beside sequences that decode: of all, and of replays where no new prompt waits."""
-
-    every: int
-    replays: int
-
-
 def schedule_rows(
     running: Sequence[SequenceState], *, max_rows: int, prefill_rows: PrefillRows, paid_rows: int
 ) -> list[ScheduledSequence]:
     """Share the rows of one forward: first every decoding sequence, then replays, then other prefills.
 
     Drafts are added later, into rows that are left; a sequence for which no row is left waits a round. Prefills
-    get `prefill_rows` beside decoding sequences, all rows where there are none. Replays and new prompts have half each,
-    and what is left over.
+    get `prefill_rows` beside decoding sequences, all rows where there are none.
     """
     parts: list[ScheduledSequence] = []
     left = max_rows
@@ -90,21 +80,21 @@ def schedule_rows(
         if sequence.uncached == 1 and left >= paid_rows:
             parts.append(ScheduledSequence(sequence, 1, emits_logits=True))
             left -= paid_rows
-    replay_rows = left
-    if parts:
-        replay_rows, left = min(left, prefill_rows.replays), min(left, prefill_rows.every)
     filling = [sequence for sequence in running if sequence.uncached > 1]
     filling = _computing_what_no_other_does(sorted(filling, key=lambda one: not one.replays))
     replays = [one for one in filling if one.replays]
     prompts = [one for one in filling if not one.replays]
-    if prompts:
-        replay_rows = max(left // 2, min(left, paid_rows))
-    rows = share_replay_rows([_count_wanted_rows(one) for one in replays], replay_rows, paid_rows=paid_rows)
-    given = [(one, known) for one, known in zip(replays, rows, strict=True) if known]
-    left -= sum(max(known, paid_rows) for _, known in given)
-    shared = share_prefill_rows([_count_wanted_rows(one) for one in prompts], left, paid_rows=paid_rows)
-    for sequence, known in [*given, *((prompts[place], known) for place, known in shared)]:
-        parts.append(ScheduledSequence(sequence, known, emits_logits=known == sequence.uncached))
+    shares = share_rows(
+        [_count_wanted_rows(one) for one in replays],
+        [_count_wanted_rows(one) for one in prompts],
+        left,
+        bound=prefill_rows if parts else None,
+        paid_rows=paid_rows,
+    )
+    for of, given in ((replays, shares.replays), (prompts, shares.prompts)):
+        for place, rows in given:
+            sequence = of[place]
+            parts.append(ScheduledSequence(sequence, rows, emits_logits=rows == sequence.uncached))
     return parts
 
 

@@ -14,26 +14,19 @@ from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import NOTHING
-from orchestrator.engine.batch import (
-    PrefillRows,
-    ScheduledSequence,
-    count_min_rows,
-    most_blocks,
-    rows_of,
-    schedule_rows,
-)
+from orchestrator.engine.batch import ScheduledSequence, count_min_rows, most_blocks, rows_of, schedule_rows
 from orchestrator.engine.memory_guard import MemoryGuard
 from orchestrator.engine.prefix_cache import PrefixCache
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
 from orchestrator.engine.slo_monitor import SloMonitor
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.batch_bound import BatchLimits
-from policies.serving.prefill_budget import observe_prefill, rows_within
-from policies.serving.replay_budget import ReplayBudget, bound_replay_rows, observe_decoding, observe_replay
+from policies.serving.prefill_budget import observe_prefill
+from policies.serving.prefill_shares import PrefillRows, bound_prefill_rows, waits_for_replays
+from policies.serving.replay_budget import ReplayBudget, observe_decoding, observe_replay
 from policies.serving.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit
 from policies.speculation.cost_model import CostModel
 
-_LEAST_PREFILL_ROWS = 16
 _UNKNOWN_ROUND_MS = 5000.0
 
 
@@ -226,27 +219,22 @@ class Scheduler:
             preempted += self._preempt(missing)
 
     def _count_prefill_rows(self) -> PrefillRows:
-        """Return the rows of prefill that a forward may have beside sequences that decode.
-
-        Replays have less where a stream decodes that did so before the first of them came. Those that came with them
-        have waited as well, and gain from their end.
-        """
+        """Return the rows of prefill that a forward may have beside sequences that decode."""
         decoding = [ScheduledSequence(one, 1, emits_logits=True) for one in self._running if one.uncached == 1]
         if len(decoding) == len(self._running):
             return PrefillRows(0, 0)
-        every = rows_within(
-            self._prefill_row_ms,
+        return bound_prefill_rows(
+            self._replays,
+            row_ms=self._prefill_row_ms,
             decode_ms=self._decode_ms(decoding),
             bound_ms=self._max_itl_ms,
             most=self.memory.rows,
-            least=_LEAST_PREFILL_ROWS,
             share=self.levels.answer.prefill_share,
+            waits=waits_for_replays(
+                [part.sequence.first_token_s for part in decoding],
+                [one.queued_s for one in self._running if one.replays],
+            ),
         )
-        came_s = min((one.queued_s for one in self._running if one.replays), default=0.0)
-        if not any(0.0 < part.sequence.first_token_s <= came_s for part in decoding):
-            return PrefillRows(every, every)
-        most = self.memory.rows if self.levels.answer.prefill_share >= 1.0 else every
-        return PrefillRows(every, bound_replay_rows(self._replays, bound_ms=self._max_itl_ms, most=most))
 
     def _in_turn(self) -> list[SequenceState]:
         """Return who takes part in the next round: where not all who decode fit its latency budget, those of them who

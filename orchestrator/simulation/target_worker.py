@@ -23,16 +23,9 @@ from orchestrator.simulation.worker_ready import BLOCK_TOKENS, SUFFIX, build_rea
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Delta, Event, Gauges, Ready, RoundReport, Submit
 from policies.serving.admission import count_admissible_requests, victims
-from policies.serving.prefill_budget import rows_within, share_prefill_rows
-from policies.serving.replay_budget import (
-    ReplayBudget,
-    bound_replay_rows,
-    observe_decoding,
-    observe_replay,
-    share_replay_rows,
-)
+from policies.serving.prefill_shares import bound_prefill_rows, share_rows, waits_for_replays
+from policies.serving.replay_budget import ReplayBudget, observe_decoding, observe_replay
 
-_LEAST_PREFILL_ROWS = 16
 _GAUGES_EVERY_S = 1.0
 _MOST_STEP_S = 60.0
 
@@ -379,47 +372,34 @@ class SimulatedTarget:
     def _share_rows(
         self, decoding: list[SimulatedSequence], context: float, decode_ms: float
     ) -> list[tuple[SimulatedSequence, int]]:
-        """Return the rows that each prompt and each replay gets of the next forward, as in engine.batch. `decode_ms`:
-        what the forward takes without them. None where replays are to rest."""
+        """Return the rows that each prompt and each replay gets of the next forward. `decode_ms`: what the forward
+        takes without them. None where replays are to rest."""
         costs, filling = self.kind.costs, [one for one in self._running if one.unread]
-        left = replay_rows = max(1, costs.most_rows - len(decoding) * costs.rows(0))
+        most = max(1, costs.most_rows - len(decoding) * costs.rows(0))
         replays, prompts = [one for one in filling if one.base], [one for one in filling if not one.base]
+        bound = None
         if decoding:
+            waits = bool(replays) and waits_for_replays(
+                [one.first_s for one in decoding], [one.queued_s for one in replays]
+            )
+            if waits:
+                self._replays = self._replays._replace(decode_ms=decode_ms * self.slowness)
             first = filling[0]
-            row_ms = costs.forward.chunk_ms(128, first.known - first.unread, beside=True) / 128
-            left = rows_within(
-                row_ms,
+            bound = bound_prefill_rows(
+                self._replays,
+                row_ms=costs.forward.chunk_ms(128, first.known - first.unread, beside=True) / 128,
                 decode_ms=costs.forward.ms(len(decoding) * costs.rows(0), len(decoding), context),
                 bound_ms=self.kind.max_itl_ms,
-                most=left,
-                least=min(left, _LEAST_PREFILL_ROWS),
+                most=most,
+                waits=waits,
             )
-            if replays:
-                replay_rows = self._bound_replays(decoding, replays, decode_ms, replay_rows, left)
-        if prompts:
-            replay_rows = max(left // 2, 1)
         # No chunk reaches over a prompt's end.
         wanted = [one.unread - one.base if one.unread > one.base else one.unread for one in replays]
-        rows = share_replay_rows(wanted, replay_rows, paid_rows=1)
-        given = [(one, count) for one, count in zip(replays, rows, strict=True) if count]
-        left -= sum([count for _, count in given])
-        shared = share_prefill_rows([one.unread for one in prompts], left, paid_rows=1)
-        return [*given, *((prompts[place], count) for place, count in shared)]
-
-    def _bound_replays(
-        self,
-        decoding: list[SimulatedSequence],
-        replays: list[SimulatedSequence],
-        decode_ms: float,
-        most: int,
-        every: int,
-    ) -> int:
-        """Return the rows of replays beside sequences that decode, of which some may have been there before."""
-        came_s = min([one.queued_s for one in replays])
-        if not any(0.0 < one.first_s <= came_s for one in decoding):
-            return min(most, every)
-        self._replays = self._replays._replace(decode_ms=decode_ms * self.slowness)
-        return bound_replay_rows(self._replays, bound_ms=self.kind.max_itl_ms, most=most)
+        shares = share_rows(wanted, [one.unread for one in prompts], most, bound=bound, paid_rows=1)
+        return [
+            *((replays[place], rows) for place, rows in shares.replays),
+            *((prompts[place], rows) for place, rows in shares.prompts),
+        ]
 
     def _admit(self) -> None:
         """Start whoever has a place and memory, in order."""
