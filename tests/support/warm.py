@@ -124,9 +124,14 @@ def start_outrider(arguments: list[str], output: int, errors: int) -> WarmProces
 
 
 def _import_all() -> ModuleType:
-    """Import what a daemon and its workers import by themselves, some of it late; return the command line."""
+    """Import what a daemon and its workers import by themselves, some of it late; return the command line.
+
+    A daemon's threads look for NVIDIA devices while it forks its first worker. A fork never gets past the lock of a
+    module that another thread imports, so that is imported before.
+    """
     import httpcore  # noqa: F401
     import pydantic.v1  # noqa: F401 -- FastAPI asks whether a model is of this kind
+    import pynvml  # noqa: F401
     from fastapi import FastAPI  # noqa: F401
 
     from adapters.simulated import adapter  # noqa: F401
