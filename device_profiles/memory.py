@@ -14,10 +14,10 @@ class MemoryCosts:
     the prepared weights of layers and head are in memory at the peak (mapped, read, packed for its kernels);
     `layers_copies`: how often those of layers are besides (packed again for forwards of few rows);
     `embedding_copies`: how often an embedding is that is not the head too. `logits_copies`: copies of float32 logits at
-    the peak. `scores_rows`: of so many rows the float32 scores of attention are in memory at the peak, however many
-    rows a forward has. `mlp_floats` and `hidden_floats`: float32 values of a
-    row's activations, as multiples of those sizes. `graph_copies` and `graph_cache_copies`: how often the weights that
-    a graph of fixed shape is made from, and the keys and values that it is given, are in memory for it.
+    the peak. `scores_rows`: rows whose float32 scores of attention are there at the peak, whatever a forward has.
+    `mlp_floats` and `hidden_floats`: float32 values of a row's activations, as multiples of those sizes. `graph_copies`
+    and `graph_cache_copies`: how often the weights that a graph of fixed shape is made from, and the keys and values
+    that it is given, are in memory for it.
     """
 
     fixed_bytes: int

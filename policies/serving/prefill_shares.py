@@ -20,8 +20,7 @@ class PrefillRows(NamedTuple):
 
 
 class PrefillShares(NamedTuple):
-    """Rows of a forward, in the order in which they are run: for each of the replays and prompts that get any its
-    place among them, and how many."""
+    """Who gets rows of a forward, in the order in which they are run: (place among the replays or prompts, rows)."""
 
     replays: list[tuple[int, int]]
     prompts: list[tuple[int, int]]
