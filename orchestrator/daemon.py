@@ -130,6 +130,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.observe_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reloads.observe_hangup)
+        self._book.reserve()  # before models are prepared, which may fill the disk
         await self._do_for_each(TargetLife.prepare)
         self._given = take_sockets()
         with listen_tcp(self._config.api.host, self._config.api.port, self._given.api) as tcp:
@@ -339,7 +340,7 @@ class Daemon:
 
     async def _tend_book(self) -> None:
         while True:
-            await asyncio.sleep(self._config.journal.sync_s or _TEND_S)
+            await asyncio.sleep(min(_TEND_S, self._config.journal.sync_s or _TEND_S))
             await self._book.tend()
 
     async def _wait_failed(self) -> None:

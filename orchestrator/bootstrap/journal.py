@@ -12,5 +12,5 @@ from orchestrator.journal.book import AnswerBook, BookLimits
 def build_book(config: ClusterConfig, state: Path, clock: Clock) -> AnswerBook:
     """Return the book, with its files in the daemon's own directory `state`."""
     asked = config.journal
-    limits = BookLimits(int(asked.memory), asked.ended_s, asked.detached_s, asked.sync_s)
+    limits = BookLimits(int(asked.memory), asked.ended_s, asked.detached_s, asked.sync_s, int(asked.reserve))
     return AnswerBook(limits, clock, state / "journal" if asked.enabled else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,8 @@ from pathlib import Path
 from orchestrator.errors import DaemonError
 
 _FILE = "lease"
+
+_log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -25,11 +28,19 @@ def hold_lease(directory: Path) -> Iterator[Path]:
         raise DaemonError(f"{directory}: {error.strerror}; set state.directory to one that this user owns") from error
     try:
         _lock(lease, directory)
-        os.ftruncate(lease, 0)
-        os.pwrite(lease, f"{os.getpid()}\n".encode(), 0)
+        _write_holder(lease, directory)
         yield directory
     finally:
         os.close(lease)
+
+
+def _write_holder(lease: int, directory: Path) -> None:
+    """Say who has it, for whoever comes second. Written over what was there: a full disk gives nothing back."""
+    told = f"{os.getpid()}\n".encode()
+    try:
+        os.ftruncate(lease, os.pwrite(lease, told, 0))
+    except OSError as error:
+        _log.warning("%s/%s cannot say who holds it: %s", directory, _FILE, error.strerror)
 
 
 def _lock(lease: int, directory: Path) -> None:

@@ -189,8 +189,11 @@ class JournalSection(Section):
     """`false`: nothing is written. A lost connection can still be resumed, but nothing outlives the daemon. The
     journal holds prompts and answers as tokens, in files that only the daemon's user can read."""
     memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
-    """What is kept at most, in memory and again on disk. Where that is not enough, ended answers are forgotten
-    first."""
+    """What is kept at most, in memory. Where that is not enough, ended answers are forgotten first."""
+    reserve: Size = Field(default=ByteSize(16 * 1024 * 1024), ge=ByteSize(256 * 1024))
+    """What is allocated ahead of the disk, so that a disk that others fill stops nothing. Half of it holds what is kept,
+    at about 5 bytes a token. Where that needs more, it takes more while there is room; on a full disk the oldest ended
+    answers give way first."""
     ended_s: float = Field(default=60.0, ge=0, le=86_400)
     """How long an answer is kept behind its end, for a client that has lost it."""
     detached_s: float = Field(default=30.0, ge=0, le=3600)

@@ -15,17 +15,18 @@ from math import inf
 from pathlib import Path
 
 from orchestrator.clock import Clock
-from orchestrator.journal.records import CUT, Committed, CommittedTokens, Opened, Record
+from orchestrator.journal.records import CUT, HEAD_BYTES, Committed, CommittedTokens, Opened, Record, encode_body
 from orchestrator.journal.segments import SegmentFiles
+from orchestrator.journal.standing import JournalView, choose_bodies, list_problems
 from orchestrator.workers.messages import Delta, RequestStats, Submit, TokenScore
 from policies.serving.overrides import EffectiveBound
 
 _TOKEN_BYTES = 40  # of a token in memory
 _ENTRY_BYTES = 2048  # of a request in memory, without its tokens
 _SCORE_BYTES = 400  # of a token's log-probabilities
-_SEGMENTS = 4  # a segment may grow to this part of what is kept at most
-_LEAST_SEGMENT_BYTES = 256 * 1024
 _SAY_FULL_EVERY_S = 60.0
+_TRY_EVERY_S = 5.0  # to allocate what is missing, and to take in again what did not fit
+_ASLEEP_S = 10.0  # nobody looks every second, so the machine or this process stood still
 
 _log = logging.getLogger(__name__)
 
@@ -33,12 +34,14 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class BookLimits:
     """`memory_bytes` bound all that is kept. An answer that nobody reads or decodes is kept for `ended_s`. A request
-    with a key goes on without a reader for `detached_s`. The file is forced to the disk every `sync_s` (0: never)."""
+    with a key goes on without a reader for `detached_s`. The file is forced to the disk every `sync_s` (0: never).
+    `reserve_bytes` of the disk are allocated ahead."""
 
     memory_bytes: int
     ended_s: float
     detached_s: float
     sync_s: float = 0.0
+    reserve_bytes: int = 1024 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -159,7 +162,7 @@ class AnswerBook:
     def __init__(self, limits: BookLimits, clock: Clock, directory: Path | None = None) -> None:
         self.limits = limits
         self._clock = clock
-        self._files = None if directory is None else SegmentFiles(directory)
+        self._files = None if directory is None else SegmentFiles(directory, limits.reserve_bytes)
         self._answers: dict[int, KeptAnswer] = {}  # oldest first
         self._ids: dict[str, KeptAnswer] = {}
         self._keys: dict[tuple[str, str], KeptAnswer] = {}
@@ -167,10 +170,9 @@ class AnswerBook:
         self.writes, self.written_s = 0, 0.0
         self._next = 1
         self._bytes = 0
-        self._segment_bytes = max(_LEAST_SEGMENT_BYTES, limits.memory_bytes // _SEGMENTS)
-        self._begun_s = clock.monotonic_s()
-        self._synced_s = clock.monotonic_s()
-        self._said_full_s = -inf
+        self._left_out: set[int] = set()  # what the segment of now has not, as it did not fit
+        self._begun_s = self._synced_s = self._looked_s = self._tried_s = clock.monotonic_s()
+        self._refused_s = self._said_full_s = -inf
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -179,6 +181,22 @@ class AnswerBook:
     def problem(self) -> str:
         """Why nothing is written just now; "" where it is, or is not to be."""
         return "" if self._files is None else self._files.problem
+
+    def view(self) -> JournalView:
+        """Return how it stands, and what it cannot keep."""
+        now_s, files = self._clock.monotonic_s(), self._files
+        running = [self._answers[number] for number in self._left_out if number in self._answers]
+        left_out = sum(not answer.complete for answer in running)
+        refuses = now_s - self._refused_s <= _SAY_FULL_EVERY_S
+        sizes = (0, 0) if files is None else (files.reserve_bytes, files.allocated_bytes)
+        told = ("", "") if files is None else (files.problem, files.short)
+        problems = list_problems(*told, left_out, sizes, refuses=refuses)
+        return JournalView(len(self._answers), left_out, self._bytes, *sizes, problems)
+
+    def reserve(self) -> None:
+        """Allocate the space of the files, before anybody needs it."""
+        if self._files is not None:
+            self._files.reserve()
 
     def recover(self) -> list[KeptAnswer]:
         """Take in what the last daemon left; returns the answers that were being written then, oldest first."""
@@ -197,6 +215,7 @@ class AnswerBook:
                     answer.choices[part.choice].add(part)
         self._next = max(self._answers, default=0) + 1
         self._bytes = sum(answer.measure_bytes() for answer in self._answers.values())
+        self.reserve()
         self._begin_segment()
         return [answer for answer in self._answers.values() if not answer.complete]
 
@@ -237,7 +256,8 @@ class AnswerBook:
         if answer.number in self._answers:
             scores = len(delta.logprobs or ()) + len(delta.prompt_logprobs or ())
             self._bytes += _TOKEN_BYTES * len(delta.tokens) + _SCORE_BYTES * scores
-            self._write_soon(part)
+            if answer.number not in self._left_out:
+                self._write_soon(part)
         choice = answer.choices[index]
         choice.stats, choice.engine = delta.stats or choice.stats, delta.engine
         choice.add(part)
@@ -280,23 +300,35 @@ class AnswerBook:
         answer.idle_s = self._clock.monotonic_s()
 
     def expire(self) -> None:
-        """Forget what was kept for long enough."""
-        end_s = self._clock.monotonic_s() - self.limits.ended_s
-        for answer in [one for one in self._answers.values() if one.idle_s is not None and one.idle_s < end_s]:
-            self.forget(answer)
+        """Forget what was kept for long enough. Time in which this process stood still counts for nobody: no client
+        could come back then."""
+        now_s = self._clock.monotonic_s()
+        asleep_s, self._looked_s = now_s - self._looked_s, now_s
+        idle = [(one, one.idle_s) for one in self._answers.values() if one.idle_s is not None]
+        for answer, since_s in idle:
+            if asleep_s > _ASLEEP_S:
+                answer.idle_s = min(now_s, since_s + asleep_s)
+            elif since_s < now_s - self.limits.ended_s:
+                self.forget(answer)
 
     async def tend(self) -> None:
-        """Do what is due from time to time: forget, write anew where that failed, force the file to the disk."""
+        """Do what is due from time to time, at least every few seconds: forget, allocate and write anew where that
+        failed, force the file to the disk."""
         self.expire()
         files, now_s = self._files, self._clock.monotonic_s()
         if files is None:
             return
-        aged = files.written_bytes > 0 and now_s - self._begun_s > max(1.0, self.limits.ended_s)
-        if files.problem or aged:
+        if files.short and now_s - self._tried_s >= _TRY_EVERY_S:
+            self._tried_s = now_s
+            files.reserve()
+        age_s = now_s - self._begun_s
+        aged = files.written_bytes > HEAD_BYTES and age_s > max(1.0, self.limits.ended_s)
+        if files.problem or aged or (self._left_out and age_s >= _TRY_EVERY_S):
             self._begin_segment()
         if self.limits.sync_s and now_s - self._synced_s >= self.limits.sync_s:
             self._synced_s = now_s
-            await asyncio.to_thread(files.sync)
+            if (error := await asyncio.to_thread(files.sync)) is not None:
+                files.give_up(error)
 
     def close(self) -> None:
         """Write no more; what may still be resumed stays for the next daemon."""
@@ -306,28 +338,40 @@ class AnswerBook:
             self._files.close(keep=bool(self._answers))
 
     def _append(self, records: Sequence[Record]) -> None:
-        if self._files is None:
-            return
-        self._files.append(records)
-        if self._files.written_bytes > self._segment_bytes:
-            self._begin_segment()
+        if self._files is not None and not self._files.append(records):
+            self._begin_segment()  # with all of them
 
     def _begin_segment(self) -> None:
-        """Write all that is kept into a new segment, and remove the others."""
+        """Write all that is kept into a new segment, and clear the other. Where the disk is full, what fits."""
         files = self._files
         if files is None:
             return
         self._begun_s = self._clock.monotonic_s()
-        files.begin([answer.describe() for answer in self._answers.values()], sync=bool(self.limits.sync_s))
-        if not files.problem:
-            files.drop_before(files.number)
+        self._pending.clear()  # it is in what is kept, and would be there twice
+        answers = list(self._answers.values())
+        bodies = [encode_body(answer.describe()) for answer in answers]
+        left_out: list[int] = []
+
+        def choose(room_bytes: int) -> list[bytes]:
+            """Ended answers give way first, the oldest of them before the others; then the newest running ones."""
+            wanted = sorted(
+                range(len(answers)), key=lambda at: (answers[at].complete, -at if answers[at].complete else at)
+            )
+            kept = choose_bodies(bodies, wanted, room_bytes)
+            left_out.extend(answers[at].number for at in range(len(answers)) if at not in kept)
+            return [bodies[at] for at in sorted(kept)]
+
+        files.begin(bodies, choose, sync=bool(self.limits.sync_s))
+        before, self._left_out = self._left_out, set(left_out)
+        if any(not self._answers[number].complete for number in self._left_out - before):
+            _log.error("running answers do not fit into journal.reserve while the disk is full")
 
     def _make_room(self, size: int) -> bool:
         """Forget idle answers, oldest first, until so much fits; False where it does not."""
         while self._bytes + size > self.limits.memory_bytes:
             idle = next((one for one in self._answers.values() if one.idle_s is not None), None)
             if idle is None:
-                now_s = self._clock.monotonic_s()
+                now_s = self._refused_s = self._clock.monotonic_s()
                 if now_s - self._said_full_s > _SAY_FULL_EVERY_S:
                     self._said_full_s = now_s
                     _log.warning("a new answer could not be resumed: journal.memory is full of running ones")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import signal
 import stat
 from collections.abc import Iterator
@@ -15,13 +16,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.journal.book import AnswerBook, BookLimits, KeptAnswer
-from orchestrator.journal.records import MAGIC, Committed, CommittedTokens, Opened, decode_records, encode_record
+from orchestrator.journal.records import (
+    HEAD_BYTES,
+    OLD_MAGIC,
+    Committed,
+    CommittedTokens,
+    Head,
+    Opened,
+    Record,
+    decode_old_records,
+    decode_segment,
+    encode_records,
+)
 from orchestrator.workers.messages import Delta, RequestStats, Submit
 
 pytestmark = pytest.mark.asyncio
 
 STATS = RequestStats(3, 4, 2, 1, 1, 0.5, 1.5)
-LIMITS = BookLimits(memory_bytes=4 * 1024 * 1024, ended_s=60.0, detached_s=1.0)
+KIB = 1024
+LIMITS = BookLimits(memory_bytes=4 * KIB * KIB, ended_s=60.0, detached_s=1.0, reserve_bytes=256 * KIB)
+SALT = 7
 
 
 @dataclass
@@ -117,6 +131,13 @@ async def test_answers_are_their_owners(tmp_path):
     assert book.find(request_id="b", owner="me") is None
 
 
+async def let_pass(book: AnswerBook, clock: Hand, seconds: int) -> None:
+    """A daemon that runs looks every second."""
+    for _ in range(seconds):
+        clock.now_s += 1.0
+        await book.tend()
+
+
 async def test_what_nobody_asks_for_is_forgotten_in_time_and_leaves_the_disk(tmp_path):
     clock = Hand()
     book = book_in(tmp_path, clock)
@@ -125,20 +146,37 @@ async def test_what_nobody_asks_for_is_forgotten_in_time_and_leaves_the_disk(tmp
     book.mark_busy(read)
     book.record(unread, 0, Delta("", [424_242]))
     book.flush()
-    clock.now_s += 61.0
-    await book.tend()
+    await let_pass(book, clock, 61)
     assert book.find(request_id="b", owner="me") is None
     assert book.find(request_id="a", owner="me") is read
-    assert set(recover_all(tmp_path)) == {"a"}
+    await let_pass(book, clock, 61)
+    assert not any(b"\xce\x00\x06\x79\x32" in file.read_bytes() for file in tmp_path.iterdir())  # 424242
+    assert set(recover_all(Path(shutil.copytree(tmp_path, tmp_path.with_name("copy"))))) == {"a"}
     book.mark_idle(read)
-    clock.now_s += 61.0
-    await book.tend()
+    await let_pass(book, clock, 61)
     book.close()
-    assert list(tmp_path.iterdir()) == []
+    assert not any(any(file.read_bytes()) for file in tmp_path.iterdir())
 
 
-async def test_files_are_for_their_user_alone_and_do_not_grow_for_ever(tmp_path):
-    limits = BookLimits(memory_bytes=64 * 1024, ended_s=60.0, detached_s=1.0)
+async def test_time_in_which_the_machine_slept_lets_nothing_expire(tmp_path):
+    clock = Hand()
+    book = book_in(tmp_path, clock)
+    book.recover()
+    answer = open_answer(book, "a")
+    await let_pass(book, clock, 30)
+    for asleep_s in (61.0, 86_400.0):
+        clock.now_s += asleep_s
+        assert book.find(request_id="a", owner="me") is answer
+        await book.tend()
+        assert book.find(request_id="a", owner="me") is answer
+    await let_pass(book, clock, 29)
+    assert book.find(request_id="a", owner="me") is answer
+    await let_pass(book, clock, 2)
+    assert book.find(request_id="a", owner="me") is None
+
+
+async def test_files_are_for_their_user_alone_and_take_their_reserve_and_no_more(tmp_path):
+    limits = BookLimits(memory_bytes=64 * KIB, ended_s=60.0, detached_s=1.0, reserve_bytes=256 * KIB)
     book = book_in(tmp_path, limits=limits)
     book.recover()
     for number in range(400):
@@ -149,7 +187,7 @@ async def test_files_are_for_their_user_alone_and_do_not_grow_for_ever(tmp_path)
         book.mark_idle(answer)
     files = list(tmp_path.iterdir())
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-    assert sum(file.stat().st_size for file in files) < 400_000  # all of it would be some 2 MB
+    assert sum(file.stat().st_blocks * 512 for file in files) <= 256 * KIB + 16 * KIB  # and what the file system adds
     assert len(book) < 10
 
 
@@ -161,18 +199,29 @@ async def test_without_room_a_request_is_served_all_the_same(tmp_path):
     assert book.open("c", [Submit("c", [1], max_tokens=1)], key="", owner="me", body="", created_s=0) is None
 
 
-def journal_of(rounds: list[list[list[int]]]) -> tuple[bytes, list[int]]:
-    """A file of two requests with these rounds, and where its records end."""
-    records: list[Opened | Committed] = [
+def records_of(rounds: list[list[list[int]]]) -> list[Record]:
+    """Two requests with these rounds."""
+    records: list[Record] = [
         Opened(number, "ab"[number], "", "me", "", 0, [Submit("s", [1], max_tokens=9)]) for number in range(2)
     ]
     for tokens in rounds:
         records.append(Committed([CommittedTokens(number, 0, each) for number, each in enumerate(tokens)]))
-    data, ends = MAGIC, [len(MAGIC)]
+    return records
+
+
+def segment_of(records: list[Record], number: int = 1, snapshot: int = 0) -> tuple[bytes, list[int]]:
+    """A segment of these, which began with the first `snapshot` of them, and where its head and its records end."""
+    data = Head(number, SALT, len(encode_records(records[:snapshot], SALT))).encode()
+    ends = [len(data)]
     for record in records:
-        data += encode_record(record)
+        data += encode_records([record], SALT)
         ends.append(len(data))
     return data, ends
+
+
+def old_file_of(records: list[Record]) -> bytes:
+    """What versions before 2026-11-28 wrote."""
+    return OLD_MAGIC + encode_records(records, 0)
 
 
 ROUNDS = st.lists(st.lists(st.lists(st.integers(0, 2**31), max_size=4), min_size=2, max_size=2), max_size=6)
@@ -180,42 +229,95 @@ ROUNDS = st.lists(st.lists(st.lists(st.integers(0, 2**31), max_size=4), min_size
 
 @given(rounds=ROUNDS, torn=st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_a_torn_journal_replays_all_but_the_torn_record(rounds, torn):
-    data, ends = journal_of(rounds)
-    whole = list(decode_records(data))
-    assert len(whole) == 2 + len(rounds)
+async def test_a_torn_segment_replays_all_but_the_torn_record(rounds, torn):
+    whole = records_of(rounds)
+    data, ends = segment_of(whole)
+    assert decode_segment(data) == whole
     cut = torn.draw(st.integers(0, len(data)))
-    assert list(decode_records(data[:cut])) == whole[: max(0, sum(end <= cut for end in ends) - 1)]
+    told = decode_segment(data[:cut])
+    assert told == (None if cut < HEAD_BYTES else whole[: sum(end <= cut for end in ends) - 1])
+    assert decode_segment(data[:cut] + bytes(100)) == told  # what was allocated behind it is no record
     changed = bytearray(data)
-    at = torn.draw(st.integers(len(MAGIC), len(data) - 1))
+    at = torn.draw(st.integers(0, len(data) - 1))
     changed[at] ^= torn.draw(st.integers(1, 255))
-    assert list(decode_records(bytes(changed))) == whole[: sum(end <= at for end in ends) - 1]
+    assert decode_segment(bytes(changed)) == (None if at < HEAD_BYTES else whole[: sum(end <= at for end in ends) - 1])
+
+
+@given(rounds=ROUNDS, last=ROUNDS, data=st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_nothing_of_a_files_last_use_counts(rounds, last, data):
+    """Also where a record of it begins just where the new ones end."""
+    old, new = records_of(last), records_of(rounds)
+    salts = data.draw(st.lists(st.integers(1, 2**32 - 1), min_size=2, max_size=2, unique=True))
+    head = Head(2, salts[1], 0).encode()
+    used_again = head + encode_records(new, salts[1]) + encode_records(old, salts[0])
+    assert decode_segment(used_again) == new
+
+
+@given(rounds=ROUNDS, torn=st.data())
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_an_earlier_versions_file_replays_all_but_its_torn_record(rounds, torn):
+    whole = records_of(rounds)
+    data = old_file_of(whole)
+    ends = [len(old_file_of(whole[:count])) for count in range(len(whole) + 1)]
+    cut = torn.draw(st.integers(0, len(data)))
+    assert list(decode_old_records(data[:cut])) == whole[: max(0, sum(end <= cut for end in ends) - 1)]
+
+
+async def test_an_earlier_versions_state_is_taken_over_and_its_files_are_gone(tmp_path):
+    first = records_of([[[1], [2]]])
+    (tmp_path / f"{7:012d}.journal").write_bytes(old_file_of(first))
+    (tmp_path / f"{8:012d}.journal").write_bytes(old_file_of([Committed([CommittedTokens(0, 0, [3])])]))
+    for _ in range(2):
+        found = recover_all(tmp_path)
+        assert [found[name].choices[0].tokens for name in "ab"] == [[1, 3], [2]]
+        assert {path.suffix for path in tmp_path.iterdir()} == {".segment"}
 
 
 async def test_torn_at_every_byte_of_its_last_record_the_journal_loses_that_one_alone(tmp_path):
-    data, ends = journal_of([[[1], [2]], [[3, 4], [5]], [[6], []]])
+    data, ends = segment_of(records_of([[[1], [2]], [[3, 4], [5]], [[6], []]]))
     for cut in range(ends[-2], ends[-1]):
         directory = tmp_path / str(cut)
         directory.mkdir()
-        (directory / f"{1:012d}.journal").write_bytes(data[:cut])
+        (directory / "0.segment").write_bytes(data[:cut])
         found = recover_all(directory)
         assert [found[name].choices[0].tokens for name in "ab"] == [[1, 3, 4], [2, 5]]
         # What follows is written where it can be read again.
         assert [recover_all(directory)[name].choices[0].tokens for name in "ab"] == [[1, 3, 4], [2, 5]]
 
 
-async def test_a_daemon_killed_while_it_begins_a_segment_loses_nothing(tmp_path):
-    data, _ = journal_of([[[1], [2]]])
-    snapshot = MAGIC + encode_record(
-        Opened(0, "a", "", "me", "", 0, [Submit("s", [1], max_tokens=9)], [CommittedTokens(0, 0, [1], bounds=[1])])
+@pytest.mark.parametrize("slot", [0, 1])
+async def test_a_daemon_killed_while_it_begins_a_segment_loses_nothing(tmp_path, slot):
+    data, _ = segment_of(records_of([[[1], [2]]]), number=4)
+    snapshot, _ = segment_of(
+        [Opened(0, "a", "", "me", "", 0, [Submit("s", [1], max_tokens=9)], [CommittedTokens(0, 0, [1], bounds=[1])])],
+        number=5,
+        snapshot=1,
     )
-    for cut in range(len(snapshot) + 1):
+    for cut in range(0, len(snapshot), 3):
         directory = tmp_path / str(cut)
         directory.mkdir()
-        (directory / f"{1:012d}.journal").write_bytes(data)
-        (directory / f"{2:012d}.journal").write_bytes(snapshot[:cut])
-        found = recover_all(directory)
-        assert [found[name].choices[0].tokens for name in "ab"] == [[1], [2]]
+        (directory / f"{slot}.segment").write_bytes(data + bytes(50))
+        (directory / f"{1 - slot}.segment").write_bytes(snapshot[:cut] + bytes(50))
+        for _ in range(2):
+            found = recover_all(directory)
+            assert [found[name].choices[0].tokens for name in "ab"] == [[1], [2]]
+
+
+async def test_what_is_recorded_while_another_answer_begins_a_segment_is_told_once(tmp_path):
+    """The new segment has all of it, so the write that was due is not to bring it again."""
+    book = book_in(tmp_path)
+    book.recover()
+    first = open_answer(book, "a")
+    for number in range(40):  # whichever of them fills the segment
+        book.record(first, 0, Delta("", [number]))
+        answer = book.open(
+            f"r{number}", [Submit("s", [1] * 30_000, max_tokens=1)], key="", owner="me", body="", created_s=0
+        )
+        assert answer is not None
+        book.forget(answer)
+        book.flush()
+    assert recover_all(tmp_path)["a"].choices[0].tokens == list(range(40))
 
 
 @contextmanager
@@ -231,23 +333,24 @@ def small_files(limit: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
-async def test_on_a_full_disk_answers_go_on_and_are_written_again_when_there_is_room(tmp_path, caplog):
+async def test_where_nothing_can_be_written_answers_go_on_and_are_written_again_when_there_is_room(tmp_path, caplog):
     book = book_in(tmp_path)
     book.recover()
     answer = open_answer(book, "a")
     book.record(answer, 0, Delta("", [1]))
     book.flush()
-    room = sum(file.stat().st_size for file in tmp_path.iterdir()) + 20
-    with small_files(room):
+    with small_files(HEAD_BYTES - 20):
         for token in range(2, 12):
             book.record(answer, 0, Delta("", [token] * 10))
             book.flush()
         assert book.problem
+        assert [one.kind for one in book.view().problems] == ["not_written"]
         assert answer.choices[0].tokens[:11] == [1] + [2] * 10
         await book.tend()
         assert book.problem
     assert sum("the journal cannot be written" in one.message for one in caplog.records) == 1
     await book.tend()
     assert not book.problem
+    assert book.view().problems == ()
     assert "the journal is written again" in caplog.text
     assert recover_all(tmp_path)["a"].choices[0].tokens == answer.choices[0].tokens

@@ -1,0 +1,130 @@
+"""A file of the journal that has its blocks before it needs them, and is used again and again.
+
+The file system gives blocks when it is asked for them, not when somebody writes: so a disk that others fill stops no
+write into what was allocated. A file system that can never be sure of a write, as ZFS, promises less.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+
+LEAST_SLOT_BYTES = 64 * 1024
+_ZEROS = bytes(256 * 1024)
+_GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS
+_NO_COPY_ON_WRITE = 0x00800000  # FS_NOCOW_FL
+
+
+class Slot:
+    """One file of a directory. `allocated_bytes`: what is sure to be writable, of the `wanted_bytes`."""
+
+    def __init__(self, path: Path, wanted_bytes: int) -> None:
+        self._path = path
+        self._descriptor = -1
+        self.wanted_bytes = wanted_bytes
+        self.allocated_bytes = 0
+        self._sure_bytes = 0  # with what was allocated beyond
+
+    def read(self) -> bytes:
+        """Return all that is in it; b"" where it is not there. Raises OSError."""
+        try:
+            return self._path.read_bytes()
+        except FileNotFoundError:
+            return b""
+
+    def allocate(self) -> None:
+        """Take the blocks that are wanted, or as many as there are. Idempotent. Raises OSError where some are missing,
+        or there can be no such file."""
+        self._open()
+        size, refused = self.wanted_bytes, None
+        while size > self.allocated_bytes and size >= LEAST_SLOT_BYTES:
+            try:
+                _allocate(self._descriptor, 0, size)
+            except OSError as error:
+                refused, size = refused or error, size // 2
+            else:
+                self.allocated_bytes = size
+                self._sure_bytes = max(self._sure_bytes, size)
+        if refused is not None:
+            raise refused
+
+    def write(self, data: bytes, at: int) -> None:
+        """Write all of it there. Raises OSError."""
+        self._open()
+        end = at + len(data)
+        if end > self._sure_bytes:
+            _allocate(self._descriptor, self._sure_bytes, end - self._sure_bytes)  # all of it, or nothing
+            self._sure_bytes = end
+        done = os.pwrite(self._descriptor, data, at)
+        if done < len(data):  # the disk is full just here, or this was a part; the next write tells
+            done += os.pwrite(self._descriptor, data[done:], at + done)
+        if done < len(data):
+            raise OSError(errno.ENOSPC, f"only {done} of {len(data)} bytes could be written")
+
+    def clear(self, used_bytes: int) -> None:
+        """Leave nothing of what was written, and give back what is more than wanted. The rest of its blocks stay."""
+        with suppress(OSError):
+            self._open()
+            size = os.fstat(self._descriptor).st_size
+            if size > self.wanted_bytes:
+                os.ftruncate(self._descriptor, self.wanted_bytes)
+            self._sure_bytes = self.allocated_bytes
+            for at in range(0, min(used_bytes, size, self.wanted_bytes), len(_ZEROS)):
+                end = min(at + len(_ZEROS), used_bytes, size, self.wanted_bytes)
+                os.pwrite(self._descriptor, _ZEROS[: end - at], at)
+
+    def sync(self) -> None:
+        """Force what was written to the disk. Blocks; from any thread. Raises OSError."""
+        copy = os.dup(self._descriptor)
+        try:
+            os.fdatasync(copy)
+        finally:
+            os.close(copy)
+
+    def count_bytes(self) -> int:
+        """Return what it takes of the disk."""
+        with suppress(OSError):
+            return self._path.stat().st_blocks * 512
+        return 0
+
+    def close(self) -> None:
+        """Use it no more."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _open(self) -> None:
+        if self._descriptor >= 0:
+            return
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(self._path, flags, 0o600)
+        if not os.fstat(self._descriptor).st_size:
+            _write_in_place(self._descriptor)
+
+
+def _allocate(descriptor: int, at: int, count: int) -> None:
+    """Let a file have so many bytes of its own from there on. Raises OSError."""
+    try:
+        os.posix_fallocate(descriptor, at, count)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            raise
+        there = os.fstat(descriptor).st_size  # a file system that cannot: what was written once has its blocks
+        while there < at + count:
+            there += os.pwrite(descriptor, _ZEROS[: at + count - there], there)
+
+
+def _write_in_place(descriptor: int) -> None:
+    """Ask for a file whose blocks are written where they are: btrfs would look for new ones with each write. Only an
+    empty file takes that, and other file systems refuse it, or do not need it."""
+    with suppress(OSError):
+        flags = array.array("l", [0])
+        fcntl.ioctl(descriptor, _GET_FLAGS, flags, True)
+        flags[0] |= _NO_COPY_ON_WRITE
+        fcntl.ioctl(descriptor, _SET_FLAGS, flags)
