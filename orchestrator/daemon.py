@@ -175,7 +175,7 @@ class Daemon:
         name_owner = partial(name_key, self._keys)
         reloading = ReloadPort(self._reloads.reload, self._reloader.describe, self._reloader.list_values)
         pages = SupportPages(lambda: self._config.model_dump(mode="json"), metrics.render)
-        ports = (name_owner, reloading, self._log, pages, self._alerts)
+        ports = (name_owner, reloading, self._log, pages, self._alerts, self._book.view)
         return create_admin_app(targets, f"{url}/v1", version("outrider"), self._audit, *ports)
 
     async def _serve(self, url: str, admin_path: Path) -> None:

@@ -31,7 +31,7 @@ _ROWS = (
     ("Plan, replicas and cost", ("plan_", "replicas_", "price", "spent", "cost_")),
     ("Canary", ("arm_", "canary_")),
     ("Devices and memory", ("device_", "planned_memory", "peak_memory", "kv_move")),
-    ("Intake", ("api_", "batch")),
+    ("Intake", ("api_", "batch", "journal_")),
     ("Load", ("",)),
 )
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")

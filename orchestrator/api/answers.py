@@ -45,6 +45,8 @@ class Readiness(Answered):
     model: str
     models: dict[str, str] = Field(default={})
     """Where there are several models: the phase of each."""
+    warnings: list[str] = Field(default=[])
+    """What somebody should look after, though requests are served: what the journal cannot keep."""
 
 
 class Started(Answered):

@@ -56,6 +56,7 @@ from orchestrator.clock import Clock
 from orchestrator.control.port import Control
 from orchestrator.errors import RequestError
 from orchestrator.journal.book import AnswerBook
+from orchestrator.journal.standing import JournalView
 from orchestrator.tracing.port import Tracing
 from orchestrator.workers.messages import Delta, Submit
 
@@ -382,7 +383,9 @@ def create_app(
         api.models.first.metrics.observe_batches(service)
     app.state.batches = service
     install_batch_routes(app, service, api)
-    probes.install_probe_routes(app, api)
+    if book is not None:
+        api.models.first.metrics.observe_journal(book.view)
+    probes.install_probe_routes(app, api, JournalView if book is None else book.view)
     install_docs_page(app)
     describe(app, keys=settings.keys is not None)
     return app

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from orchestrator.api.openapi import operation
 from orchestrator.api.served import NOT_READY_RETRY_S, ServedModel, ServedModels, not_ready
 from orchestrator.control.state import DRAINING, FAILED, READY, RESTARTING, STARTING
 from orchestrator.errors import RequestError
+from orchestrator.journal.standing import JournalView
 
 _BEST_FIRST = (READY, RESTARTING, STARTING, DRAINING, FAILED)
 
@@ -29,9 +30,9 @@ class Probed(Protocol):
     page: MetricsPage
 
 
-def install_probe_routes(app: FastAPI, api: Probed) -> None:
+def install_probe_routes(app: FastAPI, api: Probed, journal: Callable[[], JournalView]) -> None:
     """Add the routes. `?model=NAME` asks for one model alone. Probes ask for no key; where there are keys, those
-    without one see no hosts and no paths."""
+    without one see no hosts and no paths. `journal` returns how that stands."""
 
     def choose(model: str | None) -> list[ServedModel]:
         return list(api.models) if model is None else [api.models.require(model)]
@@ -57,7 +58,7 @@ def install_probe_routes(app: FastAPI, api: Probed) -> None:
 
     @app.get("/ready", **operation(None, Readiness, statuses=(404, 503)))
     async def ready(request: Request, model: str | None = None) -> Response:
-        return _tell_ready(choose(model), whole=_knows(request))
+        return _tell_ready(choose(model), journal(), whole=_knows(request))
 
     @app.get("/metrics", responses={200: {"description": "Prometheus text.", "content": {CONTENT_TYPE_LATEST: {}}}})
     async def metrics() -> Response:
@@ -82,12 +83,15 @@ def _tell_started(asked: Sequence[ServedModel], *, whole: bool) -> Response:
     return JSONResponse({"status": "started", "model": asked[0].name, **_list_phases(asked)})
 
 
-def _tell_ready(asked: Sequence[ServedModel], *, whole: bool) -> Response:
-    """Answer whether one of these models serves, and none is still to serve for the first time."""
+def _tell_ready(asked: Sequence[ServedModel], journal: JournalView, *, whole: bool) -> Response:
+    """Answer whether one of these models serves, and none is still to serve for the first time. What the journal cannot
+    keep is told, and is no reason to send requests elsewhere."""
     coming = [one for one in asked if one.is_coming_up]
     if coming or not any(one.serves for one in asked):
         return _refuse((coming or asked)[0], asked, whole=whole)
-    return JSONResponse({"status": "ready", "model": asked[0].name, **_list_phases(asked)})
+    warnings = [f"journal: {one.text}" for one in journal.problems]
+    told = {"warnings": warnings} if warnings else {}
+    return JSONResponse({"status": "ready", "model": asked[0].name, **_list_phases(asked), **told})
 
 
 def _tell_health(asked: Sequence[ServedModel], *, whole: bool) -> Response:

@@ -147,6 +147,7 @@ def _list_warnings(answer: dict[str, Any]) -> list[tuple[str, str]]:
     rows += _memory_bounds(replicas)
     rows += [("DAMAGED FILE", file) for file in (gauges or {}).get("corrupt", [])]
     rows += warning_rows(replicas)
+    rows += [("JOURNAL", one["text"]) for one in answer.get("journal", {}).get("problems", [])]
     return rows + [(f"{one['kind']} {one['name']}", health_line(one)) for one in answer["health"]]
 
 

@@ -13,7 +13,7 @@ from orchestrator.config.further_target import FurtherTarget
 from orchestrator.config.hosts import ClusterHost, ClusterLinks
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.routing import RoutingSection
-from orchestrator.config.section import Price, Section, Size
+from orchestrator.config.section import Price, ReserveSize, Section, Size
 from orchestrator.config.slo import SloSection
 from orchestrator.config.socket_place import DEFAULT_PORT
 from orchestrator.config.source_text import Place
@@ -190,7 +190,7 @@ class JournalSection(Section):
     journal holds prompts and answers as tokens, in files that only the daemon's user can read."""
     memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
     """What is kept at most, in memory. Where that is not enough, ended answers are forgotten first."""
-    reserve: Size = Field(default=ByteSize(16 * 1024 * 1024), ge=ByteSize(256 * 1024))
+    reserve: ReserveSize = Field(default=ByteSize(16 * 1024 * 1024))
     """What is allocated ahead of the disk, so that a disk that others fill stops nothing. Half of it holds what is kept,
     at about 5 bytes a token. Where that needs more, it takes more while there is room; on a full disk the oldest ended
     answers give way first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 SIZE_EXAMPLES = ["512 MiB", "2 GiB"]
@@ -26,6 +26,16 @@ Size = Annotated[
     BeforeValidator(_with_a_unit),
     Field(json_schema_extra={"examples": list(SIZE_EXAMPLES)}),
 ]
+
+
+def _as_a_reserve(value: ByteSize) -> ByteSize:
+    if value < LEAST_RESERVE_BYTES:
+        raise ValueError("is less than 256 KiB, which is too little to keep an answer")
+    return value
+
+
+LEAST_RESERVE_BYTES = 256 * 1024
+ReserveSize = Annotated[Size, AfterValidator(_as_a_reserve)]
 
 
 Price = Annotated[float, Field(ge=0, le=1_000_000)]

@@ -100,8 +100,8 @@ class SegmentFiles:
         return [record for path in self._old for record in _read_old(path)]
 
     def begin(self, bodies: Sequence[bytes], choose: Callable[[int], list[bytes]], *, sync: bool = False) -> bool:
-        """Begin a new segment with these records, on the disk already with `sync`. Where they do not fit and the disk is
-        full, those that `choose` picks for so many bytes. Returns whether all are in it; `problem` says why none is."""
+        """Begin a new segment with these records, on the disk already with `sync`. Where they do not fit and the disk
+        is full, those that `choose` picks for so many bytes. Returns whether all are in it; `problem`: why none is."""
         index = (self._current + 1) % _SLOTS
         slot = self._slots[index]
         self._writes = False

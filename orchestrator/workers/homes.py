@@ -1,6 +1,7 @@
 """Where a local worker is found again by the next daemon: a directory with its door, its output and its record.
 
-The directory of all homes belongs to one daemon at a time, which holds the lease of its state directory.
+The directory of all homes belongs to one daemon at a time, which holds the lease of its state directory. Some spare
+homes are made ahead, each with the block of its record: on a full disk nobody could make one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from pathlib import Path
 import msgspec
 
 _DOOR, _OUTPUT, _RECORD, _GUARD = "door", "output", "record", "guard"
+_SPARE = "spare."
+_SPARES, _MOST_SPARES = 2, 8  # that are made ahead, and that are kept when workers end
+_RECORD_BYTES = 4096
 _BACKLOG = 4
 _STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, behind the command's name
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -42,15 +46,13 @@ class WorkerHome:
     path: Path
 
     def write_record(self, record: HomeRecord) -> None:
-        """Say who lives here; until then nobody is looked for here."""
-        draft = self.path / f"{_RECORD}.new"
-        draft.write_bytes(msgspec.msgpack.encode(record))
-        os.replace(draft, self.path / _RECORD)
+        """Say who lives here; until then nobody is looked for here. Raises OSError."""
+        _write_over(self.path / _RECORD, msgspec.msgpack.encode(record))
 
     def read_record(self) -> HomeRecord | None:
         """Return who lives here; None where nobody does, or it cannot be read."""
         try:
-            return msgspec.msgpack.decode((self.path / _RECORD).read_bytes(), type=HomeRecord)
+            return msgspec.msgpack.decode((self.path / _RECORD).read_bytes().rstrip(b"\0"), type=HomeRecord)
         except (OSError, msgspec.MsgspecError):
             return None
 
@@ -99,13 +101,38 @@ class WorkerHome:
         return reading
 
     def remove(self) -> None:
-        """Remove the directory. Idempotent."""
+        """Nobody lives here any more: it becomes a spare one, or is removed. Idempotent."""
+        try:
+            if len(_list_spares(self.path.parent)) < _MOST_SPARES:
+                self.empty()
+                self.path.rename(self.path.with_name(f"{_SPARE}{secrets.token_hex(6)}"))
+                return
+        except OSError:
+            pass
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def empty(self) -> None:
+        """Leave nothing but the block of a record. Raises OSError."""
+        for name in (_DOOR, _OUTPUT):
+            (self.path / name).unlink(missing_ok=True)
+        _write_over(self.path / _RECORD, b"")
+
+
+def stock_spares(directory: Path) -> None:
+    """Make spare homes ahead, where some are missing. Raises OSError."""
+    for _ in range(_SPARES - len(_list_spares(directory))):
+        spare = WorkerHome(directory / f"{_SPARE}{secrets.token_hex(6)}")
+        spare.path.mkdir(mode=0o700)
+        spare.empty()
 
 
 def make_home(directory: Path, name: str) -> WorkerHome:
-    """Make a home in the directory of all. Raises OSError."""
+    """Make a home in the directory of all, of a spare one where there is one. Raises OSError."""
     home = WorkerHome(directory / f"{re.sub(r'[^A-Za-z0-9-]', '_', name)[:40]}.{secrets.token_hex(6)}")
+    for spare in _list_spares(directory):
+        with suppress(OSError):
+            spare.rename(home.path)
+            return home
     home.path.mkdir(mode=0o700)
     return home
 
@@ -114,7 +141,8 @@ def list_homes(directory: Path) -> list[WorkerHome]:
     """Return the homes in the directory of all, which is made where it is missing. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.scandir(directory) as entries:
-        return [WorkerHome(Path(one)) for one in sorted(entry.path for entry in entries if entry.is_dir())]
+        found = sorted(one.path for one in entries if one.is_dir() and not one.name.startswith(_SPARE))
+        return [WorkerHome(Path(one)) for one in found]
 
 
 def read_birth(pid: int) -> str:
@@ -163,13 +191,13 @@ def sum_orphans_bytes(directory: Path) -> int:
 
 def write_guard(directory: Path, pid: int) -> None:
     """Say who guards the homes. Raises OSError."""
-    (directory / _GUARD).write_bytes(msgspec.msgpack.encode((pid, read_birth(pid))))
+    _write_over(directory / _GUARD, msgspec.msgpack.encode((pid, read_birth(pid))))
 
 
 def read_guard(directory: Path) -> tuple[int, str] | None:
     """Return the number and the birth of whoever guards the homes."""
     try:
-        return msgspec.msgpack.decode((directory / _GUARD).read_bytes(), type=tuple[int, str])
+        return msgspec.msgpack.decode((directory / _GUARD).read_bytes().rstrip(b"\0"), type=tuple[int, str])
     except (OSError, msgspec.MsgspecError):
         return None
 
@@ -177,7 +205,22 @@ def read_guard(directory: Path) -> tuple[int, str] | None:
 def remove_guard(directory: Path) -> None:
     """Nobody guards the homes any more."""
     with suppress(OSError):
-        (directory / _GUARD).unlink()
+        _write_over(directory / _GUARD, b"")
+
+
+def _list_spares(directory: Path) -> list[Path]:
+    with os.scandir(directory) as entries:
+        return [Path(one.path) for one in entries if one.is_dir() and one.name.startswith(_SPARE)]
+
+
+def _write_over(path: Path, data: bytes) -> None:
+    """Write a file with one system call over what was in it: its block is there already, and a full disk has no other.
+    Zeros behind it do not count. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.pwrite(descriptor, data.ljust(_RECORD_BYTES, b"\0"), 0)
+    finally:
+        os.close(descriptor)
 
 
 def _read_stat(pid: int) -> list[str]:

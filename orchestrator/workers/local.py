@@ -30,6 +30,7 @@ from orchestrator.workers.homes import (
     read_birth,
     read_guard,
     remove_guard,
+    stock_spares,
     write_guard,
 )
 from orchestrator.workers.host import HEADER_BYTES, frame_length, with_header
@@ -87,6 +88,8 @@ class LocalCluster:
         digest_code()  # of the code as it is now, not as it is when a worker is started again
         try:
             homes = list_homes(self._policy.directory)
+            with suppress(OSError):
+                stock_spares(self._policy.directory)
             await _end_last_guard(self._policy.directory)
             self._guard = _start_guard(self._policy)
         except OSError as error:
@@ -182,9 +185,7 @@ class LocalCluster:
             try:
                 reader, writer = await asyncio.open_connection(sock=ours, limit=_READ_AHEAD_BYTES)
                 undo.callback(writer.close)
-                home = None if self._policy is None else make_home(self._policy.directory, spec.name)
-                if home is not None:
-                    undo.callback(home.remove)
+                home = self._find_home(spec.name, undo)
                 output, printing = os.pipe() if home is None else home.make_output()
                 undo.callback(os.close, output)
                 with os.fdopen(printing), ExitStack() as doors:
@@ -202,6 +203,18 @@ class LocalCluster:
             _record(home, HomeRecord(spec.name, process.pid, "", digest))
         writer.write(with_header(msgspec.msgpack.encode(spec)))
         return self._follow(_Started(spec.name, process, reader, writer, output, home))
+
+    def _find_home(self, name: str, undo: ExitStack) -> WorkerHome | None:
+        """Return where a new worker lives; None where it is to end with the daemon, as it can live nowhere."""
+        if self._policy is None:
+            return None
+        try:
+            home = make_home(self._policy.directory, name)
+        except OSError as error:
+            _log.warning("worker %s will end with the daemon: %s", name, error)
+            return None
+        undo.callback(home.remove)
+        return home
 
     def _follow(self, started: _Started, first: bytes = b"") -> LocalWorker:
         output = asyncio.create_task(
@@ -264,7 +277,12 @@ def _start_guard(policy: OrphanPolicy) -> _Guard:
             start_new_session=True,
         )
     process = ProcessHandle.of_child(child)
-    write_guard(policy.directory, process.pid)
+    try:
+        write_guard(policy.directory, process.pid)
+    except OSError:  # the next daemon could not end it, and it would end that one's workers
+        child.kill()
+        os.close(pipe)
+        raise
     return _Guard(process, pipe, policy.directory)
 
 

@@ -169,4 +169,11 @@ RECORDED = {
         25 * _MIN,
         {"model_name": "toy"},
     ),
+    "OutriderJournalShort": Recorded(
+        {name("journal_problems", kind="left_out"): hold(0, 10) + hold(1, 10) + hold(0, 10)},
+        9 * _MIN,
+        15 * _MIN,
+        25 * _MIN,
+        {"model_name": "toy", "kind": "left_out"},
+    ),
 }

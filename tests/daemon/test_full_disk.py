@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
-
-import pytest
-
 from tests.daemon.test_killed import BODY, CHAT, Client, kill_in_mid_stream, workers_of, workers_of_state
 from tests.support.daemon import configuration, running
 from tests.support.small_disk import filled, small_disk

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from orchestrator.errors import WorkerError
 from orchestrator.workers.contract import Cluster
+from orchestrator.workers.homes import list_homes
 from orchestrator.workers.local import LocalCluster, OrphanPolicy
 from orchestrator.workers.messages import Ready
 from orchestrator.workers.ray_runtime import RayCluster
@@ -80,7 +81,7 @@ async def test_workers_of_two_users_have_names_of_their_own(tmp_path, caplog) ->
     one, other = shared.share(), shared.share("other/")
     await asyncio.gather(one.open(), other.open())
     await asyncio.gather(start(one), start(other))
-    homes = sorted(path.name.partition(".")[0] for path in (tmp_path / "workers").iterdir() if path.is_dir())
+    homes = sorted(home.path.name.partition(".")[0] for home in list_homes(tmp_path / "workers"))
     name = engines.spec().name
     assert homes == sorted([name, f"other_{name}"])
     await asyncio.gather(one.close(), other.close())

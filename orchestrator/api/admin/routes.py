@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -21,6 +21,7 @@ from orchestrator.api.admin.targets import AdminTarget, AdminTargets
 from orchestrator.api.audit import AdminAudit, AuditLog
 from orchestrator.api.trace_scope import NO_TELEMETRY
 from orchestrator.control.port import DeviceView, DraftView, ReplicaView, Totals
+from orchestrator.journal.standing import JournalView
 
 _SHOWN = tuple(one.name for one in dataclasses.fields(DeviceLoad) if one.name != "sampled_s")
 
@@ -35,10 +36,12 @@ def create_admin_app(
     log: logs.KeptLog | None = None,
     pages: support.SupportPages | None = None,
     alerts: AlertWatch | None = None,
+    journal: Callable[[], JournalView] = JournalView,
 ) -> FastAPI:
     """Return the app. `api_url` is where the public API listens. `audit` has each call that may change something.
     `name_owner` returns the name of a key by its id. `reloading`: None has no route for it. `log` is the daemon's own,
-    `pages` are for its support, and `alerts` is its own watch."""
+    `pages` are for its support, `alerts` is its own watch, and
+    `journal` returns how that stands."""
     app = FastAPI(
         title="Outrider admin",
         version=version,
@@ -56,7 +59,8 @@ def create_admin_app(
     async def status(most_devices: Annotated[int | None, Query(ge=0)] = None) -> Response:
         first, *further = (describe_target(one, most_devices) for one in targets)
         told = reloading.describe() if reloading is not None else None
-        found = {"version": version, **first, "api": api_url, "models": further, "reload": told}
+        kept = dataclasses.asdict(journal())
+        found = {"version": version, **first, "api": api_url, "models": further, "reload": told, "journal": kept}
         return Response(await asyncio.to_thread(write_status, found), media_type="application/json")
 
     @app.get("/admin/plan")

@@ -17,6 +17,7 @@ from orchestrator.api.metrics.draft_store_series import DraftStoreSeries
 from orchestrator.api.metrics.drafter_series import DrafterSeries
 from orchestrator.api.metrics.health_series import HealthSeries
 from orchestrator.api.metrics.intake_series import IntakeSeries
+from orchestrator.api.metrics.journal_series import JournalSeries
 from orchestrator.api.metrics.memory_series import MemoryMetrics
 from orchestrator.api.metrics.plan_series import PlanSeries
 from orchestrator.api.metrics.recent_speed import PercentileSeries, RecentSpeed
@@ -30,6 +31,7 @@ from orchestrator.api.metrics.worker_series import TOKEN_COUNTS, RoundSeries, Wo
 from orchestrator.api.shares import BodyBudget
 from orchestrator.clock import Clock
 from orchestrator.control.port import Control, ReplicaView, StateView, TrialView
+from orchestrator.journal.standing import JournalView
 from orchestrator.tracing.port import ExportCounts
 from orchestrator.workers.messages import RoundReport
 from policies.serving.slo import NO_OBJECTIVES, Objectives
@@ -121,6 +123,7 @@ class Metrics:
         self._devices = DeviceSeries(make)
         self._trial_view = trial_view
         self._batches = BatchSeries(make)
+        self._journal = JournalSeries(make)
         self._traces = TraceSeries(make)
         self._costs = CostSeries(make, price, clock)
         self._alerts = AlertSeries(make)
@@ -130,6 +133,10 @@ class Metrics:
     def observe_batches(self, source: BatchCounts) -> None:
         """Batches are told from here on."""
         self._batches.source = source
+
+    def observe_journal(self, source: Callable[[], JournalView]) -> None:
+        """The journal is told of from here on."""
+        self._journal.source = source
 
     def observe_tracing(self, source: Callable[[], ExportCounts]) -> None:
         """Spans are told of from here on."""
@@ -209,6 +216,7 @@ class Metrics:
             self._alerts.refresh(model, view)
             self._intake.refresh((model, "0"))
             self._batches.refresh((model, "0"))
+            self._journal.refresh((model, "0"))
             self._traces.refresh((model, "0"))
             self._devices.refresh(model, view.devices)
             self._costs.refresh((model, "0"), view.plan)
