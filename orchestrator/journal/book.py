@@ -185,8 +185,7 @@ class AnswerBook:
     def view(self) -> JournalView:
         """Return how it stands, and what it cannot keep."""
         now_s, files = self._clock.monotonic_s(), self._files
-        running = [self._answers[number] for number in self._left_out if number in self._answers]
-        left_out = sum(not answer.complete for answer in running)
+        left_out = self._count_left_out()
         refuses = now_s - self._refused_s <= _SAY_FULL_EVERY_S
         sizes = (0, 0) if files is None else (files.reserve_bytes, files.allocated_bytes)
         told = ("", "") if files is None else (files.problem, files.short)
@@ -362,9 +361,14 @@ class AnswerBook:
             return [bodies[at] for at in sorted(kept)]
 
         files.begin(bodies, choose, sync=bool(self.limits.sync_s))
-        before, self._left_out = self._left_out, set(left_out)
-        if any(not self._answers[number].complete for number in self._left_out - before):
+        before, self._left_out = self._count_left_out(), set() if files.problem else set(left_out)
+        if not before and self._count_left_out():
             _log.error("running answers do not fit into journal.reserve while the disk is full")
+
+    def _count_left_out(self) -> int:
+        """Return how many running answers the segment of now has not."""
+        found = [self._answers[number] for number in self._left_out if number in self._answers]
+        return sum(not answer.complete for answer in found)
 
     def _make_room(self, size: int) -> bool:
         """Forget idle answers, oldest first, until so much fits; False where it does not."""

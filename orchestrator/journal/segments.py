@@ -25,7 +25,7 @@ from orchestrator.journal.records import (
     frame_bodies,
     read_head,
 )
-from orchestrator.journal.slots import Slot
+from orchestrator.journal.slots import LEAST_SLOT_BYTES, Slot
 
 _SLOTS = 2
 _SUFFIX, _OLD_SUFFIX = ".segment", ".journal"
@@ -63,13 +63,14 @@ class SegmentFiles:
         return sum(slot.allocated_bytes for slot in self._slots)
 
     def reserve(self) -> None:
-        """Allocate what is missing of the reserve; `short` says why some is missing yet."""
-        refused = ""
-        for slot in self._slots:
+        """Allocate what is missing of the reserve, or as much as there is; `short` says why some is missing yet."""
+        size, refused = self._slots[0].wanted_bytes, ""
+        while size >= LEAST_SLOT_BYTES:
             try:
-                slot.allocate()
+                self._allocate(size)
+                break
             except OSError as error:
-                refused = error.strerror or str(error)
+                refused, size = refused or error.strerror or str(error), size // 2
         if refused and not self.short:
             text = "the journal has %d of the %d bytes that journal.reserve asks for in %s: %s; make room"
             _log.warning(text, self.allocated_bytes, self.reserve_bytes, self._directory, refused)
@@ -107,8 +108,6 @@ class SegmentFiles:
         self._writes = False
         fits = True
         try:
-            with suppress(OSError):  # what is missing is told by `reserve`
-                slot.allocate()
             try:
                 self._write_beginning(index, bodies)
             except OSError:
@@ -172,6 +171,17 @@ class SegmentFiles:
             self._retire(-1)
         for slot in self._slots:
             slot.close()
+
+    def _allocate(self, size: int) -> None:
+        """Let each slot have so many bytes, or leave them as they are: one alone is of no use. Raises OSError."""
+        before = [max(slot.allocated_bytes, used) for slot, used in zip(self._slots, self._used_bytes, strict=True)]
+        try:
+            for slot in self._slots:
+                slot.allocate(size)
+        except OSError:
+            for slot, had in zip(self._slots, before, strict=True):
+                slot.give_back(had)
+            raise
 
     def _write_beginning(self, index: int, bodies: Sequence[bytes]) -> None:
         slot, salt, number = self._slots[index], draw_salt(), self._number + 1

@@ -36,21 +36,20 @@ class Slot:
         except FileNotFoundError:
             return b""
 
-    def allocate(self) -> None:
-        """Take the blocks that are wanted, or as many as there are. Idempotent. Raises OSError where some are missing,
-        or there can be no such file."""
+    def allocate(self, size: int) -> None:
+        """Take blocks for so many bytes, all of them or none. Idempotent. Raises OSError."""
         self._open()
-        size, refused = self.wanted_bytes, None
-        while size > self.allocated_bytes and size >= LEAST_SLOT_BYTES:
-            try:
-                _allocate(self._descriptor, 0, size)
-            except OSError as error:
-                refused, size = refused or error, size // 2
-            else:
-                self.allocated_bytes = size
-                self._sure_bytes = max(self._sure_bytes, size)
-        if refused is not None:
-            raise refused
+        if size > self.allocated_bytes:
+            _allocate(self._descriptor, 0, size)
+            self.allocated_bytes = size
+            self._sure_bytes = max(self._sure_bytes, size)
+
+    def give_back(self, size: int) -> None:
+        """Keep blocks for so many bytes alone."""
+        if size < self.allocated_bytes:
+            with suppress(OSError):
+                os.ftruncate(self._descriptor, size)
+                self.allocated_bytes = self._sure_bytes = size
 
     def write(self, data: bytes, at: int) -> None:
         """Write all of it there. Raises OSError."""
