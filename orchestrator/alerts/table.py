@@ -226,9 +226,9 @@ ALERTS = (
         (Condition(Read("outrider_journal_problems", fold="max"), ">", 0.0),),
         0.0,
         "critical",
-        "The journal cannot keep all answers that clients may resume. The label `kind` says why: `not_written`, nothing "
-        "is written; `left_out`, running ones do not fit; `memory`, new ones do not; `reserve`, the disk has not the "
-        "room that is to be allocated ahead, and what is there still does.",
+        "The journal cannot keep all answers that clients may resume. The label `kind` says why: `not_written`, "
+        "nothing is written; `left_out`, running ones do not fit; `memory`, new ones do not; `reserve`, the disk has "
+        "not the room that is to be allocated ahead, and what is there still does.",
         "lost or wrong answers: streams go on. Those of a daemon that dies now could not be resumed.",
         "`outrider status`, which says why, and `df` and `df -i` of the state directory.",
         "Make room on that disk: the journal goes on by itself. Raise `journal.reserve` for `left_out`, "

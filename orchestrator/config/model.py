@@ -191,9 +191,9 @@ class JournalSection(Section):
     memory: Size = Field(default=ByteSize(64 * 1024 * 1024))
     """What is kept at most, in memory. Where that is not enough, ended answers are forgotten first."""
     reserve: ReserveSize = Field(default=ByteSize(16 * 1024 * 1024))
-    """What is allocated ahead of the disk, so that a disk that others fill stops nothing. Half of it holds what is kept,
-    at about 5 bytes a token. Where that needs more, it takes more while there is room; on a full disk the oldest ended
-    answers give way first."""
+    """What is allocated ahead of the disk, so that a disk that others fill stops nothing. Half of it holds what is
+    kept: up to 5 bytes for a token of a prompt, and 10 for one of an answer. Where that needs more, it takes more while
+    there is room. On a full disk the oldest ended answers give way first."""
     ended_s: float = Field(default=60.0, ge=0, le=86_400)
     """How long an answer is kept behind its end, for a client that has lost it."""
     detached_s: float = Field(default=30.0, ge=0, le=3600)

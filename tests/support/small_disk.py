@@ -36,23 +36,21 @@ def filled(directory: Path) -> Iterator[Path]:
     """Keep a disk full: whatever anybody gives back is taken at once. Yields the file that fills it."""
     path = directory / "filler"
     over = threading.Event()
-
-    def fill() -> None:
-        with path.open("wb", buffering=0) as file:
-            while not over.is_set():
-                _write_until_full(file.fileno())
-                over.wait(_REFILL_EVERY_S)
-
-    thread = threading.Thread(target=fill)
     with path.open("wb", buffering=0) as file:
+
+        def fill() -> None:
+            while not over.wait(_REFILL_EVERY_S):
+                _write_until_full(file.fileno())
+
         _write_until_full(file.fileno())
-    thread.start()
-    try:
-        yield path
-    finally:
-        over.set()
-        thread.join()
-        path.unlink()
+        thread = threading.Thread(target=fill)
+        thread.start()
+        try:
+            yield path
+        finally:
+            over.set()
+            thread.join()
+    path.unlink()
 
 
 def _write_until_full(descriptor: int) -> None:
