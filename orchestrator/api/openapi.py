@@ -44,6 +44,7 @@ _STATUSES = {
     500: "The worker died each time it ran this request, or a bug; the log says more.",
     503: "Starting, draining or failed; Retry-After says when to come back.",
     504: "The request's time was over before its first token.",
+    507: "The disk is full; what is kept there goes on when there is room.",
 }
 _WITH_RETRY = (429, 503)
 

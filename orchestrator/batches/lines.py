@@ -24,6 +24,10 @@ class BatchError(OutriderError):
     """A batch cannot be run, or could not be finished; the message is one line."""
 
 
+class NoRoom(BatchError):
+    """The disk is full: a run can go on when it is not."""
+
+
 class BadLine(Exception):
     """A line that is no request; `custom_id` where it has one that can be used."""
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from orchestrator.batches.lines import BatchError
+from orchestrator.batches.lines import BatchError, NoRoom
+from orchestrator.durable import is_full
 
 SYNC_EVERY_S = 0.5
 _READ_BYTES = 1 << 20
@@ -41,11 +42,11 @@ class ResultFile:
         try:
             written = os.write(self._descriptor, data)
         except OSError as error:
-            raise BatchError(f"{self.path}: cannot be written: {error.strerror}") from error
+            raise _name_problem(error)(f"{self.path}: cannot be written: {error.strerror}") from error
         if written < len(data):
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self.size)
-            raise BatchError(f"{self.path}: cannot be written: no space left on the device")
+            raise NoRoom(f"{self.path}: cannot be written: no space left on the device")
         self.size += written
         self.done[result["id"]] = has_failed(result)
         self.failed += self.done[result["id"]]
@@ -58,7 +59,7 @@ class ResultFile:
             try:
                 os.fdatasync(self._descriptor)
             except OSError as error:
-                raise BatchError(f"{self.path}: cannot be forced to the disk: {error.strerror}") from error
+                raise _name_problem(error)(f"{self.path}: cannot be forced to the disk: {error.strerror}") from error
 
     async def keep_synced(self) -> None:
         """Force what was written to the disk, again and again, off the event loop."""
@@ -80,12 +81,12 @@ def open_results(path: Path, known: frozenset[str]) -> Iterator[ResultFile]:
     except Timeout:
         raise BatchError(f"{path}: another run writes it now; wait for its end, or name another output") from None
     except OSError as error:
-        raise BatchError(f"{path}: cannot be locked: {error.strerror}") from error
+        raise _name_problem(error)(f"{path}: cannot be locked: {error.strerror}") from error
     try:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise BatchError(f"{path}: cannot be written: {error.strerror}") from error
+            raise _name_problem(error)(f"{path}: cannot be written: {error.strerror}") from error
         try:
             done, size = _recover(path, descriptor, known)
             results = ResultFile(path, descriptor, done, size)
@@ -118,6 +119,10 @@ def encode_line(result: Mapping[str, Any]) -> bytes:
 def has_failed(result: Mapping[str, Any]) -> bool:
     """Return whether a result is an error line."""
     return result.get("error") is not None
+
+
+def _name_problem(error: OSError) -> type[BatchError]:
+    return NoRoom if is_full(error) else BatchError
 
 
 def _recover(path: Path, descriptor: int, known: frozenset[str]) -> tuple[dict[str, bool], int]:

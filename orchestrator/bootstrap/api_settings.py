@@ -13,6 +13,7 @@ from orchestrator.api.doors.responses.store import StoreBounds
 from orchestrator.api.keys import Keys
 from orchestrator.clock import Clock
 from orchestrator.config.model import ClusterConfig
+from orchestrator.durable import is_full
 from orchestrator.errors import DaemonError
 from orchestrator.telemetry import get_logger
 from orchestrator.tracing.port import TracedDaemon
@@ -76,5 +77,6 @@ def open_batches(config: ClusterConfig, state: Path, clock: Clock) -> BatchStore
         store.open()
     except OSError as error:
         text = "set state.directory to one that this user owns, or batches.enabled: false"
+        text = "make room on that disk" if is_full(error) else text
         raise DaemonError(f"{directory}: {error.strerror}; {text}") from error
     return store

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from orchestrator.durable import is_full
 from orchestrator.errors import DaemonError
 
 _FILE = "lease"
@@ -25,7 +26,8 @@ def hold_lease(directory: Path) -> Iterator[Path]:
         # Not inherited: a worker that outlives this daemon does not keep the next one out.
         lease = os.open(directory / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise DaemonError(f"{directory}: {error.strerror}; set state.directory to one that this user owns") from error
+        way_out = "make room on that disk" if is_full(error) else "set state.directory to one that this user owns"
+        raise DaemonError(f"{directory}: {error.strerror}; {way_out}") from error
     try:
         _lock(lease, directory)
         _write_holder(lease, directory)

@@ -57,7 +57,7 @@ def install_batch_routes(app: FastAPI, service: BatchService | None, reader: Bod
 
 
 def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
-    uploading = operation(None, FileObject, statuses=(400, 401, 404, 408, 413, 415, 429, 500))
+    uploading = operation(None, FileObject, statuses=(400, 401, 404, 408, 413, 415, 429, 500, 507))
     uploading["openapi_extra"] = {"requestBody": _FORM}
 
     @app.post("/v1/files", **uploading)
@@ -102,7 +102,7 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
 
 
 def _install_batch_routes(app: FastAPI, service: BatchService | None, reader: BodyReader) -> None:
-    @app.post("/v1/batches", **operation(CreateBatch, BatchObject, statuses=(400, 401, 404, 413, 415, 429, 500)))
+    @app.post("/v1/batches", **operation(CreateBatch, BatchObject, statuses=(400, 401, 404, 413, 415, 429, 500, 507)))
     async def create_batch(request: Request) -> Response:
         found = _require(service)
         asked: CreateBatch = await reader.do_with_body(request, lambda raw: errors.parse_body(CreateBatch, raw))

@@ -7,21 +7,26 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Protocol
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from orchestrator.api.batches.records import BatchRecord, CreateBatch, FileRecord, LineError
 from orchestrator.api.batches.store import BatchStore, Receiving, build_batch
-from orchestrator.batches.lines import BatchError, BatchInput, BatchLine, LinePlace, read_input
+from orchestrator.batches.lines import BatchError, BatchInput, BatchLine, LinePlace, NoRoom, read_input
 from orchestrator.batches.results import ResultFile, encode_line, open_results, read_results
 from orchestrator.batches.run import Answer, BatchProgress, BatchRun, Outage
 from orchestrator.clock import Clock
+from orchestrator.durable import is_full
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger, where_it_broke
 
 WINDOW_S = 24 * 3600
 _LOOK_EVERY_S = 0.05
 _GAP_S = 0.005  # from where a line is decoded until its stream is seen
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # for room on the disk
 _INPUT_PURPOSE = "batch"
+_T = TypeVar("_T")
 
 Ask = Callable[[BatchLine, str, str, Callable[[], None]], Awaitable[Answer]]
 
@@ -88,7 +93,8 @@ class BatchService:
             text = f"the batch has ended: it is {batch.status}"
             raise RequestError(text, status=409, code="batch_ended", param="batch_id")
         if batch.status != "cancelling":
-            self._move(batch, "cancelling")
+            with suppress(OSError):  # its end is written when that is possible again
+                self._move(batch, "cancelling")
             if (task := self._tasks.get(batch.id)) is not None:
                 task.cancel()
         return batch
@@ -105,7 +111,7 @@ class BatchService:
     async def _run(self, batch: BatchRecord) -> None:
         """Run a batch to its end, or until the daemon stops."""
         try:
-            end = await self._work(batch)
+            end = await self._keep_trying(batch, partial(self._work, batch))
         except asyncio.CancelledError:
             if batch.status != "cancelling":
                 raise  # the daemon stops
@@ -118,10 +124,26 @@ class BatchService:
             batch.errors = [*batch.errors, LineError("server_error", "the server failed; its log says why")]
             end = "failed"
         try:
-            await self._finish(batch, end)
+            await self._keep_trying(batch, partial(self._finish, batch, end))
         except OSError as error:
             way_out = "the next start of the daemon tries again"
             _log.error("a batch cannot be ended", batch=batch.id, reason=error.strerror, way_out=way_out)
+
+    async def _keep_trying(self, batch: BatchRecord, do: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what comes of this. Where the disk is full it waits, and does it again: what has a result stays, and
+        what was answered without room for it is asked again."""
+        pause_s = _FIRST_WAIT_S
+        while True:
+            try:
+                return await do()
+            except (NoRoom, OSError) as error:
+                if isinstance(error, OSError) and not is_full(error):
+                    raise
+                _log.warning("a batch waits for room on the disk", batch=batch.id, reason=str(error))
+            begun_s = self._clock.monotonic_s()
+            while not self.store.has_room() or self._clock.monotonic_s() - begun_s < pause_s:  # noqa: ASYNC110
+                await asyncio.sleep(_FIRST_WAIT_S)
+            pause_s = min(2.0 * pause_s, _LONGEST_WAIT_S)
 
     async def _work(self, batch: BatchRecord) -> str:
         """Ask what has no answer; returns the status in which the batch ends."""

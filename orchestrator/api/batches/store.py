@@ -18,13 +18,14 @@ import msgspec
 
 from orchestrator.api.batches.records import BatchRecord, CreateBatch, FileRecord
 from orchestrator.clock import Clock
-from orchestrator.durable import sync_directory
+from orchestrator.durable import has_room, is_full, sync_directory
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger
 
 _Record = TypeVar("_Record", FileRecord, BatchRecord)
 _ID_BYTES = 12
 _MAX_NAME = 255
+_ROOM_BYTES = 1024 * 1024
 
 _log = get_logger(__name__)
 
@@ -73,6 +74,10 @@ class BatchStore:
         """What whole files take."""
         return sum(record.bytes for record in list(self.files.values()))
 
+    def has_room(self) -> bool:
+        """Whether it is worth while to try to write again. Raises OSError."""
+        return has_room(self._directory, _ROOM_BYTES)
+
     def find_file(self, file_id: str, owner: str) -> FileRecord:
         """Return a file of this owner's. Raises RequestError 404."""
         found = self.files.get(file_id)
@@ -96,7 +101,7 @@ class BatchStore:
             raise RequestError(text, code="files_full")
         file_id = f"file-{secrets.token_hex(_ID_BYTES)}"
         path = self._directory / f"{file_id}.jsonl.new"
-        with open(path, "xb", opener=_open_private) as file:
+        with _refusing(), open(path, "xb", opener=_open_private) as file:
             try:
                 yield Receiving(self, file_id, file)
             finally:
@@ -131,7 +136,8 @@ class BatchStore:
                 status, kind = HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"
                 raise RequestError(text, status=status, kind=kind, code="batches_full", retry_after_s=60)
             self._forget(self.batches, ended)
-        self.save(batch)
+        with _refusing():
+            self.save(batch)
         self.batches[batch.id] = batch
 
     def save(self, batch: BatchRecord) -> None:
@@ -186,11 +192,8 @@ class Receiving:
         if self._store.used_bytes + self._size > limits.max_storage_bytes:
             text = f"files would take more than {limits.max_storage_bytes} bytes (batches.max_storage); delete some"
             raise RequestError(text, code="storage_full", param="file")
-        try:
+        with _refusing():
             self._file.write(data)
-        except OSError as error:
-            text = f"the file cannot be kept: {error.strerror}"
-            raise RequestError(text, status=HTTPStatus.INTERNAL_SERVER_ERROR, kind="server_error") from error
 
     def keep(self, owner: str, filename: str, purpose: str) -> FileRecord:
         """Force it to the disk and keep it. Blocks."""
@@ -214,6 +217,18 @@ def build_batch(asked: CreateBatch, owner: str, now: int, window_s: int) -> Batc
         error,
         metadata=asked.metadata,
     )
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Refuse what cannot be written. Raises RequestError: 507 where the disk is full, which a client may try again."""
+    try:
+        yield
+    except OSError as error:
+        status = HTTPStatus.INSUFFICIENT_STORAGE if is_full(error) else HTTPStatus.INTERNAL_SERVER_ERROR
+        code = "storage_full" if is_full(error) else None
+        text = f"the server cannot keep it: {error.strerror}"
+        raise RequestError(text, status=status, kind="server_error", code=code) from error
 
 
 def _open_private(path: str, flags: int) -> int:
