@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import threading
 import time
@@ -119,6 +120,20 @@ def _crowd(stage: Stage) -> None:
             pool.submit(stage.ask, 100, f"{number}" + " seas" * 8, None)
 
 
+def _let_nothing_be_written(stage: Stage) -> None:
+    pid = stage.daemon.process.pid
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
+    stage.daemon.client.completions.create(
+        model="toy", prompt="the sea is", max_tokens=8, extra_headers={"Idempotency-Key": "journal"}
+    )
+
+
+def _let_all_be_written(stage: Stage) -> None:
+    pid = stage.daemon.process.pid
+    most = resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+
+
 def _hang(stage: Stage) -> None:
     thread = threading.Thread(target=stage.ask, args=(600, "a long way", 1), daemon=True)
     thread.start()
@@ -211,6 +226,12 @@ MAIN = (
         {"OutriderQuarantine": {}},
         lambda stage: stage.ask(8, _KILLS, None),
         lambda stage: stage.run("quarantine", "release", "--all"),
+    ),
+    Cause(
+        "the kernel lets the daemon write no file, as on a full disk; then it does",
+        {"OutriderJournalShort": {"kind": "not_written"}},
+        _let_nothing_be_written,
+        _let_all_be_written,
     ),
     Cause(
         "SIGSTOP of the worker while it has a stream",

@@ -41,6 +41,8 @@ SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 LEAST_MEMORY_BYTES = 2 * GIB
 LEAST_DISK_BYTES = 2 * GIB
+BLOCK_BYTES = 512
+"""What st_blocks counts."""
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -84,6 +86,7 @@ def examine(path: Path | None = None) -> list[Check]:
         *_rooms(),
         *configuration,
         *_machine(store),
+        *_journal(loaded, path),
         *_artefacts(store),
         *_nvidia_library(),
         *_foreign_adapters(),
@@ -176,6 +179,23 @@ def _machine(store: Path) -> list[Check]:
         _least(f"disk of the store ({store})", disk, LEAST_DISK_BYTES, "free space, or set store.directory"),
         _least(str(SHARED_MEMORY), shm, GIB // 2, "enlarge it where workers run on Ray, which keeps objects there"),
     ]
+
+
+def _journal(config: ClusterConfig, path: Path | None) -> list[Check]:
+    """Whether the disk of the state has the room that the journal is to allocate, and can promise it."""
+    from orchestrator.config.load import state_directory
+    from orchestrator.journal.slots import find_promise_problem
+
+    if path is None or not config.journal.enabled:
+        return []
+    state, wanted = state_directory(config, path), int(config.journal.reserve)
+    there = next(one for one in (state, *state.parents) if one.exists())
+    taken = sum(file.stat().st_blocks * BLOCK_BYTES for file in (state / "journal").glob("*.segment"))
+    found, name = shutil.disk_usage(there).free + taken, f"disk of the journal ({state})"
+    if problem := find_promise_problem(there):
+        todo = "set state.directory to a local disk, if streams are to outlive the daemon while the disk is full"
+        return [Check(name, "warn", problem, todo)]
+    return [_least(name, found, wanted, "free space, set state.directory, or lower journal.reserve")]
 
 
 def _artefacts(store: Path) -> list[Check]:

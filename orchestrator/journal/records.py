@@ -118,7 +118,10 @@ def frame_bodies(bodies: Sequence[bytes], salt: int) -> bytes:
 
 def encode_records(records: Sequence[Record], salt: int) -> bytes:
     """Return records as they stand in a segment, one behind the other."""
-    return frame_bodies([_encoder.encode(record) for record in records], salt)
+    if len(records) == 1:  # a round's
+        body = _encoder.encode(records[0])
+        return _HEADER.pack(len(body), zlib.crc32(body, salt)) + body
+    return frame_bodies(list(map(_encoder.encode, records)), salt)
 
 
 def decode_segment(data: bytes) -> list[Record] | None:

@@ -13,7 +13,11 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 LEAST_SLOT_BYTES = 64 * 1024
+_NO_PROMISE = ("zfs", "bcachefs", "nilfs", "nfs", "cifs", "smb", "fuse", "9p", "ceph")
+"""File systems that write everything anew elsewhere, or whose server has the last word."""
 _ZEROS = bytes(256 * 1024)
 _GET_FLAGS, _SET_FLAGS = 0x80086601, 0x40086602  # FS_IOC_GETFLAGS and FS_IOC_SETFLAGS
 _NO_COPY_ON_WRITE = 0x00800000  # FS_NOCOW_FL
@@ -105,6 +109,16 @@ class Slot:
         self._descriptor = os.open(self._path, flags, 0o600)
         if not os.fstat(self._descriptor).st_size:
             _write_in_place(self._descriptor)
+
+
+def find_promise_problem(directory: Path) -> str:
+    """Return why what is allocated in a directory may not be writable on a full disk; "" where it is."""
+    mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
+    there = directory.resolve()
+    kind = next((mounts[one] for one in (there, *there.parents) if one in mounts), "")
+    if kind.startswith(_NO_PROMISE):
+        return f"{there} is on {kind}, which does not promise room for what was allocated"
+    return ""
 
 
 def _allocate(descriptor: int, at: int, count: int) -> None:

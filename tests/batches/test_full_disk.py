@@ -10,7 +10,7 @@ import pytest
 from tests.batches.support import wait_until
 from tests.batches.test_batch_routes import SLOW, completions, count_completed, create, lines_in, upload, wait_for_end
 from tests.support.daemon import configuration, running
-from tests.support.small_disk import filled, small_disk
+from tests.support.small_disk import keep_full, small_disk
 
 
 def test_a_full_disk_makes_a_batch_wait_also_over_a_killed_daemon(tmp_path):
@@ -20,7 +20,7 @@ def test_a_full_disk_makes_a_batch_wait_also_over_a_killed_daemon(tmp_path):
             file_id = upload(daemon.client, completions(24))
             batch_id = create(daemon.client, file_id)
             wait_until(lambda: count_completed(daemon.client, batch_id) >= 2)
-            full.enter_context(filled(state))
+            full.enter_context(keep_full(state))
             wait_until(lambda: "a batch waits for room" in daemon.log.read_text(encoding="utf-8"))
             assert daemon.client.batches.retrieve(batch_id).status == "in_progress"
             with pytest.raises(openai.InternalServerError, match="No space left on device") as refused:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from adapters import devices_there
@@ -232,3 +233,22 @@ def test_doctor_looks_at_what_a_file_asks_for(nowhere, outrider):
     assert wrong.returncode == 1
     checks = {one["name"]: one for one in json.loads(wrong.stdout)}
     assert "max_runing" in checks[f"configuration {nowhere}/c.yaml"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("journal", "kind", "verdict"),
+    [
+        ("{reserve: 1 MiB}", "ext4", "ok"),
+        ("{reserve: 4000 TiB}", "ext4", "warn"),
+        ("{reserve: 1 MiB}", "zfs", "warn"),
+        ("{enabled: false, reserve: 4000 TiB}", "ext4", None),
+    ],
+)
+def test_doctor_tells_whether_the_disk_can_promise_the_journals_reserve(
+    nowhere, outrider, monkeypatch, journal, kind, verdict
+):
+    monkeypatch.setattr(psutil, "disk_partitions", lambda **_: [SimpleNamespace(mountpoint="/", fstype=kind)])
+    told = f"{TOY}state: {{directory: '{nowhere}/state'}}\njournal: {journal}\n"
+    shown = outrider("doctor", "--json", "--config", str(write(nowhere, told)))
+    verdicts = [one["verdict"] for one in json.loads(shown.stdout) if one["name"].startswith("disk of the journal")]
+    assert verdicts == ([] if verdict is None else [verdict])

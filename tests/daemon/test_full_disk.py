@@ -12,7 +12,7 @@ import httpx
 
 from tests.daemon.test_killed import BODY, CHAT, Client, kill_in_mid_stream, workers_of, workers_of_state
 from tests.support.daemon import Daemon, configuration, running
-from tests.support.small_disk import filled, small_disk
+from tests.support.small_disk import keep_full, small_disk
 from tests.support.waiting import until
 
 DISK_MIB = 32  # as in tools/chaos
@@ -54,7 +54,7 @@ def test_streams_that_began_on_a_full_disk_outlive_the_daemon(tmp_path):
                 client.read(first.url)
                 assert client.done
             clients = [Client(*request, key=f"k{index}" * (index % 2)) for index, request in enumerate(requests)]
-            with filled(disk):
+            with keep_full(disk):
                 (before,) = workers_of(first)
                 os.kill(before, signal.SIGKILL)
                 until(lambda: first.status()["phase"] == "ready" and workers_of(first) != [before], WITHIN_S)
@@ -78,7 +78,7 @@ def test_streams_that_began_on_a_full_disk_outlive_the_daemon(tmp_path):
 def test_a_disk_that_is_full_at_the_first_start_is_told_and_taken_when_there_is_room(tmp_path):
     config = configuration(tmp_path, script="base_ms=10", extra="drafts: []")
     with small_disk(tmp_path / "state", DISK_MIB) as state, ExitStack() as full:
-        full.enter_context(filled(state))
+        full.enter_context(keep_full(state))
         with running(config) as daemon:
             assert list_problems(daemon) == ["not_written", "reserve"]
             assert any("No space left on device" in one for one in read_ready(daemon))
@@ -90,7 +90,7 @@ def test_a_disk_that_is_full_at_the_first_start_is_told_and_taken_when_there_is_
             full.close()
             until(lambda: list_problems(daemon) == [], WITHIN_S)
             assert read_ready(daemon) == []
-            with filled(state):
+            with keep_full(state):
                 again = Client("/v1/completions", BODY)
                 kill_in_mid_stream(daemon, [again], 8)
                 with running(config) as second:

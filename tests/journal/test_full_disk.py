@@ -14,7 +14,7 @@ from orchestrator.journal.book import AnswerBook, BookLimits
 from orchestrator.journal.standing import choose_bodies
 from orchestrator.workers.messages import Delta, Submit
 from tests.journal.test_book import Hand, book_in, let_pass, open_answer, recover_all
-from tests.support.small_disk import filled, small_disk
+from tests.support.small_disk import keep_full, small_disk
 
 pytestmark = pytest.mark.asyncio
 
@@ -46,7 +46,7 @@ async def test_what_begins_on_a_full_disk_is_there_for_the_next_daemon_on_a_full
     book = book_in(disk / "journal", limits=LIMITS)
     book.recover()
     before = open_answer(book, "a")
-    with filled(disk):
+    with keep_full(disk):
         book.record(before, 0, Delta("", [1]))
         answer = open_answer(book, "b")
         for number in range(8000):  # more than a segment holds: several begin while the disk is full
@@ -65,7 +65,7 @@ async def test_what_begins_on_a_full_disk_is_there_for_the_next_daemon_on_a_full
 
 async def test_a_disk_that_is_full_at_the_start_is_told_and_tried_again(disk, caplog):
     clock = Hand()
-    with filled(disk):
+    with keep_full(disk):
         book = book_in(disk / "journal", clock, LIMITS)
         book.recover()
         answer = open_answer(book, "a")
@@ -88,7 +88,7 @@ async def test_where_the_whole_reserve_is_not_there_a_part_of_it_serves(disk, fr
     book = book_in(disk / "journal", limits=replace(LIMITS, reserve_bytes=2048 * KIB))
     book.recover()
     assert list_kinds(book) == ["reserve"]
-    with filled(disk):
+    with keep_full(disk):
         answer = open_answer(book, "a")
         for number in range(3000):
             book.record(answer, 0, Delta("", [number]))
@@ -101,7 +101,7 @@ async def test_on_a_full_disk_the_oldest_ended_answers_give_way_and_come_back(di
     clock = Hand()
     book = book_in(disk / "journal", clock, LIMITS)
     book.recover()
-    with filled(disk):
+    with keep_full(disk):
         for name in ("a", "b"):
             ended = open_large(book, name, LARGE)
             book.record(ended, 0, Delta("", [1], "stop"))
@@ -129,7 +129,7 @@ async def test_running_answers_that_do_not_fit_are_told_before_anybody_misses_th
     clock = Hand()
     book = book_in(disk / "journal", clock, LIMITS)
     book.recover()
-    with filled(disk):
+    with keep_full(disk):
         answers = [open_large(book, name) for name in ("a", "b", "c")]
         for answer in answers:
             book.mark_busy(answer)

@@ -32,7 +32,7 @@ def small_disk(directory: Path, size_mib: int) -> Iterator[Path]:
 
 
 @contextmanager
-def filled(directory: Path) -> Iterator[Path]:
+def keep_full(directory: Path) -> Iterator[Path]:
     """Keep a disk full: whatever anybody gives back is taken at once. Yields the file that fills it."""
     path = directory / "filler"
     over = threading.Event()
