@@ -17,6 +17,8 @@ from tests.support.waiting import until
 
 DISK_MIB = 32  # as in tools/chaos
 WITHIN_S = 60.0
+RESERVE = "journal: {reserve: 16 MiB}"  # of everybody who says nothing
+LIMITS = "drafts: []\nlimits: {max_running: 3, kv_cache: 64 MiB}"
 
 
 def list_problems(daemon: Daemon) -> list[str]:
@@ -42,7 +44,7 @@ def test_streams_that_began_on_a_full_disk_outlive_the_daemon(tmp_path):
     """All is on the full disk: the state, the store, the admin socket, the log. It stays full over the start. The
     worker is one that was started while it was full."""
     with small_disk(tmp_path / "disk", DISK_MIB) as disk:
-        config = configuration(disk, script="base_ms=20", extra="drafts: []")
+        config = configuration(disk, script="base_ms=20", extra=f"drafts: []\n{RESERVE}")
         requests = [
             ("/v1/completions", BODY),
             ("/v1/completions", BODY | {"temperature": 0.0, "logprobs": 2}),
@@ -75,8 +77,8 @@ def test_streams_that_began_on_a_full_disk_outlive_the_daemon(tmp_path):
                     assert second.stop() == 0
 
 
-def test_a_disk_that_is_full_at_the_first_start_is_told_and_taken_when_there_is_room(tmp_path):
-    config = configuration(tmp_path, script="base_ms=10", extra="drafts: []")
+def test_a_disk_that_is_full_at_the_first_start_is_told_and_taken_when_there_is_room(tmp_path, outrider):
+    config = configuration(tmp_path, script="base_ms=10", extra=f"drafts: []\n{RESERVE}")
     with small_disk(tmp_path / "state", DISK_MIB) as state, ExitStack() as full:
         full.enter_context(keep_full(state))
         with running(config) as daemon:
@@ -91,6 +93,9 @@ def test_a_disk_that_is_full_at_the_first_start_is_told_and_taken_when_there_is_
             until(lambda: list_problems(daemon) == [], WITHIN_S)
             assert read_ready(daemon) == []
             with keep_full(state):
+                config.write_text(config.read_text(encoding="utf-8").replace("drafts: []", LIMITS), encoding="utf-8")
+                assert outrider("reload", "--socket", str(daemon.admin)).returncode == 0
+                daemon.wait_for("", WITHIN_S, phase="ready")
                 again = Client("/v1/completions", BODY)
                 kill_in_mid_stream(daemon, [again], 8)
                 with running(config) as second:

@@ -129,9 +129,10 @@ class Server:
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     path = configuration(tmp_path_factory.mktemp("reload"), script="base_ms=6", replicas="2")
-    text = path.read_text().replace("logging: {format: json}\n", "")
+    text = path.read_text().replace("logging: {format: json}\n", "").replace("journal: {reserve: 1 MiB}\n", "")
     parts = {
         "logging": {"format": "json"},
+        "journal": {"reserve": "1 MiB"},
         "limits": LIMITS,
         "drafts": [],
         "speculation": {"method": "fixed", "num_speculative_tokens": 2},
@@ -315,7 +316,7 @@ def test_a_hangup_reloads_and_the_log_says_what_came_of_it(server: Server) -> No
 
 
 def test_what_needs_a_restart_waits_for_it_and_the_rest_does_not(server: Server) -> None:
-    server.write(limits={**LIMITS, "max_body": "1 KiB"}, journal={"ended_s": 5})
+    server.write(limits={**LIMITS, "max_body": "1 KiB"}, journal={"ended_s": 5, "reserve": "1 MiB"})
     told = outrider_process("reload", "--socket", str(server.daemon.admin))
     assert told.returncode == 0, told.stderr
     assert "1 change took effect" in told.stdout

@@ -66,15 +66,16 @@ class Daemon:
 def configuration(
     directory: Path, *, script: str = "", runtime: str = "local", extra: str = "", replicas: str = "1"
 ) -> Path:
-    """Write a cluster.yaml over the simulated model."""
+    """Write a cluster.yaml over the simulated model. Its journal takes little of the disk: pytest keeps directories."""
     path = directory / "cluster.yaml"
+    journal = "" if "journal:" in extra else "journal: {reserve: 1 MiB}\n"
     path.write_text(
         f"model: {{source: 'simulated:toy?{script}', adapter: simulated, name: toy, replicas: {replicas}}}\n"
         f"cluster: {{runtime: {runtime}}}\n"
         f"api: {{port: 0, admin_socket: '{directory}/admin.sock'}}\n"
         f"store: {{directory: '{directory}/store'}}\n"
         f"state: {{directory: '{directory}/state'}}\n"
-        f"logging: {{format: json}}\n{extra}\n",
+        f"logging: {{format: json}}\n{extra}\n{journal}",
         encoding="utf-8",
     )
     return path
