@@ -49,11 +49,11 @@ class Slot:
             self._sure_bytes = max(self._sure_bytes, size)
 
     def give_back(self, size: int) -> None:
-        """Keep blocks for so many bytes alone."""
-        if size < self.allocated_bytes:
-            with suppress(OSError):
+        """Keep blocks for so many bytes alone; a refused allocation may have left some more."""
+        with suppress(OSError):
+            if size < os.fstat(self._descriptor).st_size:
                 os.ftruncate(self._descriptor, size)
-                self.allocated_bytes = self._sure_bytes = size
+            self.allocated_bytes = self._sure_bytes = min(self.allocated_bytes, size)
 
     def write(self, data: bytes, at: int) -> None:
         """Write all of it there. Raises OSError."""

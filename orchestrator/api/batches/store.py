@@ -53,8 +53,15 @@ class BatchStore:
         self.batches: dict[str, BatchRecord] = {}
 
     def open(self) -> None:
-        """Read what earlier daemons left, and remove what belongs to nobody. Raises OSError."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        """Read what earlier daemons left, and remove what belongs to nobody. On a disk that is full there may be
+        nothing yet; the first upload tries again. Raises OSError."""
+        try:
+            self._make_directory()
+        except OSError as error:
+            if not is_full(error):
+                raise
+            _log.warning("files of batches cannot be kept yet", directory=str(self._directory), reason=error.strerror)
+            return
         self.files = _read_records(self._directory, "file-*.json", FileRecord)
         self.batches = _read_records(self._directory, "batch_*.json", BatchRecord)
         live = [batch for batch in self.batches.values() if batch.live]
@@ -64,6 +71,9 @@ class BatchStore:
             if path.suffix == ".new" or (path.suffix in (".jsonl", ".lock") and name not in wanted):
                 path.unlink(missing_ok=True)
         self.expire()
+
+    def _make_directory(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path_of(self, name: str) -> Path:
         """Return where the bytes of a file are, or the results of a batch that lives."""
@@ -101,11 +111,13 @@ class BatchStore:
             raise RequestError(text, code="files_full")
         file_id = f"file-{secrets.token_hex(_ID_BYTES)}"
         path = self._directory / f"{file_id}.jsonl.new"
-        with _refusing(), open(path, "xb", opener=_open_private) as file:
-            try:
-                yield Receiving(self, file_id, file)
-            finally:
-                path.unlink(missing_ok=True)
+        with _refusing():
+            self._make_directory()
+            with open(path, "xb", opener=_open_private) as file:
+                try:
+                    yield Receiving(self, file_id, file)
+                finally:
+                    path.unlink(missing_ok=True)
 
     def add_file(self, file_id: str, owner: str, filename: str, purpose: str, fresh: Path) -> FileRecord:
         """Keep bytes that are on the disk at `fresh`, under their own name. Idempotent."""
