@@ -52,6 +52,9 @@ class ChatTemplate:
         self._source = source
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
+
     @property
     def takes_tools(self) -> bool:
         """Whether the template tells the model of tools, and of calls as `<tool_call>{...}</tool_call>` (Hermes'

@@ -16,43 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import GrammarFailed, GrammarTooComplex
+from adapters.grammar_check import compile_text
 from adapters.tokenizer import Tokenizer
 
-KINDS = ("json_schema", "regex", "lark")
 _REMEMBERED = 32
 _LIMIT = re.compile(r"\bmax is\b|\btoo (complex|large|many)\b|\blimit\b")
 
 
-def find_grammar_problem(kind: str, text: str) -> str:
-    """Return in one line why a grammar cannot be used; "" where it can. Takes milliseconds; needs no model."""
-    import llguidance
-
-    try:
-        found = llguidance.LLMatcher.validate_grammar(_compile_text(kind, text))
-    except ValueError as error:
-        found = str(error)
-    return " ".join(found.split())
-
-
-def _compile_text(kind: str, text: str) -> str:
-    import llguidance
-
-    if kind == "json_schema":
-        style: llguidance._lib.JsonCompileOptions = {
-            "whitespace_flexible": False,
-            "item_separator": ", ",
-            "key_separator": ": ",
-        }
-        return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=style))
-    if kind == "regex":
-        return str(llguidance.LLMatcher.grammar_from_regex(text))
-    if kind == "lark":
-        return str(llguidance.LLMatcher.grammar_from_lark(text))
-    raise ValueError(f"a grammar is one of {', '.join(KINDS)}, not {kind!r}")
-
-
 class GrammarText(Protocol):
-    """A grammar as it is asked for; `kind` is one of KINDS."""
+    """A grammar as it is asked for; `kind` is one of adapters.grammar_check.KINDS."""
 
     @property
     def kind(self) -> str: ...
@@ -106,7 +78,7 @@ class GrammarCompiler:
             if self._library is None:
                 self._library = _library_tokenizer(self._tokenizer(), self._vocabulary_size)
         try:
-            matcher = llguidance.LLMatcher(self._library, _compile_text(kind, text), log_level=0)
+            matcher = llguidance.LLMatcher(self._library, compile_text(kind, text), log_level=0)
         except ValueError as error:
             raise GrammarFailed(" ".join(str(error).split())) from error
         if matcher.is_error():

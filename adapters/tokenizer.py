@@ -132,6 +132,10 @@ class Tokenizer:
         )
         return cls(vocabulary, ChatTemplate(_BYTE_TEMPLATE, bos_token="", eos_token=_BYTE_CONTROLS[256]))
 
+    def render_by(self, replace: Callable[[ChatTemplate], ChatTemplate]) -> None:
+        """Let another template stand for the model's own, where it has one: as one that is run elsewhere."""
+        self._template = None if self._template is None else replace(self._template)
+
     @property
     def eos_ids(self) -> frozenset[int]:
         """The ids that end an answer."""

@@ -61,6 +61,7 @@ from orchestrator.control.device_watch import watch_devices
 from orchestrator.control.state import STARTING
 from orchestrator.errors import DaemonError, OutriderError
 from orchestrator.journal.book import KeptAnswer
+from orchestrator.sandbox.sandbox import Sandbox
 from orchestrator.systemd.activation import GivenSockets, take_sockets
 from orchestrator.systemd.notify import Notifier
 from orchestrator.telemetry import get_logger, set_level
@@ -105,9 +106,10 @@ class Daemon:
         self._batches: BatchService | None = None
         self._alerts: AlertWatch | None = None
         self._connections = Connections(build_connection_limits(config))
+        self._sandbox = Sandbox()
         cluster = SharedCluster(build_cluster(config, self._state))
         board = PlanBoard(config.targets, base)
-        ground = DaemonGround(path, self._state, cluster, board, self._clock, self._say)
+        ground = DaemonGround(path, self._state, cluster, board, self._clock, self._sandbox, self._say)
         self._targets = [TargetLife(one, ground) for one in config.targets]
         self._reloader = Reloader(config, standing, self._targets, self._adopt)
         self._reloads = ReloadQueue(
@@ -123,6 +125,7 @@ class Daemon:
             try:
                 await self._run()
             finally:
+                self._sandbox.close()
                 await close_tracing(self._tracing)
 
     async def _run(self) -> None:
@@ -131,6 +134,7 @@ class Daemon:
             loop.add_signal_handler(number, self._stopping.observe_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reloads.observe_hangup)
         self._book.reserve()  # before models are prepared, which may fill the disk
+        self._sandbox.start()
         await self._do_for_each(TargetLife.prepare)
         self._given = take_sockets()
         with listen_tcp(self._config.api.host, self._config.api.port, self._given.api) as tcp:
@@ -143,7 +147,9 @@ class Daemon:
             with listen_unix(admin_path, given) as unix:
                 offers = [target.offer() for target in self._targets]
                 batches = open_batches(self._config, self._state, self._clock)
-                api = create_app(offers, self._build_settings(), self._clock, book=self._book, batches=batches)
+                api = create_app(
+                    offers, self._build_settings(), self._clock, book=self._book, batches=batches, sandbox=self._sandbox
+                )
                 self._kept = api.state.kept
                 self._batches = api.state.batches
                 models = list(api.state.models)

@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 MOST_LEFT = 4
 """Threads that may be left behind at a time; then what waits has to wait."""
 _LOWEST_PRIORITY = 19
+_STARTING = threading.Lock()
+"""A thread's stack is set for all that start now."""
 _T = TypeVar("_T")
 
 _Work = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
@@ -32,11 +34,13 @@ class _Turn:
 
 
 class SideLane:
-    """`gives_way`: its thread has the lowest priority, so that decoding on the same cores goes first."""
+    """`gives_way`: its thread has the lowest priority, so that decoding on the same cores goes first. `stack_bytes`: of
+    its thread; 0: as the system has it."""
 
-    def __init__(self, name: str, *, gives_way: bool) -> None:
+    def __init__(self, name: str, *, gives_way: bool, stack_bytes: int = 0) -> None:
         self._name = name
         self._gives_way = gives_way
+        self._stack_bytes = stack_bytes
         self._works: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._turn = _Turn()
         self._changing = threading.Lock()
@@ -65,7 +69,13 @@ class SideLane:
 
     def _start(self) -> None:
         arguments = (self._works, self._turn, self._turn.number, self._changing, self._gives_way)
-        threading.Thread(target=_work_off, args=arguments, name=self._name, daemon=True).start()
+        thread = threading.Thread(target=_work_off, args=arguments, name=self._name, daemon=True)
+        with _STARTING:
+            before = threading.stack_size(self._stack_bytes)
+            try:
+                thread.start()
+            finally:
+                threading.stack_size(before)
 
 
 def _work_off(

@@ -57,10 +57,12 @@ from orchestrator.control.port import Control
 from orchestrator.errors import RequestError
 from orchestrator.journal.book import AnswerBook
 from orchestrator.journal.standing import JournalView
+from orchestrator.sandbox.sandbox import Sandbox
 from orchestrator.tracing.port import Tracing
 from orchestrator.workers.messages import Delta, Submit
 
 _T = TypeVar("_T")
+_TEMPLATE_PART = 0.5  # of the time that a body may take: whoever waits is told what took it
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,9 @@ class ApiRoutes:
         settings: ApiSettings,
         clock: Clock,
         book: AnswerBook | None = None,
+        sandbox: Sandbox | None = None,
     ) -> None:
+        self._sandbox = Sandbox() if sandbox is None else sandbox
         self.bodies = BodyBudget(settings.max_bodies_bytes)
         self._settings = settings
         self._clock = clock
@@ -115,7 +119,8 @@ class ApiRoutes:
         )
         self.stored = ResponseStore(settings.stored_responses, clock)
         self._lanes = WorkLanes(settings.translation_timeout_s)
-        self._grammars = GrammarChecks(settings.max_grammar_bytes, settings.translation_timeout_s)
+        self._grammars = GrammarChecks(settings.max_grammar_bytes, settings.translation_timeout_s, self._sandbox)
+        self._sandbox.template_timeout_s = settings.translation_timeout_s * _TEMPLATE_PART
 
     def take_settings(self, settings: ApiSettings) -> None:
         """Bound what comes from now on by these. Who may use the API, and what is logged, stays as it is."""
@@ -126,6 +131,7 @@ class ApiRoutes:
         self.stored.set_bounds(settings.stored_responses)
         self._lanes.timeout_s = settings.translation_timeout_s
         self._grammars.set_bounds(settings.max_grammar_bytes, settings.translation_timeout_s)
+        self._sandbox.template_timeout_s = settings.translation_timeout_s * _TEMPLATE_PART
         for model in self.models:
             model.liveness.stalled_after_s = settings.stalled_after_s
 
@@ -227,7 +233,7 @@ class ApiRoutes:
             try:
                 question, submit, tokenizer = await self._lanes.do(len(raw), work, model, raw)
                 if submit.grammar is not None:
-                    await self._grammars.check(submit.grammar, question.grammar_param)
+                    await self._grammars.check(submit.grammar, question.grammar_param, question.answer_param)
             finally:
                 model.coming -= 1
         return model, question, submit, tokenizer
@@ -338,13 +344,15 @@ def create_app(
     *,
     book: AnswerBook | None = None,
     batches: BatchStore | None = None,
+    sandbox: Sandbox | None = None,
 ) -> FastAPI:
     """Return the app over these models, of which the first is that of requests that name none. `book` keeps answers
     that may be resumed; without one none are. `batches` keeps files and batches; without it their routes answer 404.
+    `sandbox` checks grammars; without it there is one of the app's own.
     `app.state` has what the daemon needs of it: `models`, `kept`, `lives`, `batches`, and `take_settings` for other
     bounds. In `admin` it takes the admin app, which keys of that scope may use here."""
     app = FastAPI(title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
-    api = ApiRoutes(targets, settings, clock, book)
+    api = ApiRoutes(targets, settings, clock, book, sandbox)
     app.state.models = api.models
     app.state.page = api.page
     app.state.kept = api.kept

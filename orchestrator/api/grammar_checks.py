@@ -1,36 +1,49 @@
-"""Whether a grammar can be used: seen before a worker gets it, off the event loop, within a bound of size and time.
+"""Whether a grammar can be used: seen before a worker gets it, in a process that may die of it (orchestrator.sandbox).
 
-llguidance gives up the GIL while it compiles. Its time grows with the square of some schemas' size (5 s for 514 KiB of
-optional properties), hence the bound on that.
+Time grows with the square of some schemas' size (5 s for 514 KiB of optional properties), hence the bound on that.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import math
+import re
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Final
 
-from adapters.grammar import find_grammar_problem
-from orchestrator.api.work_lanes import WorkLanes, WorkTooSlow
+from orchestrator.api.tools.grammar import ANSWER_RULE, name_tool
 from orchestrator.errors import RequestError
+from orchestrator.sandbox.sandbox import JobEnded, Sandbox
+from orchestrator.side_lane import SideLane
 from orchestrator.workers.messages import Grammar
 
-_REMEMBERED = 256
+LARGE_BYTES: Final = 8 * 1024
+_REMEMBERED: Final = 256
+_RULE: Final = re.compile(r"(\w+): ")
 
 
 class GrammarChecks:
-    """Remembers what it has found, by digest: a client that sends one schema with every request pays once."""
+    """Remembers what it has found, by digest: a client that sends one schema with every request pays once. Small ones
+    do not wait behind large ones."""
 
-    def __init__(self, most_bytes: int, timeout_s: float) -> None:
+    def __init__(self, most_bytes: int, timeout_s: float, sandbox: Sandbox) -> None:
         self._most_bytes = most_bytes
-        self._lanes = WorkLanes(timeout_s)
+        self._timeout_s = timeout_s
+        self._sandbox = sandbox
+        self._small = SideLane("small grammars", gives_way=False)
+        self._large = SideLane("large grammars", gives_way=True)
         self._found: dict[bytes, str] = {}
 
     def set_bounds(self, most_bytes: int, timeout_s: float) -> None:
         """Bound grammars by these from now on; what took too long before may be tried again."""
-        self._most_bytes, self._lanes.timeout_s = most_bytes, timeout_s
+        self._most_bytes, self._timeout_s = most_bytes, timeout_s
         self._found.clear()
 
-    async def check(self, grammar: Grammar, param: str) -> None:
-        """Raise RequestError, naming `param`, where a grammar cannot be used."""
+    async def check(self, grammar: Grammar, param: str, answer_param: str = "response_format") -> None:
+        """Raise RequestError 400 where a grammar cannot be used, naming `param`, or `answer_param` where the schema of
+        an answer beside tools is wrong; 429 where its turn does not come in time."""
         what = "schema" if grammar.kind == "json_schema" else "grammar"
         size = len(grammar.text)
         if size > self._most_bytes:
@@ -43,12 +56,49 @@ class GrammarChecks:
         digest = hashlib.sha256(f"{grammar.kind}\0{grammar.text}".encode("utf-8", "surrogatepass")).digest()
         found = self._found.get(digest)
         if found is None:
-            try:
-                found = await self._lanes.do(size, find_grammar_problem, grammar.kind, grammar.text)
-            except WorkTooSlow as error:
-                found = f"it takes longer than {error.timeout_s:g} s to compile; send a simpler one"
+            found = await self._find_in_turn(digest, grammar)
+        if not found:
+            return
+        rule = _RULE.match(found) if grammar.kind == "lark" else None
+        tool = name_tool(grammar.text, rule[1]) if rule is not None else ""
+        if rule is not None and rule[1] == ANSWER_RULE:
+            what, found, param = "schema", found[rule.end() :], answer_param
+        elif rule is not None and tool:
+            what, found = f"schema of the tool '{tool}'", found[rule.end() :]
+        raise RequestError(f"the {what} cannot be used: {found}", param=param, code="unsupported_schema")
+
+    async def _find_in_turn(self, digest: bytes, grammar: Grammar) -> str:
+        """Return the problem. What has had its turn ends within the bound from there on, so it is waited for."""
+        lane = self._large if len(grammar.text) > LARGE_BYTES else self._small
+        task = lane.submit(self._find_problem, digest, grammar, self._timeout_s)
+        waiting = asyncio.wrap_future(task)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.shield(waiting)
+        if not task.cancel():
+            return await waiting
+        raise RequestError(
+            f"the grammar's turn to be checked did not come within {self._timeout_s:g} s; send it again",
+            status=HTTPStatus.TOO_MANY_REQUESTS,
+            kind="rate_limit_error",
+            code="translation_timeout",
+            retry_after_s=max(1, math.ceil(self._timeout_s / 2)),
+        )
+
+    def _find_problem(self, digest: bytes, grammar: Grammar, timeout_s: float) -> str:
+        found = self._found.get(digest)  # others may have waited for the same one
+        if found is not None:
+            return found
+        try:
+            found = self._sandbox.do("grammar", (grammar.kind, grammar.text), timeout_s)
+        except JobEnded as end:
+            found = (
+                f"it takes longer than {timeout_s:g} s to compile; send a simpler one"
+                if end.too_slow
+                else "it takes more memory to compile, or is nested deeper, than a grammar may; send a simpler one"
+            )
+        with suppress(KeyError, RuntimeError):
             while len(self._found) >= _REMEMBERED:
                 del self._found[next(iter(self._found))]
-            self._found[digest] = found
-        if found:
-            raise RequestError(f"the {what} cannot be used: {found}", param=param, code="unsupported_schema")
+        self._found[digest] = found
+        return found

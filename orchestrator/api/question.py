@@ -89,8 +89,12 @@ class Question:
     def grammar_param(self) -> str:
         """The parameter that a grammar comes from, by the route's own name."""
         offers_tools = isinstance(self.body, ChatRequest) and bool(self.body.offered)
-        name = "tools" if offers_tools else "response_format"
-        return self.names.get(name, name)
+        return self.names.get("tools", "tools") if offers_tools else self.answer_param
+
+    @property
+    def answer_param(self) -> str:
+        """The parameter that the schema of an answer comes from, by the route's own name."""
+        return self.names.get("response_format", "response_format")
 
 
 def rename_parameters(error: RequestError, names: Mapping[str, str]) -> RequestError:

@@ -47,6 +47,8 @@ from orchestrator.loading.options import list_draft_pools, objectives_of
 from orchestrator.planning.applied import list_unplaced_drafts
 from orchestrator.planning.basis import plain
 from orchestrator.planning.neighbours import TakenPlace
+from orchestrator.sandbox.sandbox import Sandbox
+from orchestrator.sandbox.templates import SandboxedTemplate
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Progress, Ready
@@ -59,13 +61,14 @@ _log = get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class DaemonGround:
     """What the targets of one daemon share. `path`: of cluster.yaml; `state`: the daemon's own directory. `say` hears
-    of a target's name and what goes on before it serves."""
+    of a target's name and what goes on before it serves. `sandbox` runs their chat templates."""
 
     path: Path
     state: Path
     cluster: SharedCluster
     board: PlanBoard
     clock: Clock
+    sandbox: Sandbox
     say: Callable[[str, Progress], None]
 
 
@@ -298,9 +301,11 @@ class TargetLife:
         if view.ready is None:
             raise DaemonError(view.detail)
         try:
-            self.tokenizer = load_tokenizer(view.ready.tokenizer_dir)
+            tokenizer = load_tokenizer(view.ready.tokenizer_dir)
         except AdapterError as error:
             raise DaemonError(str(error)) from error
+        tokenizer.render_by(lambda template: SandboxedTemplate(template, self._ground.sandbox))
+        self.tokenizer = tokenizer
         return view.ready
 
     def give_up(self, reason: str) -> None:

@@ -1,6 +1,8 @@
 """Grammars compile beside the command thread: cancels, stops and other requests pass by while one does.
 
-The library gives up the GIL while it compiles. Small grammars do not wait behind large ones.
+The library gives up the GIL while it compiles. Small grammars do not wait behind large ones. A client's grammar comes
+here after the daemon's sandbox has compiled it, in less stack and in bounded time and memory. So what takes too long
+here, over the model's own tokens and behind the decode loop, ends by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from orchestrator.side_lane import SideLane
 from orchestrator.workers.messages import Grammar, Refused, Submit
 
 LARGE_BYTES = 8 * 1024
+STACK_BYTES = 8 * 1024 * 1024
+"""Four times what the sandbox has (orchestrator.sandbox.nursery): what it compiles does not overflow here."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,8 +45,8 @@ class CompileLanes:
         self._timeout_s = timeout_s
         self._changing = threading.Lock()
         self._jobs: dict[str, _Job] = {}
-        self._small = SideLane("small grammars", gives_way=True)
-        self._large = SideLane("large grammars", gives_way=True)
+        self._small = SideLane("small grammars", gives_way=True, stack_bytes=STACK_BYTES)
+        self._large = SideLane("large grammars", gives_way=True, stack_bytes=STACK_BYTES)
 
     def warm_up(self) -> None:
         """Load what every grammar needs, so that the first one does not wait for that. Nothing else runs meanwhile:

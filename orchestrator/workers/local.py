@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.errors import WorkerLost, WorkerStartFailed
+from orchestrator.own_packages import with_our_packages
 from orchestrator.workers.code_version import digest_code, digest_worker
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import ChooseDrafters
@@ -51,7 +52,6 @@ _LAST_WORDS_S = 0.5
 _ANSWER_S = 3.0  # an orphan that does not answer for so long hangs
 _NOTE_EVERY_S = 0.5
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
-_PACKAGES_ROOT = Path(__file__).resolve().parents[2]
 
 _log = logging.getLogger(__name__)
 
@@ -267,7 +267,7 @@ def _start_guard(policy: OrphanPolicy) -> _Guard:
             str(policy.directory),
             str(policy.wait_s),
         ]
-        environment = _with_our_packages(dict(os.environ))
+        environment = with_our_packages(dict(os.environ))
         child = subprocess.Popen(
             arguments,
             stdin=heard,
@@ -320,14 +320,7 @@ def _record(home: WorkerHome, record: HomeRecord) -> None:
 
 def _environment(spec: WorkerSpec) -> dict[str, str]:
     """Return the daemon's environment with the worker's additions, and with our packages importable."""
-    return _with_our_packages({**os.environ, **spec.environment})
-
-
-def _with_our_packages(environment: dict[str, str]) -> dict[str, str]:
-    if _PACKAGES_ROOT.name not in ("site-packages", "dist-packages"):  # a checkout that is not installed
-        known = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (known, str(_PACKAGES_ROOT))))
-    return environment
+    return with_our_packages({**os.environ, **spec.environment})
 
 
 class LocalWorker:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from adapters.contract import GrammarFailed
-from adapters.grammar import GrammarCompiler, find_grammar_problem
+from adapters.grammar import GrammarCompiler
+from adapters.grammar_check import find_grammar_problem
 from adapters.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.bytes_only()

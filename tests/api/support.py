@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import dataclasses
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -24,6 +25,7 @@ from orchestrator.control.steering_port import QuarantinedView, Steering
 from orchestrator.control.step import State
 from orchestrator.errors import RequestError
 from orchestrator.journal.book import AnswerBook
+from orchestrator.sandbox.sandbox import Sandbox
 from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
 from policies.serving.failover.health import Held, PartKind
 from policies.serving.overrides import EffectiveBound, Override
@@ -33,6 +35,8 @@ TERMS = {field.name for field in dataclasses.fields(TargetTerms)}
 CONTEXT_TOKENS = 64
 EOS = 256
 TOKENIZER = Tokenizer.bytes_only()
+_SANDBOX = Sandbox()  # of all apps: a process of its own takes a while to start
+atexit.register(_SANDBOX.close)
 READY = Ready(
     model="toy",
     vocabulary_size=TOKENIZER.vocabulary_size,
@@ -166,7 +170,7 @@ def app_over(
     """Return the public app over a scripted control. `settings`: of the API, or of the model."""
     terms = TargetTerms(**{name: settings.pop(name) for name in TERMS & settings.keys()})
     target = ServedTarget(control, lambda: tokenizer, lambda: "toy", terms)
-    return create_app([target], ApiSettings(max_body_bytes, **settings), SystemClock(), book=book)
+    return create_app([target], ApiSettings(max_body_bytes, **settings), SystemClock(), book=book, sandbox=_SANDBOX)
 
 
 @contextmanager

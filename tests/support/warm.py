@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -139,8 +139,10 @@ def _import_all() -> ModuleType:
     from orchestrator.cli import main, serve  # noqa: F401
     from orchestrator.engine import worker_engine  # noqa: F401
     from orchestrator.loading import draft_worker, engine  # noqa: F401
+    from orchestrator.sandbox import nursery
     from orchestrator.workers import local, local_host  # noqa: F401
 
+    nursery.prepare()
     return main
 
 
@@ -154,18 +156,54 @@ class _ForkedWorker:
 
 def _fork_worker(options: list[str], inherited: list[int], printing: int, environment: dict[str, str]) -> _ForkedWorker:
     """Implements orchestrator.workers.local._popen: the process of a worker, which has all imports behind it."""
+
+    def run() -> int:
+        sys.argv = ["orchestrator.workers.host", *options]
+        from orchestrator.workers.local_host import main
+
+        return main()
+
+    return _ForkedWorker(_fork_into(run, inherited, printing, environment))
+
+
+class _ForkedNursery(_ForkedWorker):
+    """What the sandbox asks of subprocess.Popen."""
+
+    def kill(self) -> None:
+        """Send SIGKILL to a process that was not waited for."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        """Wait for its end. Idempotent."""
+        if self.returncode is None:
+            self.returncode = os.waitpid(self.pid, 0)[1]
+
+
+def _fork_nursery(descriptor: int, environment: dict[str, str]) -> _ForkedNursery:
+    """Implements orchestrator.sandbox.sandbox._popen."""
+
+    def run() -> int:
+        sys.argv = ["orchestrator.sandbox.nursery", str(descriptor)]
+        from orchestrator.sandbox.nursery import main
+
+        main()
+        return 0
+
+    return _ForkedNursery(_fork_into(run, [descriptor], 2, environment))
+
+
+def _fork_into(run: Callable[[], int], inherited: list[int], printing: int, environment: dict[str, str]) -> int:
+    """Return the number of a new process that ends with the code that `run` returns."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     pid = os.fork()
     if pid:
-        return _ForkedWorker(pid)
+        return pid
     code = 1
     try:
         _become_worker(inherited, printing, environment)
-        sys.argv = ["orchestrator.workers.host", *options]
-        from orchestrator.workers.local_host import main
-
-        code = main()
+        code = run()
         atexit._run_exitfuncs()
     except SystemExit as end:
         code = int(end.code or 0)
@@ -229,9 +267,11 @@ def main() -> None:
         _tell_end(pid, telling, (link.detach(), output, errors))
     link.detach()  # closed with all others
     _become(json.loads(asked), output, errors)
+    from orchestrator.sandbox import sandbox
     from orchestrator.workers import local
 
     local._popen = _fork_worker  # type: ignore[assignment]
+    sandbox._popen = _fork_nursery  # type: ignore[assignment]
     command_line.main()
 
 

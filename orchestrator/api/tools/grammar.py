@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
 from orchestrator.api.tools.calls import CLOSE, OPEN
@@ -11,6 +12,8 @@ from orchestrator.api.tools.wire import Tool
 # As Python's json.dumps writes it, which is what models are trained on; it also cannot go on for ever.
 _STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _ANY_OBJECT = {"type": "object"}
+ANSWER_RULE = "answer"
+"""The rule of an answer that is no call."""
 
 
 def build_forced_calls_grammar(tools: Sequence[Tool], *, many: bool) -> str:
@@ -35,8 +38,15 @@ def build_calls_or_json_grammar(tools: Sequence[Tool], schema: str, *, many: boo
     calls = 'call ("\\n" call)*' if many else "call"
     strict = {tool.function.name for tool in tools if tool.function.strict}
     answer = json.dumps(json.loads(schema) | {"x-guidance": _STYLE})
-    rules = [f"start: {calls} | answer", f"answer: %json {answer}", f'call: "{OPEN}\\n" body']
+    rules = [f"start: {calls} | {ANSWER_RULE}", f"{ANSWER_RULE}: %json {answer}", f'call: "{OPEN}\\n" body']
     return "\n".join([*rules, *_bodies(tools, strict)])
+
+
+def name_tool(text: str, rule: str) -> str:
+    """Return the tool whose arguments are this rule of a grammar of ours; "" where it is another rule."""
+    index = rule.removeprefix("arguments_")
+    head = re.search(rf"^call_{re.escape(index)}: (\".*\") {re.escape(rule)} ", text, re.MULTILINE)
+    return "" if head is None else str(json.loads(json.loads(head[1]) + "{}}")["name"])
 
 
 def _bodies(tools: Sequence[Tool], strict: set[str]) -> list[str]:

@@ -1,0 +1,91 @@
+"""Whether a grammar can be used, asked without a model: to be called where a crash, a hang or full memory harms nobody.
+
+It does all that a worker will do with the grammar, over the 256 bytes in place of a vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, Final
+
+from adapters.schema_emptiness import find_empty_part
+
+KINDS: Final = ("json_schema", "regex", "lark")
+_EMBEDDED: Final = re.compile(r"^(\w+): %json ", re.MULTILINE)
+
+
+def find_grammar_problem(kind: str, text: str) -> str:
+    """Return in one line why a grammar cannot be used; "" where it can. Takes milliseconds, but for texts that are made
+    to take longer, or to end the process."""
+    try:
+        found = _find_empty(kind, text) or _find_compile_problem(kind, text)
+    except ValueError as error:
+        found = str(error)
+    return " ".join(found.split())
+
+
+def warm_up() -> None:
+    """Load what the first check would load."""
+    find_grammar_problem("json_schema", '{"type": "string"}')
+
+
+def compile_text(kind: str, text: str) -> str:
+    """Return a grammar in the library's own form. Raises ValueError."""
+    import llguidance
+
+    if kind == "json_schema":
+        style: llguidance._lib.JsonCompileOptions = {
+            "whitespace_flexible": False,
+            "item_separator": ", ",
+            "key_separator": ": ",
+        }
+        return str(llguidance.LLMatcher.grammar_from_json_schema(text, overrides=style))
+    if kind == "regex":
+        return str(llguidance.LLMatcher.grammar_from_regex(text))
+    if kind == "lark":
+        return str(llguidance.LLMatcher.grammar_from_lark(text))
+    raise ValueError(f"a grammar is one of {', '.join(KINDS)}, not {kind!r}")
+
+
+def _find_compile_problem(kind: str, text: str) -> str:
+    import llguidance
+
+    matcher = llguidance.LLMatcher(_byte_tokenizer(), compile_text(kind, text), log_level=0)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+        if matcher.is_stopped() and not matcher.is_accepting():
+            return "no text satisfies it"
+        matcher.compute_ff_tokens()
+        matcher.deep_copy()
+    # What the library says of its state is left out.
+    return str(matcher.get_error()).partition("<state>")[0]
+
+
+def _find_empty(kind: str, text: str) -> str:
+    """Return what is wrong with a schema that no finite text satisfies; in a Lark grammar behind its rule's name."""
+    for rule, schema in _list_schemas(kind, text):
+        place = find_empty_part(schema)
+        if place is not None:
+            what = "it" if place == "#" else f"its part {place}"
+            said = f"no finite JSON satisfies {what}, which needs itself again: let the recursion end somewhere"
+            return f"{rule}: {said}" if rule else said
+    return ""
+
+
+def _list_schemas(kind: str, text: str) -> Iterator[tuple[str, Any]]:
+    if kind == "json_schema":
+        yield "", json.loads(text)
+    elif kind == "lark":
+        decoder = json.JSONDecoder()
+        for found in _EMBEDDED.finditer(text):
+            yield found[1], decoder.raw_decode(text, found.end())[0]
+
+
+@cache
+def _byte_tokenizer() -> Any:
+    import llguidance
+
+    return llguidance.LLTokenizer("byte")

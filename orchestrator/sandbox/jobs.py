@@ -1,0 +1,120 @@
+"""What a child of the sandbox is asked, and what it answers. It trusts its daemon; the daemon believes only text."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Callable
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any, Final
+
+from adapters.chat_template import ChatTemplate, TemplateError
+from adapters.grammar_check import find_grammar_problem, warm_up
+
+HEADER_BYTES: Final = 8
+_HEAD_BYTES: Final = 2
+_PIECE_BYTES: Final = 1 << 20
+_TEMPLATES: Final = 8  # of all models, compiled
+_TEMPLATE_SPARE: Final = 1 << 20  # of characters, beside what messages bring
+_TEMPLATE_TIMES: Final = 16  # the messages may be written so many times as long: indented, or more than once
+
+Job = tuple[str, tuple[Any, ...], float]
+"""The name of what is to be done (in _WORK), with what, and within how many seconds."""
+
+
+class Status(IntEnum):
+    """How a job ended that its child outlived."""
+
+    DONE = 0
+    REFUSED = 1  # the text says why
+    MEMORY = 2
+
+
+class ChildGone(Exception):
+    """The other end has closed."""
+
+
+def do(job: Job) -> tuple[Status, str]:
+    """Do a job, in a child."""
+    name, arguments, _ = job
+    try:
+        return Status.DONE, _WORK[name](*arguments)
+    except TemplateError as error:
+        if isinstance(error.__cause__, MemoryError):
+            return Status.MEMORY, ""
+        return Status.REFUSED, str(error)
+    except MemoryError:
+        return Status.MEMORY, ""
+
+
+def prepare() -> None:
+    """Do once what every first job would do, before children are made."""
+    warm_up()
+    template = ChatTemplate("{% for one in messages %}{{ one | tojson }}{% endfor %}", bos_token="", eos_token="")
+    _render(pickle.dumps(template), ([{"role": "user", "content": "x"}],), {"add_generation_prompt": True})
+
+
+def _render(pickled: bytes, arguments: tuple[Any, ...], named: dict[str, Any]) -> str:
+    text = _load_template(pickled).render(*arguments, **named)
+    bound = _TEMPLATE_SPARE + _TEMPLATE_TIMES * len(pickle.dumps((arguments, named)))
+    if len(text) > bound:
+        raise TemplateError(f"the model's chat template made {len(text)} characters of messages this size")
+    return text
+
+
+@lru_cache(_TEMPLATES)
+def _load_template(pickled: bytes) -> ChatTemplate:
+    found = pickle.loads(pickled)  # noqa: S301 -- from the daemon
+    assert isinstance(found, ChatTemplate)  # noqa: S101
+    return found
+
+
+_WORK: Final[dict[str, Callable[..., str]]] = {"grammar": find_grammar_problem, "template": _render}
+
+
+def send_job(link: socket.socket, job: Job) -> None:
+    """Ask a child. Raises OSError."""
+    _send(link, pickle.dumps(job))
+
+
+def receive_job(link: socket.socket) -> Job:
+    """Wait for a job, in a child. Raises ChildGone and OSError."""
+    found: Job = pickle.loads(_receive(link, None))  # noqa: S301 -- from the daemon
+    return found
+
+
+def send_result(link: socket.socket, status: Status, text: str, *, last: bool) -> None:
+    """Answer, in a child, and say whether it is its last answer. Raises OSError."""
+    _send(link, bytes([status, last]) + text.encode("utf-8", "surrogatepass"))
+
+
+def receive_result(link: socket.socket, most_bytes: int) -> tuple[Status, str, bool]:
+    """Return what a child answers, and whether it was its last answer. Raises ChildGone where it answers no more, or
+    too much, and OSError."""
+    data = _receive(link, most_bytes)
+    try:
+        return Status(data[0]), data[_HEAD_BYTES:].decode("utf-8", "surrogatepass"), bool(data[1])
+    except (ValueError, IndexError) as error:
+        raise ChildGone from error
+
+
+def _send(link: socket.socket, data: bytes) -> None:
+    link.sendall(len(data).to_bytes(HEADER_BYTES, "big") + data)
+
+
+def _receive(link: socket.socket, most_bytes: int | None) -> bytes:
+    length = int.from_bytes(_receive_exactly(link, HEADER_BYTES), "big")
+    if most_bytes is not None and length > most_bytes:
+        raise ChildGone
+    return _receive_exactly(link, length)
+
+
+def _receive_exactly(link: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:  # only what has come takes memory, whatever was announced
+        found = link.recv(min(_PIECE_BYTES, length - len(data)))
+        if not found:
+            raise ChildGone
+        data += found
+    return bytes(data)
