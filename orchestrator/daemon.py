@@ -27,6 +27,7 @@ from orchestrator.api.audit import AuditLog
 from orchestrator.api.batches.service import BatchService
 from orchestrator.api.connections import Connections
 from orchestrator.api.dashboard.routes import install_dashboard
+from orchestrator.api.deadly_bodies import DeadlyBodies
 from orchestrator.api.keys import Keys, name_key
 from orchestrator.api.listening import Server, listen_tcp, listen_unix, serving
 from orchestrator.api.metrics.page import MetricsPage
@@ -107,6 +108,7 @@ class Daemon:
         self._alerts: AlertWatch | None = None
         self._connections = Connections(build_connection_limits(config))
         self._sandbox = Sandbox()
+        self._deadly = DeadlyBodies(self._state / "bodies", self._clock, config.limits.quarantine_s)
         cluster = SharedCluster(build_cluster(config, self._state))
         board = PlanBoard(config.targets, base)
         ground = DaemonGround(path, self._state, cluster, board, self._clock, self._sandbox, self._say)
@@ -126,6 +128,7 @@ class Daemon:
                 await self._run()
             finally:
                 self._sandbox.close()
+                self._deadly.close()
                 await close_tracing(self._tracing)
 
     async def _run(self) -> None:
@@ -135,6 +138,7 @@ class Daemon:
         loop.add_signal_handler(signal.SIGHUP, self._reloads.observe_hangup)
         self._book.reserve()  # before models are prepared, which may fill the disk
         self._sandbox.start()
+        self._deadly.open()
         await self._do_for_each(TargetLife.prepare)
         self._given = take_sockets()
         with listen_tcp(self._config.api.host, self._config.api.port, self._given.api) as tcp:
@@ -148,7 +152,13 @@ class Daemon:
                 offers = [target.offer() for target in self._targets]
                 batches = open_batches(self._config, self._state, self._clock)
                 api = create_app(
-                    offers, self._build_settings(), self._clock, book=self._book, batches=batches, sandbox=self._sandbox
+                    offers,
+                    self._build_settings(),
+                    self._clock,
+                    book=self._book,
+                    batches=batches,
+                    sandbox=self._sandbox,
+                    deadly=self._deadly,
                 )
                 self._kept = api.state.kept
                 self._batches = api.state.batches
@@ -181,7 +191,7 @@ class Daemon:
         name_owner = partial(name_key, self._keys)
         reloading = ReloadPort(self._reloads.reload, self._reloader.describe, self._reloader.list_values)
         pages = SupportPages(lambda: self._config.model_dump(mode="json"), metrics.render)
-        ports = (name_owner, reloading, self._log, pages, self._alerts, self._book.view)
+        ports = (name_owner, reloading, self._log, pages, self._alerts, self._book.view, self._deadly)
         return create_admin_app(targets, f"{url}/v1", version("outrider"), self._audit, *ports)
 
     async def _serve(self, url: str, admin_path: Path) -> None:

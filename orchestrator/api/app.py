@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
+from structlog.contextvars import get_contextvars
 
 from orchestrator.api import errors, probes, tokenize, translate
 from orchestrator.api.access import Access, install_gates
@@ -26,6 +27,7 @@ from orchestrator.api.batches.store import BatchStore
 from orchestrator.api.body_bounds import read_body, refuse_oversized
 from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
 from orchestrator.api.connections import Connections
+from orchestrator.api.deadly_bodies import DeadlyBodies
 from orchestrator.api.docs_page import install_docs_page
 from orchestrator.api.doors.messages.routes import install_messages_routes
 from orchestrator.api.doors.responses.routes import install_responses_routes
@@ -100,8 +102,10 @@ class ApiRoutes:
         clock: Clock,
         book: AnswerBook | None = None,
         sandbox: Sandbox | None = None,
+        deadly: DeadlyBodies | None = None,
     ) -> None:
         self._sandbox = Sandbox() if sandbox is None else sandbox
+        self._deadly = DeadlyBodies(None, clock, 0.0) if deadly is None else deadly
         self.bodies = BodyBudget(settings.max_bodies_bytes)
         self._settings = settings
         self._clock = clock
@@ -202,7 +206,7 @@ class ApiRoutes:
         """Read a body and translate it for the model that it names, off the event loop. Raises RequestError."""
         owner = request.scope.get(OWNER, "")
 
-        def work(model: ServedModel, raw: bytes) -> tuple[Question, Submit, TokenizerPort]:
+        def work(raw: bytes, model: ServedModel) -> tuple[Question, Submit, TokenizerPort]:
             known = model.find_ready()
             if known is not None:
                 refuse_oversized(raw, *known, self._settings.max_parameter_bytes)
@@ -226,27 +230,37 @@ class ApiRoutes:
 
         with self.bodies.hold() as share:
             raw = await self._read(request, share)
-            model = await self._choose(raw)
+            model = await self._choose(request, raw)
             if new:
                 model.check_room()
             model.coming += 1  # from here on: whoever sends a body slowly takes no place
             try:
-                question, submit, tokenizer = await self._lanes.do(len(raw), work, model, raw)
+                question, submit, tokenizer = await self._work_on(request, raw, work, model)
                 if submit.grammar is not None:
                     await self._grammars.check(submit.grammar, question.grammar_param, question.answer_param)
             finally:
                 model.coming -= 1
         return model, question, submit, tokenizer
 
-    async def _choose(self, raw: bytes) -> ServedModel:
+    async def _choose(self, request: Request, raw: bytes) -> ServedModel:
         """Return the model that a body names. Raises RequestError 404."""
-        return await self._lanes.do(len(raw), self.models.choose, raw) if self.models.several else self.models.first
+        return await self._work_on(request, raw, self.models.choose) if self.models.several else self.models.first
+
+    async def _work_on(self, request: Request, raw: bytes, work: Callable[..., _T], *more: object) -> _T:
+        """Return what work makes of a body, off the event loop, with a note of the body meanwhile."""
+        path, request_id = request.url.path, str(get_contextvars().get("request_id", ""))
+
+        def work_noted() -> _T:
+            with self._deadly.hold(path, raw, request_id):
+                return work(raw, *more)
+
+        return await self._lanes.do(len(raw), work_noted)
 
     async def do_with_body(self, request: Request, work: Callable[[bytes], _T]) -> _T:
         """Read a body, and return what this work makes of it, off the event loop. Raises RequestError."""
         with self.bodies.hold() as share:
             raw = await self._read(request, share)
-            return await self._lanes.do(len(raw), work, raw)
+            return await self._work_on(request, raw, work)
 
     async def _read(self, request: Request, share: BodyShare) -> bytes:
         return await read_body(request, share, self._settings.max_body_bytes)
@@ -345,14 +359,15 @@ def create_app(
     book: AnswerBook | None = None,
     batches: BatchStore | None = None,
     sandbox: Sandbox | None = None,
+    deadly: DeadlyBodies | None = None,
 ) -> FastAPI:
     """Return the app over these models, of which the first is that of requests that name none. `book` keeps answers
     that may be resumed; without one none are. `batches` keeps files and batches; without it their routes answer 404.
-    `sandbox` checks grammars; without it there is one of the app's own.
+    `sandbox` checks grammars; without it there is one of the app's own. `deadly` notes the bodies that are read.
     `app.state` has what the daemon needs of it: `models`, `kept`, `lives`, `batches`, and `take_settings` for other
     bounds. In `admin` it takes the admin app, which keys of that scope may use here."""
     app = FastAPI(title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
-    api = ApiRoutes(targets, settings, clock, book, sandbox)
+    api = ApiRoutes(targets, settings, clock, book, sandbox, deadly)
     app.state.models = api.models
     app.state.page = api.page
     app.state.kept = api.kept

@@ -139,10 +139,10 @@ def _import_all() -> ModuleType:
     from orchestrator.cli import main, serve  # noqa: F401
     from orchestrator.engine import worker_engine  # noqa: F401
     from orchestrator.loading import draft_worker, engine  # noqa: F401
-    from orchestrator.sandbox import nursery
+    from orchestrator.sandbox.jobs import prepare
     from orchestrator.workers import local, local_host  # noqa: F401
 
-    nursery.prepare()
+    prepare()
     return main
 
 

@@ -1,4 +1,4 @@
-"""Admin routes of the quarantine: which requests are refused for having ended workers, and letting them run again."""
+"""Admin routes of the quarantine: which requests are refused for having ended a process, and letting them run again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from orchestrator.api.admin.requests import MOST_NAME
 from orchestrator.api.admin.targets import AdminTargets
 from orchestrator.api.audit import note_change
+from orchestrator.api.deadly_bodies import DeadlyBodies
+from orchestrator.control.steering_port import QuarantinedView
 from orchestrator.errors import RequestError
 
 MOST_MINUTES = 7 * 24 * 60.0
@@ -34,12 +36,16 @@ class Add(BaseModel):
     model: str | None = None
 
 
-def install_quarantine_routes(app: FastAPI, targets: AdminTargets) -> None:
-    """Add the routes."""
+def install_quarantine_routes(app: FastAPI, targets: AdminTargets, deadly: DeadlyBodies | None) -> None:
+    """Add the routes. `deadly`: the bodies that ended the daemon, which are of no model."""
+
+    def list_deadly(model: str | None) -> list[QuarantinedView]:
+        return [] if deadly is None or model is not None else deadly.list_quarantined()
 
     @app.get("/admin/quarantine")
     async def status(model: str | None = None) -> dict[str, Any]:
         told = [(targets.label(one), one.control.list_quarantined()) for one in targets.choose(model)]
+        told.append(({"model": ""} if targets.several else {}, list_deadly(model)))
         return {"quarantined": [{**dataclasses.asdict(one), **label} for label, some in told for one in some]}
 
     @app.post("/admin/quarantine/add")
@@ -58,7 +64,8 @@ def install_quarantine_routes(app: FastAPI, targets: AdminTargets) -> None:
     @app.post("/admin/quarantine/release")
     async def release(asked: Release, request: Request) -> dict[str, Any]:
         known = {one: [held.digest for held in one.control.list_quarantined()] for one in targets.choose(asked.model)}
-        every = [digest for digests in known.values() for digest in digests]
+        bodies = [one.digest for one in list_deadly(asked.model)]
+        every = [*bodies, *(digest for digests in known.values() for digest in digests)]
         unknown = [digest for digest in asked.digests if digest not in every]
         if unknown:
             message = f"no request in quarantine has the digest {unknown[0]}; `outrider quarantine list` shows them"
@@ -67,5 +74,7 @@ def install_quarantine_routes(app: FastAPI, targets: AdminTargets) -> None:
         for one, digests in known.items():
             mine = [digest for digest in asked.digests if digest in digests] if asked.digests else digests
             released += one.control.release_quarantined(mine)
+        if deadly is not None:
+            released += deadly.release([digest for digest in bodies if not asked.digests or digest in asked.digests])
         note_change(request.scope, f"released {', '.join(released) or 'nothing'}")
         return {"released": released}

@@ -19,6 +19,7 @@ from orchestrator.api.admin import canary, health, logs, quarantine, requests, s
 from orchestrator.api.admin.reload import ReloadPort, install_reload_route
 from orchestrator.api.admin.targets import AdminTarget, AdminTargets
 from orchestrator.api.audit import AdminAudit, AuditLog
+from orchestrator.api.deadly_bodies import DeadlyBodies
 from orchestrator.api.trace_scope import NO_TELEMETRY
 from orchestrator.control.port import DeviceView, DraftView, ReplicaView, Totals
 from orchestrator.journal.standing import JournalView
@@ -37,11 +38,12 @@ def create_admin_app(
     pages: support.SupportPages | None = None,
     alerts: AlertWatch | None = None,
     journal: Callable[[], JournalView] = JournalView,
+    deadly: DeadlyBodies | None = None,
 ) -> FastAPI:
     """Return the app. `api_url` is where the public API listens. `audit` has each call that may change something.
     `name_owner` returns the name of a key by its id. `reloading`: None has no route for it. `log` is the daemon's own,
-    `pages` are for its support, `alerts` is its own watch, and
-    `journal` returns how that stands."""
+    `pages` are for its support, `alerts` is its own watch, and `journal` returns how that stands. `deadly`: the bodies
+    that ended the daemon."""
     app = FastAPI(
         title="Outrider admin",
         version=version,
@@ -73,7 +75,7 @@ def create_admin_app(
         return {"alerts": [], "ended": []} if alerts is None else alerts.view()
 
     canary.install_canary_routes(app, next((one.trial for one in targets if one.trial is not None), None))
-    quarantine.install_quarantine_routes(app, served)
+    quarantine.install_quarantine_routes(app, served, deadly)
     health.install_health_routes(app, served)
     requests.install_request_routes(app, served, name_owner)
     workers.install_worker_routes(app, served)
