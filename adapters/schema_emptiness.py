@@ -204,8 +204,8 @@ def _list_choices(schemas: _Schemas, resolve: Callable[[Any], Any]) -> Iterator[
 def _list_kinds(schema: Mapping[str, Any]) -> frozenset[str]:
     """Return the kinds of value that a schema allows, "integer" beside "number"."""
     told = schema.get("type")
-    names = frozenset([told] if isinstance(told, str) else [one for one in told or () if isinstance(one, str)])
-    kinds = _KINDS if told is None else names | ({"integer"} if "number" in names else frozenset())
+    names = frozenset([told] if isinstance(told, str) else filter(_is_text, _read_list(schema, "type")))
+    kinds = _KINDS if not names else names | ({"integer"} if "number" in names else frozenset())
     for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
         if isinstance(values, list):
             kinds &= frozenset().union(*map(_name_kinds, values))
@@ -233,6 +233,10 @@ def _list_values(schema: Mapping[str, Any], name: str) -> list[Any]:
         except re.error:  # of another language: it may fit, and bounds nothing here
             return found or [True]
     return found or [schema.get("additionalProperties", True)]
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def _read_list(schema: Mapping[str, Any], key: str) -> list[Any]:

@@ -28,7 +28,8 @@ class Status(IntEnum):
 
     DONE = 0
     REFUSED = 1  # the text says why
-    MEMORY = 2
+    MEMORY = 2  # or stack
+    FAILED = 3  # by a bug; the text says which
 
 
 class ChildGone(Exception):
@@ -44,8 +45,10 @@ def do(job: Job) -> tuple[Status, str]:
         if isinstance(error.__cause__, MemoryError):
             return Status.MEMORY, ""
         return Status.REFUSED, str(error)
-    except MemoryError:
+    except (MemoryError, RecursionError):
         return Status.MEMORY, ""
+    except Exception as error:
+        return Status.FAILED, f"{type(error).__name__}: {error}"
 
 
 def prepare() -> None:

@@ -125,6 +125,8 @@ class Sandbox:
             raise JobEnded(too_slow=False)
         if status is Status.REFUSED:
             raise JobRefused(text)
+        if status is Status.FAILED:
+            raise RuntimeError(f"the sandbox failed: {text}")
         return text
 
     def _take_idle(self) -> _Child | None:

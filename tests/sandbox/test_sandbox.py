@@ -1,0 +1,182 @@
+"""The sandbox with real processes: what crashes, hangs or fills memory ends a child, and never the one who asks."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from adapters.chat_template import ChatTemplate, TemplateError
+from orchestrator.sandbox.jobs import send_job
+from orchestrator.sandbox.sandbox import JobEnded, Sandbox
+from orchestrator.sandbox.templates import SandboxedTemplate
+from tests.support.untrusted import DEADLY
+from tests.support.waiting import until
+
+GOOD = ("json_schema", '{"type": "string"}')
+ASKED: Any = [{"role": "user", "content": "half a pair \ud83d"}]
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+WITHIN_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    found = Sandbox()
+    yield found
+    found.close()
+
+
+def list_family() -> list[psutil.Process]:
+    """The processes of sandboxes that this one has started."""
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if "orchestrator.sandbox.nursery" in one.cmdline():
+                found.append(one)
+    return found
+
+
+def measure_largest() -> int:
+    """How much memory the largest of them has."""
+    sizes = [0]
+    for one in list_family():
+        with suppress(psutil.Error):
+            sizes.append(one.memory_info().rss)
+    return max(sizes)
+
+
+def render(sandbox: Sandbox, source: str) -> str:
+    template = SandboxedTemplate(ChatTemplate(source, bos_token="<s>", eos_token="</s>"), sandbox)
+    return template.render(ASKED, add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("schema", DEADLY.values(), ids=DEADLY)
+def test_what_ends_its_process_ends_no_other_and_the_next_job_is_done(sandbox, schema):
+    began_s = time.monotonic()
+    with pytest.raises(JobEnded) as ended:
+        sandbox.do("grammar", ("json_schema", json.dumps(schema)), 3.0)
+    assert time.monotonic() - began_s < 3.0 * 2 + WITHIN_S / 6
+    assert sandbox.do("grammar", GOOD, WITHIN_S) == ""
+    # Ended, not left at it.
+    busy = [one for one in list_family() if one.cpu_percent(0.2) > 50.0]
+    assert not busy, (ended.value.too_slow, busy)
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (LOOP, "longer than 1 s"),
+        ("{{ 'a' * 10 ** 10 }}", "memory"),
+        ("{{ ('a' * 10 ** 7) | replace('a', 'b' * 100) }}", "memory"),
+        ("{% set x = namespace(a='a') %}{% for i in range(99) %}{% set x.a = x.a + x.a %}{% endfor %}", "memory"),
+        ("{{ 'a' * 3 * 10 ** 7 }}", "characters"),
+        ("{{ [0] * 10 ** 9 }}", "memory"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ raise_exception('no such role') }}", "no such role"),
+        ("{{ messages | tojson(indent=10 ** 9) }}", "memory"),
+    ],
+)
+def test_a_template_that_does_not_end_by_itself_is_ended(sandbox, source, says):
+    sandbox.template_timeout_s = 1.0 if source is LOOP else WITHIN_S
+    with pytest.raises(TemplateError, match=says):
+        render(sandbox, source)
+    sandbox.template_timeout_s = WITHIN_S
+    assert render(sandbox, "{{ bos_token }}{{ messages[0].content }}") == "<s>" + ASKED[0]["content"]
+
+
+def test_a_template_is_rendered_as_it_is_here(sandbox):
+    template = ChatTemplate(
+        "{{ tools | tojson }}{% if 'tools' and '<tool_call>' %}x{% endif %}", bos_token="", eos_token=""
+    )
+    boxed = SandboxedTemplate(template, sandbox)
+    named: Any = {"add_generation_prompt": False, "tools": [{"name": "é\ud83d", "n": 10**400}]}
+    assert boxed.render(ASKED, **named) == template.render(ASKED, **named)
+    assert boxed.takes_tools == template.takes_tools is True
+
+
+def test_threads_have_a_child_each_and_memory_that_was_taken_is_given_back(sandbox):
+    large = {"enum": [f"value {number}" for number in range(30_000)]}
+    found: list[str] = []
+    schemas = [json.dumps(large | {"title": str(number)}) for number in range(4)]
+    threads = [
+        threading.Thread(target=lambda text=text: found.append(sandbox.do("grammar", ("json_schema", text), WITHIN_S)))
+        for text in schemas
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert found == [""] * 4
+    until(lambda: measure_largest() < 72 << 20, WITHIN_S)
+
+
+def test_a_nursery_that_was_killed_is_replaced():
+    sandbox = Sandbox()
+    assert sandbox.do("grammar", GOOD, WITHIN_S) == ""
+    assert sandbox._nursery is not None
+    os.kill(sandbox._nursery._process.pid, signal.SIGKILL)
+    assert sandbox.do("grammar", GOOD, WITHIN_S) == ""
+    mine = {sandbox._nursery._process.pid}
+    mine |= {one.pid for one in psutil.Process(*mine).children()}
+    sandbox.close()
+    sandbox.close()
+    until(lambda: not mine & {one.pid for one in list_family()}, WITHIN_S)
+
+
+_ASKING = f"""
+import os, sys, time
+kept = os.open({str(Path(__file__))!r}, os.O_RDONLY); os.set_inheritable(kept, True)
+from orchestrator.sandbox.sandbox import Sandbox
+from orchestrator.sandbox.templates import SandboxedTemplate
+from adapters.chat_template import ChatTemplate
+sandbox = Sandbox(600.0)
+assert sandbox.do("grammar", {GOOD!r}, 60.0) == ""
+print("ready", flush=True)
+SandboxedTemplate(ChatTemplate({LOOP!r}, bos_token="", eos_token=""), sandbox).render([], add_generation_prompt=True)
+"""
+
+
+def test_children_have_nothing_of_the_daemon_and_die_with_it_whatever_they_do():
+    environment = os.environ | {"OUTRIDER_API_KEY": "secret", "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", _ASKING], env=environment, stdout=subprocess.PIPE) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert daemon.stdout.readline() == b"ready\n"
+            family = psutil.Process(daemon.pid).children(recursive=True)
+            assert len(family) >= 2
+            until(lambda: any(one.cpu_times().user > 0.3 for one in family), WITHIN_S)  # one of them loops
+            for one in family:
+                assert "OUTRIDER_API_KEY" not in one.environ()
+                opened = {link.name: os.readlink(link) for link in Path(f"/proc/{one.pid}/fd").iterdir()}
+                if one.ppid() == daemon.pid:
+                    del opened["2"]  # where it says why it cannot start
+                assert all(name == "/dev/null" or name.startswith("socket:") for name in opened.values()), opened
+        finally:
+            daemon.kill()
+    _, alive = psutil.wait_procs(family, WITHIN_S)
+    assert not alive
+
+
+def test_a_child_ends_itself_where_the_daemon_stands_still(sandbox):
+    child = sandbox._fork()
+    pickled = pickle.dumps(ChatTemplate(LOOP, bos_token="", eos_token=""))
+    send_job(child.link, ("template", (pickled, (ASKED,), {"add_generation_prompt": True}), 0.2))
+    assert child.link.recv(1) == b""
+    child.release()
+
+
+def test_a_bug_is_no_problem_of_the_text(sandbox):
+    with pytest.raises(RuntimeError, match="TypeError"):
+        sandbox.do("grammar", ("regex", 7), WITHIN_S)
