@@ -12,6 +12,9 @@ from typing import Any, Final
 from adapters.chat_template import ChatTemplate, TemplateError
 from adapters.grammar_check import find_grammar_problem, warm_up
 
+MEMORY_BYTES: Final = {"grammar": 64 << 20, "template": 128 << 20}
+"""What a job may take beyond what its child began with. The largest schemas of use take 20 MiB, and a worker remembers
+what it has compiled."""
 HEADER_BYTES: Final = 8
 _HEAD_BYTES: Final = 2
 _PIECE_BYTES: Final = 1 << 20

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from adapters.parent_process import end_with_parent
-from orchestrator.sandbox.jobs import ChildGone, do, prepare, receive_job, send_result
+from orchestrator.sandbox.jobs import MEMORY_BYTES, ChildGone, do, prepare, receive_job, send_result
 
 STACK_BYTES: Final = 2 * 1024 * 1024
 """Of a child. A worker's threads have four times as much, so what a child compiles, a worker does."""
-MEMORY_BYTES: Final = 128 * 1024 * 1024
-"""What a child may take beyond what it began with: the largest schemas of use take a fifth of that."""
+_MOST_MEMORY_BYTES: Final = max(MEMORY_BYTES.values())
 _KEPT_BYTES: Final = 24 * 1024 * 1024
 """A child that took more is not used again: it would keep that."""
 _DESCRIPTORS: Final = 16
@@ -73,9 +72,12 @@ def _run_child(descriptor: int, nursery: int) -> NoReturn:
 def _do_jobs(link: socket.socket) -> None:
     """Do one job after the other until the daemon closes, or this process has grown."""
     began, last = _peak_bytes(), False
+    hard_data = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    began_data = hard_data - _MOST_MEMORY_BYTES
     with suppress(ChildGone, OSError, MemoryError):
         while not last:
             job = receive_job(link)
+            resource.setrlimit(resource.RLIMIT_DATA, (began_data + MEMORY_BYTES[job[0]], hard_data))
             # A last resort, for a daemon that stands still: the signal's own effect is the end of the process.
             signal.setitimer(signal.ITIMER_REAL, job[-1] + _GRACE_S)
             status, text = do(job)
@@ -99,8 +101,10 @@ def _confine(descriptor: int, nursery: int) -> socket.socket:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_MOST_OOM_SCORE, encoding="ascii")
     all_pages, *_, data_pages, _ = Path("/proc/self/statm").read_text(encoding="ascii").split()
-    _limit(resource.RLIMIT_DATA, int(data_pages) * _PAGE_BYTES + MEMORY_BYTES)
-    _limit(resource.RLIMIT_AS, int(all_pages) * _PAGE_BYTES + 2 * MEMORY_BYTES)  # allocators reserve more than they use
+    _limit(resource.RLIMIT_DATA, int(data_pages) * _PAGE_BYTES + _MOST_MEMORY_BYTES)
+    _limit(
+        resource.RLIMIT_AS, int(all_pages) * _PAGE_BYTES + 2 * _MOST_MEMORY_BYTES
+    )  # allocators reserve more than they use
     _limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
     _limit(resource.RLIMIT_FSIZE, 0)
     return socket.socket(fileno=3)

@@ -119,10 +119,10 @@ class Sandbox:
         except (ChildGone, OSError) as error:
             child.kill()
             self._restock()
-            raise JobEnded(too_slow=isinstance(error, TimeoutError)) from None
+            raise _end(job, too_slow=isinstance(error, TimeoutError)) from None
         self._put_back(child, last=last)
         if status is Status.MEMORY:
-            raise JobEnded(too_slow=False)
+            raise _end(job, too_slow=False)
         if status is Status.REFUSED:
             raise JobRefused(text)
         if status is Status.FAILED:
@@ -210,6 +210,12 @@ class _Nursery:
         self._link.close()
         self._process.kill()
         self._process.wait()
+
+
+def _end(job: Job, *, too_slow: bool) -> JobEnded:
+    why = f"it took longer than {job[-1]:g} s" if too_slow else "it needed more memory or stack than it may have"
+    _log.warning("a %s was ended in the sandbox: %s", job[0], why)
+    return JobEnded(too_slow=too_slow)
 
 
 def _popen(descriptor: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -29,6 +29,7 @@ GOOD = ("json_schema", '{"type": "string"}')
 ASKED: Any = [{"role": "user", "content": "half a pair \ud83d"}]
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
 WITHIN_S = 60.0
+BOS = "<s>"
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def measure_largest() -> int:
 
 
 def render(sandbox: Sandbox, source: str) -> str:
-    template = SandboxedTemplate(ChatTemplate(source, bos_token="<s>", eos_token="</s>"), sandbox)
+    template = SandboxedTemplate(ChatTemplate(source, bos_token=BOS, eos_token=""), sandbox)
     return template.render(ASKED, add_generation_prompt=True)
 
 
@@ -93,7 +94,7 @@ def test_a_template_that_does_not_end_by_itself_is_ended(sandbox, source, says):
     with pytest.raises(TemplateError, match=says):
         render(sandbox, source)
     sandbox.template_timeout_s = WITHIN_S
-    assert render(sandbox, "{{ bos_token }}{{ messages[0].content }}") == "<s>" + ASKED[0]["content"]
+    assert render(sandbox, "{{ bos_token }}{{ messages[0].content }}") == BOS + ASKED[0]["content"]
 
 
 def test_a_template_is_rendered_as_it_is_here(sandbox):

@@ -1,0 +1,159 @@
+"""What a daemon that died was reading: counted by the next one, read alone, and refused after the second death."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator.api import deadly_bodies
+from orchestrator.api.deadly_bodies import DeadlyBodies
+from orchestrator.errors import RequestError
+from tests.api.support import HandClock
+
+WITHIN_S = 20.0
+ROUTE = "/v1/completions"
+
+
+class Daemons:
+    """One daemon after the other over a directory; each dies while it reads some bodies."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.clock = HandClock()
+        self.now = self._start()
+
+    def _start(self) -> DeadlyBodies:
+        found = DeadlyBodies(self.directory, self.clock, 3600.0)
+        found.open()
+        return found
+
+    def die_over(self, *bodies: bytes) -> None:
+        """Be killed: the files stay as they were while these were read."""
+        with ExitStack() as reading:
+            for number, body in enumerate(bodies):
+                reading.enter_context(self.now.hold(ROUTE, body, f"req-{number}"))
+            left = {path: path.read_bytes() for path in self.directory.iterdir()}
+        self.now.close()
+        for path, data in left.items():
+            path.write_bytes(data)
+        self.now = self._start()
+
+    def stop(self) -> None:
+        self.now.close()
+        self.now = self._start()
+
+    def read(self, body: bytes) -> bool:
+        """Whether a body is read to its end."""
+        try:
+            with self.now.hold(ROUTE, body, "req"):
+                return True
+        except RequestError as error:
+            return (error.status, error.code) != (422, "request_quarantined")
+
+
+def test_the_second_death_in_a_row_convicts_until_it_is_over_or_an_operator_says_so(tmp_path):
+    daemons = Daemons(tmp_path)
+    daemons.die_over(b"deadly")
+    assert daemons.now.list_quarantined() == []
+    daemons.die_over(b"deadly")
+    assert not daemons.read(b"deadly")
+    assert daemons.read(b"other")
+    (held,) = daemons.now.list_quarantined()
+    assert (held.request_id, held.deaths, held.until_s - held.since_s) == ("req-0", 2, 3600.0)
+    daemons.stop()
+    assert not daemons.read(b"deadly"), "the next daemon knows"
+    assert daemons.now.release([held.digest, "unknown"]) == [held.digest]
+    assert daemons.read(b"deadly")
+    daemons.stop()
+    assert daemons.read(b"deadly")
+    daemons.die_over(b"again")
+    daemons.die_over(b"again")
+    daemons.clock.now_s += 3601.0
+    assert daemons.read(b"again")
+    assert daemons.now.list_quarantined() == []
+
+
+def test_what_went_well_once_in_between_is_innocent(tmp_path):
+    daemons = Daemons(tmp_path)
+    for _ in range(3):
+        daemons.die_over(b"unlucky")
+        assert daemons.read(b"unlucky")
+
+
+def test_those_that_were_in_hand_together_are_told_apart(tmp_path):
+    daemons = Daemons(tmp_path)
+    daemons.die_over(b"innocent", b"deadly")
+    begun, done = threading.Event(), threading.Event()
+    order: list[bytes] = []
+
+    def read(body: bytes) -> None:
+        with daemons.now.hold(ROUTE, body, "req"):
+            order.append(body)
+            begun.set()
+            done.wait(WITHIN_S)
+
+    threads = [threading.Thread(target=read, args=(body,)) for body in (b"deadly", b"innocent", b"other")]
+    for one in threads:
+        one.start()
+        begun.wait(WITHIN_S)
+    threads[1].join(0.2)
+    assert order == [b"deadly"], "a suspect is read alone"
+    done.set()
+    for one in threads:
+        one.join(WITHIN_S)
+    assert sorted(order) == [b"deadly", b"innocent", b"other"]
+    daemons.die_over(b"innocent", b"deadly")  # both had gone well
+    assert daemons.now.list_quarantined() == []
+
+
+def test_a_loss_of_power_and_a_broken_record_blame_nobody(tmp_path, monkeypatch):
+    daemons = Daemons(tmp_path)
+    daemons.die_over(b"deadly")
+    monkeypatch.setattr(deadly_bodies, "_BOOT_ID", tmp_path / "boot")
+    (tmp_path / "boot").write_text("another boot\n")
+    daemons.die_over(b"deadly")
+    assert daemons.read(b"deadly")
+    (tmp_path / "deaths.json").write_text("{")
+    daemons.stop()
+    assert daemons.read(b"deadly")
+
+
+def test_a_directory_that_cannot_be_written_stops_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    daemons = Daemons(tmp_path / "file" / "below")
+    assert daemons.read(b"x")
+    assert daemons.now.list_quarantined() == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(deaths=st.lists(st.sets(st.sampled_from([b"a", b"b", b"c"]), max_size=1), max_size=6), data=st.data())
+def test_only_what_two_daemons_died_over_without_a_success_between_is_refused(deaths, data, tmp_path_factory):
+    daemons = Daemons(tmp_path_factory.mktemp("bodies"))
+    in_a_row = dict.fromkeys([b"a", b"b", b"c"], 0)
+    for bodies in deaths:
+        if any(in_a_row[body] >= 2 for body in bodies):
+            continue  # refused, so no daemon reads it
+        daemons.die_over(*bodies)
+        for body in bodies:
+            in_a_row[body] += 1
+        for body in data.draw(st.sets(st.sampled_from([b"a", b"b", b"c"]))):
+            assert daemons.read(body) == (in_a_row[body] < 2)
+            in_a_row[body] = in_a_row[body] if in_a_row[body] >= 2 else 0
+    assert len(daemons.now.list_quarantined()) == sum(count >= 2 for count in in_a_row.values())
+
+
+def test_more_at_once_than_there_are_notes_are_read_all_the_same(tmp_path):
+    found = DeadlyBodies(tmp_path, HandClock(), 3600.0)
+    found.open()
+    with ExitStack() as reading:
+        for number in range(100):
+            reading.enter_context(found.hold(ROUTE, b"%d" % number, "é" * 400))
+        assert (tmp_path / "in-hand").read_bytes().count(b"?" * 200) == 64
+    assert not (tmp_path / "in-hand").read_bytes().replace(b"?", b"").strip(b"\0")
+    found.close()
+    found.close()
+    assert not (tmp_path / "in-hand").exists()
