@@ -215,7 +215,7 @@ ALERTS = (
         (Condition(Read("outrider_quarantined_requests", fold="max"), ">", 0.0),),
         0.0,
         "warning",
-        "A request that ended workers is refused.",
+        "A request that ended workers, or the daemon, is refused.",
         "that other requests are in danger: that is why it is refused.",
         "`outrider quarantine list`: the cause of the last death.",
         "Report the bug with the log. `outrider quarantine release` lets it run again once the cause is mended.",

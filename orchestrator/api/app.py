@@ -154,6 +154,7 @@ class ApiRoutes:
             trial_view=target.trial.view if target.trial is not None else None,
             connections=self._settings.connections if first else None,
             bodies=self.bodies if first else None,
+            count_deadly=(lambda: len(self._deadly.list_quarantined())) if first else (lambda: 0),
             price=target.terms.price,
         )
         liveness = Liveness(target.control, self._clock, self._settings.stalled_after_s)

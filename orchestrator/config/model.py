@@ -57,7 +57,8 @@ class Limits(Section):
     request_timeout_s: float = Field(default=0.0, ge=0, le=86_400)
     """The longest time for one request, its waiting included; 0 is no limit. A request may ask for less."""
     quarantine_s: float = Field(default=3600.0, ge=0, le=86_400)
-    """How long a request is refused that has ended workers: its prompt, with the same grammar and sampling."""
+    """How long a request is refused that has ended workers: its prompt, with the same grammar and sampling. Or one that
+    has ended the daemon: its body."""
     max_body: Size = Field(default=ByteSize(8 * 1024 * 1024))
     """The largest request body."""
     max_parameters: Size = Field(default=ByteSize(256 * 1024))
@@ -70,8 +71,8 @@ class Limits(Section):
     """Bytes of bodies that are read and translated at one time, of all requests together; one that needs more is
     answered 429."""
     translation_timeout_s: float = Field(default=10.0, gt=0, le=600)
-    """How long a body may be translated (chat template, tokens, grammar), its turn included. Where its turn does not
-    come it is answered 429, where it takes longer 400."""
+    """How long a body may be translated, its turn included; its chat template has half of that. A grammar has this time
+    once more. Where the turn does not come a request is answered 429, where it takes longer 400."""
     max_requests_per_key: int = Field(default=0, ge=0, le=1_000_000)
     """Requests that one key of `api.keys_file` may have running or waiting; one more is answered 429. 0 is no
     limit."""

@@ -225,8 +225,8 @@ def test_a_batch_goes_on_past_a_line_at_which_the_daemon_died_twice(tmp_path, sh
             assert find_in_hand(tmp_path), "another line was in hand"
             daemon.kill()
     with running(config) as daemon:
-        assert wait_for_end(daemon.client, batch_id).status == "completed"
-        batch = daemon.client.batches.retrieve(batch_id)
+        batch = wait_for_end(daemon.client, batch_id)
+        assert batch.status == "completed"
         assert (batch.request_counts.completed, batch.request_counts.failed) == (3, 1)
         (failed,) = lines_in(daemon.client, batch.error_file_id)
         assert (failed["custom_id"], failed["response"]["status_code"]) == ("deadly", 422)
@@ -238,6 +238,9 @@ def test_a_batch_goes_on_past_a_line_at_which_the_daemon_died_twice(tmp_path, sh
             "quarantined"
         ]
         assert (held["deaths"], "daemon itself" in held["cause"]) == (2, True)
+        assert (
+            'outrider_quarantined_requests{engine="0",model_name="tiny"} 1.0' in httpx.get(f"{daemon.url}/metrics").text
+        )
         with httpx.Client(base_url=daemon.url, timeout=60.0) as client:
             released = outrider_process("quarantine", "release", held["digest"], "--socket", str(daemon.admin))
             assert released.returncode == 0, released.stderr

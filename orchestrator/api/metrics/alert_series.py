@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from device_profiles.units import MS_PER_S
@@ -46,16 +47,19 @@ class _PlainRounds:
 
 
 class AlertSeries:
-    """See the module."""
+    """See the module. `count_deadly` returns how many requests are refused for having ended the daemon."""
 
-    def __init__(self, make: Registered) -> None:
+    def __init__(self, make: Registered, count_deadly: Callable[[], int] = lambda: 0) -> None:
+        self._count_deadly = count_deadly
         self._usual_rate = make.gauge("drafter_usual_acceptance_rate", "Accepted by drafted tokens so far.", "drafter")
         self._saved = make.counter("drafter_saved_seconds", "Plain rounds that its tokens saved.", "drafter")
         self._spent = make.counter("speculation_seconds", "Time of rounds with drafts, without prompts.")
         self._plain = make.counter("speculation_plain_seconds", "Time of plain rounds for the same tokens.")
         self._changes = make.counter("class_changes", "Times a replica began to serve with other bits.")
         self._differs = make.gauge("effective_state_differs", "1 while it is not as configured.", "what")
-        self._quarantined = make.gauge("quarantined_requests", "Requests refused for having ended workers.")
+        self._quarantined = make.gauge(
+            "quarantined_requests", "Requests refused for having ended workers, or the daemon."
+        )
         self._usual: dict[tuple[str, ...], _Usual] = {}
         self._plain_rounds: dict[Engine, _PlainRounds] = {}
         self._classes: dict[int, str] = {}
@@ -83,7 +87,7 @@ class AlertSeries:
 
     def refresh(self, model: str, view: StateView) -> None:
         """Tell what is so now."""
-        self._quarantined.labels(model, "0").set(view.quarantined)
+        self._quarantined.labels(model, "0").set(view.quarantined + self._count_deadly())
         for replica in view.replicas:
             if replica.ready is not None and replica.ready.class_fingerprint:
                 now = replica.ready.class_fingerprint

@@ -83,8 +83,8 @@ class Metrics:
     counted: no series could be named.
 
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
-    `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's. `price`: of this
-    machine.
+    `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's, and
+    `count_deadly` returns how many requests are refused for having ended the daemon. `price`: of this machine.
     """
 
     def __init__(
@@ -97,6 +97,7 @@ class Metrics:
         trial_view: Callable[[], TrialView] | None = None,
         connections: Connections | None = None,
         bodies: BodyBudget | None = None,
+        count_deadly: Callable[[], int] = lambda: 0,
         price: HourlyPrice = NO_PRICE,
     ) -> None:
         make = Registered()
@@ -126,7 +127,7 @@ class Metrics:
         self._journal = JournalSeries(make)
         self._traces = TraceSeries(make)
         self._costs = CostSeries(make, price, clock)
-        self._alerts = AlertSeries(make)
+        self._alerts = AlertSeries(make, count_deadly)
         self.speed = RecentSpeed(clock)
         self._percentiles = PercentileSeries(make, self.speed)
 
