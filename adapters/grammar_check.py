@@ -14,6 +14,7 @@ from typing import Any, Final
 from adapters.schema_emptiness import find_empty_part
 
 KINDS: Final = ("json_schema", "regex", "lark")
+_MOST_WORDS: Final = 1000  # characters: the library may tell the whole grammar again
 _EMBEDDED: Final = re.compile(r"^(\w+): %json ", re.MULTILINE)
 
 
@@ -24,7 +25,7 @@ def find_grammar_problem(kind: str, text: str) -> str:
         found = _find_empty(kind, text) or _find_compile_problem(kind, text)
     except ValueError as error:
         found = str(error)
-    return " ".join(found.split())
+    return " ".join(found.split())[:_MOST_WORDS]
 
 
 def warm_up() -> None:

@@ -5,13 +5,14 @@ A process does not wait for it at its end, and work that hangs in native code do
 
 from __future__ import annotations
 
+import asyncio
 import os
 import queue
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -66,6 +67,24 @@ class SideLane:
             self._turn.number += 1
             self._turn.left += 1
             self._start()
+
+    @contextmanager
+    def going_on(self, task: Future[Any], patience_s: float) -> Iterator[None]:
+        """Leave a task behind that takes longer than about so long, while this thread's event loop waits for it."""
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+
+        def look() -> None:
+            if task.running():
+                self.leave_behind(task)
+            else:
+                timers[:] = [loop.call_later(patience_s, look)]
+
+        timers.append(loop.call_later(patience_s, look))
+        try:
+            yield
+        finally:
+            timers[0].cancel()
 
     def _start(self) -> None:
         arguments = (self._works, self._turn, self._turn.number, self._changing, self._gives_way)

@@ -9,11 +9,12 @@ import asyncio
 import hashlib
 import math
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from http import HTTPStatus
 from typing import Final
 
 from orchestrator.api.tools.grammar import ANSWER_RULE, name_tool
+from orchestrator.api.work_lanes import PATIENCE_S
 from orchestrator.errors import RequestError
 from orchestrator.sandbox.sandbox import JobEnded, Sandbox
 from orchestrator.side_lane import SideLane
@@ -72,11 +73,14 @@ class GrammarChecks:
         lane = self._large if len(grammar.text) > LARGE_BYTES else self._small
         task = lane.submit(self._find_problem, digest, grammar, self._timeout_s)
         waiting = asyncio.wrap_future(task)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._timeout_s):
-                return await asyncio.shield(waiting)
-        if not task.cancel():
-            return await waiting
+        try:
+            with lane.going_on(task, PATIENCE_S) if lane is self._small else nullcontext():
+                ended, _ = await asyncio.wait([waiting], timeout=self._timeout_s)
+                if ended or not task.cancel():
+                    return await waiting
+        except asyncio.CancelledError:
+            task.cancel()  # nobody waits for it any more
+            raise
         raise RequestError(
             f"the grammar's turn to be checked did not come within {self._timeout_s:g} s; send it again",
             status=HTTPStatus.TOO_MANY_REQUESTS,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from orchestrator.errors import RequestError
 from orchestrator.side_lane import SideLane
 
 LARGE_BYTES = 32 * 1024
+PATIENCE_S = 1.0
 _T = TypeVar("_T")
 
 
@@ -41,9 +43,12 @@ class WorkLanes:
         WorkTooSlow where it takes too long, and whatever the work raises. Work that nobody waits for never begins."""
         lane = self._large if size_bytes > LARGE_BYTES else self._small
         task = lane.submit(work, *arguments)
+        # What is small and takes long is no reason for others to wait.
+        going_on = lane.going_on(task, PATIENCE_S) if lane is self._small else nullcontext()
         try:
-            async with asyncio.timeout(self.timeout_s):
-                return await asyncio.wrap_future(task)
+            with going_on:
+                async with asyncio.timeout(self.timeout_s):
+                    return await asyncio.wrap_future(task)
         except TimeoutError:
             if not task.cancelled():
                 lane.leave_behind(task)

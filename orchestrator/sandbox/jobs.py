@@ -18,6 +18,7 @@ what it has compiled."""
 HEADER_BYTES: Final = 8
 _HEAD_BYTES: Final = 2
 _PIECE_BYTES: Final = 1 << 20
+_MOST_WORDS: Final = 1000  # characters of a reason
 _TEMPLATES: Final = 8  # of all models, compiled
 _TEMPLATE_SPARE: Final = 1 << 20  # of characters, beside what messages bring
 _TEMPLATE_TIMES: Final = 16  # the messages may be written so many times as long: indented, or more than once
@@ -47,11 +48,11 @@ def do(job: Job) -> tuple[Status, str]:
     except TemplateError as error:
         if isinstance(error.__cause__, MemoryError):
             return Status.MEMORY, ""
-        return Status.REFUSED, str(error)
+        return Status.REFUSED, str(error)[:_MOST_WORDS]
     except (MemoryError, RecursionError):
         return Status.MEMORY, ""
     except Exception as error:
-        return Status.FAILED, f"{type(error).__name__}: {error}"
+        return Status.FAILED, f"{type(error).__name__}: {error}"[:_MOST_WORDS]
 
 
 def prepare() -> None:

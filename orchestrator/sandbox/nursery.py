@@ -72,12 +72,11 @@ def _run_child(descriptor: int, nursery: int) -> NoReturn:
 def _do_jobs(link: socket.socket) -> None:
     """Do one job after the other until the daemon closes, or this process has grown."""
     began, last = _peak_bytes(), False
-    hard_data = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    began_data = hard_data - _MOST_MEMORY_BYTES
+    most_data, began_data = resource.getrlimit(resource.RLIMIT_DATA)[1], _measure_bytes()[1]
     with suppress(ChildGone, OSError, MemoryError):
         while not last:
             job = receive_job(link)
-            resource.setrlimit(resource.RLIMIT_DATA, (began_data + MEMORY_BYTES[job[0]], hard_data))
+            resource.setrlimit(resource.RLIMIT_DATA, (min(most_data, began_data + MEMORY_BYTES[job[0]]), most_data))
             # A last resort, for a daemon that stands still: the signal's own effect is the end of the process.
             signal.setitimer(signal.ITIMER_REAL, job[-1] + _GRACE_S)
             status, text = do(job)
@@ -100,11 +99,9 @@ def _confine(descriptor: int, nursery: int) -> socket.socket:
     os.closerange(4, _MOST_DESCRIPTORS)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_MOST_OOM_SCORE, encoding="ascii")
-    all_pages, *_, data_pages, _ = Path("/proc/self/statm").read_text(encoding="ascii").split()
-    _limit(resource.RLIMIT_DATA, int(data_pages) * _PAGE_BYTES + _MOST_MEMORY_BYTES)
-    _limit(
-        resource.RLIMIT_AS, int(all_pages) * _PAGE_BYTES + 2 * _MOST_MEMORY_BYTES
-    )  # allocators reserve more than they use
+    mapped, data = _measure_bytes()
+    _limit(resource.RLIMIT_DATA, data + 2 * STACK_BYTES + _MOST_MEMORY_BYTES)
+    _limit(resource.RLIMIT_AS, mapped + 2 * _MOST_MEMORY_BYTES)  # allocators reserve more than they use
     _limit(resource.RLIMIT_NOFILE, _DESCRIPTORS)
     _limit(resource.RLIMIT_FSIZE, 0)
     return socket.socket(fileno=3)
@@ -114,6 +111,12 @@ def _limit(what: int, most: int) -> None:
     _, hard = resource.getrlimit(what)
     most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(what, (most, most))
+
+
+def _measure_bytes() -> tuple[int, int]:
+    """Return what this process has mapped, and what of that is data."""
+    mapped, *_, data, _ = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(mapped) * _PAGE_BYTES, int(data) * _PAGE_BYTES
 
 
 def _peak_bytes() -> int:

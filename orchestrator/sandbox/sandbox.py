@@ -197,7 +197,7 @@ class _Nursery:
         try:
             with theirs:
                 socket.send_fds(self._link, [b"fork"], [theirs.fileno()])
-            _, descriptors, _, _ = socket.recv_fds(self._link, 64, 1)
+            _, descriptors, _, _ = socket.recv_fds(self._link, 64, 1, socket.MSG_CMSG_CLOEXEC)
             if not descriptors:
                 raise ConnectionError("it has ended")
         except OSError:
@@ -207,9 +207,9 @@ class _Nursery:
 
     def end(self) -> None:
         """End it, and its children with it. Idempotent."""
-        self._link.close()
         self._process.kill()
         self._process.wait()
+        self._link.close()  # last: a thread may wait for it
 
 
 def _end(job: Job, *, too_slow: bool) -> JobEnded:

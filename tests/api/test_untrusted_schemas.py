@@ -148,19 +148,25 @@ async def test_a_recursion_that_ends_is_taken(name):
             assert answer.status_code == 200, answer.text
 
 
-async def test_a_check_that_waits_for_a_slow_one_has_its_own_time():
-    app = app_over(control_of_room(), translation_timeout_s=BOUND_S)
-    slow = CHAT | {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": DEADLY["patterns"]}}
-    }
+async def test_small_requests_wait_neither_for_a_slow_schema_nor_for_a_slow_template():
+    app = app_over(control_of_room(), tokenizer=Templated(LOOPS, _SANDBOX), translation_timeout_s=20.0)
+    chat = "/v1/chat/completions"
+    patterns = {f"^x{number}[a-z]+$": {"type": "null"} for number in range(230)}
+    named = {"name": "x", "schema": {"type": "object", "patternProperties": patterns}}
+    slow_schema = {"type": "json_schema", "json_schema": named}
+    fine = CHAT | {"messages": [{"role": "user", "content": "1"}]}
+    loops = CHAT | {"messages": [{"role": "user", "content": "loop"}]}
     async with serving(app) as url:
-        first = asyncio.create_task(post(url, "/v1/chat/completions", slow))
-        await asyncio.sleep(0.1)
-        quick = await post(url, "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}})
-        assert quick.status_code in (200, 429)
-        assert (await first).status_code == 400
-        again = await post(url, "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}})
-        assert again.status_code == 200
+        await post(url, chat, fine)
+        slow = [asyncio.create_task(post(url, chat, loops))]
+        slow += [asyncio.create_task(post(url, chat, fine | {"response_format": slow_schema}))]
+        await asyncio.sleep(0.2)
+        began_s = time.monotonic()
+        quick = await post(url, chat, fine | {"response_format": {"type": "json_object"}})
+        assert quick.status_code == 200
+        assert time.monotonic() - began_s < 8.0, "the template alone has ten seconds"
+        ended, _ = await asyncio.gather(*slow)
+        assert ended.status_code == 400
 
 
 class Templated(Watched):

@@ -177,7 +177,8 @@ class _ForkedNursery(_ForkedWorker):
     def wait(self) -> None:
         """Wait for its end. Idempotent."""
         if self.returncode is None:
-            self.returncode = os.waitpid(self.pid, 0)[1]
+            with contextlib.suppress(ChildProcessError):  # another thread waited, too
+                self.returncode = os.waitpid(self.pid, 0)[1]
 
 
 def _fork_nursery(descriptor: int, environment: dict[str, str]) -> _ForkedNursery:
