@@ -179,7 +179,7 @@ def words() -> st.SearchStrategy[str]:
     return st.builds(lambda first, second, what: f"{first} {second} {what}", numbers, numbers, told)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @example(ENDLESS)
 @example("1000000000000 1 text")
 @example("99999 1 macro")
