@@ -20,16 +20,6 @@ PATIENCE_S = 1.0
 _T = TypeVar("_T")
 
 
-class WorkTooSlow(RequestError):
-    """Work that had its turn, and took too long."""
-
-    def __init__(self, timeout_s: float) -> None:
-        super().__init__(
-            f"this body takes longer than {timeout_s:g} s to translate; send a smaller one", code="body_too_slow"
-        )
-        self.timeout_s = timeout_s
-
-
 class WorkLanes:
     """Runs work for at most `timeout_s`, the wait for its turn included."""
 
@@ -40,7 +30,7 @@ class WorkLanes:
 
     async def do(self, size_bytes: int, work: Callable[..., _T], *arguments: object) -> _T:
         """Return the result of work on so many bytes. Raises RequestError 429 where its turn does not come in time,
-        WorkTooSlow where it takes too long, and whatever the work raises. Work that nobody waits for never begins."""
+        400 where it takes too long, and whatever the work raises. Work that nobody waits for never begins."""
         lane = self._large if size_bytes > LARGE_BYTES else self._small
         task = lane.submit(work, *arguments)
         # What is small and takes long is no reason for others to wait.
@@ -52,7 +42,10 @@ class WorkLanes:
         except TimeoutError:
             if not task.cancelled():
                 lane.leave_behind(task)
-                raise WorkTooSlow(self.timeout_s) from None
+                raise RequestError(
+                    f"this body takes longer than {self.timeout_s:g} s to translate; send a smaller one",
+                    code="body_too_slow",
+                ) from None
             raise RequestError(
                 f"the body's turn to be translated did not come within {self.timeout_s:g} s; send it again",
                 status=HTTPStatus.TOO_MANY_REQUESTS,
