@@ -11,7 +11,7 @@ from typing import Literal
 TOKENIZER_FILE = "tokenizer.json"
 META_FILE = "tokenizer.meta.json"
 TEMPLATE_FILE = "chat_template.jinja"
-FORMAT = 2
+FORMAT = 3
 METASPACE = "\u2581"
 
 END_OF_TURN = frozenset(

@@ -1,8 +1,7 @@
 """From the vocabulary inside a GGUF file to a tokenizer on disk.
 
 Byte-level BPE (`tokenizer.ggml.model` "gpt2") and SentencePiece's BPE ("llama"). For the first, `tokenizer.ggml.pre`
-names how text is cut before the merges. The patterns behind the names are llama.cpp's (`llama-vocab.cpp`), because they
-define what a GGUF file means. SentencePiece does not cut.
+names how text is cut before the merges (`adapters.tokenizer_cuts`). SentencePiece does not cut.
 """
 
 from __future__ import annotations
@@ -13,33 +12,17 @@ from typing import Any
 
 from adapters.contract import ModelRefused, Progress
 from adapters.gguf_header import GgufHeader, read_header
+from adapters.tokenizer_cuts import Cut, cut_of, list_cuts
 from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, write_meta
-from adapters.tokenizer_spm import library_of
+from adapters.tokenizer_spm import library_of, read_scores
 from device_profiles.workload import vocabulary_fingerprint
 
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _BYTES, _PIECES = "gpt2", "llama"
+_EMPTY = "[EMPTY_{}]"
+_USUAL_IDS = {"bos": 1, "eos": 2}
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_SINGLE_DIGITS = (r"\p{N}", _GPT2)
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
-    r"\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_PATTERNS: dict[str, tuple[str, ...]] = {
-    "gpt-2": (_GPT2,),
-    "smollm": _SINGLE_DIGITS,
-    "starcoder": _SINGLE_DIGITS,
-    "refact": _SINGLE_DIGITS,
-    "codeshell": _SINGLE_DIGITS,
-    "command-r": _SINGLE_DIGITS,
-    "llama-bpe": (_LLAMA3,),
-    "llama3": (_LLAMA3,),
-    "qwen2": (_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),),
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-}
-_LLAMA3_NAMES = {"llama-bpe", "llama3"}  # a word that is a token is taken as it is, without merges
-_COMPOSED = {"qwen2"}  # its authors normalise text to NFC; llama.cpp does not
+_NO_ID = {0xFFFFFFFF, -1}  # what converters write for a token that a model has not
 
 
 def write_gguf_tokenizer(source: Path, target: Path, progress: Progress) -> None:
@@ -48,7 +31,7 @@ def write_gguf_tokenizer(source: Path, target: Path, progress: Progress) -> None
     header = read_header(source)
     tokens, kinds = _vocabulary(header)
     meta = _meta(header, tokens, kinds)
-    tokenizer = _pieces(header, tokens, kinds) if meta.alphabet == "metaspace" else _build(header, tokens, meta)
+    tokenizer = _pieces(header, tokens, kinds) if meta.alphabet == "metaspace" else _build(header, tokens)
     _add(tokenizer, tokens, meta)
     progress("writing the tokenizer", 0.8)
     tokenizer.save(str(target / TOKENIZER_FILE), pretty=False)
@@ -56,12 +39,33 @@ def write_gguf_tokenizer(source: Path, target: Path, progress: Progress) -> None
     progress("writing the tokenizer", 1.0)
 
 
+def check_tokenizer(header: GgufHeader) -> None:
+    """Check all that a file's header says of its tokenizer, in a fraction of a second and with no library.
+
+    Raises ModelRefused where `write_gguf_tokenizer` would: for a vocabulary of another kind, an unknown
+    `tokenizer.ggml.pre`, missing merges or scores, ids outside the vocabulary, damage.
+    """
+    tokens, kinds = _vocabulary(header)
+    _meta(header, tokens, kinds)
+    if header.text("tokenizer.ggml.model") == _PIECES:
+        read_scores(header, tokens)
+    else:
+        _merges(header, tokens)
+
+
+def token_texts(header: GgufHeader) -> list[str]:
+    """Return the texts of all tokens in id order, none where there is no vocabulary. An empty text becomes
+    [EMPTY_7], as llama.cpp calls it."""
+    found = header.texts("tokenizer.ggml.tokens") or []
+    return [text or _EMPTY.format(index) for index, text in enumerate(found)]
+
+
 def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:
     model = header.text("tokenizer.ggml.model")
     if model not in (_BYTES, _PIECES):
         supported = "'gpt2' (byte-level BPE) and 'llama' (SentencePiece)"
         raise _build_refusal(header, f"its tokenizer is of the kind {model!r}; supported are {supported}")
-    tokens = header.texts("tokenizer.ggml.tokens")
+    tokens = token_texts(header)
     if not tokens:
         raise _build_refusal(header, "it has no vocabulary (tokenizer.ggml.tokens)")
     kinds = header.integers("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
@@ -69,68 +73,99 @@ def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:
         raise _build_refusal(header, f"it has {len(tokens)} tokens but {len(kinds)} token types (damaged)")
     if len(set(tokens)) != len(tokens):
         raise _build_refusal(header, "two of its tokens have the same text (damaged)")
+    return tokens, [_kind_of(*pair, index) for index, pair in enumerate(zip(tokens, kinds, strict=True))]
+
+
+def _kind_of(token: str, kind: int, index: int) -> int:
+    if token == _EMPTY.format(index):
+        return _UNUSED
     # Some converters call an end-of-turn token a normal one; llama.cpp corrects that by name, and so do we.
-    return tokens, [
-        _CONTROL if kind == _UNKNOWN or token in END_OF_TURN else kind
-        for token, kind in zip(tokens, kinds, strict=True)
-    ]
+    return _CONTROL if kind == _UNKNOWN or token in END_OF_TURN else kind
 
 
 def _meta(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> TokenizerMeta:
-    pieces = header.text("tokenizer.ggml.model") == _PIECES
-    pre = _PIECES if pieces else header.text("tokenizer.ggml.pre") or "default"
-    if not pieces and pre not in _PATTERNS:
-        raise _build_refusal(header, f"it cuts text in the way {pre!r}; supported are {', '.join(sorted(_PATTERNS))}")
-    eos = _token_id(header, "eos", len(tokens))
+    cut = None if header.text("tokenizer.ggml.model") == _PIECES else _cut(header)
+    bos, eos = _role(header, "bos", kinds, cut), _role(header, "eos", kinds, cut)
     ends = {eos, _token_id(header, "eot", len(tokens)), _token_id(header, "eom", len(tokens))} - {None}
     ends |= {index for index, token in enumerate(tokens) if token in END_OF_TURN}
     add_bos = header.flag("tokenizer.ggml.add_bos_token")
     return TokenizerMeta(
         format=FORMAT,
-        pre=pre,
-        bos_id=_token_id(header, "bos", len(tokens)),
+        pre=_PIECES if cut is None else cut.name,
+        bos_id=bos,
         eos_id=eos,
         eos_ids=sorted(index for index in ends if index is not None),
-        add_bos=(pieces or pre in _LLAMA3_NAMES) if add_bos is None else add_bos,
+        add_bos=(cut is None or cut.adds_bos) if add_bos is None else add_bos,
         control_ids=_of_kind(kinds, {_CONTROL}),
         user_defined_ids=_of_kind(kinds, {_USER_DEFINED}),
         unused_ids=[i for i, kind in enumerate(kinds) if kind not in {_NORMAL, _CONTROL, _USER_DEFINED, _BYTE}],
         vocabulary_size=len(tokens),
         vocabulary_fingerprint=vocabulary_fingerprint(tokens),
-        alphabet="metaspace" if pieces else "bytes",
+        alphabet="metaspace" if cut is None else "bytes",
     )
+
+
+def _cut(header: GgufHeader) -> Cut:
+    name = header.text("tokenizer.ggml.pre") or "default"
+    found = cut_of(name)
+    if found is None:
+        why = f"it cuts text in the way {name!r} (tokenizer.ggml.pre); supported are {', '.join(list_cuts())}"
+        raise _build_refusal(header, why)
+    return found
 
 
 def _of_kind(kinds: Sequence[int], wanted: set[int]) -> list[int]:
     return [index for index, kind in enumerate(kinds) if kind in wanted]
 
 
+def _role(header: GgufHeader, role: str, kinds: Sequence[int], cut: Cut | None) -> int | None:
+    """Return the id of the begin or end token. A SentencePiece vocabulary that names none has it where Llama has it,
+    as llama.cpp assumes; it is then a control token."""
+    found, usual = _token_id(header, role, len(kinds)), _USUAL_IDS[role]
+    if found is not None or cut is not None or usual >= len(kinds) or kinds[usual] != _CONTROL:
+        return found
+    return usual
+
+
 def _token_id(header: GgufHeader, role: str, count: int) -> int | None:
     key = f"tokenizer.ggml.{role}_token_id"
     found = header.integer(key)
-    if found is not None and not 0 <= found < count:
+    if found is None or found in _NO_ID:
+        return None
+    if not 0 <= found < count:
         raise _build_refusal(header, f"{key} is {found}, outside its vocabulary of {count} tokens (damaged)")
     return found
 
 
-def _build(header: GgufHeader, tokens: Sequence[str], meta: TokenizerMeta) -> Any:
+def _build(header: GgufHeader, tokens: Sequence[str]) -> Any:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    merges = [_split_merge(header, merge) for merge in header.texts("tokenizer.ggml.merges") or []]
-    try:
-        model = models.BPE(
+    cut = _cut(header)
+    tokenizer = Tokenizer(
+        models.BPE(
             vocab={token: index for index, token in enumerate(tokens)},
-            merges=merges,
-            ignore_merges=meta.pre in _LLAMA3_NAMES,
+            merges=_merges(header, tokens),
+            ignore_merges=cut.whole_words,
         )
-    except Exception as error:  # the library raises bare Exception for merges of unknown tokens
-        raise _build_refusal(header, f"its merges do not fit its vocabulary: {error} (damaged)") from error
-    tokenizer = Tokenizer(model)
-    if meta.pre in _COMPOSED:
+    )
+    if cut.composes:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _cutter(meta.pre)
+    tokenizer.pre_tokenizer = cut.build()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _merges(header: GgufHeader, tokens: Sequence[str]) -> list[tuple[str, str]]:
+    written = header.texts("tokenizer.ggml.merges")
+    if not written:
+        # Without them every text would be single bytes, which the model has hardly seen.
+        raise _build_refusal(header, "it has no merges (tokenizer.ggml.merges), without which no text can be encoded")
+    known = set(tokens)
+    merges = [_split_merge(header, merge) for merge in written]
+    for left, right in merges:
+        if left not in known or right not in known or left + right not in known:
+            raise _build_refusal(header, f"its merges do not fit its vocabulary: {left + ' ' + right!r} (damaged)")
+    return merges
 
 
 def _pieces(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> Any:
@@ -144,19 +179,6 @@ def _add(tokenizer: Any, tokens: Sequence[str], meta: TokenizerMeta) -> None:
     added = [AddedToken(tokens[i], special=True, normalized=False) for i in meta.control_ids]
     added += [AddedToken(tokens[i], special=False, normalized=False) for i in meta.user_defined_ids]
     tokenizer.add_tokens(added)
-
-
-def _cutter(pre: str) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
-    cuts: list[Any] = [pre_tokenizers.Split(Regex(cut), behavior="isolated") for cut in _PATTERNS[pre]]
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=_PATTERNS[pre][-1] == _GPT2)
-    if _PATTERNS[pre] == _SINGLE_DIGITS:
-        # The same cuts by compiled code instead of a regular expression: several times faster.
-        cuts = [pre_tokenizers.Digits(individual_digits=True)]
-    elif _PATTERNS[pre][-1] == _GPT2:
-        cuts = cuts[:-1]
-    return pre_tokenizers.Sequence([*cuts, to_bytes])
 
 
 def _split_merge(header: GgufHeader, merge: str) -> tuple[str, str]:

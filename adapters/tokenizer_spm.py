@@ -22,9 +22,7 @@ def library_of(header: GgufHeader, tokens: Sequence[str], normal: Collection[int
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    scores = header.floats("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(tokens):
-        raise ModelRefused(f"{header.path.name}: it lacks its tokens' scores (damaged). Choose another model file.")
+    scores = read_scores(header, tokens)
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: index for index, token in enumerate(tokens)},
@@ -41,6 +39,14 @@ def library_of(header: GgufHeader, tokens: Sequence[str], normal: Collection[int
     )
     tokenizer.decoder = decoders.Sequence([decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
+
+
+def read_scores(header: GgufHeader, tokens: Sequence[str]) -> list[float]:
+    """Return the scores of all tokens in id order. Raises ModelRefused where they are missing."""
+    scores = header.floats("tokenizer.ggml.scores")
+    if scores is None or len(scores) != len(tokens):
+        raise ModelRefused(f"{header.path.name}: it lacks its tokens' scores (damaged). Choose another model file.")
+    return scores
 
 
 def merges_of(tokens: Sequence[str], scores: Sequence[float], normal: Collection[int]) -> list[tuple[str, str]]:

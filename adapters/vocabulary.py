@@ -12,6 +12,7 @@ from adapters.hf_directory import read_declared_fingerprint, read_json, title
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import ModelSource, resolve
 from adapters.tokenizer import byte_texts
+from adapters.tokenizer_gguf import token_texts
 from adapters.tokenizer_hf import vocabulary_texts
 from device_profiles.workload import vocabulary_fingerprint
 
@@ -25,7 +26,7 @@ def vocabulary_of(file: ModelSource) -> list[str]:
         return vocabulary_texts(file.path, spec.vocabulary_size)
     # The head of a file that comes in parts is in the first.
     whole = sum(part.stat().st_size for part in file.content) if file.parts else None
-    texts = read_header(file.path, whole).texts("tokenizer.ggml.tokens")
+    texts = token_texts(read_header(file.path, whole))
     if not texts:
         raise ModelRefused(f"{file.path.name}: it has no vocabulary (tokenizer.ggml.tokens). Choose another model.")
     return texts

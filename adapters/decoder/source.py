@@ -11,6 +11,7 @@ from adapters.decoder.spec import Dense, Grouped, Tensor, Weights
 from adapters.gguf_header import read_header
 from adapters.hf_directory import open_weights, read_declared_fingerprint
 from adapters.model_source import check_gguf
+from adapters.tokenizer_gguf import token_texts
 from adapters.tokenizer_hf import vocabulary_texts
 from device_profiles.profile import FAST, Precision, WeightsFormat
 from device_profiles.workload import vocabulary_fingerprint
@@ -71,4 +72,4 @@ def fingerprint_of(source: Path, vocabulary_size: int) -> str:
     if source.is_dir():
         declared = read_declared_fingerprint(source)
         return declared or vocabulary_fingerprint(vocabulary_texts(source, vocabulary_size))
-    return vocabulary_fingerprint(read_header(source).texts("tokenizer.ggml.tokens") or ())
+    return vocabulary_fingerprint(token_texts(read_header(source)))
