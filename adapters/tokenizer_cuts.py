@@ -59,10 +59,6 @@ _DEEPSEEK_LETTERS = (
 _DEEPSEEK_SIGNS = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 _NO_STOPS = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _SPACES_DOWN = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4))
-_ASIAN = (
-    "[\u4e00-\u9fff\u3400-\u4dbf\u8c48-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
-    "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
-)
 _YOUTU_ASIAN = (
     "[\uac00-\ud7a3\u3131-\u318e]+|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-"
     "\ufe4f]+|[\u3105-\u312f]+|" + _CJK
@@ -93,7 +89,6 @@ _ROWS: list[tuple[str, tuple[str, ...]]] = [
     ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, _DIGIT)),
     ("deepseek-v3 hunyuan-dense joyai-llm hy_v4", (_THREE_DIGITS, _CJK, _MARKED)),
     ("spark2_5", (_THREE_DIGITS, _CJK, _MARKED.replace(r"+[\r\n]*|\s*[\r\n]+", r"+|[\r\n]"), _DIGIT)),
-    ("afmoe", (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _ASIAN, _MARKED)),
     ("falcon", (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
     ("default", (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     ("poro-chat bloom gpt3-finnish", (_NO_STOPS,)),

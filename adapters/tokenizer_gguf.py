@@ -109,8 +109,8 @@ def _cut(header: GgufHeader) -> Cut:
     name = header.text("tokenizer.ggml.pre") or "default"
     found = cut_of(name)
     if found is None:
-        why = f"it cuts text in the way {name!r} (tokenizer.ggml.pre); supported are {', '.join(list_cuts())}"
-        raise _build_refusal(header, why)
+        known = f"none of the {len(list_cuts())} that are supported (docs/configuration.md names them)"
+        raise _build_refusal(header, f"it cuts text in the way {name!r} (tokenizer.ggml.pre), which is {known}")
     return found
 
 
