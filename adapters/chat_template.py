@@ -10,19 +10,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from adapters.contract import AdapterError
 
 # Unicode noncharacters: reserved for a program's own use, so they are not white space and no text needs them.
 _GUARDS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+_ESCAPED_GUARD = re.compile(r"\\\\|\\u(fd[de][0-9a-f])")
+_FAILED = "the model's chat template "
+_SYSTEM, _USER = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}
 
 Message = Mapping[str, Any]
 
@@ -36,13 +43,33 @@ class _Raised(Exception):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it is only its content."""
+    """`{% generation %}` marks the assistant's words for training; here it is only its content. As in transformers it
+    is a call block: what is set within is not known behind it."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_say"), [], [], body).set_lineno(line)
+
+    @staticmethod
+    def _say(caller: Macro) -> str:
+        return caller()
+
+
+class _Namespace(Namespace):
+    """A namespace without names that begin with an underscore: they lead into Python, and transformers refuses them."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, given = args[0], dict(*args[1:], **kwargs)
+        for name in given:
+            _refuse_underscore(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_underscore(name)
+        super().__setitem__(name, value)
 
 
 class ChatTemplate:
@@ -76,20 +103,38 @@ class ChatTemplate:
         except _Raised as refusal:
             raise TemplateError(str(refusal)) from None
         except Exception as error:  # the template is a program from outside: it can fail in every way
-            raise TemplateError(f"the model's chat template failed: {error}") from error
+            raise TemplateError(f"{_FAILED}failed: {error}") from error
+
+    def find_fault(self) -> str:
+        """Return why the template is of no use for a plain chat, in its own words where it refuses; "" where it is.
+        One that refuses the role `system` is not at fault."""
+        for messages in ([_USER], [_SYSTEM, _USER]):
+            try:
+                self.render(messages, add_generation_prompt=True)
+            except TemplateError as error:
+                if messages == [_USER] or is_failure(error):
+                    return str(error)
+        return ""
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
-        # No strftime_now, on purpose: templates that know it then leave the date out or use a fixed one, and
-        # the same messages give the same tokens tomorrow.
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _GenerationBlock],
         )
-        environment.globals["raise_exception"] = _raise_exception
+        environment.globals |= {
+            "raise_exception": _raise_exception,
+            "strftime_now": _strftime_now,
+            "namespace": _Namespace,
+        }
         environment.filters["tojson"] = _tojson
         return environment.from_string(self._source)
+
+
+def is_failure(error: Exception) -> bool:
+    """Whether a template was at fault that did not render, and did not refuse in words of its own."""
+    return str(error).startswith(_FAILED)
 
 
 def guard_messages(messages: Sequence[Message], controls: re.Pattern[str]) -> tuple[list[Message], str]:
@@ -131,6 +176,29 @@ def _raise_exception(message: str) -> None:
     raise _Raised(message)
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
-    # Jinja's own filter escapes for HTML, which would put \u003c where the model expects "<".
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def _refuse_underscore(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace holds no name that begins with an underscore, as {name!r}")
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes for HTML, which would put \u003c where the model expects "<". The arguments are those
+    # of transformers, in its order.
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    # A guard must stay one, or it would not be found when it is to be removed.
+    return _ESCAPED_GUARD.sub(_restore_guard, text) if ensure_ascii else text
+
+
+def _restore_guard(escaped: re.Match[str]) -> str:
+    letter = chr(int(escaped[1], 16)) if escaped[1] else ""
+    return letter if letter in _GUARDS else escaped[0]
