@@ -82,6 +82,10 @@ class ChatTemplate:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
+    def as_arguments(self) -> dict[str, str]:
+        """Return the arguments that make such a template, as another process may be told them."""
+        return {"source": self._source, **self._tokens}
+
     @property
     def takes_tools(self) -> bool:
         """Whether the template tells the model of tools, and of calls as `<tool_call>{...}</tool_call>` (Hermes'
@@ -103,7 +107,7 @@ class ChatTemplate:
         except _Raised as refusal:
             raise TemplateError(str(refusal)) from None
         except Exception as error:  # the template is a program from outside: it can fail in every way
-            raise TemplateError(f"{_FAILED}failed: {error}") from error
+            raise TemplateError(f"{_FAILED}failed: {str(error) or type(error).__name__}") from error
 
     def find_fault(self) -> str:
         """Return why the template is of no use for a plain chat, in its own words where it refuses; "" where it is.

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,12 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         """Whether `render_chat` and `encode_chat` can work."""
         return self._template is not None
+
+    @cached_property
+    def template_fault(self) -> str:
+        """Why the chat template is of no use for a plain chat; "" where it is, or where there is none. It is tried
+        once."""
+        return "" if self._template is None else self._template.find_fault()
 
     def count_least_tokens(self, text: str, enough: int) -> int:
         """Return a number of tokens that `text` has at the least, without encoding it; more than `enough` is not

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from adapters.chat_template import ChatTemplate
 from adapters.contract import ModelRefused, Progress
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.tokenizer_cuts import Cut, cut_of, list_cuts
@@ -51,6 +52,17 @@ def check_tokenizer(header: GgufHeader) -> None:
         read_scores(header, tokens)
     else:
         _merges(header, tokens)
+
+
+def read_template(header: GgufHeader) -> ChatTemplate | None:
+    """Return the chat template of a file; None where it has none. Raises ModelRefused as `check_tokenizer`."""
+    source = header.text("tokenizer.chat_template")
+    if not source:
+        return None
+    tokens, kinds = _vocabulary(header)
+    meta = _meta(header, tokens, kinds)
+    bos, eos = ("" if index is None else tokens[index] for index in (meta.bos_id, meta.eos_id))
+    return ChatTemplate(source, bos_token=bos, eos_token=eos)
 
 
 def token_texts(header: GgufHeader) -> list[str]:

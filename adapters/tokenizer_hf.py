@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from adapters.chat_template import ChatTemplate
 from adapters.contract import ModelRefused, Progress
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
 from adapters.hf_directory import (
@@ -49,6 +50,14 @@ def write_hf_tokenizer(source: Path, target: Path, progress: Progress) -> None:
     (target / TOKENIZER_FILE).write_text(text, encoding="utf-8")
     write_meta(meta, _template(source), target)
     progress("writing the tokenizer", 1.0)
+
+
+def read_template(source: Path) -> ChatTemplate | None:
+    """Return the chat template of a model directory; None where it has none. Raises ModelRefused."""
+    text = _template(source)
+    named = read_optional_json(source / TOKENIZER_CONFIG)
+    bos, eos = (_content(named.get(f"{role}_token")) for role in ("bos", "eos"))
+    return ChatTemplate(text, bos_token=bos, eos_token=eos) if text else None
 
 
 def vocabulary_texts(source: Path, size: int) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from adapters.chat_template import is_failure
 from adapters.contract import AdapterError
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.port import TokenizerPort
@@ -116,7 +117,14 @@ def chat_prompt(
     try:
         return tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt, tools=native)
     except AdapterError as error:
-        raise RequestError(f"the chat template refuses these messages: {error}", param="messages") from error
+        raise RequestError(_explain(error, tokenizer), param="messages") from error
+
+
+def _explain(error: AdapterError, tokenizer: TokenizerPort) -> str:
+    """Say whose fault it is that messages cannot be rendered: theirs, or the template's."""
+    if fault := tokenizer.template_fault:
+        return f"this model's chat template itself is at fault, whatever the messages: {fault}. Use /v1/completions"
+    return str(error) if is_failure(error) else f"the chat template refuses these messages: {error}"
 
 
 def _completion_prompt(request: CompletionRequest, tokenizer: TokenizerPort) -> list[int]:

@@ -87,6 +87,7 @@ class TargetLife:
         self._workers: WorkerSet | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._scaling: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         # Only the first may go without a name, and its workers are called as ever.
         self._cluster = ground.cluster.share(f"{config.model.name}/" if config.number else "")
         self.control = self._build_control()
@@ -306,7 +307,13 @@ class TargetLife:
             raise DaemonError(str(error)) from error
         tokenizer.render_by(lambda template: SandboxedTemplate(template, self._ground.sandbox))
         self.tokenizer = tokenizer
+        self._checking = asyncio.create_task(self._check_template(self.tokenizer), name="try the chat template")
         return view.ready
+
+    async def _check_template(self, tokenizer: Tokenizer) -> None:
+        """Tell an operator what every chat would be told."""
+        if fault := await asyncio.to_thread(lambda: tokenizer.template_fault):
+            _log.warning("the chat template is at fault: chats are refused", target=self.name, why=fault)
 
     def give_up(self, reason: str) -> None:
         """It will never serve, for this reason."""
@@ -328,6 +335,8 @@ class TargetLife:
 
     async def close(self) -> None:
         """End the workers, and the draft store behind them."""
+        if self._checking is not None:
+            self._checking.cancel()
         await self.control.close()
         if (store := self.served.use(None)) is not None:
             await store.close()

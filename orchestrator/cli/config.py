@@ -31,15 +31,21 @@ def check(
 ) -> None:
     """Check keys, types, units, ranges and files, and whether this machine has the devices and can write the store.
 
+    Chat templates are tried on a plain chat. One that fails is told on standard error, and is no error.
+
     No model is loaded. The last line says what was checked, and what was not.
     """
     from orchestrator.bootstrap.readiness import check_readiness
+    from orchestrator.bootstrap.template_faults import list_template_faults
     from orchestrator.config.load import default_config_path, list_outdated, load_config, parse_config
     from orchestrator.config.source_text import read_text
 
     path = file or default_config_path()
     config = load_config(path)
-    checked = check_readiness(config, path, parse_config(read_text(path), path)[1])
+    lines = parse_config(read_text(path), path)[1]
+    checked = check_readiness(config, path, lines)
+    for line in list_template_faults(config, path, lines):
+        sys.stderr.write(f"outrider: {line}\n")
     if as_json:
         print(config.model_dump_json(indent=1))
         return

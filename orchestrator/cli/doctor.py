@@ -99,6 +99,7 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     """Return a cluster.yaml and whether this machine can do what it asks for; the defaults where there is none, or it
     cannot be read."""
     from orchestrator.bootstrap.readiness import check_readiness
+    from orchestrator.bootstrap.template_faults import list_template_faults
     from orchestrator.config.load import load_config, load_or_default, parse_config
     from orchestrator.config.model import ClusterConfig
     from orchestrator.config.source_text import read_text
@@ -109,11 +110,17 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     loaded = ClusterConfig(model=Target(source="simulated:toy", adapter="simulated"))
     try:
         loaded = load_config(path)
-        found = check_readiness(loaded, path, parse_config(read_text(path), path)[1])
+        lines = parse_config(read_text(path), path)[1]
+        found = check_readiness(loaded, path, lines)
     except ConfigError as error:
         wrong = [Check(f"configuration {path}", "fail", line, "mend that line") for line in str(error).splitlines()]
         return loaded, wrong
-    return loaded, [Check(f"configuration {path}", "ok", "; ".join(found))]
+    faults = list_template_faults(loaded, path, lines)
+    todo = "use completions, or another model file"
+    return loaded, [
+        Check(f"configuration {path}", "ok", "; ".join(found)),
+        *(Check("chat template", "warn", fault, todo) for fault in faults),
+    ]
 
 
 def _python() -> Check:

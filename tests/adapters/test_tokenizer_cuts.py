@@ -158,7 +158,7 @@ def authors_tokenizer(cut: str) -> Any:
     from tokenizers import Tokenizer as Library
     from transformers import PreTrainedTokenizerFast
 
-    written = {
+    written: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
         "normalizer": {"type": "NFC"} if cut in COMPOSED else None,
