@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guard_messages
 from adapters.contract import ModelRefused
+from adapters.control_tokens import ControlTokens
 from adapters.least_tokens import LeastTokens, measure_least_tokens
 from adapters.token_bytes import TokenTextDecoder, join_bytes, list_token_bytes
 from adapters.tokenizer_files import (
@@ -38,18 +38,19 @@ _BYTE_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """`pieces`: the bytes of each token in id order (b"" for one that stands for nothing). `controls`: the ids of
-    control tokens by their text. The encoders turn plain text into ids and know no control tokens:
+    """`pieces`: the bytes of each token in id order (b"" for one that stands for nothing). `controls`: the control
+    tokens. The encoders turn plain text into ids and know no control tokens:
 
     - `encode`: text at the very beginning.
     - `encode_inner`: text that does not stand there (some vocabularies put a space before a beginning).
     - `encode_behind`: text that continues other text (some put a space before every text).
 
-    `least`: bounds their number of tokens from below; None where that cannot be done.
+    `least`: bounds their number of tokens from below; None where that cannot be done. `encode_whole`: knows
+    control tokens, too; it is there where the library looks for them in normalised text.
     """
 
     pieces: list[bytes]
-    controls: dict[str, int]
+    controls: ControlTokens
     encode: Callable[[str], list[int]]
     encode_inner: Callable[[str], list[int]]
     encode_behind: Callable[[str], list[int]]
@@ -57,6 +58,7 @@ class _Vocabulary:
     bos_id: int | None
     add_bos: bool
     least: LeastTokens | None
+    encode_whole: Callable[[str], list[int]] | None = None
 
 
 class Tokenizer:
@@ -65,11 +67,9 @@ class Tokenizer:
     def __init__(self, vocabulary: _Vocabulary, template: ChatTemplate | None) -> None:
         self._vocabulary = vocabulary
         self._template = template
-        hidden = set(vocabulary.controls.values())
+        hidden = self.control_ids
         self._shown = [b"" if index in hidden else piece for index, piece in enumerate(vocabulary.pieces)]
-        # The longest first: where one token begins another, the longer one is meant.
-        texts = sorted(vocabulary.controls, key=len, reverse=True)
-        self._controls = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
+        self._controls = vocabulary.controls.pattern
 
     @classmethod
     def load(cls, directory: Path) -> Tokenizer:
@@ -83,12 +83,16 @@ class Tokenizer:
             if meta.format != FORMAT:
                 raise ModelRefused(f"{directory}: tokenizer format {meta.format} is not {FORMAT}; prepare again")
             written = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
-            library = Library.from_str(written)
+            parsed, library = json.loads(written), Library.from_str(written)
+            texts = _texts_by_id(library, meta)
+            controls = _control_tokens(parsed, texts, meta)
+            if controls.strips:
+                written = _without_added(parsed, controls.found_plain)
+                library = Library.from_str(written)
             unled = written.replace(_AT_BEGINNING, _NOWHERE)
             inner = library if unled == written else Library.from_str(unled)
             bare = _without_prefix(unled)
             behind = inner if bare is None else Library.from_str(bare)
-            texts = _texts_by_id(library, meta)
             source = directory / TEMPLATE_FILE
             template = source.read_bytes().decode() if source.exists() else None
         except ModelRefused:
@@ -96,17 +100,17 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception for a damaged file
             raise ModelRefused(f"{directory}: the prepared tokenizer is damaged ({error}); prepare it again") from error
         pieces = list_token_bytes(texts, meta)
-        least = measure_least_tokens(json.loads(written), pieces)
         vocabulary = _Vocabulary(
             pieces=pieces,
-            controls={texts[index]: index for index in meta.control_ids},
+            controls=controls,
             encode=_plain_encoder(library),
             encode_inner=_plain_encoder(inner),
             encode_behind=_plain_encoder(behind),
             eos_ids=frozenset(meta.eos_ids),
             bos_id=meta.bos_id,
             add_bos=meta.add_bos and meta.bos_id is not None,
-            least=least,
+            least=measure_least_tokens(parsed, pieces),
+            encode_whole=_whole_encoder(Library, parsed, meta),
         )
         if template is None:
             return cls(vocabulary, None)
@@ -122,7 +126,7 @@ class Tokenizer:
         pieces += [text.encode() for text in _BYTE_CONTROLS.values()] + [b""] * blank
         vocabulary = _Vocabulary(
             pieces=pieces,
-            controls={text: index for index, text in _BYTE_CONTROLS.items()},
+            controls=ControlTokens({text: index for index, text in _BYTE_CONTROLS.items()}),
             encode=lambda text: list(text.encode()),
             encode_inner=lambda text: list(text.encode()),
             encode_behind=lambda text: list(text.encode()),
@@ -150,7 +154,7 @@ class Tokenizer:
     @property
     def control_ids(self) -> frozenset[int]:
         """The ids of control tokens."""
-        return frozenset(self._vocabulary.controls.values())
+        return frozenset(self._vocabulary.controls.ids.values())
 
     @property
     def adds_bos(self) -> bool:
@@ -186,19 +190,20 @@ class Tokenizer:
         are plain text. Lone surrogates, which no UTF-8 text can hold, count as U+FFFD.
         """
         text = _well_formed(text)
-        return self._split_and_encode(text, guard="") if special else self._vocabulary.encode(text)
+        if special or self._vocabulary.controls.strips:
+            return self._split_and_encode(text, guard="", special=special)
+        return self._vocabulary.encode(text)
 
     def encode_behind(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of text that continues other text: as `encode`, and nothing is put before it."""
         text, behind = _well_formed(text), self._vocabulary.encode_behind
-        if not special:
+        if not special and not self._vocabulary.controls.strips:
             return behind(text)
         ids: list[int] = []
-        start = 0
-        for found in self._controls.finditer(text):
-            ids += [*behind(text[start : found.start()]), self._vocabulary.controls[found[0]]]
-            start = found.end()
-        return ids + behind(text[start:])
+        for _, piece, token in self._vocabulary.controls.split(text, special=special):
+            ids += behind(piece)
+            ids += [] if token is None else [token]
+        return ids
 
     def encode_prompt(self, text: str, *, special: bool) -> list[int]:
         """Return the ids of the text that a completion begins with: as `encode`, after the model's begin
@@ -257,14 +262,15 @@ class Tokenizer:
         """Return a decoder for one answer."""
         return TokenTextDecoder(self._shown)
 
-    def _split_and_encode(self, text: str, guard: str) -> list[int]:
+    def _split_and_encode(self, text: str, guard: str, *, special: bool = True) -> list[int]:
+        whole = self._vocabulary.encode_whole
+        if special and whole is not None and not (guard and guard in text):
+            return whole(text)
         ids: list[int] = []
-        start = 0
-        for found in self._controls.finditer(text):
-            ids += self._encode_between(text[start : found.start()], guard, begins=start == 0)
-            ids.append(self._vocabulary.controls[found[0]])
-            start = found.end()
-        return ids + self._encode_between(text[start:], guard, begins=start == 0)
+        for start, piece, token in self._vocabulary.controls.split(text, special=special):
+            ids += self._encode_between(piece, guard, begins=start == 0)
+            ids += [] if token is None else [token]
+        return ids
 
     def _encode_between(self, text: str, guard: str, *, begins: bool) -> list[int]:
         if guard:
@@ -308,6 +314,31 @@ def _plain_encoder(library: Any) -> Callable[[str], list[int]]:
     def encode(text: str) -> list[int]:
         # Of the library's calls only the batched ones give up the GIL: `encode` would hold it for a whole text.
         ids: list[int] = library.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
+
+    return encode
+
+
+def _control_tokens(parsed: Mapping[str, Any], texts: Sequence[str], meta: TokenizerMeta) -> ControlTokens:
+    ids = {texts[index]: index for index in meta.control_ids}
+    return ControlTokens(ids, meta.user_defined_ids, parsed.get("added_tokens") or ())
+
+
+def _without_added(parsed: Mapping[str, Any], ids: frozenset[int]) -> str:
+    rest = [token for token in parsed["added_tokens"] if token["id"] not in ids]
+    return json.dumps({**parsed, "added_tokens": rest}, ensure_ascii=False, separators=(",", ":"))
+
+
+def _whole_encoder(library: Any, parsed: Mapping[str, Any], meta: TokenizerMeta) -> Callable[[str], list[int]] | None:
+    """Return what encodes text with its control tokens; None where these are found in the text as it is."""
+    added = {token["id"]: token for token in parsed.get("added_tokens") or ()}
+    normalized = any(index in added and added[index]["normalized"] for index in meta.control_ids)
+    if not normalized or not added.keys() >= set(meta.control_ids):
+        return None
+    found = library.from_str(json.dumps(parsed))
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = found.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     return encode
