@@ -21,6 +21,7 @@ from device_profiles.workload import vocabulary_fingerprint
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _BYTES, _PIECES = "gpt2", "llama"
 _EMPTY = "[EMPTY_{}]"
+_PHI3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
 _USUAL_IDS = {"bos": 1, "eos": 2}
 
 _NO_ID = {0xFFFFFFFF, -1}  # what converters write for a token that a model has not
@@ -33,7 +34,7 @@ def write_gguf_tokenizer(source: Path, target: Path, progress: Progress) -> None
     tokens, kinds = _vocabulary(header)
     meta = _meta(header, tokens, kinds)
     tokenizer = _pieces(header, tokens, kinds) if meta.alphabet == "metaspace" else _build(header, tokens)
-    _add(tokenizer, tokens, meta)
+    _add(tokenizer, header, tokens, meta)
     progress("writing the tokenizer", 0.8)
     tokenizer.save(str(target / TOKENIZER_FILE), pretty=False)
     write_meta(meta, header.text("tokenizer.chat_template"), target)
@@ -185,12 +186,19 @@ def _pieces(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> 
     return library_of(header, tokens, _of_kind(kinds, {_NORMAL}), unknown)
 
 
-def _add(tokenizer: Any, tokens: Sequence[str], meta: TokenizerMeta) -> None:
+def _add(tokenizer: Any, header: GgufHeader, tokens: Sequence[str], meta: TokenizerMeta) -> None:
     from tokenizers import AddedToken
 
-    added = [AddedToken(tokens[i], special=True, normalized=False) for i in meta.control_ids]
-    added += [AddedToken(tokens[i], special=False, normalized=False) for i in meta.user_defined_ids]
-    tokenizer.add_tokens(added)
+    # A GGUF file cannot say what a token takes with it. llama.cpp knows Phi-3's by the model's name, and so do we.
+    name = (header.text("general.name") or "").lower()
+    strips = "phi-3" in name or "phi3" in name
+    tokenizer.add_tokens(
+        [
+            AddedToken(text, special=special, normalized=False, rstrip=strips and text not in _PHI3_PLAIN)
+            for special, ids in ((True, meta.control_ids), (False, meta.user_defined_ids))
+            for text in (tokens[index] for index in ids)
+        ]
+    )
 
 
 def _split_merge(header: GgufHeader, merge: str) -> tuple[str, str]:

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused, Unsupported
+from adapters.gguf_header import read_header
 from adapters.tokenizer import TemplateError, Tokenizer
+from adapters.tokenizer_gguf import token_texts
 from adapters.tokenizer_recipe import TokenizerRecipe
 
 PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -35,7 +37,7 @@ KINDS = [3] * len(CONTROLS) + [1] * len(WORDS) + [4, 5]
 def write_vocabulary(path: Path, **changes: Any) -> Path:
     """Write a GGUF file with a small byte-level vocabulary; a change of None leaves a key out."""
     facts = {"model": "gpt2", "pre": "smollm", "tokens": TOKENS, "kinds": KINDS, "merges": MERGES, "eos": 2}
-    facts |= {"template": TEMPLATE, "bos": 1, "add_bos": None, "eot": None} | changes
+    facts |= {"template": TEMPLATE, "bos": 1, "add_bos": None, "eot": None, "name": None} | changes
     writer = GGUFWriter(path, "llama")
     for key, add in {
         "model": writer.add_tokenizer_model,
@@ -48,6 +50,7 @@ def write_vocabulary(path: Path, **changes: Any) -> Path:
         "bos": writer.add_bos_token_id,
         "add_bos": writer.add_add_bos_token,
         "template": writer.add_chat_template,
+        "name": writer.add_name,
     }.items():
         if facts[key] is not None:
             add(facts[key])
@@ -135,6 +138,44 @@ def test_begin_token(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, add_bos=True, eot=3))
     assert tokenizer.encode_prompt("a", special=False) == [1, *tokenizer.encode("a", special=False)]
     assert tokenizer.eos_ids == {0, 2, 3}
+
+
+NO_ID = 2**32 - 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "bos", "eos"),
+    [
+        ({"bos": NO_ID}, None, {0, 2}),
+        ({"bos": NO_ID, "add_bos": True}, None, {0, 2}),
+        ({"bos": NO_ID, "pre": "llama-bpe"}, None, {0, 2}),
+        ({"eos": NO_ID, "eot": NO_ID}, 1, {0, 2}),
+    ],
+)
+def test_a_role_without_an_id_is_nobodys(
+    tmp_path: Path, changes: dict[str, Any], bos: int | None, eos: set[int]
+) -> None:
+    tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, **changes))
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (bos, eos)
+    assert tokenizer.encode_prompt("a", special=False) == tokenizer.encode("a", special=False)
+
+
+@pytest.mark.parametrize("places", [(4,), (len(TOKENS) - 1, len(TOKENS) - 2), (0, 3, len(TOKENS) - 1)])
+def test_empty_tokens_stand_for_nothing(tmp_path: Path, small: Tokenizer, places: tuple[int, ...]) -> None:
+    tokens = ["" if index in places else text for index, text in enumerate(TOKENS)]
+    tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, tokens=tokens, eos=2))
+    assert [tokenizer.token_bytes(index) for index in places] == [b""] * len(places)
+    assert tokenizer.encode("hello 12", special=True) == small.encode("hello 12", special=True)
+    texts = token_texts(read_header(tmp_path / "v.gguf"))
+    assert [texts[index] for index in places] == [f"[EMPTY_{index}]" for index in places]  # as llama.cpp calls them
+
+
+def test_tokens_of_phi3_take_the_white_space_behind_them(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, name="Phi-3 mini"))
+    text = "<|im_start|> \n a<think>\nb<|endoftext|> c"
+    assert texts(tokenizer, tokenizer.encode(text, special=True)) == [
+        *("<|im_start|>", "a", "<think>", "b", "<|endoftext|>", " ", "c")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -94,3 +94,18 @@ def test_a_space_is_put_before_a_text_where_the_file_says_so(tmp_path: Path) -> 
 def test_missing_scores_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match=r"v\.gguf: it lacks its tokens' scores"):
         tokenizer(tmp_path, prefix=False, scores=SCORES[:-1])
+
+
+@pytest.mark.parametrize("roles", [{}, {"bos": 2**32 - 1, "eos": 2**32 - 1}])
+def test_roles_that_a_file_does_not_name_are_llamas(tmp_path: Path, roles: dict[str, int]) -> None:
+    """As llama.cpp assumes: it begins with 1 and ends with 2."""
+    writer = GGUFWriter(tmp_path / "v.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *BYTES, *WORDS])
+    writer.add_token_types([2, 3, 3] + [6] * len(BYTES) + [1] * len(WORDS))
+    writer.add_token_scores([0.0] * (3 + len(BYTES)) + [-float(rank) for rank in range(len(WORDS))])
+    for role, index in roles.items():
+        writer.add_uint32(f"tokenizer.ggml.{role}_token_id", index)
+    found = write_vocabulary(writer, tmp_path)
+    assert (found.bos_id, found.eos_ids) == (1, {2})
+    assert found.encode_prompt("the", special=False)[0] == 1
