@@ -24,17 +24,17 @@ _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]
 _SLASHED_REST = _REST.replace(r"[\r\n]*", r"[\r\n/]*")
 
 
-def _cased(upper: str = _UPPER, lower: str = _LOWER, endings: str = "") -> str:
+def _build_cased(upper: str = _UPPER, lower: str = _LOWER, endings: str = "") -> str:
     """Return words that begin anew where a capital follows a small letter."""
     lead = r"[^\r\n\p{L}\p{N}]?"
     return f"{lead}{upper}*{lower}+{endings}|{lead}{upper}+{lower}*{endings}"
 
 
-_TEKKEN = f"{_cased()}|{_DIGIT}|{_SLASHED_REST}"
-_GPT4O = f"{_cased(endings=_ENDINGS + '?')}|{_THREE_DIGITS}|{_SLASHED_REST}"
+_TEKKEN = f"{_build_cased()}|{_DIGIT}|{_SLASHED_REST}"
+_GPT4O = f"{_build_cased(endings=_ENDINGS + '?')}|{_THREE_DIGITS}|{_SLASHED_REST}"
 _KIMI = (
     r"[\p{Han}]+|"
-    + _cased(_UPPER[:-1] + r"&&[^\p{Han}]]", _LOWER[:-1] + r"&&[^\p{Han}]]", _ENDINGS + "?")
+    + _build_cased(_UPPER[:-1] + r"&&[^\p{Han}]]", _LOWER[:-1] + r"&&[^\p{Han}]]", _ENDINGS + "?")
     + f"|{_THREE_DIGITS}|{_REST}"
 )
 
@@ -83,7 +83,7 @@ _ROWS: list[tuple[str, tuple[str, ...]]] = [
     ("tekken", (_TEKKEN,)),
     ("gpt-4o llama4 kanana2 talkie minimax-m2 granite-embed-multi-97m", (_GPT4O,)),
     ("kimi-k2", (_KIMI,)),
-    ("youtu", (_YOUTU_ASIAN, f"{_cased(endings=_ENDINGS + '?')}|{_DIGIT}|{_SLASHED_REST}")),
+    ("youtu", (_YOUTU_ASIAN, f"{_build_cased(endings=_ENDINGS + '?')}|{_DIGIT}|{_SLASHED_REST}")),
     ("tiny_aya cohere2moe", (r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O)),
     ("deepseek-llm", (r"[\r\n]", _DEEPSEEK_LETTERS, _DEEPSEEK_SIGNS, r"\s+$", _HAN_HANGUL, r"\p{N}+")),
     ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, _DIGIT)),

@@ -71,7 +71,7 @@ def test_each_flag_gives_the_ids_of_transformers(tmp_path: Path, style: str, fla
         assert tokenizer.encode(text, special=True) == transformers_ids(library, text), text
 
 
-def drawn_flags() -> st.SearchStrategy[dict[str, dict[str, bool]]]:
+def draw_flags() -> st.SearchStrategy[dict[str, dict[str, bool]]]:
     one = st.fixed_dictionaries({"normalized": st.just(False)} | {flag: st.booleans() for flag in FLAGS[:3]})
     return st.fixed_dictionaries(dict.fromkeys([*CONTROLS, *PLAIN], one))
 
@@ -79,7 +79,7 @@ def drawn_flags() -> st.SearchStrategy[dict[str, dict[str, bool]]]:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     style=st.sampled_from(STYLES),
-    flags=drawn_flags(),
+    flags=draw_flags(),
     parts=st.lists(
         st.sampled_from([*CONTROLS, *PLAIN, " ", "\n", "a", ".", "\u3000", "é", "e\u0301", "7"]), max_size=12
     ),

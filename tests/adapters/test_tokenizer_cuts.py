@@ -21,7 +21,7 @@ from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_cuts import list_cuts
 from adapters.tokenizer_gguf import check_tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
-from tests.support.llama_cpp_ids import read_recorded, recorded_ids, write_cut_vocabulary
+from tests.support.llama_cpp_ids import read_recorded, list_ids, write_cut_vocabulary
 
 RECORDED = read_recorded()
 TEXTS: list[str] = RECORDED["texts"]
@@ -180,7 +180,7 @@ def test_ids_are_those_of_llama_cpp(tmp_path: Path, cut: str) -> None:
     tokenizer = load(tmp_path, cut)
     excused, count = DIFFERENT.get(cut, (lambda _: False, 0))
     different = []
-    for text, expected in zip(TEXTS, recorded_ids(RECORDED, cut), strict=True):
+    for text, expected in zip(TEXTS, list_ids(RECORDED, cut), strict=True):
         found = tokenizer.encode(text, special=False)
         assert tokenizer.decode(found) == (unicodedata.normalize("NFC", text) if cut in COMPOSED else text)
         if found != expected:
@@ -194,6 +194,12 @@ def test_ids_are_those_of_transformers(tmp_path: Path, cut: str) -> None:
     tokenizer, authors = load(tmp_path, cut), authors_tokenizer(cut)
     for text in TEXTS:
         assert tokenizer.encode(text, special=False) == authors.encode(text, add_special_tokens=False), text
+
+
+def test_the_documentation_names_all_of_them() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    listed = text.split("not one of these:")[1].split("Chat templates are")[0]
+    assert sorted(re.findall("`([^`]+)`", listed)) == list_cuts()
 
 
 def test_every_name_of_one_cut_is_known() -> None:

@@ -29,7 +29,7 @@ def read_recorded() -> dict[str, Any]:
     return found
 
 
-def recorded_ids(recorded: dict[str, Any], cut: str) -> list[list[int]]:
+def list_ids(recorded: dict[str, Any], cut: str) -> list[list[int]]:
     """Return llama.cpp's ids of all texts with this cut."""
     which = recorded["which"][cut]
     return [rows[_VARIANTS.index(letter)] for rows, letter in zip(recorded["ids"], which, strict=True)]
