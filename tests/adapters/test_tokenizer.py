@@ -156,7 +156,8 @@ def test_a_role_without_an_id_is_nobodys(
     tmp_path: Path, changes: dict[str, Any], bos: int | None, eos: set[int]
 ) -> None:
     tokenizer = Tokenizer.load(prepare_tokenizer(tmp_path, **changes))
-    assert (tokenizer.bos_id, tokenizer.eos_ids) == (bos, eos)
+    assert tokenizer.bos_id == bos
+    assert tokenizer.eos_ids == eos
     assert tokenizer.encode_prompt("a", special=False) == tokenizer.encode("a", special=False)
 
 

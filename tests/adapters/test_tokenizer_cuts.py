@@ -21,7 +21,7 @@ from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_cuts import list_cuts
 from adapters.tokenizer_gguf import check_tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
-from tests.support.llama_cpp_ids import read_recorded, list_ids, write_cut_vocabulary
+from tests.support.llama_cpp_ids import list_ids, read_recorded, write_cut_vocabulary
 
 RECORDED = read_recorded()
 TEXTS: list[str] = RECORDED["texts"]
