@@ -30,7 +30,7 @@ def find_template_fault(model: Path, file_bytes: int | None = None) -> str:
 
 def _try(template: ChatTemplate) -> str:
     asked = json.dumps(template.as_arguments())
-    command = [sys.executable, "-m", "adapters.template_trial"]
+    command = [sys.executable, "-P", "-m", "adapters.template_trial"]  # -P: whatever lies in this directory
     try:
         done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=LONGEST_S, check=False)
     except subprocess.TimeoutExpired:

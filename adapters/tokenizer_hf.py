@@ -91,6 +91,9 @@ def _read_vocabulary(source: Path, size: int) -> _Vocabulary:
     kind = kind.get("type", "BPE") if isinstance(kind, dict) else None
     if kind != "BPE":
         raise ModelRefused(f"{where}: its model is {kind}; supported is BPE. Choose another model.")
+    if parsed["model"].get("vocab") and not parsed["model"].get("merges"):
+        # Without them every text would be single letters, which the model has hardly seen.
+        raise ModelRefused(f"{where}: it has no merges, without which no text can be encoded. Choose another model.")
     try:
         # Some tokenizers name a token of the model's other half (Gemma 3: <image_soft_token>), which has no row here.
         parsed["added_tokens"] = [token for token in parsed.get("added_tokens") or [] if token["id"] < size]

@@ -41,7 +41,7 @@ from orchestrator.control.retune import match_retunable
 from orchestrator.control.scaler import end_scaling
 from orchestrator.control.surroundings import RoutingRules
 from orchestrator.draft_store.control import RecallingControl
-from orchestrator.errors import DaemonError, WorkerError
+from orchestrator.errors import DaemonError, OutriderError, WorkerError
 from orchestrator.loading.models import load_tokenizer
 from orchestrator.loading.options import list_draft_pools, objectives_of
 from orchestrator.planning.applied import list_unplaced_drafts
@@ -312,7 +312,12 @@ class TargetLife:
 
     async def _check_template(self, tokenizer: Tokenizer) -> None:
         """Tell an operator what every chat would be told."""
-        if fault := await asyncio.to_thread(lambda: tokenizer.template_fault):
+        try:
+            fault = await asyncio.to_thread(lambda: tokenizer.template_fault)
+        except OutriderError as error:
+            _log.warning("the chat template could not be tried", target=self.name, why=str(error))
+            return
+        if fault:
             _log.warning("the chat template is at fault: chats are refused", target=self.name, why=fault)
 
     def give_up(self, reason: str) -> None:

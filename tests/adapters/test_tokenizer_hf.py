@@ -172,3 +172,13 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path, text: str) -> None:
     (directory / "tokenizer.json").write_text(text)
     with pytest.raises(ModelRefused, match=r"tokenizer\.json"):
         prepare_tokenizer(directory)
+
+
+@pytest.mark.parametrize("change", [{"merges": []}, {"merges": None}])
+def test_a_tokenizer_without_merges_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    directory = write(tmp_path / "m", metaspace("gemma"), 320)
+    parsed = json.loads((directory / "tokenizer.json").read_text())
+    parsed["model"] |= change
+    (directory / "tokenizer.json").write_text(json.dumps(parsed))
+    with pytest.raises(ModelRefused, match=r"tokenizer\.json: it has no merges"):
+        prepare_tokenizer(directory)
