@@ -6,6 +6,7 @@ It is tried in a process of its own: a template is a program from outside, and m
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -31,8 +32,11 @@ def find_template_fault(model: Path, file_bytes: int | None = None) -> str:
 def _try(template: ChatTemplate) -> str:
     asked = json.dumps(template.as_arguments())
     command = [sys.executable, "-P", "-m", "adapters.template_trial"]  # -P: whatever lies in this directory
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+        done = subprocess.run(
+            command, input=asked, capture_output=True, text=True, timeout=LONGEST_S, check=False, env=known
+        )
     except subprocess.TimeoutExpired:
         return f"the model's chat template takes longer than {LONGEST_S:g} s"
     if done.returncode:
