@@ -82,10 +82,6 @@ class ChatTemplate:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
-    def as_arguments(self) -> dict[str, str]:
-        """Return the arguments that make such a template, as another process may be told them."""
-        return {"source": self._source, **self._tokens}
-
     @property
     def takes_tools(self) -> bool:
         """Whether the template tells the model of tools, and of calls as `<tool_call>{...}</tool_call>` (Hermes'

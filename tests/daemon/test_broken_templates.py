@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from openai import BadRequestError
 
-from adapters import template_trial
-from adapters.template_trial import find_template_fault
+from orchestrator.bootstrap.template_faults import find_template_fault
 from tests.adapters.test_tokenizer import write_vocabulary
 from tests.support import tiny_models
 from tests.support.daemon import running
@@ -65,11 +64,8 @@ def test_commands_tell_a_broken_template(tmp_path: Path, outrider, template: str
 
 
 @pytest.mark.parametrize("template", [ENDLESS, "{{ 'x' * 9999999999 }}"])
-def test_a_template_that_goes_on_or_grows_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
-) -> None:
-    monkeypatch.setattr(template_trial, "LONGEST_S", 1.5)
-    fault = find_template_fault(write_vocabulary(tmp_path / "v.gguf", template=template))
+def test_a_template_that_goes_on_or_grows_is_ended(tmp_path: Path, template: str) -> None:
+    fault = find_template_fault(write_vocabulary(tmp_path / "v.gguf", template=template), timeout_s=1.5)
     assert fault.startswith("the model's chat template ")
 
 
