@@ -24,7 +24,7 @@ MOST_DIMENSIONS = 4
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_FLOAT, _STRING, _ARRAY = 6, 8, 9
+_FLOAT, _BOOL, _STRING, _ARRAY = 6, 7, 8, 9
 _SCALARS = {
     0: struct.Struct("<B"),
     1: struct.Struct("<b"),
@@ -124,6 +124,15 @@ class GgufHeader:
         if scalar is None or scalar.format[-1] in "fd?":
             raise _build_refusal(self.path, f"{key} is not a list of integers")
         return list(struct.unpack_from(f"<{array.count}{scalar.format[-1]}", self.raw, array.offset))
+
+    def flags(self, key: str) -> list[bool] | None:
+        """Decode an array of booleans; None when the key is absent. Raises ModelRefused for another type."""
+        array = self._read_typed(key, GgufArray, "a list")
+        if array is None:
+            return None
+        if array.kind != _BOOL:
+            raise _build_refusal(self.path, f"{key} is not a list of booleans")
+        return list(struct.unpack_from(f"<{array.count}?", self.raw, array.offset))
 
     def floats(self, key: str) -> list[float] | None:
         """Decode an array of float32; None when the key is absent. Raises ModelRefused for another type."""

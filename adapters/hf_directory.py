@@ -59,7 +59,7 @@ def model_files(directory: Path) -> tuple[Path, ...]:
         raise ModelRefused(
             f"{title(directory)}: {missing[0]} is missing, one of {len(weights)} files. Download it again."
         )
-    small = [name for name in SMALL_FILES if name in names]
+    small = [name for name in SMALL_FILES if name in names and (name != INDEX_FILE or weights != (WHOLE_FILE,))]
     return tuple(directory / name for name in sorted({*small, *weights}))
 
 
@@ -88,15 +88,16 @@ _WAYS_OUT = {
 
 
 def weight_names(directory: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the safetensors files that hold the model. Raises ModelRefused when there are none."""
+    """Return the names of the safetensors files that hold the model: one file goes before an index, which may be left
+    from another way of saving it (transformers reads it so, too). Raises ModelRefused when there are none."""
     names = set(names)
+    if WHOLE_FILE in names:
+        return (WHOLE_FILE,)
     if INDEX_FILE in names:
         places = read_json(directory / INDEX_FILE).get("weight_map")
         if isinstance(places, dict) and places and all(_plain_name(name) for name in places.values()):
             return tuple(sorted(set(places.values())))
         raise ModelRefused(f"{title(directory)}: {INDEX_FILE} names no safetensors files. Download it again.")
-    if WHOLE_FILE in names:
-        return (WHOLE_FILE,)
     pickles = sorted(name for name in names if name.endswith(PICKLES) and not name.startswith("training_args"))
     if pickles:
         raise ModelRefused(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,17 @@ from numpy.typing import NDArray
 from adapters.contract import ModelRefused
 
 KINDS: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<Q")
+"""How long the header is, in bytes: what a file begins with."""
+_CHUNK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in a file: `kind` is the format's name of its elements, `offset` where it begins, in bytes."""
+    """A tensor in a file, by the file's `name` of it: `kind` is the format's name of its elements, `offset` where it
+    begins, in bytes."""
 
+    name: str
     path: Path
     kind: str
     shape: tuple[int, ...]
@@ -52,6 +57,12 @@ class Stored:
             return np.zeros(self.shape, dtype)
         return np.memmap(self.path, dtype=dtype, mode="r", offset=self.offset, shape=self.shape)
 
+    def equals(self, other: Stored) -> bool:
+        """Return whether another tensor of the same kind and shape has the same bits."""
+        mine, theirs = self.values().reshape(-1), other.values().reshape(-1)
+        steps = range(0, mine.size, _CHUNK_ELEMENTS)
+        return all(np.array_equal(mine[at : at + _CHUNK_ELEMENTS], theirs[at : at + _CHUNK_ELEMENTS]) for at in steps)
+
 
 def read_tensors(path: Path) -> dict[str, Stored]:
     """Return a file's tensors by name. Raises ModelRefused, by name, when it is damaged, truncated or unreadable."""
@@ -59,15 +70,19 @@ def read_tensors(path: Path) -> dict[str, Stored]:
 
     try:
         with safe_open(path, "np"), path.open("rb") as file:  # opening it checks header, offsets and length
-            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
+            (length,) = LENGTH.unpack(file.read(LENGTH.size))
             header = json.loads(file.read(length))
     except SafetensorError as error:
         raise ModelRefused(f"{path.name}: it is no whole safetensors file ({error}). Download it again.") from error
     except OSError as error:
         raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
-    start = _LENGTH.size + length
+    return list_tensors(path, header, LENGTH.size + length)
+
+
+def list_tensors(path: Path, header: Mapping[str, Any], start: int) -> dict[str, Stored]:
+    """Return the tensors by name that a file's parsed header lists; `start`: where their bytes begin in the file."""
     return {
-        name: Stored(path, facts["dtype"], tuple(facts["shape"]), start + facts["data_offsets"][0])
+        name: Stored(name, path, facts["dtype"], tuple(facts["shape"]), start + facts["data_offsets"][0])
         for name, facts in header.items()
         if name != "__metadata__"
     }

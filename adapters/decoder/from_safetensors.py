@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
+from adapters.decoder.finite import demand_finite_tensor
 from adapters.decoder.hf_config import read_spec
 from adapters.decoder.spec import DecoderSpec, Dense
-from adapters.safetensors_file import Stored
+from adapters.safetensors_file import KINDS, Stored
 
 _LABELS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
 _PREFIXES = ("model.", "language_model.model.", "model.language_model.")
@@ -25,7 +26,7 @@ _DRAFT_TO_TARGET, _TARGET_TO_DRAFT = (
     "t2d",
 )  # EAGLE-3's names; the second one says nothing that the first does not
 
-_PROJECTIONS = {
+_IN_LAYER = {
     "query": "self_attn.q_proj",
     "key": "self_attn.k_proj",
     "value": "self_attn.v_proj",
@@ -33,27 +34,41 @@ _PROJECTIONS = {
     "gate": "mlp.gate_proj",
     "up": "mlp.up_proj",
     "down": "mlp.down_proj",
+    "query_norm": "self_attn.q_norm",
+    "key_norm": "self_attn.k_norm",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+}
+_POST_NORMS = {
+    "mlp_norm": "pre_feedforward_layernorm",
+    "post_attention_norm": "post_attention_layernorm",
+    "post_mlp_norm": "post_feedforward_layernorm",
 }
 
 
 class SafetensorsWeights:
     """`adapters.decoder.spec.Weights` over mapped safetensors files."""
 
-    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Stored], where: str) -> None:
-        """Match `tensors` (as the files name them) with what `config` describes.
+    def __init__(
+        self, config: Mapping[str, Any], tensors: Mapping[str, Stored], where: str, *, heads_only: bool = False
+    ) -> None:
+        """Match `tensors` (as the files name them) with what `config` describes; `heads_only`: their values are not
+        here yet, and nothing looks at them.
 
         Raises ModelRefused when one is missing, has another shape, or is left over: a tensor that nobody reads
         would mean that the model computes something else than we do.
         """
         self._where = where
         self._family, spec = read_spec(config, where)
+        if spec.tied_embeddings:
+            spec = _untie_where_heads_differ(tensors, spec, where, heads_only=heads_only)
         names = {
             canonical: _first(tensors, choices, where)
             for canonical, choices in tensor_names(spec, _prefix(tensors, where)).items()
         }
         self._tensors = {canonical: tensors[name] for canonical, name in names.items()}
         self._check_shapes(spec)
-        self.output_ids = _output_ids(tensors, spec, where)
+        self.output_ids = _output_ids(tensors, spec, where, heads_only=heads_only)
         _refuse_leftovers(set(tensors) - set(names.values()), spec, where)
         self.spec = self._round_embedding_scale(spec)
 
@@ -75,6 +90,12 @@ class SafetensorsWeights:
         if stored is None:
             raise ModelRefused(f"{self._where}: it has no tensor {name}")
         found = Dense(stored.values(), bfloat16=stored.kind == "BF16")
+        try:
+            demand_finite_tensor(found)
+        except ModelRefused as error:
+            raise ModelRefused(
+                f"{stored.path.name}: the tensor {stored.name}: {error}. Export the model again, or choose another one."
+            ) from error
         if self._family.unit_offset_norms and name.rpartition(".")[2].endswith("norm"):
             return Dense(np.float32(1.0) + found.float32())
         return found
@@ -82,9 +103,14 @@ class SafetensorsWeights:
     def _check_shapes(self, spec: DecoderSpec) -> None:
         for name, stored in self._tensors.items():
             expected = spec.shape_of(name)
+            if stored.kind not in KINDS:
+                raise ModelRefused(
+                    f"{stored.path.name}: {stored.name} is of the type {stored.kind}; supported are "
+                    f"{', '.join(KINDS)}. Choose the model's bf16, f16 or f32 weights."
+                )
             if stored.shape != expected:
                 raise ModelRefused(
-                    f"{stored.path.name}: {name} has the shape {list(stored.shape)} and config.json means "
+                    f"{stored.path.name}: {stored.name} has the shape {list(stored.shape)} and config.json means "
                     f"{list(expected)}. The files do not belong together."
                 )
 
@@ -107,7 +133,22 @@ def round_to_bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def _output_ids(tensors: Mapping[str, Stored], spec: DecoderSpec, where: str) -> tuple[int, ...]:
+def _untie_where_heads_differ(
+    tensors: Mapping[str, Stored], spec: DecoderSpec, where: str, *, heads_only: bool
+) -> DecoderSpec:
+    """Return the spec with an output layer of its own where the files have one that is not the embedding: the weights
+    are right then, and tie_word_embeddings is not (transformers decides so, too)."""
+    name = next((name for name in _HEADS if name in tensors), None)
+    if name is None:
+        return spec
+    head, embedding = tensors[name], tensors[f"{_prefix(tensors, where)}embed_tokens.weight"]
+    alike = (head.kind, head.shape) == (embedding.kind, embedding.shape)
+    if alike and (heads_only or head.kind not in KINDS or head.equals(embedding)):
+        return spec
+    return replace(spec, tied_embeddings=False)
+
+
+def _output_ids(tensors: Mapping[str, Stored], spec: DecoderSpec, where: str, *, heads_only: bool) -> tuple[int, ...]:
     """Return the token of each output: EAGLE-3's table holds how far it lies above the output's own number."""
     if not spec.draft_outputs:
         return ()
@@ -117,6 +158,8 @@ def _output_ids(tensors: Mapping[str, Stored], spec: DecoderSpec, where: str) ->
             f"{where}: it has no tensor {_DRAFT_TO_TARGET} of {spec.draft_outputs} numbers, which say what token each "
             "output of this draft is. Export it again."
         )
+    if heads_only:
+        return ()
     ids = np.arange(spec.draft_outputs) + stored.integers()
     if ids.min() < 0 or ids.max() >= spec.vocabulary_size or len(np.unique(ids)) != len(ids):
         raise ModelRefused(
@@ -134,24 +177,17 @@ def _prefix(tensors: Mapping[str, Stored], where: str) -> str:
 
 def tensor_names(spec: DecoderSpec, prefix: str = _PREFIXES[0]) -> dict[str, tuple[str, ...]]:
     """Return the names that files use for each canonical name, that of transformers' classes first."""
-    norms = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-    if spec.post_norms:
-        norms["mlp_norm"] = "pre_feedforward_layernorm"
-        norms["post_attention_norm"] = "post_attention_layernorm"
-        norms["post_mlp_norm"] = "post_feedforward_layernorm"
-    if spec.qk_norm:
-        norms |= {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
-    weights = _PROJECTIONS | norms
-    biases = {f"{role}_bias": _PROJECTIONS[role] for role in ("query", "key", "value")} if spec.qkv_bias else {}
-    names: dict[str, tuple[str, ...]] = {
-        "embedding": (f"{prefix}embed_tokens.weight",),
-        "final_norm": (f"{prefix}norm.weight",),
-    }
-    for layer in range(spec.layers):
-        at = f"{prefix}layers.{layer}"
-        names |= {f"{layer}.{role}": (f"{at}.{name}.weight",) for role, name in weights.items()}
-        names |= {f"{layer}.{role}": (f"{at}.{name}.bias",) for role, name in biases.items()}
-    return names if spec.tied_embeddings else names | {"head": _HEADS}
+    inside = _IN_LAYER | (_POST_NORMS if spec.post_norms else {})
+    whole = {"embedding": (f"{prefix}embed_tokens.weight",), "final_norm": (f"{prefix}norm.weight",), "head": _HEADS}
+    names: dict[str, tuple[str, ...]] = {}
+    for canonical in spec.list_tensors():
+        layer, _, role = canonical.rpartition(".")
+        if not layer:
+            names[canonical] = whole[role]
+            continue
+        part, kind = role.removesuffix("_bias"), "bias" if role.endswith("_bias") else "weight"
+        names[canonical] = (f"{prefix}layers.{layer}.{inside[part]}.{kind}",)
+    return names
 
 
 def _first(tensors: Mapping[str, Stored], names: Sequence[str], where: str) -> str:

@@ -8,6 +8,7 @@ group is (q - zero) * scale with a whole zero: m becomes the nearest one, -m / d
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from adapters.contract import ModelRefused
 from adapters.decoder.eight_bits import eight_bits
+from adapters.decoder.finite import demand_finite
 from adapters.decoder.lattice import GROUP_SIZE, in_8_bits, with_whole_zeros
 from adapters.decoder.spec import Dense, Grouped, Tensor
 
@@ -70,10 +72,29 @@ def _dequantise(kind: int, raw: Raw) -> NDArray[np.float32]:
     from gguf.quants import dequantize
 
     try:
-        values: NDArray[np.float32] = dequantize(np.asarray(raw), GGMLQuantizationType(kind))
+        with np.errstate(all="ignore"):  # what is no number is told by name, not as a warning
+            values: NDArray[np.float32] = dequantize(np.asarray(raw), GGMLQuantizationType(kind))
     except NotImplementedError:
         raise ModelRefused(f"the gguf library cannot dequantise {type_name(kind)}") from None
-    return values
+    return demand_finite(values)
+
+
+@lru_cache
+def can_read(kind: int, axes: int) -> bool:
+    """Return whether tensors of so many axes and of this GGUF type can be decoded here: one zero block is tried."""
+    if kind in _DENSE:
+        return axes in (1, 2)
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    elements, size = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    if axes != 2 or elements % GROUP_SIZE:
+        return False
+    try:
+        dequantize(np.zeros((1, size), np.uint8), GGMLQuantizationType(kind))
+    except (NotImplementedError, ValueError):
+        return False
+    return True
 
 
 def label_of(kind: int, rounded: Sequence[int] = ()) -> str:
@@ -125,8 +146,9 @@ def _build_grouped(values: Raw, scales: NDArray[np.float16], zeros: Raw, bits: A
 
 
 def _halves(blocks: Raw, at: int) -> NDArray[np.float16]:
-    """Return the float16 at byte `at` of every block."""
-    return np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[:, :, 0]
+    """Return the float16 at byte `at` of every block. Raises ModelRefused where one is no number."""
+    found: NDArray[np.float16] = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[:, :, 0]
+    return demand_finite(found)
 
 
 def _nibbles(packed: Raw) -> Raw:

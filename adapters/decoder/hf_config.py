@@ -19,6 +19,7 @@ from adapters.decoder.spec import DecoderSpec, Rope
 CONFIG_FILE = "config.json"
 _SLIDING = "sliding_attention"
 _MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 10_000  # more is damage, and would be answered with all memory
+_MOST_NUMBER, _MOST_TOKENS = 1e30, 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +114,16 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
         reader.count("hidden_size"),
     )
     head_dim = reader.count("head_dim", default=max(1, hidden // heads), most=_MOST_HEAD_DIM)
+    if head_dim % 2:
+        raise reader.build_refusal("head_dim", f"a rope cannot turn heads of {head_dim} elements in pairs")
     kv_heads = reader.count("num_key_value_heads", default=heads)
     if heads % kv_heads:
         raise reader.build_refusal("num_key_value_heads", f"{heads} heads cannot share {kv_heads} key-value heads")
     kinds = _layer_kinds(reader, family, layers)
     window = reader.count("sliding_window") if _SLIDING in kinds else 0
-    scalar = reader.number("query_pre_attn_scalar", default=float(head_dim))
-    vocabulary, tied = reader.count("vocab_size"), bool(reader.get("tie_word_embeddings"))
+    scalar = reader.number("query_pre_attn_scalar", default=float(head_dim), positive=True)
+    vocabulary, tied = reader.count("vocab_size"), reader.flag("tie_word_embeddings")
+    ropes = _ropes(reader, family, kinds, head_dim)  # before the context, which follows from what they check
     outputs = reader.count("draft_vocab_size", default=vocabulary, most=vocabulary)
     if outputs != vocabulary and tied:
         raise reader.build_refusal("draft_vocab_size", "an output layer that is the embedding has the whole vocabulary")
@@ -132,11 +136,11 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
         head_dim=head_dim,
         mlp=reader.count("intermediate_size"),
         vocabulary_size=vocabulary,
-        context_length=reader.count("max_position_embeddings"),
+        context_length=_context_length(reader, family, kinds),
         norm_epsilon=reader.number("rms_norm_eps"),
         activation=_activation(reader, family),
         query_scale=scalar**-0.5,
-        ropes=_ropes(reader, family, kinds, head_dim),
+        ropes=ropes,
         windows=tuple(window if kind == _SLIDING else 0 for kind in kinds),
         tied_embeddings=tied,
         qkv_bias=family.qkv_bias,
@@ -165,11 +169,19 @@ class _Reader:
             raise self.build_refusal(key, f"{value!r} is no whole number from 1 to at most {most}")
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
+    def number(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
         value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_NUMBER:
             raise self.build_refusal(key, f"{value!r} is no number of zero or more")
+        if positive and not value:
+            raise self.build_refusal(key, "it is 0")
         return float(value)
+
+    def flag(self, key: str) -> bool:
+        value = self.get(key)
+        if not isinstance(value, bool | None):
+            raise self.build_refusal(key, f"{value!r} is neither true nor false")
+        return bool(value)
 
     def _present(self, key: str, default: float | None) -> Any:
         value = self.get(key)
@@ -186,10 +198,10 @@ class _Reader:
 def _refuse_unsupported(reader: _Reader, family: Family) -> None:
     if reader.get("quantization_config"):
         raise reader.build_refusal("quantization_config", "already quantised weights are not supported")
-    if reader.get("use_bidirectional_attention"):
+    if reader.flag("use_bidirectional_attention"):
         raise reader.build_refusal("use_bidirectional_attention", "only causal attention is supported")
     for key in ("attention_bias", "mlp_bias"):
-        if reader.get(key) and not (key == "attention_bias" and family.qkv_bias):
+        if reader.flag(key) and not (key == "attention_bias" and family.qkv_bias):
             raise reader.build_refusal(key, f"{family.name} with biases is not supported")
 
 
@@ -203,14 +215,16 @@ def _activation(reader: _Reader, family: Family) -> Literal["silu", "gelu_tanh"]
         return "silu"
     if name == "gelu_pytorch_tanh":
         return "gelu_tanh"
-    raise reader.build_refusal("hidden_act", f"the activation {name!r} is not supported")
+    key = "hidden_activation" if family.unit_offset_norms else "hidden_act"
+    raise reader.build_refusal(key, f"the activation {name!r} is not supported")
 
 
 def _layer_kinds(reader: _Reader, family: Family, layers: int) -> list[str]:
     """Return "sliding_attention" or "full_attention" for each layer."""
     named = reader.get("layer_types")
     if named is not None:
-        if not isinstance(named, list) or len(named) != layers or set(named) - {_SLIDING, "full_attention"}:
+        known = (_SLIDING, "full_attention")
+        if not isinstance(named, list) or len(named) != layers or any(one not in known for one in named):
             raise reader.build_refusal(
                 "layer_types", f"it must name sliding_attention or full_attention {layers} times"
             )
@@ -218,7 +232,7 @@ def _layer_kinds(reader: _Reader, family: Family, layers: int) -> list[str]:
     if family.name == "mistral":
         sliding = [reader.get("sliding_window") is not None] * layers
     elif family.name in ("qwen2", "qwen3"):
-        slides = bool(reader.get("use_sliding_window")) and reader.get("sliding_window") is not None
+        slides = reader.flag("use_sliding_window") and reader.get("sliding_window") is not None
         first = int(reader.number("max_window_layers"))
         sliding = [slides and layer >= first for layer in range(layers)]
     elif family.post_norms:
@@ -231,27 +245,63 @@ def _layer_kinds(reader: _Reader, family: Family, layers: int) -> list[str]:
 
 def _ropes(reader: _Reader, family: Family, kinds: list[str], head_dim: int) -> tuple[Rope, ...]:
     """Return each layer's rope. Gemma 3 has one for sliding layers and one for the others."""
-    given = reader.get("rope_parameters") or reader.get("rope_scaling") or {}
+    by_kind = {kind: _rope_parameters(reader, family, kind) for kind in sorted(set(kinds))}
+    made = {}
+    for kind, parameters in by_kind.items():
+        try:
+            made[kind] = rope_from(parameters, head_dim)
+        except RopeRefused as error:
+            raise reader.build_refusal(_rope_key(reader), str(error)) from error
+    return tuple(made[kind] for kind in kinds)
+
+
+def _rope_key(reader: _Reader) -> str:
+    """Return which of the two keys counts where both are there: transformers' order."""
+    return "rope_parameters" if reader.get("rope_parameters") and not reader.get("rope_scaling") else "rope_scaling"
+
+
+def _rope_parameters(reader: _Reader, family: Family, kind: str) -> dict[str, Any]:
+    """Return the parameters of the rope of one kind of layer, with those that stand elsewhere in the file."""
+    key = _rope_key(reader)
+    given = reader.get(key) or {}
     if not isinstance(given, Mapping):
-        raise reader.build_refusal("rope_scaling", "it must be a mapping")
+        raise reader.build_refusal(key, "it must be a mapping")
+    parameters = given.get(kind, given)
+    if not isinstance(parameters, Mapping):
+        raise reader.build_refusal(key, f"{kind} must be a mapping")
+    if family.name == "gemma3" and kind == _SLIDING and kind not in given:
+        parameters = {"rope_theta": reader.get("rope_local_base_freq")}
+    context, original = reader.count("max_position_embeddings"), reader.get("original_max_position_embeddings")
     basis = {
         "rope_theta": reader.number("rope_theta", default=10_000.0),
-        "original_max_position_embeddings": reader.count("max_position_embeddings"),
+        "partial_rotary_factor": reader.get("partial_rotary_factor"),
+        "original_max_position_embeddings": context,
     }
-    made = {}
-    for kind in sorted(set(kinds)):
-        parameters = given.get(kind, given)
-        if not isinstance(parameters, Mapping):
-            raise reader.build_refusal("rope_scaling", f"{kind} must be a mapping")
-        if family.name == "gemma3" and kind == _SLIDING and kind not in given:
-            parameters = {"rope_theta": reader.get("rope_local_base_freq")}
-        try:
-            made[kind] = rope_from(basis | dict(parameters), head_dim)
-        except RopeRefused as error:
-            raise reader.build_refusal(
-                "rope_parameters" if "rope_parameters" in reader.values else "rope_scaling", str(error)
-            ) from error
-    return tuple(made[kind] for kind in kinds)
+    found = basis | dict(parameters) | ({} if original is None else {"original_max_position_embeddings": original})
+    if _is_yarn(found) and found.get("factor") is None:
+        found["factor"] = context / reader.count("original_max_position_embeddings", default=_whole(found, context))
+    return found
+
+
+def _whole(parameters: Mapping[str, Any], default: int) -> int:
+    found = parameters["original_max_position_embeddings"]
+    return found if isinstance(found, int) and found > 0 else default  # what is none is refused with the rope
+
+
+def _is_yarn(parameters: Mapping[str, Any]) -> bool:
+    return "yarn" in (parameters.get("rope_type"), parameters.get("type"))
+
+
+def _context_length(reader: _Reader, family: Family, kinds: list[str]) -> int:
+    """Return how many tokens the model reads: YaRN extends what it was trained with by its factor."""
+    context = reader.count("max_position_embeddings")
+    for kind in set(kinds):
+        parameters = _rope_parameters(reader, family, kind)
+        if _is_yarn(parameters):
+            context = max(context, int(parameters["original_max_position_embeddings"] * parameters["factor"]))
+    if context > _MOST_TOKENS:
+        raise reader.build_refusal(_rope_key(reader), f"it extends the context to {context} tokens")
+    return context
 
 
 def describe_sizes(spec: DecoderSpec) -> dict[str, Any]:

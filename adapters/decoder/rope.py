@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from adapters.decoder.spec import Rope
 
 _Frequencies = NDArray[np.float64]
+_MOST = 1e30  # more is damage, and would become an infinity
 
 
 class RopeRefused(ValueError):
@@ -24,7 +25,7 @@ def rope_from(parameters: Mapping[str, Any], head_dim: int) -> Rope:
     Raises RopeRefused for an unknown `rope_type`, a missing number, or a rope over part of the head.
     """
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    if float(parameters.get("partial_rotary_factor") or 1.0) != 1.0:
+    if _number(parameters, "partial_rotary_factor", 1.0) != 1.0:
         raise RopeRefused("a rope over part of each head (partial_rotary_factor) is not supported")
     base = _number(parameters, "rope_theta")
     plain = base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
@@ -40,9 +41,10 @@ def rope_from(parameters: Mapping[str, Any], head_dim: int) -> Rope:
     return Rope(tuple(float(value) for value in plain), magnitude)
 
 
-def _number(parameters: Mapping[str, Any], key: str) -> float:
+def _number(parameters: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = parameters.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MOST:
         raise RopeRefused(f"{key} is {value!r}, not a positive number")
     return float(value)
 
@@ -63,13 +65,15 @@ def _llama3(plain: _Frequencies, parameters: Mapping[str, Any]) -> _Frequencies:
 def _yarn(plain: _Frequencies, parameters: Mapping[str, Any], base: float) -> tuple[_Frequencies, float]:
     """YaRN (arXiv 2309.00071): a ramp over dimensions instead of frequencies, and a magnitude above one."""
     factor, context = (_number(parameters, key) for key in ("factor", "original_max_position_embeddings"))
+    if base <= 1.0:
+        raise RopeRefused(f"rope_theta is {base!r}, and YaRN divides by its logarithm")
     half = len(plain)
 
     def dimension(turns: float) -> float:
         return half * math.log(context / (turns * 2.0 * math.pi)) / math.log(base)
 
-    first = dimension(float(parameters.get("beta_fast") or 32.0))
-    last = dimension(float(parameters.get("beta_slow") or 1.0))
+    first = dimension(_number(parameters, "beta_fast", 32.0))
+    last = dimension(_number(parameters, "beta_slow", 1.0))
     if parameters.get("truncate", True):
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, 2 * half - 1)
@@ -85,7 +89,6 @@ def _yarn_magnitude(factor: float, parameters: Mapping[str, Any]) -> float:
     def scale(weight: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
-    over, under = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    if over and under:
-        return scale(float(over)) / scale(float(under))
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):
+        return scale(_number(parameters, "mscale")) / scale(_number(parameters, "mscale_all_dim"))
     return scale(1.0)

@@ -107,6 +107,15 @@ class DecoderSpec:
         kept = slice(layers.first, layers.end)
         return replace(self, layers=layers.end - layers.first, ropes=self.ropes[kept], windows=self.windows[kept])
 
+    def list_tensors(self) -> list[str]:
+        """Return the canonical name of every tensor that such a model computes with, and of no other."""
+        roles = ["query", "key", "value", "output", "gate", "up", "down", "attention_norm", "mlp_norm"]
+        roles += ["query_bias", "key_bias", "value_bias"] if self.qkv_bias else []
+        roles += ["query_norm", "key_norm"] if self.qk_norm else []
+        roles += ["post_attention_norm", "post_mlp_norm"] if self.post_norms else []
+        inside = [f"{layer}.{role}" for layer in range(self.layers) for role in roles]
+        return ["embedding", *inside, "final_norm", *([] if self.tied_embeddings else ["head"])]
+
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of the tensor of a canonical name."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim

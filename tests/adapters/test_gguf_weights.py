@@ -140,9 +140,9 @@ def test_the_spec_is_read_from_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("family", "metadata", "reason"),
     [
-        ("mamba", {}, "architecture 'mamba' is not one of llama"),
+        ("mamba", {}, "architecture: 'mamba' is not one of llama"),
         ("llama", {"expert_count": 8}, "mixture of experts"),
-        ("llama", {"rope.scaling.type": "yarn"}, "'yarn'"),
+        ("llama", {"rope.scaling.type": "longrope"}, "'longrope'"),
         ("llama", {"rope.dimension_count": 16}, "turns 16 dimensions"),
         ("llama", {"attention.value_length": 16}, "differ in size"),
         ("llama", {"attention.head_count": 8}, "has the shape"),

@@ -128,7 +128,7 @@ def test_an_id_without_its_prefix_is_told_the_prefix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"intermediate_size": 97}, ["0.gate", "do not belong together"]),
+        ({"intermediate_size": 97}, ["model.layers.0.mlp.gate_proj.weight", "do not belong together"]),
         ({"num_hidden_layers": 5}, ["model.layers.4.self_attn.q_proj.weight"]),
         ({"num_hidden_layers": 3}, ["tensors that a llama model does not have", "model.layers.3"]),
         ({"architectures": ["Qwen3ForCausalLM"]}, ["q_norm"]),
@@ -172,7 +172,7 @@ def test_tensors_are_mapped_and_not_read(tiny: Path) -> None:
 
 def test_other_elements_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match=r"F8_E4M3.*BF16"):
-        Stored(tmp_path / "x.safetensors", "F8_E4M3", (2, 2), 0).values()
+        Stored("w", tmp_path / "x.safetensors", "F8_E4M3", (2, 2), 0).values()
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,121 @@
+"""Which metadata keys of a GGUF file say how its model computes, and that none of them is passed over.
+
+llama.cpp reads what changes a computation under the architecture's own name (`llama.rope.freq_base`). Each such key is
+either read by `gguf_spec`, or known to change nothing, or known to change nothing at some values, or refused by name.
+Keys of other names describe the file, its tokenizer or its training.
+"""
+
+from __future__ import annotations
+
+import math
+
+from adapters.contract import ModelRefused
+from adapters.gguf_header import GgufArray, GgufHeader
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+KINDS = {
+    "adapter": "a LoRA adapter, which changes another model. Merge it into that model",
+    "mmproj": "the part of a model that sees pictures. Choose the file with the text model",
+    "clip-vision": "the part of a model that sees pictures. Choose the file with the text model",
+    "imatrix": "statistics for quantising, and no model. Choose the model's file",
+    "vocab": "a vocabulary without a model. Choose the model's file",
+}
+"""What `general.type` calls files that are no whole models."""
+_READ = frozenset(
+    {
+        *("block_count", "context_length", "embedding_length", "feed_forward_length", "expert_count"),
+        *("attention.head_count", "attention.head_count_kv", "attention.key_length", "attention.value_length"),
+        *("attention.layer_norm_rms_epsilon", "attention.sliding_window", "vocab_size"),
+        *("rope.dimension_count", "rope.freq_base", "rope.scale_linear"),
+        *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
+        "rope.scaling.attn_factor",
+    }
+)
+_READ_BY_FAMILY = {
+    "gemma3": frozenset({"rope.freq_base_swa", "final_logit_softcapping", "attention.sliding_window_pattern"}),
+}
+_HARMLESS = frozenset({"rope.scaling.finetuned", "tensor_data_layout"})
+_IDLE: dict[str, frozenset[int | float | bool | str]] = {
+    **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), frozenset({1})),
+    **dict.fromkeys(("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), frozenset({1})),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), frozenset({0})),
+    **dict.fromkeys(("expert_used_count", "expert_shared_count", "expert_group_count"), frozenset({0})),
+    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "pooling_type"), frozenset({0})),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias"), frozenset({0})),
+    "attention.causal": frozenset({True}),
+    "use_parallel_residual": frozenset({False}),
+    "rope.scaling.yarn_log_multiplier": frozenset({0}),
+    "rope.scaling.yarn_beta_fast": frozenset({32}),
+    "rope.scaling.yarn_beta_slow": frozenset({1}),
+}
+"""Keys that this reader applies at no other value than these, with which they change nothing."""
+
+
+def refuse_other_files(header: GgufHeader) -> None:
+    """Refuse what is no whole model: a part of one, an adapter, a vocabulary. Raises ModelRefused, by the key."""
+    name = header.path.name
+    if (header.integer("split.count") or 1) > 1:
+        raise ModelRefused(f"{name}: split.count: it is one of several parts. Merge them: llama-gguf-split --merge")
+    kind = header.text("general.type") or "model"
+    if kind != "model":
+        what = KINDS.get(kind, "no model here. Choose the model's file")
+        raise ModelRefused(f"{name}: general.type: {kind!r} is {what}.")
+    if not header.tensors:
+        raise ModelRefused(f"{name}: it holds a vocabulary and no tensors. Choose the model's file.")
+    family = header.text("general.architecture")
+    if not family:
+        raise ModelRefused(f"{name}: it lacks general.architecture. Convert the model again.")
+    if family not in ARCHITECTURES:
+        raise ModelRefused(
+            f"{name}: general.architecture: {family!r} is not one of {', '.join(ARCHITECTURES)}. Choose another model."
+        )
+
+
+def refuse_unread_keys(header: GgufHeader, family: str) -> None:
+    """Refuse a key that could change what the model computes and that nothing here applies. Raises ModelRefused, by
+    the key."""
+    read = _READ | _READ_BY_FAMILY.get(family, frozenset()) | _HARMLESS
+    for key, value in header.metadata.items():
+        if not key.startswith(f"{family}."):
+            continue
+        rest = key.removeprefix(f"{family}.")
+        if rest in read or (not isinstance(value, GgufArray) and value in _IDLE.get(rest, ())):
+            continue
+        told = "a list" if isinstance(value, GgufArray) else repr(value)
+        raise ModelRefused(
+            f"{header.path.name}: {key}: it is {told}, and no {family} model here is computed with that. "
+            "Choose another model."
+        )
+
+
+def read_count(header: GgufHeader, key: str, default: int | None = None, least: int = 1) -> int:
+    """Return a whole number; one number for each layer is taken where all are the same. Raises ModelRefused, by the
+    key."""
+    value = header.metadata.get(key)
+    if isinstance(value, GgufArray):
+        each = set(header.integers(key) or ())
+        if len(each) != 1:
+            raise refuse_key(header, key, "it differs from layer to layer, which is not supported")
+        value = each.pop()
+    if value is None:
+        value = default
+    if value is None:
+        raise ModelRefused(f"{header.path.name}: it lacks a positive {key}. Convert the model again.")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise refuse_key(header, key, f"{value!r} is no whole number from {least}")
+    return value
+
+
+def read_number(header: GgufHeader, key: str, default: float) -> float:
+    """Return a positive number; 0 is the default where that is 0. Raises ModelRefused, by the key."""
+    value = header.metadata.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise refuse_key(header, key, "it is no positive number")
+    if value <= 0 and value != default:
+        raise refuse_key(header, key, f"{value!r} is no positive number")
+    return float(value)
+
+
+def refuse_key(header: GgufHeader, key: str, reason: str) -> ModelRefused:
+    """Return the refusal of a file for the value of one of its keys."""
+    return ModelRefused(f"{header.path.name}: {key}: {reason}. Convert the model again, or choose another one.")
