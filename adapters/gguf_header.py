@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -156,23 +157,38 @@ def read_header(path: Path, file_bytes: int | None = None) -> GgufHeader:
 
     Raises ModelRefused when the file cannot be read, is not GGUF, of another version, truncated or damaged.
     """
-    limit = FIRST_READ_BYTES
     try:
         with path.open("rb") as file:
             here = file.seek(0, 2)
-            while True:
+
+            def read(count: int) -> bytes:
                 file.seek(0)
-                raw = file.read(limit)
-                try:
-                    return _parse(path, raw, here if file_bytes is None else file_bytes)
-                except _Short:
-                    if len(raw) >= here or limit >= LARGEST_HEAD_BYTES:
-                        raise _build_refusal(path, "its metadata is cut short (truncated or damaged)") from None
-                    limit *= 4
-    except _Damaged as damage:
-        raise _build_refusal(path, str(damage)) from None
+                return file.read(count)
+
+            return parse_header(path, read, here if file_bytes is None else file_bytes)
     except OSError as error:
         raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
+
+
+def parse_header(
+    path: Path, read: Callable[[int], bytes], file_bytes: int, first_bytes: int = FIRST_READ_BYTES
+) -> GgufHeader:
+    """Return the head of a file of `file_bytes` of which `read(count)` gives the first bytes, fewer where it ends.
+
+    More and more are read until the head is whole, `first_bytes` at first. Raises ModelRefused as `read_header` does.
+    """
+    limit = first_bytes
+    try:
+        while True:
+            raw = read(limit)
+            try:
+                return _parse(path, raw, file_bytes)
+            except _Short:
+                if len(raw) < limit or limit >= LARGEST_HEAD_BYTES:
+                    raise _build_refusal(path, "its metadata is cut short (truncated or damaged)") from None
+                limit *= 4
+    except _Damaged as damage:
+        raise _build_refusal(path, str(damage)) from None
 
 
 def _build_refusal(path: Path, reason: str) -> ModelRefused:

@@ -132,10 +132,11 @@ def read_optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def open_weights(directory: Path) -> SafetensorsWeights:
-    """Open a model directory's weights. Raises ModelRefused, by file, when one is damaged, truncated or missing."""
+def open_weights(directory: Path, *, heads_only: bool = False) -> SafetensorsWeights:
+    """Open a model directory's weights; `heads_only`: without a look at their values. Raises ModelRefused, by file,
+    when one is damaged, truncated or missing, and by key or tensor when it is not supported."""
     files = [path for path in model_files(directory) if path.suffix == ".safetensors"]
     tensors: dict[str, Stored] = {}
     for file in files:
         tensors |= read_tensors(file)
-    return SafetensorsWeights(read_json(directory / CONFIG_FILE), tensors, title(directory))
+    return SafetensorsWeights(read_json(directory / CONFIG_FILE), tensors, title(directory), heads_only=heads_only)

@@ -18,7 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import AdapterError, ModelRefused, Progress
+from adapters.decoder.spec import DecoderSpec
+from adapters.gguf_header import GgufHeader
 from adapters.hf_directory import SMALL_FILES, check_small_files, weight_names
+from adapters.hub_heads import read_gguf_head, read_safetensors_heads
+from adapters.model_checks import check_directory_heads, check_files, check_header
 from device_profiles.units import human_bytes
 
 HUB_PREFIX = "hf:"
@@ -81,27 +85,75 @@ def pin_revision(hub_id: HubId) -> HubId:
 def fetch(hub_id: HubId, progress: Progress) -> tuple[Path, HubId]:
     """Return the directory of a model's files, or the one file, and the commit, downloading what is missing.
 
-    Only the files that `adapters.hf_directory` reads are downloaded; the small ones first, so that a model that
-    cannot be run costs no gigabytes. Raises ModelRefused for such a model and as `pin_revision` does; DownloadFailed
-    when the connection stays broken or the disk is full: the next try begins with the file at hand.
+    Only the files that `adapters.hf_directory` reads are downloaded. The small ones and the heads of the others come
+    first, so that a model that cannot be run costs no gigabytes. Raises ModelRefused for such a model and as
+    `pin_revision` does; DownloadFailed when the connection stays broken or the disk is full: the next try begins with
+    the file at hand.
     """
     pinned = pin_revision(hub_id)
+    directory, sizes = _bring_small_files(pinned, progress)
+    names = [pinned.file] if pinned.file else _weight_names(directory, sizes)
+    if any(not (directory / name).exists() for name in names):
+        _check_heads(pinned, directory, sizes, names)
+        _bring(pinned, names, sizes, progress)
+    return (directory / pinned.file if pinned.file else directory), pinned
+
+
+def check(hub_id: HubId) -> DecoderSpec:
+    """Check all that a model's heads say, without its weights: they are read by ranges, where they are not here.
+
+    A model's small files are brought into the hub's cache. Raises as `fetch` does.
+    """
+    pinned = pin_revision(hub_id)
+    directory, sizes = _bring_small_files(pinned, lambda _stage, _fraction: None)
+    names = [pinned.file] if pinned.file else _weight_names(directory, sizes)
+    if all((directory / name).exists() for name in names):
+        return check_files(directory / pinned.file)
+    return _check_heads(pinned, directory, sizes, names)
+
+
+def find_head(hub_id: HubId) -> tuple[Path, GgufHeader | None]:
+    """Return where a model's files are to be in the hub's cache, with the small ones there, and the head of a GGUF
+    file that is not there yet (None where it is, and for a directory). Raises as `fetch` does."""
+    pinned = pin_revision(hub_id)
+    directory, sizes = _bring_small_files(pinned, lambda _stage, _fraction: None)
+    if not pinned.file or (directory / pinned.file).exists():
+        return directory / pinned.file, None
+    with _explain_errors(pinned):
+        header = read_gguf_head(pinned.repo, pinned.revision, pinned.file, _size_of(pinned, sizes))
+    return directory / pinned.file, header
+
+
+def _bring_small_files(pinned: HubId, progress: Progress) -> tuple[Path, dict[str, int]]:
+    """Return where the files of a commit are kept, and the sizes of all that there are, with the small files there."""
     directory = _directory(pinned)
     _bring(pinned, SMALL_FILES, _listing(pinned), progress)
-    sizes = _listing(pinned) or {path.name: path.stat().st_size for path in directory.iterdir()}
-    if pinned.file:
-        return _fetch_file(pinned, sizes, progress), pinned
+    return directory, _listing(pinned) or {path.name: path.stat().st_size for path in directory.iterdir()}
+
+
+def _weight_names(directory: Path, sizes: dict[str, int]) -> Sequence[str]:
     check_small_files(directory, sizes)
-    _bring(pinned, weight_names(directory, sizes), sizes, progress)
-    return directory, pinned
+    return weight_names(directory, sizes)
 
 
-def _fetch_file(pinned: HubId, sizes: dict[str, int], progress: Progress) -> Path:
-    _bring(pinned, [pinned.file], sizes, progress)
-    path = _directory(pinned) / pinned.file
-    if path.is_file():
-        return path
-    ggufs = sorted(name for name in sizes if name.endswith(".gguf"))
+def _check_heads(pinned: HubId, directory: Path, sizes: dict[str, int], names: Sequence[str]) -> DecoderSpec:
+    """Check a model whose weights are at the hub. Raises as `fetch` does."""
+    bytes_of = {name: _size_of(pinned, sizes, name) for name in names}
+    with _explain_errors(pinned):
+        if pinned.file:
+            return check_header(read_gguf_head(pinned.repo, pinned.revision, pinned.file, bytes_of[pinned.file]))
+        tensors = read_safetensors_heads(pinned.repo, pinned.revision, names)
+        return check_directory_heads(directory, tensors)
+
+
+def _size_of(pinned: HubId, sizes: dict[str, int], name: str = "") -> int:
+    """Return the size of one of a model's files in bytes. Raises ModelRefused where it has no such file."""
+    found = sizes.get(name or pinned.file)
+    if found is not None:
+        return found
+    if not pinned.file:
+        raise ModelRefused(f"{pinned}: {name} is missing, which its index names. Choose another model.")
+    ggufs = sorted(one for one in sizes if one.endswith(".gguf"))
     raise ModelRefused(f"{pinned}: there is no such file. GGUF files of the model: {', '.join(ggufs) or 'none'}.")
 
 

@@ -13,12 +13,15 @@ import importlib.util
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from adapters.contract import ModelRefused, Progress
+from adapters.decoder.spec import DecoderSpec
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.hf_directory import PICKLES, model_files
-from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, fetch, parse_id, pin_revision
+from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, check, fetch, parse_id, pin_revision
+from adapters.model_checks import check_files, check_use
 from adapters.model_parts import Parts, find_parts
 
 PACKAGE_PREFIX = "package:"
@@ -73,7 +76,7 @@ def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fracti
     if is_directory:
         return ModelSource(path, _slugify(path.resolve().name) or "model", source, model_files(path))
     if not path.is_file():
-        raise ModelRefused(f"{source}: {path} is not there. {_way_out(source)}")
+        raise ModelRefused(_describe_absence(source, path, base))
     if path.suffix in PICKLES:
         raise ModelRefused(f"{source}: {path.name} is a pickle, which can run code and is never opened. {_SOURCES}")
     if path.suffix == ".safetensors":
@@ -86,29 +89,57 @@ def pin_source(source: str) -> str:
     return str(pin_revision(parse_id(source))) if source.startswith(HUB_PREFIX) else source
 
 
-def check_source(source: str, base: Path) -> None:
-    """Look at what `source` names, downloading nothing. Raises ModelRefused as `resolve` does.
+def check_source(source: str, base: Path, adapter: str = "", *, static: bool = False, draft: bool = False) -> None:
+    """Check all that the files of `source` say without their weights, downloading none of these: see
+    adapters.model_checks. `adapter`: what is to run it, "" where a plan chooses; `static`: with fixed shapes;
+    `draft`: as a draft. Raises ModelRefused, by the key or the tensor, and as `resolve` does.
 
     A hub that cannot be reached is no fault of the source: that shows when the model is loaded.
     """
     if source.startswith(HUB_PREFIX):
         with suppress(DownloadFailed):
-            pin_source(source)
+            check_use(check(parse_id(source)), source, adapter, static=static, draft=draft)
     else:
-        resolve(source, base)
+        check_use(check_model(resolve(source, base)), source, adapter, static=static, draft=draft)
+
+
+def check_model(file: ModelSource) -> DecoderSpec:
+    """Check what a model's files say without their weights, and return its shape. Raises ModelRefused."""
+    # The head of a file that comes in parts is in the first.
+    return check_files(file.path, sum(part.stat().st_size for part in file.content) if file.parts else None)
 
 
 _MOST_SHOWN = 200
+_MOST_NAMES = 5
 _SOURCES = (
     "Give the path of a GGUF file or of a directory with config.json and safetensors, package:NAME/FILE for a file "
     "that an installed Python package carries, or hf:ORG/NAME for a model of the Hugging Face hub."
 )
 
 
-def _way_out(source: str) -> str:
-    if HUB_ID.fullmatch(source):
-        return f"For the model of the Hugging Face hub write {HUB_PREFIX}{source}"
-    return _SOURCES
+def _describe_absence(source: str, path: Path, base: Path) -> str:
+    """Say that a path leads nowhere, where that was looked for, and what was meant perhaps."""
+    there = next(one for one in path.parents if one.is_dir())
+    if path.parent != there:
+        told = f"there is no directory {path.parent}"
+    else:
+        names = sorted(one.name for one in there.iterdir() if one.is_dir() or one.suffix == ".gguf")
+        near = get_close_matches(path.name, names, _MOST_NAMES, _NEAR)
+        told = f"there is no {path.name} in {there}"
+        told += f", but {', '.join(near)}" if near else f", which holds {_list_some(names) or 'no model'}"
+    found = HUB_ID.fullmatch(source)
+    is_path = source.startswith(".") or (base / source.partition("/")[0]).is_dir()
+    if found and not is_path and (found["file"] or not source.endswith(".gguf")):
+        told += f". For the model of the Hugging Face hub write {HUB_PREFIX}{source}"
+    return f"{source}: {told}. {_SOURCES}"
+
+
+_NEAR = 0.75
+
+
+def _list_some(names: list[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def default_name(header: GgufHeader) -> str:
@@ -122,27 +153,6 @@ def default_name(header: GgufHeader) -> str:
     if base and stem.startswith(base):
         return stem
     return _slugify(header.text("general.name") or "") or base or stem or "model"
-
-
-def check_gguf(path: Path) -> None:
-    """Check that a GGUF file is whole and holds a model.
-
-    Raises ModelRefused, by file name and reason: not GGUF, unsupported version, truncated, damaged metadata,
-    one part of several, a vocabulary without tensors, or a missing fact.
-    """
-    header = read_header(path)
-    if (header.integer("split.count") or 1) > 1:
-        raise ModelRefused(f"{path.name}: it is one of several parts. Merge them: llama-gguf-split --merge")
-    if not header.tensors:
-        raise ModelRefused(f"{path.name}: it holds a vocabulary and no tensors. Choose the model's file.")
-    architecture = header.text("general.architecture")
-    if not architecture:
-        raise ModelRefused(f"{path.name}: it lacks general.architecture. Convert the model again.")
-    size = () if header.length("tokenizer.ggml.tokens") else ("vocab_size",)
-    for key in ("block_count", *size, "context_length"):
-        value = header.integer(f"{architecture}.{key}")
-        if value is None or value < 1:
-            raise ModelRefused(f"{path.name}: it lacks a positive {architecture}.{key}. Convert the model again.")
 
 
 def _in_package(source: str) -> tuple[Path, Parts | None]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,7 @@ from numpy.typing import NDArray
 from adapters.contract import ModelRefused
 
 KINDS: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
-LENGTH = struct.Struct("<Q")
-"""How long the header is, in bytes: what a file begins with."""
+_LENGTH = struct.Struct("<Q")
 _CHUNK_ELEMENTS = 1 << 22
 
 
@@ -70,17 +68,13 @@ def read_tensors(path: Path) -> dict[str, Stored]:
 
     try:
         with safe_open(path, "np"), path.open("rb") as file:  # opening it checks header, offsets and length
-            (length,) = LENGTH.unpack(file.read(LENGTH.size))
+            (length,) = _LENGTH.unpack(file.read(_LENGTH.size))
             header = json.loads(file.read(length))
     except SafetensorError as error:
         raise ModelRefused(f"{path.name}: it is no whole safetensors file ({error}). Download it again.") from error
     except OSError as error:
         raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
-    return list_tensors(path, header, LENGTH.size + length)
-
-
-def list_tensors(path: Path, header: Mapping[str, Any], start: int) -> dict[str, Stored]:
-    """Return the tensors by name that a file's parsed header lists; `start`: where their bytes begin in the file."""
+    start = _LENGTH.size + length
     return {
         name: Stored(name, path, facts["dtype"], tuple(facts["shape"]), start + facts["data_offsets"][0])
         for name, facts in header.items()

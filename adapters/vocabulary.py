@@ -9,7 +9,7 @@ from adapters.contract import ModelRefused, Progress
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
 from adapters.gguf_header import read_header
 from adapters.hf_directory import read_declared_fingerprint, read_json, title
-from adapters.hf_hub import HUB_PREFIX
+from adapters.hf_hub import HUB_PREFIX, DownloadFailed, find_head, parse_id
 from adapters.model_source import ModelSource, resolve
 from adapters.tokenizer import byte_texts
 from adapters.tokenizer_gguf import token_texts
@@ -48,11 +48,21 @@ def draft_vocabulary(file: ModelSource, target: Sequence[str]) -> list[str]:
 
 
 def vocabulary_at_hand(source: str, base: Path, target: Sequence[str] | None = None) -> list[str] | None:
-    """Return the vocabulary of what an operator wrote in cluster.yaml, downloading nothing: None for a hub's model.
+    """Return the vocabulary of what an operator wrote in cluster.yaml, downloading no weights: None where a hub
+    cannot be reached.
 
     `target`: what it is to be a draft of. Raises ModelRefused.
     """
-    return None if source.startswith(HUB_PREFIX) else vocabulary_from(source, base, target=target)
+    if not source.startswith(HUB_PREFIX):
+        return vocabulary_from(source, base, target=target)
+    try:
+        path, header = find_head(parse_id(source))
+    except DownloadFailed:
+        return None
+    if header is not None:
+        return token_texts(header)
+    file = ModelSource(path, path.name, source)
+    return vocabulary_of(file) if target is None else draft_vocabulary(file, target)
 
 
 def vocabulary_from(

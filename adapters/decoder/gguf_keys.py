@@ -13,6 +13,9 @@ from adapters.contract import ModelRefused
 from adapters.gguf_header import GgufArray, GgufHeader
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
+MOST_LAYERS, MOST_HEAD_DIM = 10_000, 10_000
+"""More is damage, and would be answered with all memory."""
+_MOST_COUNT = 1 << 31
 KINDS = {
     "adapter": "a LoRA adapter, which changes another model. Merge it into that model",
     "mmproj": "the part of a model that sees pictures. Choose the file with the text model",
@@ -88,7 +91,9 @@ def refuse_unread_keys(header: GgufHeader, family: str) -> None:
         )
 
 
-def read_count(header: GgufHeader, key: str, default: int | None = None, least: int = 1) -> int:
+def read_count(
+    header: GgufHeader, key: str, default: int | None = None, least: int = 1, most: int = _MOST_COUNT
+) -> int:
     """Return a whole number; one number for each layer is taken where all are the same. Raises ModelRefused, by the
     key."""
     value = header.metadata.get(key)
@@ -101,8 +106,8 @@ def read_count(header: GgufHeader, key: str, default: int | None = None, least: 
         value = default
     if value is None:
         raise ModelRefused(f"{header.path.name}: it lacks a positive {key}. Convert the model again.")
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise refuse_key(header, key, f"{value!r} is no whole number from {least}")
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise refuse_key(header, key, f"{value!r} is no whole number from {least} to at most {most}")
     return value
 
 

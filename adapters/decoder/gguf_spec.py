@@ -14,7 +14,15 @@ from typing import Any
 
 from adapters.contract import ModelRefused
 from adapters.decoder.gguf_blocks import can_read, type_name
-from adapters.decoder.gguf_keys import read_count, read_number, refuse_key, refuse_other_files, refuse_unread_keys
+from adapters.decoder.gguf_keys import (
+    MOST_HEAD_DIM,
+    MOST_LAYERS,
+    read_count,
+    read_number,
+    refuse_key,
+    refuse_other_files,
+    refuse_unread_keys,
+)
 from adapters.decoder.rope import RopeRefused, rope_from
 from adapters.decoder.spec import DecoderSpec, Rope
 from adapters.gguf_header import GgufArray, GgufHeader, GgufTensor
@@ -86,7 +94,8 @@ def _read_shape(header: GgufHeader) -> DecoderSpec:
     if read_count(header, f"{family}.expert_count", 0, least=0):
         raise refuse_key(header, f"{family}.expert_count", "it is a mixture of experts, which is not supported")
     refuse_unread_keys(header, family)
-    layers, hidden = (read_count(header, f"{family}.{key}") for key in ("block_count", "embedding_length"))
+    layers = read_count(header, f"{family}.block_count", most=MOST_LAYERS)
+    hidden = read_count(header, f"{family}.embedding_length")
     heads = read_count(header, f"{family}.attention.head_count")
     kv_heads = read_count(header, f"{family}.attention.head_count_kv", heads)
     if heads % kv_heads:
@@ -120,10 +129,11 @@ def _read_shape(header: GgufHeader) -> DecoderSpec:
 def _read_head_dim(header: GgufHeader, family: str, default: int) -> int:
     """Return the size of the heads: one, for keys, values and what the rope turns."""
     key, value, turned = f"{family}.attention.key_length", f"{family}.attention.value_length", "rope.dimension_count"
-    head_dim = read_count(header, key, default)
-    if read_count(header, value, default) != head_dim:
-        there = value if value in header.metadata else key
-        raise refuse_key(header, there, "key and value heads that differ in size are not supported")
+    head_dim = read_count(header, key, default, most=MOST_HEAD_DIM)
+    values = read_count(header, value, default)
+    if values != head_dim:
+        why = f"it is {values}, and {key} is {head_dim}: heads that differ in size are not supported"
+        raise refuse_key(header, value, why)
     dimensions = read_count(header, f"{family}.{turned}", head_dim)
     if dimensions != head_dim or head_dim % 2:
         what = f"its rope turns {dimensions} dimensions, not the whole head of {head_dim}"

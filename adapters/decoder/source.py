@@ -10,7 +10,6 @@ from adapters.decoder.gguf_blocks import type_name
 from adapters.decoder.spec import Dense, Grouped, Tensor, Weights
 from adapters.gguf_header import read_header
 from adapters.hf_directory import open_weights, read_declared_fingerprint
-from adapters.model_source import check_gguf
 from adapters.tokenizer_gguf import token_texts
 from adapters.tokenizer_hf import vocabulary_texts
 from device_profiles.profile import FAST, Precision, WeightsFormat
@@ -30,7 +29,6 @@ def open_source(source: Path, precision: WeightsFormat | None = None) -> Weights
     if source.is_dir():
         weights = open_weights(source)
         return weights if precision in (None, FAST) else _Converted(weights, Precision(precision), weights.label)
-    check_gguf(source)
     if precision is None:
         return GgufWeights(source)
     if precision == FAST:

@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from adapters.contract import LayerRange, ModelRefused
+from adapters.contract import LayerRange
+from adapters.decoder.limits import refuse_decoder
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor, Weights
 from adapters.onnx_rt.initializers import WeightFile, pack_values, pack_zeros, stack_matrices
 
@@ -41,7 +42,7 @@ def write_graph(weights: Weights, target: Path) -> None:
     from onnx import helper
 
     spec = weights.spec
-    refuse_unsupported(spec)
+    refuse_decoder("onnx_rt", spec)
     with WeightFile(target / WEIGHTS_FILE) as file:
         builder = _Builder(weights, file)
         builder.decoder()
@@ -52,18 +53,6 @@ def write_graph(weights: Weights, target: Path) -> None:
         graph, opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)], ir_version=10
     )
     onnx.save_model(model, target / MODEL_FILE)
-
-
-def refuse_unsupported(spec: DecoderSpec) -> None:
-    """Raise ModelRefused, naming what this graph has no operators for."""
-    reasons = {
-        "soft-capped attention": spec.attention_softcap > 0,
-        "soft-capped logits": spec.logit_softcap > 0,
-        f"heads of {spec.head_dim} (a multiple of 16 is needed)": spec.head_dim % 16 != 0,
-    }
-    found = [reason for reason, present in reasons.items() if present]
-    if found:
-        raise ModelRefused(f"{spec.family} with {', '.join(found)} is not supported on ONNX Runtime")
 
 
 def _inputs(spec: DecoderSpec) -> list[Any]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from adapters.contract import ModelRefused
+from adapters.decoder.limits import refuse_decoder
 from adapters.decoder.spec import Rope, Weights
 from adapters.openvino_rt.constants import Constants, keep_compressed
 from adapters.openvino_rt.graph import name_input_of
@@ -33,11 +33,7 @@ def write_model(weights: Weights, path: Path) -> None:
     """
     import openvino as ov
 
-    if weights.spec.attention_softcap:
-        raise ModelRefused(
-            f"the model caps attention scores softly (attn_logit_softcapping {weights.spec.attention_softcap:g}), "
-            "and OpenVINO's paged attention has no such step. Choose a model without it (Gemma 3 has none)."
-        )
+    refuse_decoder("openvino_rt", weights.spec)
     constants = Constants()
     ov.save_model(_Builder(weights, constants).model(), path, compress_to_fp16=False)
     keep_compressed(path)

@@ -28,16 +28,20 @@ class Constants:
         """Return a node that gives the tensors, stacked along their first axis, as float32.
 
         A 16-bit or quantised constant stays as it is in memory; the conversion behind it is recognised and folded
-        into the matrix product. Matrices of 4 and of 8 bits are stacked in 8. Raises ValueError for other tensors of
-        different formats.
+        into the matrix product. Matrices of 4 and of 8 bits are stacked in 8, vectors of different formats in float32.
+        Raises ValueError for other tensors of different formats: `stacks` says which go together.
         """
-        if {tensor.bits for tensor in tensors if isinstance(tensor, Grouped)} == {4, 8}:
-            tensors = [eight_bits(tensor) for tensor in tensors]
         dense = [tensor for tensor in tensors if isinstance(tensor, Dense)]
         grouped = [tensor for tensor in tensors if isinstance(tensor, Grouped)]
-        if len({_format(tensor) for tensor in tensors}) != 1:
+        if not stacks(tensors):
             raise ValueError("tensors of different formats cannot be stacked")
-        return self._build_grouped(grouped) if grouped else self._dense(dense)
+        if grouped:
+            if len({tensor.bits for tensor in grouped}) > 1:
+                grouped = [one for one in map(eight_bits, grouped) if isinstance(one, Grouped)]
+            return self._build_grouped(grouped)
+        if len({_format(tensor) for tensor in dense}) > 1:
+            dense = [Dense(tensor.float32()) for tensor in dense]
+        return self._dense(dense)
 
     def _dense(self, tensors: Sequence[Dense]) -> Any:
         import openvino as ov
@@ -81,6 +85,17 @@ class Constants:
         whole = np.ascontiguousarray(values)
         self._held.append(whole)
         return ov.op.Constant(ov.Tensor(whole, ov.Shape(list(shape)), kind), shared_memory=True)
+
+
+def stacks(tensors: Sequence[Tensor]) -> bool:
+    """Return whether `Constants.weight` can stack the tensors: of one format, quantised to 4 and to 8 bits in groups of
+    one size, or vectors."""
+    if all(isinstance(tensor, Dense) and tensor.values.ndim == 1 for tensor in tensors):
+        return True
+    formats = {_format(tensor) for tensor in tensors}
+    if all(isinstance(tensor, Grouped) for tensor in tensors):
+        return len({size for _, size in formats}) == 1
+    return len(formats) == 1
 
 
 def _format(tensor: Tensor) -> tuple[object, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from adapters.decoder.spec import Weights
-from adapters.openvino_rt.constants import Constants
+from adapters.openvino_rt.constants import Constants, stacks
 
 _PROJECTIONS = ("query", "key", "value")
 
@@ -115,11 +115,16 @@ class Layers(Nodes, ABC):
         return ops.matmul(flat, self.weight(f"{layer}.output"), False, True)
 
     def _project_qkv(self, hidden: Any, layer: int) -> list[Any]:
-        """Query, key and value as one product: it is dispatched once."""
+        """Query, key and value as one product, which is dispatched once, where their formats go together."""
         ops, spec = self.ops, self.spec
-        joined = ops.matmul(hidden, self.weight(*(f"{layer}.{role}" for role in _PROJECTIONS)), False, True)
-        if spec.qkv_bias:
-            joined = ops.add(joined, self.weight(*(f"{layer}.{role}_bias" for role in _PROJECTIONS)))
+        tensors = [self.weights.tensor(f"{layer}.{role}") for role in _PROJECTIONS]
+        biases = [f"{layer}.{role}_bias" for role in _PROJECTIONS] if spec.qkv_bias else []
+        if not stacks(tensors):
+            parts = [ops.matmul(hidden, self.constants.weight([tensor]), False, True) for tensor in tensors]
+            return [ops.add(part, self.weight(bias)) for part, bias in zip(parts, biases, strict=False)] or parts
+        joined = ops.matmul(hidden, self.constants.weight(tensors), False, True)
+        if biases:
+            joined = ops.add(joined, self.weight(*biases))
         rows = [heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
         split = ops.variadic_split(joined, self.scalar(-1, np.int64), self.ints(rows))
         return [split.output(index) for index in range(len(_PROJECTIONS))]

@@ -15,6 +15,7 @@ from torch import nn
 from adapters.contract import LayerRange, ModelRefused
 from adapters.decoder.from_safetensors import tensor_names
 from adapters.decoder.hf_config import FAMILIES, describe_sizes
+from adapters.decoder.limits import refuse_decoder
 from adapters.decoder.spec import DecoderSpec, Dense
 from adapters.torch_device.attention import NAME
 from adapters.torch_device.weights import Affine, Float8Rows, Quantised, Stored
@@ -45,8 +46,7 @@ def build(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     spec = whole.keep_layers(layers)
-    if len(set(spec.ropes)) > 1 and spec.family != "gemma3":
-        raise ModelRefused(f"{spec.family} with ropes that differ by layer is not supported on torch")
+    refuse_decoder("torch_device", spec)
     try:
         config = AutoConfig.for_model(_MODEL_TYPES.get(spec.family, spec.family), **_config(spec))
     except StrictDataclassError as error:

@@ -145,17 +145,18 @@ def list_outdated(path: Path) -> list[str]:
 
 def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Find the models' files now, so that a wrong source is told with its line. Raises ConfigError."""
-    own = (config.find_place("model", "source"), config.model.source, config.model.adapter)
-    sources: list[tuple[Place, str, str]] = [own]
+    own = (config.find_place("model", "source"), config.model.source, config.model.adapter, config.model)
+    sources: list[tuple[Place, str, str, Target | ModelDraft]] = [own]
     for index, shard in enumerate(config.model.shards):
         if shard.adapter:
-            sources.append((config.find_place("model", "shards", index, "adapter"), own[1], shard.adapter))
+            place = config.find_place("model", "shards", index, "adapter")
+            sources.append((place, own[1], shard.adapter, config.model))
     for at, draft in config.all_drafts:
         if isinstance(draft, ModelDraft):
-            sources.append(((*at, "source"), draft.source, draft.adapter))
+            sources.append(((*at, "source"), draft.source, draft.adapter, draft))
     _check_indexes(config, path, lines)
     _check_statistics(config, path, lines)
-    for place, source, adapter in sources:
+    for place, source, adapter, model in sources:
         where = describe_place(path, lines, place)
         simulated = source.startswith(SIMULATED_PREFIX)
         if adapter in OWN_ADAPTERS and simulated != (adapter == "simulated"):
@@ -166,7 +167,9 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
         if simulated:
             continue
         try:
-            check_source(source, path.resolve().parent)
+            static = model.static_shapes == "on" or model.device.upper().startswith("NPU")
+            draft_like = isinstance(model, ModelDraft)
+            check_source(source, path.resolve().parent, adapter, static=static, draft=draft_like)
         except ModelRefused as error:
             raise ConfigError(f"{where} {error}") from error
 

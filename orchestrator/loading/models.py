@@ -24,7 +24,8 @@ from adapters.contract import (
 )
 from adapters.decoder.source import open_source
 from adapters.devices_there import check_device
-from adapters.model_source import ModelSource, resolve
+from adapters.model_checks import describe_draft
+from adapters.model_source import ModelSource, check_model, resolve
 from adapters.model_store import ModelStore
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
@@ -289,6 +290,7 @@ def _prepare_whole(options: ModelOptions, progress: OnProgress, *, part: bool = 
         prepared = _write_simulated_source(options, adapter, store.root)
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = store.whole(resolve(options.source, Path(options.base), progress), progress)
+    check_model(file)  # before minutes of converting
     chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
     choice = chosen.choice if chosen else None
@@ -331,10 +333,7 @@ def _refuse_draft(model: LoadedModel, source: str) -> None:
     spec = model.spec
     if spec.output_ids:
         model.close()
-        raise ModelRefused(
-            f"{source}: it is a draft, which can say {spec.outputs} of {spec.vocabulary_size} tokens only. "
-            "Name it under `drafts`, and its target under `model`."
-        )
+        raise ModelRefused(describe_draft(source, spec.outputs, spec.vocabulary_size))
 
 
 def load_tokenizer(directory: str) -> Tokenizer:

@@ -13,7 +13,8 @@ from gguf import GGUFWriter
 from adapters.contract import ModelRefused
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.hf_directory import open_weights
-from tests.support import tiny_models
+from tests.support import reference_decoder, tiny_models
+from tests.support.tiny_gguf import add_value
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -31,10 +32,13 @@ _NAMES = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 # Files of llama.cpp do not state them: six layers a period, and the scale of queries follows the head's size.
+SLIDING, FULL = "sliding_attention", "full_attention"
 CHANGES: dict[str, Any] = {"sliding_window_pattern": 6, "num_hidden_layers": 7, "query_pre_attn_scalar": 32}
 
 
-def write_gguf(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray]) -> Path:
+def write_gguf(
+    path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], metadata: dict[str, Any] | None = None
+) -> Path:
     """Write a Gemma 3 as llama.cpp's converter does: other names, and norms as what is multiplied with."""
     writer = GGUFWriter(str(path), "gemma3")
     for key, value in {
@@ -47,8 +51,9 @@ def write_gguf(path: Path, config: dict[str, Any], tensors: dict[str, np.ndarray
         "attention.key_length": config["head_dim"],
         "attention.value_length": config["head_dim"],
         "attention.sliding_window": config["sliding_window"],
+        **(metadata or {}),
     }.items():
-        writer.add_uint32(f"gemma3.{key}", value)
+        add_value(writer, f"gemma3.{key}", value)
     writer.add_float32("gemma3.rope.freq_base", config["rope_theta"])
     writer.add_string("gemma3.rope.scaling.type", "linear")
     writer.add_float32("gemma3.rope.scaling.factor", config["rope_scaling"]["factor"])
@@ -88,6 +93,33 @@ def test_both_files_give_the_same_decoder(pair):
         assert np.allclose(ours.inverse_frequencies, theirs.inverse_frequencies, rtol=1e-6)
     for name in ("embedding", "final_norm", "0.query", "5.key_norm", "6.post_mlp_norm", "3.post_attention_norm"):
         assert np.array_equal(found.tensor(name).float32(), expected.tensor(name).float32())
+
+
+@pytest.mark.parametrize(
+    ("metadata", "changes"),
+    [
+        ({"rope.freq_base_swa": 5000.0}, {"rope_local_base_freq": 5000.0}),
+        ({"final_logit_softcapping": 6.0}, {"final_logit_softcapping": 6.0}),
+        ({"final_logit_softcapping": 0.0}, {}),
+        ({"attention.sliding_window_pattern": 3}, {"sliding_window_pattern": 3}),
+        ({"attention.sliding_window_pattern": 1}, {"sliding_window_pattern": 1}),
+        (
+            {"attention.sliding_window_pattern": [True, False, True, True, False, False, True]},
+            {"layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL, FULL, SLIDING]},
+        ),
+        ({"attention.sliding_window": 0}, {"layer_types": [FULL] * 7}),
+    ],
+)
+def test_what_a_file_says_beyond_the_usual_is_applied(tmp_path, metadata, changes):
+    directory = tiny_models.write_model(tmp_path / "hf", "gemma3", **(CHANGES | changes))
+    config = tiny_models.config_of("gemma3", **CHANGES)
+    file = write_gguf(tmp_path / "m.gguf", config, tiny_models.tensors_of(config), metadata)
+    tokens = [int(token) for token in np.random.default_rng(3).integers(4, 260, 40)]
+    expected = reference_decoder.logits(open_weights(directory), tokens)
+    found = reference_decoder.logits(GgufWeights(file), tokens)
+    assert np.abs(found - expected).max() < 2e-3 * expected.std()
+    plain = reference_decoder.logits(GgufWeights(write_gguf(file, config, tiny_models.tensors_of(config))), tokens)
+    assert (np.abs(found - plain).max() > 0.01 * expected.std()) == bool(changes)
 
 
 def test_a_norm_that_is_missing_is_named(pair):

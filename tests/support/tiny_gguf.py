@@ -6,8 +6,10 @@ reader's reordering.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter
@@ -36,11 +38,23 @@ class Tiny:
     rope_factors: bool = False
 
 
-def write(path: Path, tiny: Tiny, metadata: dict[str, int | str] | None = None, extra: Arrays | None = None) -> Arrays:
-    """Write a random model, with other `metadata` and `extra` tensors; return its tensors, dequantised."""
-    arrays = _random(tiny) | (extra or {})
+def write(
+    path: Path,
+    tiny: Tiny,
+    metadata: Mapping[str, Any] | None = None,
+    extra: Arrays | None = None,
+    tokens: list[str] | None = None,
+    kinds: Mapping[str, GGMLQuantizationType] | None = None,
+) -> Arrays:
+    """Write a random model, with other `metadata` and `extra` tensors; return its tensors, dequantised.
+
+    Keys of `metadata` are the architecture's (`rope.freq_base`), or whole ones (`general.type`); None leaves one out,
+    and a tensor of None in `extra` is left out, too. `kinds`: the types of matrices whose names end so.
+    """
+    given = _random(tiny) | (extra or {})
+    arrays = {name: values for name, values in given.items() if values is not None}
     writer = GGUFWriter(str(path), tiny.family)
-    sizes: dict[str, int | str] = {
+    usual: dict[str, Any] = {
         "block_count": tiny.layers,
         "context_length": tiny.context,
         "embedding_length": tiny.hidden,
@@ -50,20 +64,21 @@ def write(path: Path, tiny: Tiny, metadata: dict[str, int | str] | None = None, 
         "attention.key_length": tiny.head_dim,
         "attention.value_length": tiny.head_dim,
         "rope.dimension_count": tiny.head_dim,
+        "rope.freq_base": 10000.0,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens or [f"t{index}" for index in range(tiny.vocabulary)],
+        "tokenizer.ggml.scores": [0.0] * (len(tokens) if tokens else tiny.vocabulary),
     }
-    for key, value in (sizes | (metadata or {})).items():
-        if isinstance(value, str):
-            writer.add_string(f"{tiny.family}.{key}", value)
-        else:
-            writer.add_uint32(f"{tiny.family}.{key}", value)
-    writer.add_float32(f"{tiny.family}.rope.freq_base", 10000.0)
-    writer.add_float32(f"{tiny.family}.attention.layer_norm_rms_epsilon", 1e-5)
-    writer.add_array("tokenizer.ggml.tokens", [f"t{index}" for index in range(tiny.vocabulary)])
+    for key, value in (usual | dict(metadata or {})).items():
+        if value is not None:
+            add_value(writer, key if key.startswith(_WHOLE_KEYS) else f"{tiny.family}.{key}", value)
     for name, values in arrays.items():
-        if values.ndim == 2 and tiny.kind is not GGMLQuantizationType.F32:
-            packed = quantize(values, tiny.kind)
-            writer.add_tensor(name, packed, raw_dtype=tiny.kind)
-            arrays[name] = dequantize(packed, tiny.kind).reshape(values.shape)
+        kind = next((kind for end, kind in (kinds or {}).items() if name.endswith(end)), tiny.kind)
+        if values.ndim == 2 and kind is not GGMLQuantizationType.F32:
+            packed = quantize(values, kind)
+            writer.add_tensor(name, packed, raw_dtype=kind)
+            arrays[name] = dequantize(packed, kind).reshape(values.shape)
         else:
             writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -71,6 +86,18 @@ def write(path: Path, tiny: Tiny, metadata: dict[str, int | str] | None = None, 
     writer.write_tensors_to_file()
     writer.close()
     return arrays
+
+
+_WHOLE_KEYS = ("general.", "tokenizer.", "split.", "adapter.", "quantize.", "imatrix.", "unsloth.")
+
+
+def add_value(writer: GGUFWriter, key: str, value: Any) -> None:
+    """Write a value of a key by its Python type."""
+    if isinstance(value, list):
+        writer.add_array(key, value)
+        return
+    kinds = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    kinds[type(value)](key, value)
 
 
 def _random(tiny: Tiny) -> Arrays:

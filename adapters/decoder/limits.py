@@ -1,0 +1,51 @@
+"""What each runtime's graph has no operation for, known from the shape of a model alone.
+
+Builders ask before they build, and checks before anything is prepared or downloaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from adapters.contract import ModelRefused
+from adapters.decoder.spec import DecoderSpec
+
+
+def refuse_decoder(adapter: str, spec: DecoderSpec, *, static: bool = False) -> None:
+    """Refuse a model that an adapter's graph cannot express; `static`: its graph of fixed shapes. Raises
+    ModelRefused, which names the fact and the way out. What is not known of an adapter is not refused."""
+    find = _LIMITS.get((adapter, static))
+    if find is not None and (why := find(spec)):
+        raise ModelRefused(why)
+
+
+def _find_for_openvino(spec: DecoderSpec) -> str:
+    if not spec.attention_softcap:
+        return ""
+    return (
+        f"the model caps attention scores softly (attn_logit_softcapping {spec.attention_softcap:g}), "
+        "and OpenVINO's paged attention has no such step. Choose a model without it (Gemma 3 has none)."
+    )
+
+
+def _find_for_onnx(spec: DecoderSpec) -> str:
+    reasons = {
+        "soft-capped attention (attn_logit_softcapping)": spec.attention_softcap > 0,
+        "soft-capped logits (final_logit_softcapping)": spec.logit_softcap > 0,
+        f"heads of {spec.head_dim} (head_dim: a multiple of 16 is needed)": spec.head_dim % 16 != 0,
+    }
+    found = [reason for reason, present in reasons.items() if present]
+    return f"{spec.family} with {', '.join(found)} is not supported on ONNX Runtime" if found else ""
+
+
+def _find_for_torch(spec: DecoderSpec) -> str:
+    if len(set(spec.ropes)) > 1 and spec.family != "gemma3":
+        return f"{spec.family} with ropes that differ by layer (rope_parameters) is not supported on torch"
+    return ""
+
+
+_LIMITS: dict[tuple[str, bool], Callable[[DecoderSpec], str]] = {
+    ("openvino_rt", False): _find_for_openvino,
+    ("onnx_rt", False): _find_for_onnx,
+    ("torch_device", False): _find_for_torch,
+}

@@ -1,0 +1,75 @@
+"""All that is known to be wrong with a model before a byte of its weights is read: from its files' heads, at once.
+
+`outrider config check` asks so, `outrider serve` before anything is prepared, the load before it converts, and a
+download before it fetches gigabytes. Each asks the same functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from adapters.contract import ModelRefused
+from adapters.decoder.from_safetensors import SafetensorsWeights
+from adapters.decoder.gguf_spec import read_gguf_spec
+from adapters.decoder.hf_config import CONFIG_FILE
+from adapters.decoder.limits import refuse_decoder
+from adapters.decoder.spec import DecoderSpec
+from adapters.gguf_header import GgufHeader, read_header
+from adapters.hf_directory import open_weights, read_declared_fingerprint, read_json, title
+from adapters.safetensors_file import Stored
+from adapters.tokenizer_gguf import check_tokenizer
+from adapters.tokenizer_hf import vocabulary_texts
+
+
+def check_files(path: Path, file_bytes: int | None = None) -> DecoderSpec:
+    """Check a GGUF file or a model directory, and return its shape; `file_bytes` of a file of which `path` is the first
+    part.
+
+    Raises ModelRefused, by the key, the tensor or the file, for all that would be refused when it is loaded, but for
+    values of weights.
+    """
+    if not path.is_dir():
+        return check_header(read_header(path, file_bytes))
+    spec = open_weights(path, heads_only=True).spec
+    _check_vocabulary(path, spec)
+    return spec
+
+
+def check_header(header: GgufHeader) -> DecoderSpec:
+    """Check the head of a GGUF file, as `check_files` does."""
+    spec = read_gguf_spec(header)
+    check_tokenizer(header)
+    return spec
+
+
+def check_directory_heads(directory: Path, tensors: Mapping[str, Stored]) -> DecoderSpec:
+    """Check a directory whose small files are there and whose weights are not, but for what their heads list."""
+    config = read_json(directory / CONFIG_FILE)
+    spec = SafetensorsWeights(config, tensors, title(directory), heads_only=True).spec
+    _check_vocabulary(directory, spec)
+    return spec
+
+
+def check_use(spec: DecoderSpec, name: str, adapter: str = "", *, static: bool = False, draft: bool = False) -> None:
+    """Check what a model is to be: the `draft` of another, or a target, on an adapter ("" where none is chosen).
+    Raises ModelRefused; `name` says of which model."""
+    if spec.draft_outputs and not draft:
+        raise ModelRefused(describe_draft(name, spec.draft_outputs, spec.vocabulary_size))
+    try:
+        refuse_decoder(adapter, spec, static=static)
+    except ModelRefused as error:
+        raise ModelRefused(f"{name}: {error}") from error
+
+
+def describe_draft(name: str, outputs: int, vocabulary_size: int) -> str:
+    """Say why a draft of few outputs is no target."""
+    return (
+        f"{name}: it is a draft (draft_vocab_size), which can say {outputs} of {vocabulary_size} tokens only. "
+        "Name it under `drafts`, and its target under `model`."
+    )
+
+
+def _check_vocabulary(directory: Path, spec: DecoderSpec) -> None:
+    if not read_declared_fingerprint(directory):  # such a draft has no tokenizer: it speaks its target's ids
+        vocabulary_texts(directory, spec.vocabulary_size)
