@@ -178,10 +178,20 @@ def _save(tensors: dict[str, np.ndarray], path: Path, kind: str) -> None:
 
 def save_bfloat16(tensors: dict[str, np.ndarray], path: Path) -> None:
     """Write uint16 bit patterns as BF16, which the library's numpy side cannot do."""
+    _write(path, {name: ("BF16", values) for name, values in tensors.items()})
+
+
+def save_mixed(tensors: dict[str, np.ndarray], path: Path, kinds: dict[str, str]) -> None:
+    """Write float32 tensors, each in a kind of its own."""
+    made = {"F32": lambda one: one, "F16": lambda one: one.astype("f2"), "BF16": round_to_bfloat16}
+    _write(path, {name: (kinds[name], made[kinds[name]](values)) for name, values in tensors.items()})
+
+
+def _write(path: Path, tensors: dict[str, tuple[str, np.ndarray]]) -> None:
     header, at = {}, 0
-    for name, values in tensors.items():
-        header[name] = {"dtype": "BF16", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
+    for name, (kind, values) in tensors.items():
+        header[name] = {"dtype": kind, "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
         at += values.nbytes
     head = json.dumps(header).encode()
-    raw = b"".join(np.ascontiguousarray(values).tobytes() for values in tensors.values())
+    raw = b"".join(np.ascontiguousarray(values).tobytes() for _, values in tensors.values())
     path.write_bytes(len(head).to_bytes(8, "little") + head + raw)
