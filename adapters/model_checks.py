@@ -7,6 +7,7 @@ download before it fetches gigabytes. Each asks the same functions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from adapters.contract import ModelRefused
@@ -30,10 +31,25 @@ def check_files(path: Path, file_bytes: int | None = None) -> DecoderSpec:
     values of weights.
     """
     if not path.is_dir():
-        return check_header(read_header(path, file_bytes))
+        return _check_file(path, file_bytes, _mark(path))
     spec = open_weights(path, heads_only=True).spec
     _check_vocabulary(path, spec)
     return spec
+
+
+def _mark(path: Path) -> tuple[int, int, int]:
+    """Return what changes with a file; zeros where it cannot be looked at, which its reader tells."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return (0, 0, 0)
+    return facts.st_size, facts.st_mtime_ns, facts.st_ino
+
+
+@lru_cache(maxsize=16)  # a start asks several times, and a vocabulary of 262,144 tokens takes half a second
+def _check_file(path: Path, file_bytes: int | None, mark: tuple[int, int, int]) -> DecoderSpec:
+    del mark  # of the key alone
+    return check_header(read_header(path, file_bytes))
 
 
 def check_header(header: GgufHeader) -> DecoderSpec:

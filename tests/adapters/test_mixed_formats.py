@@ -55,9 +55,7 @@ def test_a_directory_of_mixed_types(tmp_path, shared_store, name):
     directory = tiny_models.write_model(tmp_path / name, name)
     tensors = load_file(directory / "model.safetensors")
     kinds = {"q_proj.weight": "BF16", "k_proj.weight": "F16", "v_proj.bias": "F16", "q_proj.bias": "BF16"}
-    by_kind = {
-        tensor: next((kind for end, kind in kinds.items() if tensor.endswith(end)), "F32") for tensor in tensors
-    }
+    by_kind = {tensor: next((kind for end, kind in kinds.items() if tensor.endswith(end)), "F32") for tensor in tensors}
     tiny_models.save_mixed(tensors, directory / "model.safetensors", by_kind)
     weights = open_weights(directory)
     assert {weights.tensor(f"0.{part}").bfloat16 for part in ("query", "key", "value")} == {True, False}
