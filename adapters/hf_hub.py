@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -160,6 +161,8 @@ def _size_of(pinned: HubId, sizes: dict[str, int], name: str = "") -> int:
 def _library() -> Any:
     import huggingface_hub  # half a second, which who runs a GGUF file does not pay
 
+    if "HF_HUB_VERBOSITY" not in os.environ:  # its warnings would stand between our lines; what fails is told here
+        huggingface_hub.logging.set_verbosity_error()
     return huggingface_hub
 
 

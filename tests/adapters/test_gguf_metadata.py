@@ -126,22 +126,26 @@ def test_no_value_of_a_key_is_more_than_refused(tmp_path, family):
     keys += ["rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.scale_linear"]
     keys += [f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor")]
     keys += ["expert_count", "general.type", "general.alignment", "split.count", "tokenizer.ggml.tokens"]
-    refused = 0
-    for key in keys:
-        for value in ODD_VALUES:
-            try:
-                check_files(written(tmp_path / "m.gguf", tiny, **{key: value}))
-            except ModelRefused as error:
-                assert str(error).startswith("m.gguf: ")
-                assert "\n" not in str(error)
-                refused += 1
-    assert refused > len(keys) * len(ODD_VALUES) * 0.6
+    told = [find_refusal(written(tmp_path / "m.gguf", tiny, **{key: odd})) for key in keys for odd in ODD_VALUES]
+    refused = [one for one in told if one]
+    assert [one for one in refused if not one.startswith("m.gguf: ") or "\n" in one] == []
+    assert len(refused) > len(told) * 0.6
+
+
+def find_refusal(path: Path) -> str:
+    try:
+        check_files(path)
+    except ModelRefused as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize(
     ("left_out", "shape"),
-    [("blk.1.attn_v.weight", None), ("output_norm.weight", None), ("token_embd.weight", None)]
-    + [("blk.1.ffn_down.weight", (96, 64)), ("rope_freqs.weight", (3,)), ("output.weight", (32, 96, 1))],
+    [
+        *[("blk.1.attn_v.weight", None), ("output_norm.weight", None), ("token_embd.weight", None)],
+        *[("blk.1.ffn_down.weight", (96, 64)), ("rope_freqs.weight", (3,)), ("output.weight", (32, 96, 1))],
+    ],
 )
 def test_tensors_that_are_missing_or_of_another_shape_are_named(tmp_path, left_out, shape):
     other = None if shape is None else np.ones(shape, np.float32)

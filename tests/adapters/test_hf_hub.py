@@ -21,6 +21,7 @@ from adapters.hf_hub import HubId, parse_id
 from tests.adapters.test_model_source import write_gguf
 from tests.support import tiny_models
 from tests.support.hub_server import Hub, serving
+from tests.support.tiny_gguf import Tiny, write
 
 ROOT = Path(__file__).parents[2]
 # In a process of its own, because the library reads its environment once, when it is imported.
@@ -190,6 +191,76 @@ def test_a_configuration_names_its_line(hub: Hub, tmp_path: Path) -> None:
     assert (
         subprocess.run(command, env=offline, capture_output=True, check=False).returncode == 0
     )  # no fault of the file
+
+
+def bad_ggufs(directory: Path) -> dict[str, bytes]:
+    """GGUF files that cannot be served, and whose heads say so."""
+    tiny = Tiny("llama", layers=1, vocabulary=8, hidden=512, mlp=4096)  # megabytes of weights
+    byte_level = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "cut-of-tomorrow"}
+    made = {
+        "cut.gguf": (byte_level, {}),
+        "experts.gguf": ({"expert_count": 8}, {}),
+        "lora.gguf": ({"general.type": "adapter"}, {}),
+        "factors.gguf": ({}, {"rope_freqs.weight": np.ones(5, np.float32)}),
+        "less.gguf": ({}, {"blk.0.ffn_up.weight": None}),
+    }
+    for name, (metadata, extra) in made.items():
+        write(directory / name, tiny, metadata, extra)
+    return {name: (directory / name).read_bytes() for name in made}
+
+
+def test_heads_are_read_before_the_weights(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
+    hub.models["org/bad"] = bad_ggufs(tmp_path)
+    less = load(files[first := next(name for name in files if name.endswith("1-of-00002.safetensors"))])
+    missing = next(iter(less))
+    hub.models["org/less"] = files | {first: save({name: one for name, one in less.items() if name != missing})}
+    wanted = {
+        "hf:org/bad/cut.gguf": "tokenizer.ggml.pre",
+        "hf:org/bad/experts.gguf": "llama.expert_count",
+        "hf:org/bad/lora.gguf": "general.type",
+        "hf:org/bad/factors.gguf": "rope_freqs.weight",
+        "hf:org/bad/less.gguf": "blk.0.ffn_up.weight",
+        "hf:org/less": missing,
+    }
+    for (source, told), said in zip(wanted.items(), resolve_sources(hub, tmp_path, *wanted), strict=True):
+        assert said["error"] == "ModelRefused", said
+        assert told in said["text"]
+        name = source.partition("org/bad/")[2]
+        assert sum(len(hub.models["org/bad"][one]) for one in [name] if one) > 4 << 20 or not name
+    for name in (*hub.models["org/bad"], *(name for name in files if name.endswith(".safetensors"))):
+        assert hub.downloads(f"/{name}") == []
+        assert len(hub.heads(f"/{name}")) == 1
+
+
+def test_a_head_of_several_megabytes_comes_in_ranges(hub: Hub, tmp_path: Path) -> None:
+    """A vocabulary makes a head longer than the first range; what is bad stands behind it."""
+    tiny = Tiny("llama", layers=1, vocabulary=90_000, hidden=64, mlp=64, heads=2, kv_heads=1)
+    write(tmp_path / "wide.gguf", tiny, extra={"blk.0.ffn_up.weight": None})
+    hub.models["org/wide"] = {"wide.gguf": (tmp_path / "wide.gguf").read_bytes()}
+    (said,) = resolve_sources(hub, tmp_path, "hf:org/wide/wide.gguf")
+    assert "blk.0.ffn_up.weight" in said["text"]
+    assert hub.heads("wide.gguf") == ["bytes=0-1048575", "bytes=1048576-4194303"]
+    assert hub.downloads("wide.gguf") == []
+
+
+def test_config_check_reads_the_heads_of_models_of_the_hub(hub: Hub, tmp_path: Path, gguf: bytes) -> None:
+    (tmp_path / "bad").mkdir()
+    hub.models["org/bad"] = bad_ggufs(tmp_path / "bad")
+    config = tmp_path / "c.yaml"
+    for source, draft, told in (
+        ("hf:org/bad/experts.gguf", "", "model.source: experts.gguf: llama.expert_count"),
+        ("hf:org/ggufs/q4/small-Q4_1.gguf", "hf:org/bad/less.gguf", "drafts[0].source: less.gguf: it lacks"),
+        ("hf:org/ggufs/q4/small-Q4_1.gguf", "hf:org/Tiny", "drafts[0].source: hf:org/Tiny: the target's vocabulary"),
+        ("hf:org/Tiny", "hf:org/Tiny", ""),
+    ):
+        drafts = f"\ndrafts: [{{method: model, source: {draft}}}]" if draft else ""
+        config.write_text(f"model: {{source: {source}}}{drafts}\nstore: {{directory: {tmp_path / 'store'}}}\n")
+        command = [sys.executable, "-m", "orchestrator.cli.main", "config", "check", str(config)]
+        done = subprocess.run(command, env=environment(hub, tmp_path), capture_output=True, text=True, check=False)
+        assert (done.returncode, len(done.stderr.splitlines())) == ((1, 1) if told else (0, 0)), done.stderr
+        assert told in done.stderr
+    assert hub.downloads(".gguf") == []
+    assert hub.downloads(".safetensors") == []
 
 
 def enlarge(raw: bytes) -> bytes:
