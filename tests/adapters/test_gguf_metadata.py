@@ -22,7 +22,7 @@ TOKENS = [3, 9, 30, 1, 7, 7, 20, 5, 2, 11]
 ODD_VALUES = ["x", -1, 0, 2**31, math.nan, math.inf, -1.5, True, False, [], [1, 2], ["x"], [1.5]]
 
 
-def written(path: Path, tiny: Tiny = LLAMA, **metadata: Any) -> Path:
+def write_file(path: Path, tiny: Tiny = LLAMA, **metadata: Any) -> Path:
     known = {key: metadata.pop(key) for key in list(metadata) if value_is_signed(metadata[key])}
     write(path, tiny, metadata | {key: float(value) for key, value in known.items()})
     return path
@@ -62,7 +62,7 @@ def test_scalings_of_the_rope_are_applied(tmp_path, family, metadata, divisor, m
 
 @pytest.mark.parametrize("attention_factor", [None, 1.25])
 def test_yarn_is_what_config_json_means_by_it(tmp_path, attention_factor):
-    path = written(
+    path = write_file(
         tmp_path / "m.gguf",
         Tiny("qwen3", vocabulary=32, qk_norm=True, context=512),
         **{"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 256},
@@ -89,7 +89,7 @@ def test_yarn_is_what_config_json_means_by_it(tmp_path, attention_factor):
 )
 def test_what_would_be_passed_over_is_refused_by_its_name(tmp_path, key, value):
     with pytest.raises(ModelRefused, match=rf"m\.gguf: .*llama\.{key}\b"):
-        check_files(written(tmp_path / "m.gguf", **{key: value}))
+        check_files(write_file(tmp_path / "m.gguf", **{key: value}))
 
 
 def test_keys_of_real_files_that_change_nothing_are_taken(tmp_path):
@@ -100,13 +100,13 @@ def test_keys_of_real_files_that_change_nothing_are_taken(tmp_path):
     known |= {"tokenizer.chat_template": "{{ messages }}", "tokenizer.ggml.add_bos_token": False}
     known |= {"vocab_size": 32, "rope.scaling.finetuned": True, "tensor_data_layout": "Meta AI original pth"}
     known |= {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.yarn_beta_slow": 1.0}
-    spec = check_files(written(tmp_path / "m.gguf", **known))
-    assert spec == check_files(written(tmp_path / "plain.gguf"))
+    spec = check_files(write_file(tmp_path / "m.gguf", **known))
+    assert spec == check_files(write_file(tmp_path / "plain.gguf"))
 
 
 def test_what_llama_cpp_loads_is_loaded(tmp_path):
     tiny = Tiny("llama", vocabulary=32, hidden=128)  # heads of 32, which is 128 / 4
-    plain = check_files(written(tmp_path / "plain.gguf", tiny))
+    plain = check_files(write_file(tmp_path / "plain.gguf", tiny))
     for changes in (
         {"attention.value_length": None},
         {"attention.key_length": None},
@@ -114,7 +114,7 @@ def test_what_llama_cpp_loads_is_loaded(tmp_path):
         {"attention.head_count_kv": [2, 2]},
         {"attention.head_count": [4, 4], "feed_forward_length": [128, 128]},
     ):
-        assert check_files(written(tmp_path / "m.gguf", tiny, **changes)) == plain
+        assert check_files(write_file(tmp_path / "m.gguf", tiny, **changes)) == plain
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -126,7 +126,7 @@ def test_no_value_of_a_key_is_more_than_refused(tmp_path, family):
     keys += ["rope.freq_base", "attention.layer_norm_rms_epsilon", "attention.sliding_window", "rope.scale_linear"]
     keys += [f"rope.scaling.{key}" for key in ("type", "factor", "original_context_length", "attn_factor")]
     keys += ["expert_count", "general.type", "general.alignment", "split.count", "tokenizer.ggml.tokens"]
-    told = [find_refusal(written(tmp_path / "m.gguf", tiny, **{key: odd})) for key in keys for odd in ODD_VALUES]
+    told = [find_refusal(write_file(tmp_path / "m.gguf", tiny, **{key: odd})) for key in keys for odd in ODD_VALUES]
     refused = [one for one in told if one]
     assert [one for one in refused if not one.startswith("m.gguf: ") or "\n" in one] == []
     assert len(refused) > len(told) * 0.6

@@ -48,13 +48,14 @@ class Hub:
 
     def downloads(self, file: str) -> list[str]:
         """The ranges in which a file was asked for to its end, "" for all of it."""
-        return [given for given in self._asked(file) if not _TO_AN_END.search(given)]
+        return [given for given in self.list_ranges(file) if not _TO_AN_END.search(given)]
 
     def heads(self, file: str) -> list[str]:
         """The ranges in which a part of a file was asked for."""
-        return [given for given in self._asked(file) if _TO_AN_END.search(given)]
+        return [given for given in self.list_ranges(file) if _TO_AN_END.search(given)]
 
-    def _asked(self, file: str) -> list[str]:
+    def list_ranges(self, file: str) -> list[str]:
+        """The ranges in which a file was asked for."""
         return [given for method, path, given in self.requests if method == "GET" and path.endswith(file)]
 
 
