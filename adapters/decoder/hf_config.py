@@ -1,8 +1,7 @@
 """From the config.json of a Hugging Face model to a DecoderSpec.
 
 What a family computes is in its class of `transformers` (models/<family>/modeling_<family>.py); files leave out
-keys that have a default there, so the defaults are repeated here, per family. Both ways of writing rotary
-embeddings are read: `rope_theta` with `rope_scaling` (transformers 4) and `rope_parameters` (5).
+keys that have a default there, so the defaults are repeated here, per family. Ropes: adapters/decoder/hf_rope.py.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from adapters.contract import ModelRefused
-from adapters.decoder.rope import RopeRefused, rope_from
-from adapters.decoder.spec import DecoderSpec, Rope
+from adapters.decoder.config_reader import ConfigReader
+from adapters.decoder.hf_rope import SLIDING, read_context_length, read_ropes
+from adapters.decoder.spec import DecoderSpec
 
 CONFIG_FILE = "config.json"
-_SLIDING = "sliding_attention"
 _MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 10_000  # more is damage, and would be answered with all memory
-_MOST_NUMBER, _MOST_TOKENS = 1e30, 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
     family = family_of(config, where)
     nested = config.get("text_config")
     values = dict(family.defaults) | dict(config) | (dict(nested) if isinstance(nested, Mapping) else {})
-    reader = _Reader(values, where)
+    reader = ConfigReader(values, where)
     _refuse_unsupported(reader, family)
     layers, heads, hidden = (
         reader.count("num_hidden_layers", most=_MOST_LAYERS),
@@ -120,10 +118,10 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
     if heads % kv_heads:
         raise reader.build_refusal("num_key_value_heads", f"{heads} heads cannot share {kv_heads} key-value heads")
     kinds = _layer_kinds(reader, family, layers)
-    window = reader.count("sliding_window") if _SLIDING in kinds else 0
+    window = reader.count("sliding_window") if SLIDING in kinds else 0
     scalar = reader.number("query_pre_attn_scalar", default=float(head_dim), positive=True)
     vocabulary, tied = reader.count("vocab_size"), reader.flag("tie_word_embeddings")
-    ropes = _ropes(reader, family, kinds, head_dim)  # before the context, which follows from what they check
+    ropes = read_ropes(reader, family.name, kinds, head_dim)  # before the context, which follows from what they check
     outputs = reader.count("draft_vocab_size", default=vocabulary, most=vocabulary)
     if outputs != vocabulary and tied:
         raise reader.build_refusal("draft_vocab_size", "an output layer that is the embedding has the whole vocabulary")
@@ -136,12 +134,12 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
         head_dim=head_dim,
         mlp=reader.count("intermediate_size"),
         vocabulary_size=vocabulary,
-        context_length=_context_length(reader, family, kinds),
+        context_length=read_context_length(reader, family.name, kinds),
         norm_epsilon=reader.number("rms_norm_eps"),
         activation=_activation(reader, family),
         query_scale=scalar**-0.5,
         ropes=ropes,
-        windows=tuple(window if kind == _SLIDING else 0 for kind in kinds),
+        windows=tuple(window if kind == SLIDING else 0 for kind in kinds),
         tied_embeddings=tied,
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
@@ -153,49 +151,7 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
     )
 
 
-class _Reader:
-    """Values of a config by key, checked; what is null counts as absent."""
-
-    def __init__(self, values: Mapping[str, Any], where: str) -> None:
-        self.values = values
-        self.where = where
-
-    def get(self, key: str) -> Any:
-        return self.values.get(key)
-
-    def count(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
-        value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise self.build_refusal(key, f"{value!r} is no whole number from 1 to at most {most}")
-        return value
-
-    def number(self, key: str, default: float | None = None, *, positive: bool = False) -> float:
-        value = self._present(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_NUMBER:
-            raise self.build_refusal(key, f"{value!r} is no number of zero or more")
-        if positive and not value:
-            raise self.build_refusal(key, "it is 0")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self.get(key)
-        if not isinstance(value, bool | None):
-            raise self.build_refusal(key, f"{value!r} is neither true nor false")
-        return bool(value)
-
-    def _present(self, key: str, default: float | None) -> Any:
-        value = self.get(key)
-        if value is None:
-            value = default
-        if value is None:
-            raise self.build_refusal(key, "it is missing")
-        return value
-
-    def build_refusal(self, key: str, reason: str) -> ModelRefused:
-        return ModelRefused(f"{self.where}: {key}: {reason}. Choose another model, or mend the file.")
-
-
-def _refuse_unsupported(reader: _Reader, family: Family) -> None:
+def _refuse_unsupported(reader: ConfigReader, family: Family) -> None:
     if reader.get("quantization_config"):
         raise reader.build_refusal("quantization_config", "already quantised weights are not supported")
     if reader.flag("use_bidirectional_attention"):
@@ -205,7 +161,7 @@ def _refuse_unsupported(reader: _Reader, family: Family) -> None:
             raise reader.build_refusal(key, f"{family.name} with biases is not supported")
 
 
-def _activation(reader: _Reader, family: Family) -> Literal["silu", "gelu_tanh"]:
+def _activation(reader: ConfigReader, family: Family) -> Literal["silu", "gelu_tanh"]:
     if family.unit_offset_norms:
         # The first Gemma files say "gelu" in hidden_act and were trained with the tanh approximation.
         name = reader.get("hidden_activation") or "gelu_pytorch_tanh"
@@ -219,11 +175,11 @@ def _activation(reader: _Reader, family: Family) -> Literal["silu", "gelu_tanh"]
     raise reader.build_refusal(key, f"the activation {name!r} is not supported")
 
 
-def _layer_kinds(reader: _Reader, family: Family, layers: int) -> list[str]:
+def _layer_kinds(reader: ConfigReader, family: Family, layers: int) -> list[str]:
     """Return "sliding_attention" or "full_attention" for each layer."""
     named = reader.get("layer_types")
     if named is not None:
-        known = (_SLIDING, "full_attention")
+        known = (SLIDING, "full_attention")
         if not isinstance(named, list) or len(named) != layers or any(one not in known for one in named):
             raise reader.build_refusal(
                 "layer_types", f"it must name sliding_attention or full_attention {layers} times"
@@ -240,68 +196,7 @@ def _layer_kinds(reader: _Reader, family: Family, layers: int) -> list[str]:
         sliding = [(layer + 1) % period != 0 for layer in range(layers)]
     else:
         sliding = [False] * layers
-    return [_SLIDING if inside else "full_attention" for inside in sliding]
-
-
-def _ropes(reader: _Reader, family: Family, kinds: list[str], head_dim: int) -> tuple[Rope, ...]:
-    """Return each layer's rope. Gemma 3 has one for sliding layers and one for the others."""
-    by_kind = {kind: _rope_parameters(reader, family, kind) for kind in sorted(set(kinds))}
-    made = {}
-    for kind, parameters in by_kind.items():
-        try:
-            made[kind] = rope_from(parameters, head_dim)
-        except RopeRefused as error:
-            raise reader.build_refusal(_rope_key(reader), str(error)) from error
-    return tuple(made[kind] for kind in kinds)
-
-
-def _rope_key(reader: _Reader) -> str:
-    """Return which of the two keys counts where both are there: transformers' order."""
-    return "rope_parameters" if reader.get("rope_parameters") and not reader.get("rope_scaling") else "rope_scaling"
-
-
-def _rope_parameters(reader: _Reader, family: Family, kind: str) -> dict[str, Any]:
-    """Return the parameters of the rope of one kind of layer, with those that stand elsewhere in the file."""
-    key = _rope_key(reader)
-    given = reader.get(key) or {}
-    if not isinstance(given, Mapping):
-        raise reader.build_refusal(key, "it must be a mapping")
-    parameters = given.get(kind, given)
-    if not isinstance(parameters, Mapping):
-        raise reader.build_refusal(key, f"{kind} must be a mapping")
-    if family.name == "gemma3" and kind == _SLIDING and kind not in given:
-        parameters = {"rope_theta": reader.get("rope_local_base_freq")}
-    context, original = reader.count("max_position_embeddings"), reader.get("original_max_position_embeddings")
-    basis = {
-        "rope_theta": reader.number("rope_theta", default=10_000.0),
-        "partial_rotary_factor": reader.get("partial_rotary_factor"),
-        "original_max_position_embeddings": context,
-    }
-    found = basis | dict(parameters) | ({} if original is None else {"original_max_position_embeddings": original})
-    if _is_yarn(found) and found.get("factor") is None:
-        found["factor"] = context / reader.count("original_max_position_embeddings", default=_whole(found, context))
-    return found
-
-
-def _whole(parameters: Mapping[str, Any], default: int) -> int:
-    found = parameters["original_max_position_embeddings"]
-    return found if isinstance(found, int) and found > 0 else default  # what is none is refused with the rope
-
-
-def _is_yarn(parameters: Mapping[str, Any]) -> bool:
-    return "yarn" in (parameters.get("rope_type"), parameters.get("type"))
-
-
-def _context_length(reader: _Reader, family: Family, kinds: list[str]) -> int:
-    """Return how many tokens the model reads: YaRN extends what it was trained with by its factor."""
-    context = reader.count("max_position_embeddings")
-    for kind in set(kinds):
-        parameters = _rope_parameters(reader, family, kind)
-        if _is_yarn(parameters):
-            context = max(context, int(parameters["original_max_position_embeddings"] * parameters["factor"]))
-    if context > _MOST_TOKENS:
-        raise reader.build_refusal(_rope_key(reader), f"it extends the context to {context} tokens")
-    return context
+    return [SLIDING if inside else "full_attention" for inside in sliding]
 
 
 def describe_sizes(spec: DecoderSpec) -> dict[str, Any]:

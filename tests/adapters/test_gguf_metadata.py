@@ -94,7 +94,8 @@ def test_what_would_be_passed_over_is_refused_by_its_name(tmp_path, key, value):
 
 def test_keys_of_real_files_that_change_nothing_are_taken(tmp_path):
     general = ("name", "basename", "size_label", "license", "author", "url", "quantized_by", "description")
-    known = {f"general.{key}": "text" for key in general} | {"general.type": "model", "general.file_type": 7}
+    known: dict[str, Any] = {f"general.{key}": "text" for key in general}
+    known |= {"general.type": "model", "general.file_type": 7}
     known |= {"general.sampling.temp": 0.6, "general.sampling.top_k": 20, "general.tags": ["a"], "split.count": 1}
     known |= {"quantize.imatrix.file": "x.dat", "imatrix.chunk_count": 7, "unsloth.version": "1"}
     known |= {"tokenizer.chat_template": "{{ messages }}", "tokenizer.ggml.add_bos_token": False}

@@ -197,7 +197,7 @@ def bad_ggufs(directory: Path) -> dict[str, bytes]:
     """GGUF files that cannot be served, and whose heads say so."""
     tiny = Tiny("llama", layers=1, vocabulary=8, hidden=512, mlp=4096)  # megabytes of weights
     byte_level = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "cut-of-tomorrow"}
-    made = {
+    made: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "cut.gguf": (byte_level, {}),
         "experts.gguf": ({"expert_count": 8}, {}),
         "lora.gguf": ({"general.type": "adapter"}, {}),

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from adapters.contract import ModelRefused
 from adapters.decoder import hf_config
+from adapters.decoder.config_reader import ConfigReader
 from adapters.decoder.hf_config import read_spec
 from adapters.hf_directory import model_files, open_weights
 from tests.support import reference_decoder, tiny_models
@@ -130,8 +131,8 @@ def test_every_key_that_transformers_computes_with_is_read(family, monkeypatch):
             read.add(key)
             return super().get(key, default)
 
-    plain = hf_config._Reader
-    monkeypatch.setattr(hf_config, "_Reader", lambda values, where: plain(Recorder(values), where))
+    plain = ConfigReader
+    monkeypatch.setattr(hf_config, "ConfigReader", lambda values, where: plain(Recorder(values), where))
     kinds = ["full_attention", "sliding_attention"] * 2
     read_spec(tiny_models.config_of(family, layer_types=kinds, sliding_window=16), "config.json")
     decided = {"hidden_act"} if family == "gemma" else set()  # hf_config says why

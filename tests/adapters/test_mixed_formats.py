@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.spec import Weights
 from adapters.hf_directory import open_weights
+from tests.adapters.test_gguf_gemma import CHANGES, write_gguf
 from tests.adapters.test_hf_models import load, tokens
 from tests.support import reference_decoder, tiny_models
 from tests.support.tiny_gguf import Tiny, write
@@ -60,3 +61,20 @@ def test_a_directory_of_mixed_types(tmp_path, shared_store, name):
     weights = open_weights(directory)
     assert {weights.tensor(f"0.{part}").bfloat16 for part in ("query", "key", "value")} == {True, False}
     assert compute(directory, weights, shared_store, "openvino_rt") < 0.01
+
+
+@pytest.mark.parametrize("adapter", ["openvino_rt", "torch_device", "onnx_rt"])
+def test_a_scaled_rope_is_the_same_on_every_adapter(tmp_path, shared_store, adapter):
+    pytest.importorskip({"torch_device": "torch", "onnx_rt": "onnxruntime"}.get(adapter, "openvino"))
+    path = tmp_path / "m.gguf"
+    write(path, Tiny("llama"), {"rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.5})
+    assert compute(path, GgufWeights(path), shared_store, adapter) < 0.01
+
+
+@pytest.mark.parametrize("adapter", ["openvino_rt", "torch_device"])
+def test_what_a_gemma_says_of_itself_is_the_same_on_every_adapter(tmp_path, shared_store, adapter):
+    pytest.importorskip({"torch_device": "torch"}.get(adapter, "openvino"))
+    config = tiny_models.config_of("gemma3", **CHANGES)
+    said = {"final_logit_softcapping": 6.0, "attention.sliding_window_pattern": 3, "rope.freq_base_swa": 5000.0}
+    path = write_gguf(tmp_path / "m.gguf", config, tiny_models.tensors_of(config), said)
+    assert compute(path, GgufWeights(path), shared_store, adapter) < 0.01

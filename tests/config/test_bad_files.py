@@ -77,6 +77,19 @@ def text(content: str) -> Prepare:
     return lambda directory: content
 
 
+def write_reduced(directory: Path) -> str:
+    from device_profiles.workload import vocabulary_fingerprint
+
+    source = tiny_models.write_model(directory / "whole", "llama")
+    tiny_models.write_reduced(directory / "m", source, np.arange(64), vocabulary_fingerprint(["a"]))
+    return "model: {source: m}"
+
+
+def write_pickle(directory: Path) -> str:
+    (directory / "m.bin").write_bytes(b"x")
+    return "model: {source: m.bin}"
+
+
 CASES: dict[str, tuple[Prepare, str]] = {
     # what a GGUF file is
     "a lora": (gguf({"general.type": "adapter", "adapter.type": "lora"}), "general.type"),
@@ -142,13 +155,13 @@ CASES: dict[str, tuple[Prepare, str]] = {
     ),
     "a draft that is not there": (draft(lambda at: None, "models/d.gguf"), "drafts[0].source"),
     "a draft of few outputs as the target": (
-        lambda at: write_reduced(at) or "model: {source: m}",
+        write_reduced,
         "draft_vocab_size",
     ),
     # the configuration
     "a file that is not there": (text("model: {source: ./models/foo.gguf}"), "model.source: ./models/foo.gguf"),
     "no such package": (text("model: {source: 'package:no_such_thing_9f/x.gguf'}"), "model.source"),
-    "a pickle": (lambda at: (at / "m.bin").write_bytes(b"x") and "model: {source: m.bin}", "model.source"),
+    "a pickle": (write_pickle, "model.source"),
     "a key that is none": (text("model: {source: 'simulated:toy', adapter: simulated, wieghts: int8}"), "wieghts"),
     "a unit that is none": (
         text("model: {source: 'simulated:toy', adapter: simulated}\nlimits: {kv_cache: 3 bananas}"),
@@ -156,13 +169,6 @@ CASES: dict[str, tuple[Prepare, str]] = {
     ),
     "simulated on another adapter": (text("model: {source: 'simulated:toy', adapter: onnx_rt}"), "model.source"),
 }
-
-
-def write_reduced(directory: Path) -> None:
-    from device_profiles.workload import vocabulary_fingerprint
-
-    source = tiny_models.write_model(directory / "whole", "llama")
-    tiny_models.write_reduced(directory / "m", source, np.arange(64), vocabulary_fingerprint(["a"]))
 
 
 def test_there_are_forty() -> None:

@@ -42,7 +42,7 @@ def write(
     path: Path,
     tiny: Tiny,
     metadata: Mapping[str, Any] | None = None,
-    extra: Arrays | None = None,
+    extra: Mapping[str, np.ndarray | None] | None = None,
     tokens: list[str] | None = None,
     kinds: Mapping[str, GGMLQuantizationType] | None = None,
 ) -> Arrays:
@@ -51,7 +51,7 @@ def write(
     Keys of `metadata` are the architecture's (`rope.freq_base`), or whole ones (`general.type`); None leaves one out,
     and a tensor of None in `extra` is left out, too. `kinds`: the types of matrices whose names end so.
     """
-    given = _random(tiny) | (extra or {})
+    given: dict[str, np.ndarray | None] = {**_random(tiny), **(extra or {})}
     arrays = {name: values for name, values in given.items() if values is not None}
     writer = GGUFWriter(str(path), tiny.family)
     usual: dict[str, Any] = {
