@@ -25,7 +25,7 @@ from orchestrator.api.batches.routes import install_batch_routes
 from orchestrator.api.batches.service import BatchService
 from orchestrator.api.batches.store import BatchStore
 from orchestrator.api.body_bounds import read_body, refuse_oversized
-from orchestrator.api.choices import choices_of, cost_of, merge_pieces, pieces_of
+from orchestrator.api.choices import choices_of, cost_of, merge_pieces
 from orchestrator.api.connections import Connections
 from orchestrator.api.deadly_bodies import DeadlyBodies
 from orchestrator.api.docs_page import install_docs_page
@@ -48,7 +48,7 @@ from orchestrator.api.responses import EventStream, json_response, read_chat, re
 from orchestrator.api.resume import EventCursor, KeptAnswers, Resumption, wants_names
 from orchestrator.api.served import ServedModel, ServedModels, ServedTarget
 from orchestrator.api.shares import BodyBudget, BodyShare, KeyShares
-from orchestrator.api.streaming import Choice, Piece
+from orchestrator.api.streaming import Choice, Piece, texts
 from orchestrator.api.trace_scope import NO_TELEMETRY, TraceScope, describe_traced, mark_traced
 from orchestrator.api.wire import ChatRequest, CompletionRequest
 from orchestrator.api.work_lanes import WorkLanes
@@ -296,11 +296,9 @@ class ApiRoutes:
         model.liveness.observe_request()
         choices = choices_of(body, asked, tokenizer, arrived_s)
         told = [self._deltas(model.control, *pair, kept, follow) for pair in zip(asked, choices, strict=True)]
-        texts = [
-            pieces_of(body, submit.request_id, deltas, choice, self._clock)
-            for submit, deltas, choice in zip(asked, told, choices, strict=True)
-        ]
-        pieces = merge_pieces(texts)
+        pieces = merge_pieces(
+            [texts(deltas, choice, self._clock) for deltas, choice in zip(told, choices, strict=True)]
+        )
         cursor = None if kept is None else kept.cursor(names=question.resumable and wants_names(request.headers))
         writer = question.build_writer(self._head(model, asked[0], tokenizer, kept, cursor))
         with follow.to_the_headers():

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from orchestrator.api.logprobs import Echo
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler, texts
+from orchestrator.api.stops import find_control_stops
+from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler
 from orchestrator.api.tools.calls import ToolCallParser
-from orchestrator.api.tools.stream import with_calls
 from orchestrator.api.wire import ChatRequest, CompletionRequest
-from orchestrator.clock import Clock
-from orchestrator.workers.messages import Delta, Submit
+from orchestrator.workers.messages import Submit
 
 
 def choices_of(
@@ -24,49 +23,29 @@ def choices_of(
     if isinstance(body, CompletionRequest) and body.echo:
         given = body.prompt[0] if isinstance(body.prompt, list) else body.prompt
         echo = Echo.of(submits[0].prompt, given if isinstance(given, str) else None, tokenizer)
+    named = {token: token for token in body.stop_token_ids} | find_control_stops(body.stops, tokenizer)
+    offers_tools = isinstance(body, ChatRequest) and bool(body.offered)
     return [
         Choice(
             index,
-            TextAssembler(tokenizer.decoder(), body.stops, submit.min_tokens, _behind_one_call(body)),
+            TextAssembler(tokenizer.decoder(), body.stops, submit.min_tokens, _parser(body)),
             frozenset(submit.stop_tokens),
             Answer(started_s=now_s),
             echo,
-            frozenset(body.stop_token_ids),
+            named,
+            tokenizer.eos_ids,
+            submit.request_id if offers_tools else None,
         )
         for index, submit in enumerate(submits)
     ]
 
 
-def pieces_of(
-    body: CompletionRequest | ChatRequest,
-    request_id: str,
-    deltas: AsyncIterator[Delta],
-    choice: Choice,
-    clock: Clock,
-) -> AsyncGenerator[Piece, None]:
-    """Return the pieces of one choice; its tool calls are taken out of the text where tools were offered."""
-    pieces = texts(deltas, choice, clock)
+def _parser(body: CompletionRequest | ChatRequest) -> ToolCallParser | None:
+    """Return what finds calls; None where no tools were offered."""
     if not isinstance(body, ChatRequest) or not body.offered:
-        return pieces
-    return with_calls(pieces, _parser(body), many=body.parallel_tool_calls, request_id=request_id)
-
-
-def _parser(body: ChatRequest) -> ToolCallParser:
-    return ToolCallParser([tool.function.name for tool in body.forced or body.offered], forced=bool(body.forced))
-
-
-def _behind_one_call(body: CompletionRequest | ChatRequest) -> Callable[[str], bool] | None:
-    """Return what ends an answer that may hold one call only. It is asked token by token, so that what the request
-    is charged for does not depend on how many tokens came at once."""
-    if not isinstance(body, ChatRequest) or not body.offered or body.parallel_tool_calls:
         return None
-    parser = _parser(body)
-
-    def over(text: str) -> bool:
-        parser.push(text)
-        return parser.ended > 0
-
-    return over
+    names = [tool.function.name for tool in body.forced or body.offered]
+    return ToolCallParser(names, forced=bool(body.forced), one=not body.parallel_tool_calls)
 
 
 def cost_of(choices: Sequence[Choice]) -> Answer:

@@ -20,7 +20,7 @@ from orchestrator.api.question import AnswerHead, Question
 from orchestrator.api.resume import CALLS, END, OPENING, TEXT
 from orchestrator.api.speculation import describe_effective_speculation, headers_of
 from orchestrator.api.streaming import Answer, Piece
-from orchestrator.api.tools.stream import whole_calls
+from orchestrator.api.tools.deltas import whole_calls
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import RequestStats

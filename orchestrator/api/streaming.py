@@ -1,30 +1,38 @@
-"""Tokens to text: incremental decoding, stop strings, and what one answer cost."""
+"""Tokens to text: incremental decoding, calls and stop strings in it, and what one answer cost."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from orchestrator.api.logprobs import Echo, ScoredToken
 from orchestrator.api.port import StreamDecoder
+from orchestrator.api.stops import StopSearch
+from orchestrator.api.tools.calls import CallBegins, Text, ToolCallParser, join_pieces
+from orchestrator.api.tools.calls import Piece as Found
+from orchestrator.api.tools.deltas import render_parts
 from orchestrator.clock import Clock
 from orchestrator.workers.messages import DEADLINE, Delta, RequestStats, TokenScore
 from policies.serving.overrides import EffectiveBound
 
 
-class TextAssembler:
-    """Pushes tokens through a decoder and cuts the text before the first stop string.
+UNFINISHED_CALL = "unfinished_call"
+"""The `stop_reason` of an answer that the model itself ended within a call."""
 
-    The first is the one that is complete first (the longest of those that end together). The choice does not depend on
-    how the text was split into tokens. Text that could still become a stop string is held back, so nothing that was
-    given out is ever retracted. The text of the first `quiet_tokens` tokens is not searched. `decoded` and `given`
-    count characters: of all tokens so far, and of what was given out. `over` is shown every text that is given out, and
-    may say that the answer ends behind it.
+
+class TextAssembler:
+    """Pushes tokens through a decoder, finds calls in their text, and cuts what is outside of calls before the first
+    stop string (see StopSearch).
+
+    What it finds does not depend on how the text was split into tokens. The text of the first `quiet_tokens` tokens
+    ends no answer, but a stop string may begin there. A stop string does not reach over a call. `parser`: what
+    finds calls, where tools were offered. `decoded` and `given` count characters: of all tokens so far, and of what
+    was given out or is markup.
     """
 
     def __init__(
@@ -32,59 +40,78 @@ class TextAssembler:
         decoder: StreamDecoder,
         stops: Sequence[str],
         quiet_tokens: int = 0,
-        over: Callable[[str], bool] | None = None,
+        parser: ToolCallParser | None = None,
     ) -> None:
         self._decoder = decoder
-        self._stops = tuple(stops)
+        self._search = StopSearch(stops)
         self._quiet_tokens = quiet_tokens
-        self._over = over
-        self._held = ""
+        self._parser = parser
         self.stopped = False
-        self.stopped_by: str | None = None
+        self.calls = 0
         self.decoded = 0
         self.given = 0
 
-    def push(self, ids: Sequence[int]) -> str:
-        """Return the text that these tokens make certain. After a stop it is always empty."""
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that ended the text."""
+        return self._search.found
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether the answer was ended within a call."""
+        return self._parser is not None and self._parser.unfinished
+
+    def push(self, ids: Sequence[int]) -> list[Found]:
+        """Return what these tokens make certain. After a stop it is always empty."""
+        found: list[Found] = []
+        for token in ids:
+            if not self.stopped:
+                text = self._decoder.push([token])
+                quiet, self._quiet_tokens = self._quiet_tokens > 0, max(0, self._quiet_tokens - 1)
+                found += self._take(text, quiet=quiet)
+        return join_pieces(found)
+
+    def finish(self, *, cut: bool = False) -> list[Found]:
+        """Return what is left at the end. `cut`: it was not the model that ended the answer."""
         if self.stopped:
-            return ""
-        quiet, loud = ids[: self._quiet_tokens], ids[self._quiet_tokens :]
-        self._quiet_tokens -= len(quiet)
-        unsearched = self._decoder.push(quiet) if quiet else ""
-        self.decoded += len(unsearched)
-        self.given += len(unsearched)
-        text = unsearched + self._take(self._decoder.push(loud), last=False)
-        self.stopped = self.stopped or (self._over is not None and self._over(text))
-        return text
+            return []
+        found = self._take(self._decoder.flush(), quiet=self._quiet_tokens > 0)
+        if self._parser is not None and not self.stopped:
+            found += self._cut_at_stop(self._parser.finish(cut=cut))
+        if not self.stopped:
+            found += self._flush()
+        return join_pieces(found)
 
-    def finish(self) -> str:
-        """Return what is left at the end."""
-        return "" if self.stopped else self._take(self._decoder.flush(), last=True)
-
-    def _take(self, text: str, *, last: bool) -> str:
+    def _take(self, text: str, *, quiet: bool) -> list[Found]:
+        place = self.decoded
         self.decoded += len(text)
-        certain = self._cut_at_stop(self._held + text, last=last)
-        self.given += len(certain)
-        return certain
+        if quiet:
+            self._search.quiet_end = self.decoded
+        found = self._cut_at_stop([Text(text, place)] if self._parser is None else self._parser.push(text))
+        if not self.stopped:
+            pending = 0 if self._parser is None else self._parser.pending
+            self.given = self.decoded - pending - self._search.held
+            self.stopped = self._parser is not None and self._parser.over
+        return found
 
-    def _cut_at_stop(self, text: str, *, last: bool) -> str:
-        found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
-        if found:
-            self.stopped, self._held = True, ""
-            end, start = min(found)
-            self.stopped_by = text[start:end]
-            return text[:start]
-        keep = 0 if last else self._unsure(text)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+    def _cut_at_stop(self, pieces: Sequence[Found]) -> list[Found]:
+        found: list[Found] = []
+        for piece in pieces:
+            if not isinstance(piece, Text):
+                found += self._flush()
+                found.append(piece)
+                self.calls += isinstance(piece, CallBegins)
+                continue
+            if text := self._search.push(piece.text, piece.start):
+                found.append(Text(text))
+            if self._search.found is not None:
+                self.stopped, self.given = True, self._search.cut_at
+                break
+        return found
 
-    def _unsure(self, text: str) -> int:
-        """Return the length of the longest end of the text that begins a stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for size in range(min(longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-size:]) for stop in self._stops):
-                return size
-        return 0
+    def _flush(self) -> list[Found]:
+        text = self._search.flush()
+        return [Text(text)] if text else []
 
 
 @dataclass(slots=True)
@@ -162,15 +189,18 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice of an answer while it grows. `hidden`: stop tokens, whose text is not shown where they end it;
-    `named`: those of them that the request named."""
+    """One choice of an answer while it grows. `hidden`: stop tokens, whose text is not shown where they end it.
+    `named`: those of them that the request named, with what is told as the `stop_reason`. `ends`: those that are the
+    model's own end. `request_id`: what the ids of its calls follow from; None where no tools were offered."""
 
     index: int
     assembler: TextAssembler
     hidden: frozenset[int]
     answer: Answer
     echo: Echo | None = None
-    named: frozenset[int] = frozenset()
+    named: Mapping[int, int | str] = field(default_factory=dict)
+    ends: frozenset[int] = frozenset()
+    request_id: str | None = None
 
 
 async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> AsyncGenerator[Piece, None]:
@@ -186,37 +216,57 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
             if echo is not None:
                 yield Piece(choice.index, echo.text, echo.attach_scores(delta.prompt_logprobs))
                 echo = None
-            shown = list(delta.tokens)
+            shown, last = list(delta.tokens), None
             at += len(shown)
             if delta.finish == "stop" and shown and shown[-1] in choice.hidden:
                 last = shown.pop()
-                answer.stop_reason = last if last in choice.named else None
-            text, used = _push(assembler, held, shown, delta)
+            found, used = _push(assembler, held, shown, delta)
             answer.note(now_s, used)
-            answer.finish, answer.stats = delta.finish, delta.stats
-            if delta.finish == DEADLINE:  # OpenAI has no word for it: the answer is cut, as by max_tokens
-                answer.finish, answer.stop_reason = "length", DEADLINE
             if delta.finish and not assembler.stopped:
-                text += assembler.finish()
-            if assembler.stopped:
-                answer.finish, answer.stop_reason = "stop", assembler.stopped_by
+                cut = delta.finish != "stop" or (last is not None and last not in choice.ends)
+                found = join_pieces([*found, *assembler.finish(cut=cut)])
+            answer.stats = delta.stats
+            answer.finish, answer.stop_reason = _end(delta.finish, last, choice)
             tokens = held.release(assembler, last=bool(delta.finish))
-            if text or tokens or answer.finish:
-                yield Piece(choice.index, text, tokens, answer.finish, stop_reason=answer.stop_reason, at=at)
+            piece = _piece(choice, found, tokens, at)
+            if piece.text or piece.calls or tokens or answer.finish:
+                yield piece
             if answer.finish:
                 return
 
 
-def _push(assembler: TextAssembler, held: _HeldTokens, shown: list[int], delta: Delta) -> tuple[str, int]:
-    """Push tokens one by one, so that those behind a stop string are not counted; (text, tokens used)."""
-    text = ""
+def _end(finish: str, last: int | None, choice: Choice) -> tuple[str, str | int | None]:
+    """Return why a choice has ended, as it is told ("" where it has not), with its `stop_reason`. `last`: the stop
+    token that ended it."""
+    assembler = choice.assembler
+    reason = choice.named.get(last) if last is not None else None
+    if assembler.stopped:
+        finish, reason = "stop", assembler.stopped_by
+    elif finish == DEADLINE:  # OpenAI has no word for it: the answer is cut, as by max_tokens
+        finish, reason = "length", DEADLINE
+    elif finish == "stop" and assembler.unfinished:  # clients run the calls of an answer that is not cut
+        finish, reason = "length", UNFINISHED_CALL if reason is None else reason
+    return ("tool_calls" if finish == "stop" and assembler.calls else finish), reason
+
+
+def _piece(choice: Choice, found: Sequence[Found], tokens: tuple[ScoredToken, ...], at: int) -> Piece:
+    end = {"finish": choice.answer.finish, "stop_reason": choice.answer.stop_reason, "at": at}
+    parts = render_parts(found, choice.request_id or "")
+    text = "".join(part for part in parts if isinstance(part, str))
+    calls = tuple(part for part in parts if not isinstance(part, str))
+    return Piece(choice.index, text, tokens, calls=calls, parts=None if choice.request_id is None else parts, **end)
+
+
+def _push(assembler: TextAssembler, held: _HeldTokens, shown: list[int], delta: Delta) -> tuple[list[Found], int]:
+    """Push tokens one by one, so that those behind a stop string are not counted; (what was found, tokens used)."""
+    found: list[Found] = []
     for index, token in enumerate(shown):
         if delta.logprobs is not None:
             held.add(token, assembler.decoded, delta.logprobs[index])
-        text += assembler.push([token])
+        found += assembler.push([token])
         if assembler.stopped:
-            return text, index + 1
-    return text, len(delta.tokens)
+            return found, index + 1
+    return found, len(delta.tokens)
 
 
 class _HeldTokens:

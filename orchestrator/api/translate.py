@@ -12,6 +12,7 @@ from adapters.contract import AdapterError
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.speculation import read_override
+from orchestrator.api.stops import find_control_stops
 from orchestrator.api.tools.grammar import build_calls_or_json_grammar, build_forced_calls_grammar, free_calls
 from orchestrator.api.tools.wire import Tool, render_tool_messages
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message, Prediction
@@ -176,12 +177,13 @@ def _submit(
         raise RequestError(f"'min_tokens' {request.min_tokens} is above the limit of {max_tokens}", param="min_tokens")
     override = read_override(request.speculative_config, Scope.REQUEST)
     ends = [] if request.ignore_eos else sorted(tokenizer.eos_ids)
+    control_stops = find_control_stops(request.stops, tokenizer)
     return Submit(
         request_id=request_id,
         prompt=prompt,
         max_tokens=max_tokens,
         sampling=sampling,
-        stop_tokens=sorted({*ends, *request.stop_token_ids}),
+        stop_tokens=sorted({*ends, *request.stop_token_ids, *control_stops}),
         depth=override.depth,
         timeout_s=request.timeout_s or 0.0,
         min_tokens=request.min_tokens,

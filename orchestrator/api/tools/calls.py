@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,15 @@ _HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*({_TEXT})\s*,\s*"arguments"\s*:\s*(?
 _SPECIAL = re.compile(r'["{}\[\]]')
 _INSIDE_TEXT = re.compile(r'"|\\.', re.DOTALL)
 _SURELY_OPEN = len("<tool")  # of the opening tag: shorter, it may as well be text
+_MOST_GAP = 64  # characters of white space before a call that are held back: a text may end in white space for ever
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Text outside of calls."""
+    """Text outside of calls. `start`: the place of its first character in the answer."""
 
     text: str
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +78,19 @@ class _Depth:
 
 class ToolCallParser:
     """Splits an answer into text and calls. White space around calls is dropped; what looks like a call and is none
-    (no JSON object, a name that was not offered) stays text, to the letter. `forced`: there is nothing but calls.
+    (no JSON object, a name that was not offered) stays text, to the letter.
+
+    `forced`: there is nothing but calls, so nothing is text. `one`: what stands behind the first call is dropped.
+    `unfinished`: the answer was ended within a call.
     """
 
-    def __init__(self, names: Collection[str], *, forced: bool = False) -> None:
+    def __init__(self, names: Collection[str], *, forced: bool = False, one: bool = False) -> None:
         self._names = frozenset(names)
-        self._least_open = 1 if forced else _SURELY_OPEN
+        self._forced = forced
+        self._one = one
         self._cut = False
         self._held = ""
+        self._at = 0  # the place of `held` in the answer
         self._read = 0  # of `held`, where the object is being followed
         self._gap = ""  # white space in front of a call that is not certain yet
         self._step = self._in_text
@@ -91,17 +98,29 @@ class ToolCallParser:
         self._behind_call = False
         self.begun = 0
         self.ended = 0
+        self.unfinished = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is looked for."""
+        return self._one and self.ended > 0
+
+    @property
+    def pending(self) -> int:
+        """How many characters are held back: it is not certain yet what they are."""
+        before = len(self._gap) + len(OPEN) if self._step == self._in_head else 0
+        return before + len(self._held)
 
     def push(self, text: str) -> list[Piece]:
         """Return what this text makes certain."""
         self._held += text
-        return _join_pieces(self._steps(last=False))
+        return join_pieces(self._steps(last=False))
 
     def finish(self, *, cut: bool = False) -> list[Piece]:
         """Return what is left at the end of the answer. Arguments that were cut off stay cut off. `cut`: the answer was
         ended within its text, so a call that had begun is left out instead of given back."""
         self._cut = cut
-        return _join_pieces(self._steps(last=True))
+        return join_pieces(self._steps(last=True))
 
     def _steps(self, *, last: bool) -> Iterator[Piece]:
         """Run steps until one needs more text."""
@@ -111,28 +130,36 @@ class ToolCallParser:
             if self._step == step:
                 return
 
+    def _take(self, size: int) -> str:
+        """Take so many characters off what is held."""
+        taken, self._held = self._held[:size], self._held[size:]
+        self._at += size
+        return taken
+
     def _in_text(self, last: bool) -> Iterator[Piece]:
         place = self._held.find(OPEN)
         if place >= 0:
-            text = self._held[:place]
-            kept = text.rstrip()
-            yield from self._text(kept)
-            self._gap = text[len(kept) :]
-            self._held, self._read, self._depth = self._held[place + len(OPEN) :], 0, _Depth()
+            text = self._take(max(len(self._held[:place].rstrip()), place - _MOST_GAP))
+            yield from self._text(text, self._at - len(text))
+            self._gap = self._take(place - len(text))
+            self._take(len(OPEN))
+            self._read, self._depth = 0, _Depth()
             self._step = self._in_head
             return
-        sure = len(self._held) if last else _sure(self._held)
-        text, self._held = self._held[:sure], self._held[sure:]
-        if self._cut and (size := _open_size(text)) >= self._least_open:
-            text = text[: len(text) - size].rstrip()
-        yield from self._text(text)
+        text = self._take(len(self._held) if last else _sure(self._held))
+        if self._cut and (size := _open_size(text)) >= (1 if self._forced else _SURELY_OPEN):
+            self.unfinished = True
+            yield from self._text(text[: len(text) - size].rstrip(), self._at - len(text))
+        else:
+            yield from self._text(text, self._at - len(text))
 
-    def _text(self, text: str) -> Iterator[Piece]:
+    def _text(self, text: str, start: int) -> Iterator[Piece]:
+        """Give out text that begins at this place of the answer."""
         if self._behind_call:
-            text = text.lstrip()
-        if text:
+            start, text = start + len(text) - len(text.lstrip()), text.lstrip()
+        if text and not self._forced:
             self._behind_call = False
-            yield Text(text)
+            yield Text(text, start)
 
     def _in_head(self, last: bool) -> Iterator[Piece]:
         """Between the opening tag and the arguments: it is not certain yet that this is a call."""
@@ -144,7 +171,8 @@ class ToolCallParser:
                 yield from self._no_call()
                 return
             yield CallBegins(self.begun, name)
-            self._held, self._depth = self._held[head.end() :], _Depth(1)
+            self._take(head.end())
+            self._depth = _Depth(1)
             self._step = self._in_arguments
             self.begun += 1
             return
@@ -154,7 +182,10 @@ class ToolCallParser:
         self._read, closed = self._depth.until(self._held, self._read, 0)
         if closed:
             yield from self._whole()
-        elif last and not self._cut:
+        elif last and self._cut:
+            self.unfinished = True
+            self._take(len(self._held))
+        elif last:
             yield from self._no_call()
 
     def _whole(self) -> Iterator[Piece]:
@@ -166,15 +197,16 @@ class ToolCallParser:
         yield CallBegins(self.begun, name)
         yield CallArguments(self.begun, arguments)
         self.begun += 1
-        self._held = self._held[self._read :]
+        self._take(self._read)
         self._end_call()
 
     def _in_arguments(self, last: bool) -> Iterator[Piece]:
         place, closed = self._depth.until(self._held, 0, 1)
-        place = len(self._held) if last and not closed else place
+        if last and not closed:
+            self.unfinished = True
+            place = len(self._held)
         if place:
-            yield CallArguments(self.begun - 1, self._held[:place])
-        self._held = self._held[place:]
+            yield CallArguments(self.begun - 1, self._take(place))
         if closed:
             self._read = 0
             self._step = self._behind_arguments
@@ -183,7 +215,7 @@ class ToolCallParser:
         """Skip what else the call's object holds."""
         yield from ()
         place, closed = self._depth.until(self._held, 0, 0)
-        self._held = self._held[place:]
+        self._take(place)
         if closed or last:
             self._end_call()
 
@@ -191,30 +223,38 @@ class ToolCallParser:
         self.ended += 1
         self._behind_call = True
         self._gap = ""
-        self._step = self._before_close
+        self._step = self._behind_all if self._one else self._before_close
+
+    def _behind_all(self, last: bool) -> Iterator[Piece]:
+        """Drop what stands behind the only call."""
+        yield from ()
+        self._take(len(self._held))
 
     def _before_close(self, last: bool) -> Iterator[Piece]:
         """Skip the closing tag, which models forget; what the end of the answer left of it, too."""
         yield from ()
         begun = self._held.lstrip()
+        space = len(self._held) - len(begun)
         if begun.startswith(CLOSE):
-            self._held = begun[len(CLOSE) :]
+            self._take(space + len(CLOSE))
         elif CLOSE.startswith(begun):
             if not last:
                 return
-            self._held = ""
+            self._take(space + len(begun))
         self._step = self._in_text
 
     def _no_call(self) -> Iterator[Piece]:
         """Give back what looked like a call."""
-        yield from self._text(self._gap + OPEN)
+        text = self._gap + OPEN
         self._gap = ""
         self._step = self._in_text
+        yield from self._text(text, self._at - len(text))
 
 
 def _sure(text: str) -> int:
     """Return how much of the text can be no part of an opening tag, nor of the white space before one."""
-    return len(text[: len(text) - _open_size(text)].rstrip())
+    before = len(text) - _open_size(text)
+    return max(len(text[:before].rstrip()), before - _MOST_GAP)
 
 
 def _open_size(text: str) -> int:
@@ -252,13 +292,13 @@ def _write_json(value: dict[str, Any]) -> str | None:
     return text
 
 
-def _join_pieces(pieces: Iterator[Piece]) -> list[Piece]:
+def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
     """Put neighbours of one kind together."""
     found: list[Piece] = []
     for piece in pieces:
         match (found[-1] if found else None), piece:
-            case Text(before), Text(text):
-                found[-1] = Text(before + text)
+            case Text(before, start), Text(text):
+                found[-1] = Text(before + text, start)
             case CallArguments(index, before), CallArguments(same, text) if index == same:
                 found[-1] = CallArguments(index, before + text)
             case _:

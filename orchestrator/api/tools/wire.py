@@ -84,11 +84,14 @@ class CalledFunction(_Part):
     arguments: str
 
     def plain(self) -> dict[str, Any]:
-        """Return it with its arguments as an object, where the model wrote one: templates print them as JSON."""
+        """Return it with its arguments as an object, where the model wrote one: templates print them as JSON. Clients
+        send "" or "null" of a call without arguments."""
         try:
-            arguments = json.loads(self.arguments)
+            arguments = json.loads(self.arguments) if self.arguments.strip() else None
         except (ValueError, RecursionError):
             arguments = self.arguments
+        if arguments is None:
+            arguments = {}
         return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
 
 

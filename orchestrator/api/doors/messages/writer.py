@@ -16,7 +16,6 @@ from orchestrator.api.responses import SourceHeaders
 from orchestrator.api.streaming import Answer, Piece
 from orchestrator.api.wire import ChatRequest
 from orchestrator.errors import RequestError
-from orchestrator.workers.messages import DEADLINE
 
 INVALID_JSON = "INVALID_JSON"
 """Anthropic's name for arguments that are no JSON object, where an object is needed."""
@@ -71,7 +70,7 @@ class MessageWriter(SourceHeaders):
         finish, why = self._builder.finish, self._builder.stop_reason
         stop = why if finish == "stop" and isinstance(why, str) and why in self._stops else None
         if finish == "length":
-            full = answer.tokens < self._max_tokens and why != DEADLINE
+            full = answer.tokens < self._max_tokens and why is None
             return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
         if finish == "tool_calls":
             return {"stop_reason": "tool_use", "stop_sequence": None}
