@@ -226,6 +226,8 @@ class CompletionChoice(Answered):
 
 
 class _Envelope(Answered):
+    """`warnings`: what of the request's schemas the text is not held to; of chunks the last of a choice has them."""
+
     id: str
     created: int
     model: str
@@ -239,6 +241,7 @@ class ChatCompletion(_Envelope):
     choices: list[ChatChoice]
     usage: Usage
     metrics: RequestMetrics
+    warnings: list[str] = []
 
 
 class Completion(_Envelope):
@@ -248,6 +251,7 @@ class Completion(_Envelope):
     choices: list[CompletionChoice]
     usage: Usage
     metrics: RequestMetrics
+    warnings: list[str] = []
 
 
 class CallDelta(Answered):
@@ -300,6 +304,7 @@ class ChatCompletionChunk(_Envelope):
     choices: list[ChatChunkChoice]
     usage: Usage | None = None
     metrics: RequestMetrics | None = None
+    warnings: list[str] = []
 
 
 class CompletionChunk(_Envelope):
@@ -309,3 +314,4 @@ class CompletionChunk(_Envelope):
     choices: list[CompletionChunkChoice]
     usage: Usage | None = None
     metrics: RequestMetrics | None = None
+    warnings: list[str] = []

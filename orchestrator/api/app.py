@@ -35,13 +35,14 @@ from orchestrator.api.doors.responses.store import ResponseStore, StoreBounds
 from orchestrator.api.fingerprint import describe_source
 from orchestrator.api.follow import RequestRecord, VariantReport, enter_trial
 from orchestrator.api.grammar_checks import GrammarChecks
+from orchestrator.api.grammars import write_grammar
 from orchestrator.api.keys import OWNER, Keys, check_owner, limits_of
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.metrics.collector import Metrics
 from orchestrator.api.metrics.page import MetricsPage
 from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.question import AnswerHead, Question, ReadQuestion, rename_parameters, write_events
+from orchestrator.api.question import AnswerHead, Question, ReadQuestion, rename_parameters, rename_words, write_events
 from orchestrator.api.request_lives import RequestLives
 from orchestrator.api.request_scope import RequestScope, mark_followed
 from orchestrator.api.responses import EventStream, json_response, read_chat, read_completion, unless_gone
@@ -216,6 +217,7 @@ class ApiRoutes:
             tokenizer, context = model.require_ready()
             request_id = f"{question.id_prefix}{secrets.token_hex(12)}"
             try:
+                written = write_grammar(question.body)
                 submit = translate.generation(
                     question.body,
                     request_id,
@@ -223,10 +225,13 @@ class ApiRoutes:
                     context,
                     _seed,
                     model.terms.acceptance,
+                    written,
                     clips=question.clips,
                 )
             except RequestError as error:
                 raise rename_parameters(error, question.names) from None
+            told = tuple(rename_words(warning, question.names) for warning in written.warnings)
+            question = replace(question, warnings=told)
             return question, msgspec.structs.replace(submit, owner=owner, route=question.route), tokenizer
 
         with self.bodies.hold() as share:
@@ -300,7 +305,7 @@ class ApiRoutes:
             [texts(deltas, choice, self._clock) for deltas, choice in zip(told, choices, strict=True)]
         )
         cursor = None if kept is None else kept.cursor(names=question.resumable and wants_names(request.headers))
-        writer = question.build_writer(self._head(model, asked[0], tokenizer, kept, cursor))
+        writer = question.build_writer(self._head(model, question, asked[0], tokenizer, kept, cursor))
         with follow.to_the_headers():
             if body.stream:
                 # The first piece is awaited before the headers go, so that a refusal still has its own status.
@@ -332,6 +337,7 @@ class ApiRoutes:
     def _head(
         self,
         model: ServedModel,
+        question: Question,
         submit: Submit,
         tokenizer: TokenizerPort,
         kept: Resumption | None,
@@ -347,6 +353,7 @@ class ApiRoutes:
             rule,
             tokenizer,
             cursor,
+            question.warnings,
         )
 
 

@@ -27,7 +27,7 @@ TellSource = Callable[[int], AnswerSource]
 @dataclass(frozen=True, slots=True)
 class AnswerHead:
     """What is known of an answer before its first token. `cursor` names the events, and knows which the client has;
-    without one they have no names."""
+    without one they have no names. `warnings`: what of the request's schemas the answer is not held to."""
 
     request_id: str
     created_s: int
@@ -37,6 +37,7 @@ class AnswerHead:
     rule: Rule
     tokenizer: TokenizerPort
     cursor: EventCursor | None = None
+    warnings: tuple[str, ...] = ()
 
 
 class AnswerWriter(Protocol):
@@ -75,7 +76,8 @@ class AnswerWriter(Protocol):
 class Question:
     """A body as its route read it. `body` is what the decode loop is asked; `build_writer` returns what writes the
     answer. `names`: what the route calls parameters of a chat, for its errors. `resumable`: its events have names.
-    `clips`: a limit that the context has no room for is no error."""
+    `clips`: a limit that the context has no room for is no error. `warnings`: what of the body's schemas the answer is
+    not held to."""
 
     body: CompletionRequest | ChatRequest
     route: str
@@ -84,6 +86,7 @@ class Question:
     names: Mapping[str, str] = field(default_factory=dict)
     resumable: bool = True
     clips: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def grammar_param(self) -> str:
@@ -97,13 +100,18 @@ class Question:
         return self.names.get("response_format", "response_format")
 
 
+def rename_words(text: str, names: Mapping[str, str]) -> str:
+    """Return a text with a route's own names of parameters."""
+    for ours, theirs in names.items():
+        text = text.replace(f"'{ours}'", f"'{theirs}'").replace(f" in the {ours} ", f" in the {theirs} ")
+    return text
+
+
 def rename_parameters(error: RequestError, names: Mapping[str, str]) -> RequestError:
     """Return an error with a route's own names of parameters."""
-    message, param = error.message, error.param
-    for ours, theirs in names.items():
-        message = message.replace(f"'{ours}'", f"'{theirs}'").replace(f" in the {ours} ", f" in the {theirs} ")
+    param = error.param
     return RequestError(
-        message,
+        rename_words(error.message, names),
         status=error.status,
         kind=error.kind,
         code=error.code,

@@ -81,6 +81,7 @@ class Envelope(SourceHeaders):
         self._prompt_tokens = len(head.prompt)
         self._logprobs = logprobs
         self._predicted = predicted
+        self._warnings = {"warnings": list(head.warnings)} if head.warnings else {}
 
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
         """Return the body of an answer that is not streamed, from all of its pieces and what it cost."""
@@ -88,7 +89,7 @@ class Envelope(SourceHeaders):
             self._whole_choice(index, [piece for piece in pieces if piece.index == index])
             for index in sorted({piece.index for piece in pieces})
         ]
-        return {**self._with_object(stream=False), "choices": choices, **self._cost(answer)}
+        return {**self._with_object(stream=False), "choices": choices, **self._cost(answer), **self._warnings}
 
     def _whole_choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
         text = "".join(piece.text for piece in pieces)
@@ -160,7 +161,8 @@ class Envelope(SourceHeaders):
         content = {"delta": delta} if self._kind == "chat" else {"text": delta.get("content", "")}
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish, **more}
         usage = {} if so_far is None else {"usage": self._usage(so_far)}
-        return event({**self._with_object(stream=True), "choices": [choice], **usage}, name)
+        warnings = self._warnings if finish else {}
+        return event({**self._with_object(stream=True), "choices": [choice], **usage, **warnings}, name)
 
     def _usage(self, tokens: int) -> dict[str, int]:
         return {

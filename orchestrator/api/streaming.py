@@ -20,7 +20,6 @@ from orchestrator.clock import Clock
 from orchestrator.workers.messages import DEADLINE, Delta, RequestStats, TokenScore
 from policies.serving.overrides import EffectiveBound
 
-
 UNFINISHED_CALL = "unfinished_call"
 """The `stop_reason` of an answer that the model itself ended within a call."""
 
@@ -250,11 +249,19 @@ def _end(finish: str, last: int | None, choice: Choice) -> tuple[str, str | int 
 
 
 def _piece(choice: Choice, found: Sequence[Found], tokens: tuple[ScoredToken, ...], at: int) -> Piece:
-    end = {"finish": choice.answer.finish, "stop_reason": choice.answer.stop_reason, "at": at}
     parts = render_parts(found, choice.request_id or "")
     text = "".join(part for part in parts if isinstance(part, str))
     calls = tuple(part for part in parts if not isinstance(part, str))
-    return Piece(choice.index, text, tokens, calls=calls, parts=None if choice.request_id is None else parts, **end)
+    return Piece(
+        choice.index,
+        text,
+        tokens,
+        choice.answer.finish,
+        calls,
+        choice.answer.stop_reason,
+        at,
+        None if choice.request_id is None else parts,
+    )
 
 
 def _push(assembler: TextAssembler, held: _HeldTokens, shown: list[int], delta: Delta) -> tuple[list[Found], int]:

@@ -10,18 +10,19 @@ import msgspec
 from adapters.chat_template import is_failure
 from adapters.contract import AdapterError
 from orchestrator.api.acceptance import AcceptanceBounds
+from orchestrator.api.grammars import WrittenGrammar
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.speculation import read_override
 from orchestrator.api.stops import find_control_stops
-from orchestrator.api.tools.grammar import build_calls_or_json_grammar, build_forced_calls_grammar, free_calls
 from orchestrator.api.tools.wire import Tool, render_tool_messages
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message, Prediction
 from orchestrator.errors import RequestError
-from orchestrator.workers.messages import Grammar, Sampling, Submit
+from orchestrator.workers.messages import Sampling, Submit
 from orchestrator.workers.packed_tokens import pack_tokens
 from policies.serving.overrides import Scope
 
 _MASK64 = (1 << 64) - 1
+_LAST_CHOICE = -1e9  # beside any logit; what a grammar forbids is below it
 MakeSeed = Callable[[], int]
 
 
@@ -32,16 +33,19 @@ def generation(
     context_tokens: int,
     make_seed: MakeSeed,
     bounds: AcceptanceBounds,
+    written: WrittenGrammar,
     *,
     clips: bool = False,
 ) -> Submit:
     """Translate a request as it came. `context_tokens`: the context's length; `make_seed` makes seeds for requests that
-    bring none; `bounds`: the rules that it may ask for; `clips`: see `chat`. Raises RequestError."""
+    bring none; `bounds`: the rules that it may ask for; `written`: the grammar of its answer; `clips`: see `chat`.
+    Raises RequestError."""
     stores = bounds.choose_stores(request.draft_stores)
     if isinstance(request, ChatRequest):
         found = chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)
     else:
         found = completion(request, request_id, tokenizer, context_tokens, make_seed, bounds)
+    found = _bind_grammar(found, request, written, tokenizer)
     return found if stores is None else msgspec.structs.replace(found, stores=stores)
 
 
@@ -189,7 +193,6 @@ def _submit(
         min_tokens=request.min_tokens,
         logprobs=request.wanted_logprobs,
         prompt_logprobs=isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None,
-        grammar=_grammar(request),
         route="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
         user=request.user,
         most_depth=override.most,
@@ -226,19 +229,18 @@ def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, f
     return tuple(sorted(found.items()))
 
 
-def _grammar(request: CompletionRequest | ChatRequest) -> Grammar | None:
-    text = request.response_format.schema_text if request.response_format is not None else None
-    if isinstance(request, ChatRequest) and request.offered:
-        many = request.parallel_tool_calls
-        if request.forced:
-            return Grammar(
-                "lark", build_forced_calls_grammar(request.forced, many=many and request.tool_choice == "required")
-            )
-        if text is not None:
-            return Grammar("lark", build_calls_or_json_grammar(request.offered, text, many=many))
-        if any(tool.function.strict for tool in request.offered):
-            return Grammar("lark", free_calls(request.offered, many=many))
-    return None if text is None else Grammar("json_schema", text)
+def _bind_grammar(
+    submit: Submit, request: CompletionRequest | ChatRequest, written: WrittenGrammar, tokenizer: TokenizerPort
+) -> Submit:
+    """Bind an answer by its grammar. One that ignores the model's end takes it only where nothing else may follow: to
+    a grammar it is the end of the text."""
+    if written.grammar is None:
+        return submit
+    sampling = submit.sampling
+    if request.ignore_eos:
+        ends = dict.fromkeys(tokenizer.eos_ids - set(submit.stop_tokens), _LAST_CHOICE)
+        sampling = dataclasses.replace(sampling, logit_bias=tuple(sorted((dict(sampling.logit_bias) | ends).items())))
+    return msgspec.structs.replace(submit, grammar=written.grammar, sampling=sampling)
 
 
 def choices(submit: Submit, count: int) -> list[Submit]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -108,12 +107,12 @@ class ResponseFormat(Body):
     json_schema: JsonSchema | None = None
 
     @property
-    def schema_text(self) -> str | None:
+    def wanted_schema(self) -> dict[str, Any] | None:
         """The JSON schema that the text must keep to; None for any text."""
         if self.type == "text":
             return None
         named = self.json_schema.schema_ if self.json_schema is not None else None
-        return json.dumps({"type": "object"} if named is None else named)
+        return {"type": "object"} if named is None else named
 
     @model_validator(mode="after")
     def _schema_where_it_belongs(self) -> ResponseFormat:

@@ -37,7 +37,9 @@ class BlockBuilder:
 
     def __init__(self, head: AnswerHead, body: ChatRequest) -> None:
         # A grammar holds from the first token on: what it writes is no thought.
-        bound = bool(body.forced) or (body.response_format is not None and body.response_format.schema_text is not None)
+        bound = bool(body.forced) or (
+            body.response_format is not None and body.response_format.wanted_schema is not None
+        )
         self._thoughts = ThoughtSplitter(begun=not bound and opens_thought(head.prompt, head.tokenizer))
         self._open: Block | None = None
         self.blocks: list[Block] = []

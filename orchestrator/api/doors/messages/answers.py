@@ -74,6 +74,8 @@ class AnthropicMessage(Answered):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    warnings: list[str] = Field(default=[])
+    """What of the request's schemas the text is not held to."""
 
 
 class AnthropicEvent(Answered):

@@ -64,6 +64,7 @@ class MessageWriter(SourceHeaders):
             "role": "assistant",
             "model": self._head.model,
             "content": content,
+            **({"warnings": list(self._head.warnings)} if self._head.warnings else {}),
         }
 
     def _end(self, answer: Answer) -> dict[str, Any]:

@@ -124,6 +124,8 @@ class ResponseObject(Answered):
     usage: ResponseUsage | None
     user: str | None
     metrics: RequestMetrics | None = Field(default=None)
+    warnings: list[str] = Field(default=[])
+    """What of the request's schemas the text is not held to."""
 
 
 class ResponseEvent(Answered):

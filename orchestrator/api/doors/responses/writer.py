@@ -130,6 +130,7 @@ class ResponseWriter(SourceHeaders):
             "truncation": "disabled",
             "usage": None,
             "user": asked.user or None,
+            **({"warnings": list(self._head.warnings)} if self._head.warnings else {}),
         }  # fmt: skip
 
     def _write_step(self, step: Step) -> bytes:

@@ -1,0 +1,170 @@
+"""Finds the schemas within a schema, references followed, without recursion: a client chooses how deep it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+Node = dict[str, Any]
+
+IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas")
+"""Keys that apply other schemas to the same value."""
+_ONE = (
+    *("additionalItems", "additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+)
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
+_MAPS = ("properties", "patternProperties", "dependentSchemas", "dependencies")
+_DEFINITIONS = ("$defs", "definitions")
+_VALUES = ("const", "enum", "default", "examples")
+_MOST_SHOWN = 160
+_MOST_BITS = 1100  # more than the largest float has
+
+
+class SchemaRefused(Exception):
+    """A schema that cannot be kept to. The words name the key by its JSON pointer, and the way out."""
+
+
+class Place(NamedTuple):
+    """A schema within a schema: the tokens of its JSON pointer behind those of the schema `above` it."""
+
+    node: Node
+    above: Place | None
+    tokens: tuple[str, ...]
+
+    def at(self, *keys: str) -> str:
+        """Return a key's pointer, as messages show it: with its middle left out where it is long."""
+        tokens = list(keys)
+        place: Place | None = self
+        while place is not None:
+            tokens[:0] = place.tokens
+            place = place.above
+        pointer = "/".join(["#", *map(_escape, tokens)])
+        if len(pointer) > _MOST_SHOWN:
+            pointer = f"{pointer[: _MOST_SHOWN // 2]}...{pointer[-_MOST_SHOWN // 2 :]}"
+        return f"'{pointer}'"
+
+    def refuse(self, key: str, why: str) -> SchemaRefused:
+        """Return what refuses a key."""
+        return SchemaRefused(f"{self.at(key)} cannot be kept to: {why}")
+
+
+def applies(node: Node, kind: str) -> bool:
+    """Whether a schema allows values of a kind, so that the keys about them say something."""
+    named = node.get("type")
+    return kind == named or not isinstance(named, str | list) or (isinstance(named, list) and kind in named)
+
+
+def copy_json(value: Any) -> Any:
+    """Return a copy of a JSON value that shares no object or array with it. Raises SchemaRefused for a number that
+    cannot be written."""
+    copied: list[Any] = [None]
+    left: list[tuple[Any, Any, Any]] = [(value, copied, 0)]
+    while left:
+        one, into, key = left.pop()
+        if isinstance(one, dict):
+            into[key] = dict.fromkeys(one)
+            left += [(each, into[key], name) for name, each in one.items()]
+        elif isinstance(one, list):
+            into[key] = [None] * len(one)
+            left += [(each, into[key], index) for index, each in enumerate(one)]
+        elif isinstance(one, int) and one.bit_length() > _MOST_BITS:
+            raise SchemaRefused("a number in it has too many digits")
+        else:
+            into[key] = one
+    return copied[0]
+
+
+def find_schemas(root: Node) -> list[Place]:
+    """Return the schemas that a value may have to meet, the root first, each once. Definitions that nothing refers to
+    are none of them. Raises SchemaRefused where a reference leads into a value ('const', 'enum', ...)."""
+    found: list[Place] = []
+    reached: set[int] = set()
+    values: set[int] = set()
+    elsewhere = False
+    left = [Place(root, None, ())]
+    while left:
+        place = left.pop()
+        if id(place.node) in reached:
+            continue
+        reached.add(id(place.node))
+        found.append(place)
+        below = list(_children(place))
+        reference = place.node.get("$ref")
+        if isinstance(reference, str):
+            target = resolve(root, reference)
+            elsewhere = elsewhere or target is None
+            below += [] if target is None else [Place(target, None, tuple(map(_unescape, reference.split("/")[1:])))]
+        values |= _value_ids(place.node)
+        left += reversed(below)
+        if not left and elsewhere:  # what is meant may be any of the definitions
+            elsewhere = False
+            left += [
+                Place(node, None, (key, name))
+                for key in _DEFINITIONS
+                for name, node in _items(root.get(key))
+                if isinstance(node, dict)
+            ]
+    for place in found:
+        if id(place.node) in values:
+            raise SchemaRefused(f"{place.at()} is a value, and a '$ref' takes it for a schema")
+    return found
+
+
+def resolve(root: Node, reference: Any) -> Node | None:
+    """Return the schema that a reference within the document means; None where that is no schema object."""
+    if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
+        return None
+    one: Any = root
+    for token in reference.split("/")[1:]:
+        name = _unescape(token)
+        if isinstance(one, dict):
+            one = one.get(name)
+        elif isinstance(one, list) and name.isascii() and name.isdecimal() and int(name[:9]) < len(one):
+            one = one[int(name)]
+        else:
+            return None
+    return one if isinstance(one, dict) else None
+
+
+def _children(place: Place) -> Iterator[Place]:
+    node = place.node
+    for key in _ONE:
+        if isinstance(node.get(key), dict):
+            yield Place(node[key], place, (key,))
+    for key in _LISTS:
+        if isinstance(node.get(key), list):
+            for index, one in enumerate(node[key]):
+                if isinstance(one, dict):
+                    yield Place(one, place, (key, str(index)))
+    for key in _MAPS:
+        for name, one in _items(node.get(key)):
+            if isinstance(one, dict):
+                yield Place(one, place, (key, name))
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, dict) else []
+
+
+def _value_ids(node: Node) -> set[int]:
+    """Return the identities of the objects and arrays in what is data to a schema."""
+    ids: set[int] = set()
+    left = [node[key] for key in _VALUES if key in node]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict | list):
+            ids.add(id(one))
+            left += one.values() if isinstance(one, dict) else one
+    return ids
+
+
+def _escape(token: str) -> str:
+    return token.replace("~", "~0").replace("/", "~1")
+
+
+def _unescape(token: str) -> str:
+    if "%" in token:
+        token = unquote(token)
+    return token.replace("~1", "/").replace("~0", "~")
