@@ -1,16 +1,19 @@
 """Text assembly: whatever the split into tokens, the text is the whole decode cut before the first stop string."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.api.streaming import TextAssembler
-from orchestrator.api.tools.calls import Piece, Text
+from orchestrator.api.tools.calls import CallArguments, CallBegins, Piece, Text, ToolCallParser
 
 TOKENIZER = Tokenizer.bytes_only()
 LETTERS = "ab€😀"  # few, so that stop strings overlap and contain each other
 TEXT = st.text(alphabet=LETTERS, max_size=40)
+STOPS_OF_ABC = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=4)
 STOPS = st.lists(st.text(alphabet=LETTERS, min_size=1, max_size=4), max_size=4)
 
 
@@ -63,3 +66,96 @@ def test_text_is_held_back_only_while_it_could_become_a_stop():
     assert join(assembler.push(list(b"xE"))) == "x"
     assert join(assembler.push(list(b"N"))) == ""
     assert join(assembler.push(list(b"T"))) == "ENT"
+
+
+def cut_text_behind(text: str, stops: list[str], quiet: int) -> str:
+    """As `cut_text`, where only stops count that end behind the first `quiet` characters."""
+    for end in range(quiet + 1, len(text) + 1):
+        ending = [len(stop) for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(ending)]
+    return text
+
+
+@given(st.text(alphabet="abc", max_size=40), STOPS_OF_ABC, st.integers(0, 12), st.lists(st.integers(0, 7), max_size=40))
+def test_a_stop_may_begin_in_the_first_tokens_and_ends_the_text_behind_them(text, stops, quiet, sizes):
+    """A token is a character here. Nothing that was given out is ever retracted."""
+    ids = list(text.encode())
+    assembler = TextAssembler(TOKENIZER.decoder(), stops, quiet)
+    expected, told = cut_text_behind(text, stops, quiet), ""
+    for size in [*sizes, len(ids)]:
+        told += join(assembler.push(ids[:size]))
+        ids = ids[size:]
+        assert expected.startswith(told)
+    assert told + join(assembler.finish()) == expected
+    assert assembler.stopped == (expected != text)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "quiet", "expected"),
+    [
+        ("say END now", "END", 5, "say "),  # begins in the fifth token
+        ("say END now", "END", 6, "say "),
+        ("say END now", "END", 7, "say END now"),  # it ended within them
+        ("END END", "END", 3, "END "),
+        ("aaaa", "aa", 2, "a"),  # the first that ends behind them
+        ("ab", "ab", 1, ""),
+    ],
+)
+def test_a_stop_that_begins_within_min_tokens_is_found(text, stop, quiet, expected):
+    assembler = TextAssembler(TOKENIZER.decoder(), [stop], quiet)
+    told = "".join(join(assembler.push([byte])) for byte in text.encode())
+    assert told + join(assembler.finish()) == expected
+
+
+def tag(text: str) -> str:
+    return f"<tool_call>\n{text}\n</tool_call>"
+
+
+CALL = tag('{"name": "add", "arguments": {"a": "stop\\n"}}')
+WITH_CALLS = st.lists(
+    st.one_of(
+        st.sampled_from([CALL, "<tool_call>", "stop", "st", "op", "\n", " ", "x"]), st.text("stop\n<", max_size=3)
+    ),
+    max_size=7,
+).map("".join)
+
+
+def parse(pieces: list[Piece]) -> tuple[str, list[str]]:
+    calls = [""] * sum(isinstance(piece, CallBegins) for piece in pieces)
+    for piece in pieces:
+        if isinstance(piece, CallArguments):
+            calls[piece.index] += piece.text
+    return join(pieces), calls
+
+
+def assemble(text: str, stops: list[str], sizes: list[int]) -> tuple[str, list[str], str | None]:
+    assembler = TextAssembler(TOKENIZER.decoder(), stops, 0, ToolCallParser(["add"]))
+    ids, found = list(text.encode()), list[Piece]()
+    for size in [*sizes, len(ids)]:
+        found += assembler.push(ids[:size])
+        ids = ids[size:]
+    return *parse([*found, *assembler.finish()]), assembler.stopped_by
+
+
+@given(WITH_CALLS, st.sampled_from([["stop"], ["\n"], ["p\n", "sto"], ["<tool_call>"], ["name"]]), st.data())
+def test_stops_cut_what_is_outside_of_calls_however_the_text_comes(text, stops, data):
+    sizes = data.draw(st.lists(st.integers(0, 9), max_size=20))
+    content, calls, stopped_by = assemble(text, stops, sizes)
+    assert (content, calls, stopped_by) == assemble(text, stops, [])
+    assert all(json.loads(call) == {"a": "stop\n"} for call in calls)  # no call is ever cut
+    if stopped_by is None:
+        without_stops = assemble(text, [], [])
+        assert (content, calls) == without_stops[:2]
+    else:
+        assert stopped_by in stops
+
+
+@given(st.text(alphabet=" \n", max_size=300), st.booleans())
+def test_white_space_for_ever_is_given_out_and_stopped(space, call):
+    text = f"x{space}{CALL if call else 'y'}"
+    content, calls, _ = assemble(text, [], [1] * len(text))
+    assert (content, len(calls)) == ((f"x{space[:-64]}", 1) if call else (text, 0))
+    assembler = TextAssembler(TOKENIZER.decoder(), ["\n\n"], 0, ToolCallParser(["add"]))
+    assembler.push(list(b"x" + b"\n" * 100))
+    assert assembler.stopped

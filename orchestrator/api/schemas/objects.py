@@ -40,12 +40,13 @@ def bound_names(place: Place, root: Node, note: Note) -> None:
         target = resolve(root, names.get("$ref")) if isinstance(names, dict) and len(names) == 1 else None
         names = names if target is None else target
     said = {key: names[key] for key in names if key not in _IDLE_IN_NAMES} if isinstance(names, dict) else {}
+    why = "says nothing here"
     if isinstance(said.get("format"), str):
-        note(place, "propertyNames", "has a 'format', which is an annotation: names are not held to it")
+        why = "has a 'format', which is an annotation: names are not held to it"
         del said["format"]
     if not applies(node, "object") or names is True or (not said and _are_texts(names)):
         del node["propertyNames"]
-        note(place, "propertyNames", "says nothing here")
+        note(place, "propertyNames", why)
         return
     if not _are_texts(names) or not said:
         raise place.refuse("propertyNames", "no name is allowed; leave the object out")

@@ -58,7 +58,7 @@ class Dropped:
     def list_warnings(self) -> tuple[str, ...]:
         """Return a line for each reason."""
         return tuple(
-            f"{first}{f' and {count - 1} more' if count > 1 else ''} {why}"
+            f"{first}{f' (and {count - 1} more)' if count > 1 else ''} {why}"
             for why, (first, count) in self.found.items()
         )
 
@@ -120,14 +120,14 @@ def _bound_pattern(place: Place, _: Dropped) -> None:
     if isinstance(pattern, str) and looks_around(pattern):
         plain = find_plain(pattern)
         if plain is None or (plain.max_length is not None and node.get("format") != "hostname"):
-            raise place.refuse("pattern", "it looks around, or refers back to a group; write it without")
+            raise place.refuse("pattern", "look-around and references back are not supported; write it without")
         node["pattern"] = plain.pattern
         if plain.max_length is not None:
             own = node.get("maxLength")
             node["maxLength"] = min(own, plain.max_length) if isinstance(own, int) else plain.max_length
     patterns = node.get("patternProperties")
     if isinstance(patterns, dict) and any(looks_around(each) for each in patterns):
-        raise place.refuse("patternProperties", "a pattern looks around, or refers back to a group; write it without")
+        raise place.refuse("patternProperties", "look-around and references back are not supported; write it without")
 
 
 def _bound_range(place: Place, dropped: Dropped) -> None:
