@@ -7,7 +7,7 @@ from typing import Any
 
 from orchestrator.api.schemas.walk import Node, resolve
 
-_MOST_STEPS = 200_000
+_MOST_STEPS = 60_000
 _MOST_DEPTH = 12
 _TYPES = frozenset(("null", "boolean", "integer", "number", "string", "array", "object"))
 """'number' is here a number that is no integer."""
@@ -20,15 +20,21 @@ class OverlapSearch:
     def __init__(self, root: Node, steps: int = _MOST_STEPS) -> None:
         self._root = root
         self._steps = steps
+        self._views: dict[int, _View] = {}
+
+    @property
+    def spent(self) -> bool:
+        """Whether there was more to look at than is looked at."""
+        return self._steps < 0
 
     def find_overlap(self, beside: Node, options: Sequence[Any]) -> tuple[int, int] | None:
         """Return two of the options that one value may meet, as far as can be seen; None where there are none. What
         stands `beside` them holds for each."""
-        views = []
+        views: list[_View] = []
         for option in options:
-            views.append(self._view(beside, option))
-            if self._steps < 0:
-                return 0, len(views) - 1
+            if self.spent:
+                return 0, len(views)
+            views.append(self._count(_View(self._root, [beside, option])))
         if self._differ_by_a_constant(views):
             return None
         for first, one in enumerate(views):
@@ -37,9 +43,15 @@ class OverlapSearch:
                     return first, second
         return None
 
-    def _view(self, *schemas: Any) -> _View:
-        view = _View(self._root, schemas)
-        self._steps -= 1 + view.size
+    def _view(self, schema: Any) -> _View:
+        """Return the view of a schema of the document, which is made once."""
+        found = self._views.get(id(schema))
+        if found is None:
+            found = self._views[id(schema)] = self._count(_View(self._root, [schema]))
+        return found
+
+    def _count(self, view: _View) -> _View:
+        self._steps -= view.size
         return view
 
     def _disjoint(self, one: _View, other: _View, depth: int) -> bool:
@@ -65,7 +77,7 @@ class OverlapSearch:
                 for second in other.list_schemas(name):
                     if self._disjoint(self._view(first), self._view(second), depth + 1):
                         return True
-            if self._steps < 0:
+            if self.spent:
                 return False
         return False
 
@@ -77,7 +89,7 @@ class OverlapSearch:
             taken: set[str] = set()
             for view in views:
                 values = self._values_of(view, name)
-                if values is None or values & taken or self._steps < 0:
+                if values is None or values & taken or self.spent:
                     break
                 taken |= values
             else:
@@ -103,6 +115,7 @@ class _View:
         self.choices: list[list[Any]] = []
         self.size = 0
         for part in _conjuncts(root, schemas):
+            self.size += 1
             if part is False:
                 self.types = frozenset()
             elif isinstance(part, dict):

@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.api.schemas.disjoint import OverlapSearch
 from orchestrator.api.schemas.objects import bound_count, bound_names, require_object
 from orchestrator.api.schemas.patterns import find_plain, looks_around
-from orchestrator.api.schemas.walk import IN_PLACE, Node, Place, applies, copy_json, find_schemas
+from orchestrator.api.schemas.walk import IN_PLACE, Node, Place, applies, copy_json, find_schemas, read_pointer
 
 FORMATS = frozenset(("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"))
 """The formats that a grammar keeps to."""
@@ -78,8 +78,7 @@ def prepare_schema(schema: Node, *, objects: bool = False) -> PreparedSchema:
     if objects:
         require_object(root)
     places, dropped = find_schemas(root), Dropped()
-    references = [place.node["$ref"] for place in places if isinstance(place.node.get("$ref"), str)]
-    named = {token for reference in references for token in reference.split("/")}
+    named = {token for place in places for token in read_pointer(place.node.get("$ref"))}
     for place in places:
         _note_unknown(place, dropped, named)
         for rule in _RULES:
@@ -224,16 +223,17 @@ def _bound_choice(place: Place, overlaps: OverlapSearch) -> None:
         return
     overlap = overlaps.find_overlap({key: node[key] for key in node if key not in ("oneOf", "anyOf")}, options)
     if overlap is not None:
-        raise place.refuse(
-            "oneOf",
-            f"a value could meet two of its options, {overlap[0]} and {overlap[1]} say; write 'anyOf', or give each a "
-            "required property with another 'const'",
-        )
+        why = "there is too much to compare in it" if overlaps.spent else f"a value could meet {_name(overlap)} of it"
+        raise place.refuse("oneOf", f"{why}; write 'anyOf', or give each a required property with another 'const'")
     del node["oneOf"]
     if "anyOf" in node:
         node["allOf"] = [*_list_of(node.get("allOf")), {"anyOf": options}]
     else:
         node["anyOf"] = options
+
+
+def _name(options: tuple[int, int]) -> str:
+    return f"the options {options[0]} and {options[1]}"
 
 
 def _drop(place: Place, key: str, dropped: Dropped) -> None:

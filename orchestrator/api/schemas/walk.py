@@ -95,7 +95,7 @@ def find_schemas(root: Node) -> list[Place]:
         if isinstance(reference, str):
             target = resolve(root, reference)
             elsewhere = elsewhere or target is None
-            below += [] if target is None else [Place(target, None, tuple(map(_unescape, reference.split("/")[1:])))]
+            below += [] if target is None else [Place(target, None, tuple(read_pointer(reference)))]
         values |= _value_ids(place.node)
         left += reversed(below)
         if not left and elsewhere:  # what is meant may be any of the definitions
@@ -117,8 +117,7 @@ def resolve(root: Node, reference: Any) -> Node | None:
     if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
         return None
     one: Any = root
-    for token in reference.split("/")[1:]:
-        name = _unescape(token)
+    for name in read_pointer(reference):
         if isinstance(one, dict):
             one = one.get(name)
         elif isinstance(one, list) and name.isascii() and name.isdecimal() and int(name[:9]) < len(one):
@@ -126,6 +125,11 @@ def resolve(root: Node, reference: Any) -> Node | None:
         else:
             return None
     return one if isinstance(one, dict) else None
+
+
+def read_pointer(reference: Any) -> list[str]:
+    """Return the tokens of a reference's pointer."""
+    return [_unescape(token) for token in reference.split("/")[1:]] if isinstance(reference, str) else []
 
 
 def _children(place: Place) -> Iterator[Place]:
