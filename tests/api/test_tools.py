@@ -372,6 +372,18 @@ def test_a_strict_tool_changes_no_text(daemon):
     assert len(texts) == 1
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_ignore_eos_goes_on_beside_a_strict_tool(daemon, strict):
+    tools = [tool | {"function": {**tool["function"], "strict": strict}} for tool in TOOLS]
+    at_once: Any = {"logit_bias": {str(EOS): 100}, "temperature": 0, "max_tokens": 30}
+    ended = daemon.client.chat.completions.create(**CHAT | {"tools": tools}, **at_once)
+    assert (ended.usage.completion_tokens, ended.choices[0].finish_reason) == (1, "stop")
+    for config in ({"method": "auto"}, {"method": "off"}):
+        extra = {"ignore_eos": True, "speculative_config": config}
+        answer = daemon.client.chat.completions.create(**CHAT | {"tools": tools}, **at_once, extra_body=extra)
+        assert (answer.usage.completion_tokens, answer.choices[0].finish_reason) == (30, "length")
+
+
 def test_several_calls_may_be_required(daemon):
     body: Any = CHAT | {"tool_choice": "required", "max_tokens": 1000, "temperature": 1.0}
     counts = []
