@@ -77,8 +77,9 @@ class Tree(pydantic.BaseModel):
     children: list[Tree] = []
 
 
-def text(**bounds: Any) -> Any:
-    return Annotated[str, pydantic.StringConstraints(**bounds)]
+LONG = Annotated[str, pydantic.StringConstraints(min_length=1)]
+KEYED = Annotated[str, pydantic.StringConstraints(pattern="^k_")]
+SHORT = Annotated[str, pydantic.StringConstraints(pattern=r"^[a-z]{2,4}$", min_length=2, max_length=4)]
 
 
 FIELDS: dict[str, Any] = {
@@ -101,12 +102,12 @@ FIELDS: dict[str, Any] = {
     "record_of_int": dict[int, str],
     "record_of_uuid": dict[uuid.UUID, str],
     "record_of_date": dict[datetime.date, str],
-    "record_of_text": dict[text(min_length=1), int],
-    "record_of_pattern": dict[text(pattern="^k_"), int],
+    "record_of_text": dict[LONG, int],
+    "record_of_pattern": dict[KEYED, int],
     "record_of_one": Annotated[dict[str, int], pydantic.Field(min_length=1)],
     "literal": Literal["a", 1, None],
     "enum": Color,
-    "text": text(pattern=r"^[a-z]{2,4}$", min_length=2, max_length=4),
+    "text": SHORT,
     "decimal": decimal.Decimal,
     "bounded_decimal": Annotated[decimal.Decimal, pydantic.Field(ge=0, max_digits=6, decimal_places=2)],
     "bytes": bytes,
@@ -127,7 +128,8 @@ FIELDS: dict[str, Any] = {
 @pytest.mark.parametrize("name", FIELDS)
 def test_what_pydantic_writes_is_taken(name):
     field = FIELDS[name]
-    model = pydantic.create_model("Model", **{name: field if isinstance(field, tuple) else (field, ...)})
+    fields: Any = {name: field if isinstance(field, tuple) else (field, ...)}
+    model = pydantic.create_model("Model", **fields)
     compile_schema(prepare_schema(model.model_json_schema(), objects=True).schema)
 
 
@@ -282,7 +284,7 @@ def combine(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 @example({"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "type": "object"}, {}, [{"a": 1, "b": 1}])
 @settings(max_examples=500)
 def test_what_is_taken_means_what_the_client_meant(schema, named, values):
-    whole = {"allOf": [schema], "$defs": {"x": {"type": "string"} if named is True else named}}
+    whole: dict[str, Any] = {"allOf": [schema], "$defs": {"x": {"type": "string"} if named is True else named}}
     assume("$ref" not in whole["$defs"]["x"])
     try:
         prepared = prepare_schema(whole).schema
@@ -293,9 +295,15 @@ def test_what_is_taken_means_what_the_client_meant(schema, named, values):
         assert before.is_valid(value) == after.is_valid(value), (whole, prepared, value)
 
 
-def test_objects_alone_are_arguments():
-    for schema in ({}, {"type": ["null", "object"]}, {"$ref": "#/$defs/x", "$defs": {"x": {}}}, {"anyOf": [True]}):
-        assert prepare_schema(schema, objects=True).schema["type"] == "object"
-    for schema in ({"type": "string"}, {"type": ["null", "integer"]}, {"type": []}):
-        with pytest.raises(SchemaRefused, match=r"'#/type' is .* arguments are an object"):
-            prepare_schema(schema, objects=True)
+OBJECTS: list[Any] = [{}, {"type": ["null", "object"]}, {"$ref": "#/$defs/x", "$defs": {"x": {}}}, {"anyOf": [True]}]
+
+
+@pytest.mark.parametrize("schema", OBJECTS)
+def test_objects_alone_are_arguments(schema):
+    assert prepare_schema(schema, objects=True).schema["type"] == "object"
+
+
+@pytest.mark.parametrize("kind", ["string", ["null", "integer"], []])
+def test_a_type_without_objects_is_refused(kind):
+    with pytest.raises(SchemaRefused, match=r"'#/type' is .* arguments are an object"):
+        prepare_schema({"type": kind}, objects=True)

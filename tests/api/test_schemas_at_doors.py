@@ -12,7 +12,7 @@ import pytest
 from tests.api.support import ScriptedControl, app_over, client_of, serving
 from tests.api.test_tools import WEATHER, answering, check_text
 
-SAID = {"role": "user", "content": "x"}
+SAID: Any = {"role": "user", "content": "x"}
 ODD = {"type": "object", "properties": {"word": {"type": "string", "format": "password"}}}
 SET = {"type": "object", "properties": {"tags": {"type": "array", "uniqueItems": True}}}
 WARNING = "'#/properties/word/format' is an annotation: the text is not held to the format 'password'"

@@ -31,7 +31,7 @@ class Told(NamedTuple):
 
 
 def build_body(door: str, choice: str, stop: list[str] | None, stream: bool, more: dict[str, Any]) -> dict[str, Any]:
-    about = {"name": "get_weather", "description": "Weather"}
+    about: dict[str, Any] = {"name": "get_weather", "description": "Weather"}
     body: dict[str, Any] = {"model": "toy", "stream": stream, **more}
     messages = [{"role": "user", "content": "x"}]
     if door == "messages":
@@ -43,7 +43,7 @@ def build_body(door: str, choice: str, stop: list[str] | None, stream: bool, mor
         tool = about | {"input_schema": CITY}
         asked = {"max_tokens": 400, "messages": messages, "tools": [tool], "tool_choice": choices[choice]}
         return body | asked | ({"stop_sequences": stop} if stop else {})
-    function = about | {"parameters": CITY}
+    function: dict[str, Any] = about | {"parameters": CITY}
     if door == "responses":
         named: Any = {"type": "function", "name": about["name"]}
         tools, asked = [{"type": "function", **function}], {"input": "x"}
@@ -144,13 +144,21 @@ async def test_text_outside_of_calls_is_cut(stop, content, calls):
             assert told.stopped_by == (None if door == "responses" else stop[0])
 
 
+async def test_a_stop_string_that_begins_within_min_tokens_ends_the_text_at_every_door():
+    for door, told in await ask(answering("say END now", each=4), "auto", ["END"], min_tokens=5):
+        assert told.content == "say "
+        assert told.ended == {"chat": "stop", "responses": "completed", "messages": "stop_sequence"}[door]
+    for _, told in await ask(answering("say END now", each=4), "auto", ["END"], min_tokens=7):
+        assert told.content == "say END now"
+
+
 @pytest.mark.parametrize("choice", ["required", "auto"])
 @pytest.mark.parametrize("end", [5, 20, PARIS.index("Paris") + 2, PARIS.index("}}") + 1])
 @pytest.mark.parametrize("finish", ["stop", "length", "deadline"])
 async def test_a_call_that_is_cut_is_never_told_as_one(choice, end, finish):
     """By a token of `stop_token_ids`, by `max_tokens`, or by the deadline."""
     control = answering(f"{PARIS[:end]}Z" if finish == "stop" else PARIS[:end], finish=finish)
-    more = {"stop_token_ids": [ord("Z")]} if finish == "stop" else {}
+    more: Any = {"stop_token_ids": [ord("Z")]} if finish == "stop" else {}
     begun, whole = end > PARIS.index('{"city"'), end > PARIS.index("}}")
     for door, told in await ask(control, choice, None, **more):
         assert told.content == ""
