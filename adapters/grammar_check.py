@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, Final
 
+from adapters.grammar_words import name_rule
 from adapters.schema_emptiness import find_empty_part
 
 KINDS: Final = ("json_schema", "regex", "lark")
@@ -25,7 +26,7 @@ def find_grammar_problem(kind: str, text: str) -> str:
         found = _find_empty(kind, text) or _find_compile_problem(kind, text)
     except ValueError as error:
         found = str(error)
-    return " ".join(found.split())[:_MOST_WORDS]
+    return " ".join(name_rule(text, found).split())[:_MOST_WORDS]
 
 
 def warm_up() -> None:

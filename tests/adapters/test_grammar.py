@@ -93,3 +93,30 @@ def test_what_cannot_be_used_is_said_in_one_line(kind, text, says):
     assert "\n" not in found
     with pytest.raises(GrammarFailed):
         compiler().start(Text(kind, text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        (
+            {"anyOf": [{"type": "string"}, {"type": "integer"}], "type": "object"},
+            "Unsatisfiable schema: incompatible types",
+        ),
+        (
+            {"properties": {"a": {"type": "string", "pattern": "["}}},
+            "regex parse error: [ ^ error: unclosed character class",
+        ),
+        ({"properties": {"a | b\n 3 | c": {"type": "any"}}}, "Invalid type: any"),
+        ({"$ref": "#/nowhere"}, "Pointer '/nowhere' does not exist"),
+    ],
+)
+def test_a_schema_within_a_grammar_is_named_by_its_rule(schema, words):
+    text = f'start: before inner\nbefore: "x"\ninner: %json {json.dumps(schema)}'
+    assert find_grammar_problem("lark", text) == f"inner: {words}"
+    assert find_grammar_problem("json_schema", json.dumps(schema)) == words
+
+
+def test_a_grammar_that_is_wrong_itself_is_told_without_its_lines():
+    problem = find_grammar_problem("lark", 'start: "a" nothing\n')
+    assert "nothing" in problem
+    assert " | " not in problem
