@@ -307,3 +307,24 @@ def test_objects_alone_are_arguments(schema):
 def test_a_type_without_objects_is_refused(kind):
     with pytest.raises(SchemaRefused, match=r"'#/type' is .* arguments are an object"):
         prepare_schema({"type": kind}, objects=True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        (
+            {"anyOf": [{"type": "null"}, {"properties": {"next": {"$ref": "#"}}, "required": ["next"]}]},
+            {"next": None},
+            {},
+        ),
+        ({"type": ["integer", "object"], "additionalProperties": {"$ref": "#"}}, {"a": {"b": 1}}, {"a": "b"}),
+        ({"items": {"$ref": "#"}, "properties": {"a": {"$ref": "#"}}, "$defs": {"0": {}}}, {"a": [[1]]}, [1]),
+    ],
+)
+def test_what_refers_to_the_whole_schema_means_what_it_meant(schema, taken, refused):
+    prepared = prepare_schema(schema, objects=True).schema
+    compile_schema(prepared)
+    validator = jsonschema.Draft202012Validator(prepared)
+    assert validator.is_valid(taken)
+    assert not validator.is_valid(refused)
+    assert not validator.is_valid(None)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from orchestrator.api.schemas.patterns import looks_around
@@ -14,20 +15,31 @@ _IDLE_IN_NAMES = frozenset((
     *("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples"),
     *("readOnly", "title", "type", "writeOnly"),
 ))  # fmt: skip
+_DEFINITIONS = ("$defs", "definitions", "$schema", "$id", "id")
 _MOST_NAME = 256
 _MOST_COPIED_BYTES = 64 * 1024
 _MOST_HOPS = 8
 _NAMES = "say with 'enum' or 'pattern' alone what names there may be, or list the properties in 'properties'"
 
 
-def require_object(root: Node) -> None:
-    """Leave of what a schema allows the objects. Raises SchemaRefused where its 'type' has none."""
+def require_object(root: Node, places: Sequence[Place]) -> None:
+    """Leave of what a schema allows the objects. `places`: the schemas in it, of which some may mean all that it allows
+    (`$ref: "#"`), and still do. Raises SchemaRefused where its 'type' has no objects."""
     named = root.get("type")
-    if named is None or (isinstance(named, list) and "object" in named):
-        root["type"] = "object"
-    elif named != "object" and isinstance(named, str | list):
+    if named == "object" or (named is not None and not isinstance(named, str | list)):
+        return
+    if isinstance(named, str) or (named is not None and "object" not in named):
         shown = json.dumps(named)[:60]
         raise SchemaRefused(f"'#/type' is {shown}, and arguments are an object: write 'object', with 'properties'")
+    again = [place.node for place in places if place.node.get("$ref") == "#"]
+    if again:
+        definitions = root.get("$defs")
+        definitions = definitions if isinstance(definitions, dict) else {}
+        name = next(name for name in map(str, count()) if name not in definitions)
+        root["$defs"] = {**definitions, name: {key: root[key] for key in root if key not in _DEFINITIONS}}
+        for node in again:
+            node["$ref"] = f"#/$defs/{name}"
+    root["type"] = "object"
 
 
 def bound_names(place: Place, root: Node, note: Note) -> None:

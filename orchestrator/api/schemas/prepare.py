@@ -75,8 +75,6 @@ def prepare_schema(schema: Node, *, objects: bool = False) -> PreparedSchema:
     """Return a schema ready to become a grammar. `objects`: of all that it allows, objects alone are wanted. Raises
     SchemaRefused."""
     root = copy_json(schema)
-    if objects:
-        require_object(root)
     places, dropped = find_schemas(root), Dropped()
     named = {token for place in places for token in read_pointer(place.node.get("$ref"))}
     for place in places:
@@ -90,6 +88,8 @@ def prepare_schema(schema: Node, *, objects: bool = False) -> PreparedSchema:
         overlaps = OverlapSearch(root)
         for place in places:
             _bound_choice(place, overlaps)
+    if objects:
+        require_object(root, places)
     return PreparedSchema(root, dropped.list_warnings())
 
 
