@@ -142,7 +142,8 @@ async def test_every_schema_that_no_text_satisfies_is_refused(name):
 @pytest.mark.parametrize("name", SATISFIABLE)
 async def test_a_recursion_that_ends_is_taken(name):
     async with serving(app_over(control_of_room())) as url:
-        for door in ("chat", "forced tools"):
+        no_object = SATISFIABLE[name].get("type") == "array"  # which arguments of tools are
+        for door in ("chat",) if no_object else ("chat", "forced tools"):
             path, body, _ = ask_everywhere(SATISFIABLE[name])[door]
             answer = await post(url, path, body)
             assert answer.status_code == 200, answer.text
