@@ -89,17 +89,23 @@ class ChatTemplate:
         return re.search(r"\btools\b", self._source) is not None and "<tool_call>" in self._source
 
     def render(
-        self, messages: Sequence[Message], *, add_generation_prompt: bool, tools: Sequence[Message] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Message] | None = None,
+        keywords: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the text that the model is given. Raises TemplateError."""
+        """Return the text that the model is given. `keywords`: variables that the template may know; they change none
+        of the others. Raises TemplateError."""
+        own = {
+            "messages": [dict(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None if tools is None else [dict(tool) for tool in tools],
+            **self._tokens,
+        }
         try:
-            return self._compiled.render(
-                messages=[dict(message) for message in messages],
-                add_generation_prompt=add_generation_prompt,
-                tools=None if tools is None else [dict(tool) for tool in tools],
-                documents=None,
-                **self._tokens,
-            )
+            return self._compiled.render({"documents": None, **(keywords or {}), **own})
         except _Raised as refusal:
             raise TemplateError(str(refusal)) from None
         except Exception as error:  # the template is a program from outside: it can fail in every way

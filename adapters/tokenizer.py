@@ -223,12 +223,17 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Message] | None = None,
+        keywords: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the ids of rendered messages, in which only the template's own control tokens are control tokens. One
-        written inside a message or a tool is plain text to the model. Raises TemplateError."""
-        shielded, guard = guard_messages([*messages, *(tools or ())], self._controls)
+        written inside a message, a tool or a keyword is plain text to the model. Raises TemplateError."""
+        asked = [*messages, *(tools or ()), {"values": list((keywords or {}).values())}]
+        shielded, guard = guard_messages(asked, self._controls)
         text = self.render_chat(
-            shielded[: len(messages)], add_generation_prompt, None if tools is None else shielded[len(messages) :]
+            shielded[: len(messages)],
+            add_generation_prompt,
+            None if tools is None else shielded[len(messages) : -1],
+            dict(zip(keywords or {}, shielded[-1]["values"], strict=True)),
         )
         return self._split_and_encode(_well_formed(text), guard)
 
@@ -237,15 +242,19 @@ class Tokenizer:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: Sequence[Message] | None = None,
+        keywords: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return messages as the one text that the chat template makes of them.
+        """Return messages as the one text that the chat template makes of them. `keywords`: other variables that it
+        may know.
 
         To get ids use `encode_chat`: in this text a user's control token looks like the template's.
         Raises TemplateError, with the template's own words where it refused.
         """
         if self._template is None:
             raise TemplateError("this model has no chat template; use the completions API, with the prompt as text")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, keywords=keywords
+        )
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD. Raises Unsupported for an id

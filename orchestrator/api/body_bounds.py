@@ -41,14 +41,22 @@ class _Part(msgspec.Struct):
     """A part of a content. `content`: of a tool's result, which has parts of its own."""
 
     text: str = ""
+    thinking: str | None = None
     content: msgspec.Raw = _NOTHING
 
 
 class _MessageOutline(msgspec.Struct):
-    """A message, or an item of `input`. `output`: of a call."""
+    """A message, or an item of `input`, of which a call has `arguments` or an `input`, and its result an `output`."""
 
     content: msgspec.Raw = _NOTHING
+    arguments: msgspec.Raw = _NOTHING
+    input: msgspec.Raw = _NOTHING
     output: msgspec.Raw = _NOTHING
+
+    @property
+    def texts(self) -> tuple[msgspec.Raw, ...]:
+        """What of it reaches the model as text."""
+        return (self.content, self.arguments, self.input, self.output)
 
 
 _decode_outline = msgspec.json.Decoder(_Outline).decode
@@ -113,7 +121,7 @@ def _check_messages(
 ) -> None:
     messages = _decode(_decode_messages, raw, f"'{param}' is no list of messages", "invalid_value", param)
     _refuse_if_above(len(messages), max_tokens, param)
-    beside = len(raw) - sum(len(message.content) + len(message.output) for message in messages)
+    beside = len(raw) - sum(len(text) for message in messages for text in message.texts)
     most = max_parameter_bytes + _MESSAGE_BYTES * len(messages)
     if beside > most:
         raise RequestError(
@@ -123,7 +131,7 @@ def _check_messages(
         )
     count = 0
     for message in messages:
-        for content in (message.content, message.output):
+        for content in message.texts:
             count += _count_content(content, param, tokenizer, max_tokens - count)
             _refuse_if_above(count, max_tokens, param)
 
@@ -137,7 +145,7 @@ def _count_content(raw: msgspec.Raw, param: str, tokenizer: TokenizerPort, enoug
     if first != b"[":
         return 0
     parts = _decode(_decode_parts, raw, "a message's content is no list of text parts", "invalid_value", param)
-    count = _count_texts([part.text for part in parts], tokenizer, enough)
+    count = _count_texts([part.text or part.thinking or "" for part in parts], tokenizer, enough)
     for part in parts if inside else []:
         if count > enough:
             break

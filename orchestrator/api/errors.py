@@ -25,6 +25,8 @@ CLIENT_CLOSED = 499  # nginx's code; nobody is left to read it
 REQUEST_ID = "X-Request-Id"
 ANTHROPIC = "/v1/messages"
 """The route, and what is below it, whose errors are in Anthropic's shape."""
+NO_THREADS = "thread_unsupported_request"
+"""Anthropic's code for a conversation that the server cannot keep: its clients then send all of it."""
 _ANTHROPIC_KINDS = {
     401: "authentication_error",
     403: "permission_error",
@@ -54,7 +56,10 @@ _NOT_SERVED = {
 # pydantic puts the alternatives of a union into an error's path; a client sent none of these names.
 _ALTERNATIVES = ("list[", "function-", "constrained-", "literal[", "NamedChoice", "kind=")
 # Errors of our own validators: their words are whole, and they name the field.
-_OWN_KINDS = {"not_supported", "unknown_field", "stop", "either", "tools", "invalid_combination", "missing_parameter"}
+_OWN_KINDS = {
+    *("not_supported", "unknown_field", "stop", "either", "tools", "invalid_combination", "missing_parameter"),
+    NO_THREADS,
+}
 
 
 def new_request_id() -> str:
@@ -73,7 +78,9 @@ def anthropic_body_of(error: RequestError) -> dict[str, Any]:
     kind = _ANTHROPIC_KINDS.get(error.status)
     if kind is None:
         kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
-    found = {"type": kind, "message": _make_utf8(error.message)}
+    found: dict[str, Any] = {"type": kind, "message": _make_utf8(error.message)}
+    if error.code == NO_THREADS:
+        found["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
     return {"type": "error", "error": found, "request_id": get_contextvars().get("request_id")}
 
 
@@ -114,7 +121,8 @@ def _first(details: list[ErrorDetails]) -> RequestError:
         reason = detail.get("ctx", {}).get("error", detail["msg"])
         return RequestError(f"the body is not JSON: {reason}", code="invalid_json")
     context: dict[str, Any] = detail.get("ctx", {})
-    param = context.get("field") or ".".join(_path(detail)) or None
+    path = [*_path(detail), *([context["inside"]] if "inside" in context else [])]
+    param = context.get("field") or ".".join(path) or None
     if detail["type"] in _OWN_KINDS:
         return RequestError(detail["msg"], param=param, code=detail["type"])
     if detail["type"] == "missing":

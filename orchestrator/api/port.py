@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 
@@ -44,6 +44,7 @@ class TokenizerPort(Protocol):
         *,
         add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
+        keywords: Mapping[str, Any] | None = None,
     ) -> list[int]: ...
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str: ...

@@ -11,14 +11,15 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from orchestrator.api import errors
+from orchestrator.api.body import Body
 from orchestrator.api.body_bounds import refuse_oversized
+from orchestrator.api.chat_messages import Message, TemplateKeywords
 from orchestrator.api.openapi import operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.responses import json_response
 from orchestrator.api.served import ServedModels
 from orchestrator.api.tools.wire import MAX_TOOLS, Tool
 from orchestrator.api.translate import chat_prompt
-from orchestrator.api.wire import Body, Message
 from orchestrator.errors import RequestError
 
 _LEAST_BOUND = 65_536
@@ -37,6 +38,7 @@ class TokenizeRequest(Body):
     """A text's begin token, where the model has one. Templates bring their own, so messages take only false."""
     add_generation_prompt: bool = True
     tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
+    chat_template_kwargs: TemplateKeywords = Field(default={})
     return_token_strs: bool | None = False
 
     @model_validator(mode="after")
@@ -125,7 +127,13 @@ def install_tokenize_routes(app: FastAPI, served: ModelApi) -> None:
 
 def _tokens(body: TokenizeRequest, tokenizer: TokenizerPort) -> list[int]:
     if body.messages is not None:
-        return chat_prompt(body.messages, tokenizer, body.tools, add_generation_prompt=body.add_generation_prompt)
+        return chat_prompt(
+            body.messages,
+            tokenizer,
+            body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            keywords=body.chat_template_kwargs,
+        )
     text = body.prompt or ""
     if body.add_special_tokens is False:
         return tokenizer.encode(text, special=True)

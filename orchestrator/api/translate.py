@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from adapters.chat_template import is_failure
 from adapters.contract import AdapterError
 from orchestrator.api.acceptance import AcceptanceBounds
+from orchestrator.api.chat_messages import Message, Prediction
 from orchestrator.api.grammars import WrittenGrammar
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.speculation import read_override
 from orchestrator.api.stops import find_control_stops
 from orchestrator.api.tools.wire import Tool, render_tool_messages
-from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Message, Prediction
+from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Sampling, Submit
 from orchestrator.workers.packed_tokens import pack_tokens
@@ -78,7 +80,7 @@ def chat(
 ) -> Submit:
     """Translate `/v1/chat/completions`; without a limit the answer may fill the context. `clips`: one that is too large
     means the same, instead of a refusal. Raises RequestError."""
-    prompt = chat_prompt(request.messages, tokenizer, request.offered)
+    prompt = chat_prompt(request.messages, tokenizer, request.offered, keywords=request.template_keywords)
     asked = request.max_completion_tokens or request.max_tokens
     if clips and asked:
         asked = min(asked, max(1, context_tokens - len(prompt)))
@@ -110,9 +112,10 @@ def chat_prompt(
     tools: Sequence[Tool] = (),
     *,
     add_generation_prompt: bool = True,
+    keywords: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Return messages as the tokens that the model's chat template makes of them. A template that does not tell of
-    tools itself gets them in the messages. Raises RequestError."""
+    tools itself gets them in the messages. `keywords`: what it is told beside. Raises RequestError."""
     if not tokenizer.has_chat_template:
         raise RequestError("this model has no chat template: use /v1/completions", param="messages")
     plain = [message.plain() for message in messages]
@@ -120,7 +123,9 @@ def chat_prompt(
     if not tokenizer.template_takes_tools:
         plain = render_tool_messages(plain, tools)
     try:
-        return tokenizer.encode_chat(plain, add_generation_prompt=add_generation_prompt, tools=native)
+        return tokenizer.encode_chat(
+            plain, add_generation_prompt=add_generation_prompt, tools=native, keywords=keywords or {}
+        )
     except AdapterError as error:
         raise RequestError(_explain(error, tokenizer), param="messages") from error
 

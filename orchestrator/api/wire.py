@@ -5,10 +5,13 @@ from __future__ import annotations
 import difflib
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.api.tools.wire import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
+from orchestrator.api.body import Body
+from orchestrator.api.chat_messages import Effort, Message, Prediction, TemplateKeywords, collect_keywords
+from orchestrator.api.known_fields import HARMLESS, IDLE, asks_for_nothing, describe_refusal
+from orchestrator.api.tools.wire import MAX_TOOLS, NamedChoice, Tool, ToolChoice
 from policies.sampling import Acceptance
 from policies.sampling.penalties import LEAST_REPETITION
 
@@ -21,30 +24,6 @@ _BOUND = "speculative_config.max_speculative_tokens"
 
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 
-# Fields of OpenAI's API that do not change the tokens: accepted and not used.
-_HARMLESS = {
-    "metadata",
-    "store",
-    "service_tier",
-    "parallel_tool_calls",
-    "safety_identifier",
-    "prompt_cache_key",
-}
-# Fields that would change the output, and the values that ask for nothing.
-_NOT_SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "best_of": (1, None),
-    "suffix": ("", None),
-    "tools": ([], None),
-    "tool_choice": ("none", "auto", None),
-    "functions": ([], None),
-    "function_call": ("none", "auto", None),
-    "include_stop_str_in_output": (False, None),
-    "skip_special_tokens": (True, None),
-    "modalities": (["text"], None),
-    "reasoning_effort": (None,),
-    "chat_template_kwargs": ({}, None),
-}
-_REFUSAL = "'{field}' is not supported yet"
 # vLLM's and other servers' ways to ask for what `response_format` does here.
 _BY_FORMAT = {
     **dict.fromkeys(
@@ -55,13 +34,6 @@ _BY_FORMAT = {
     **dict.fromkeys(("guided_regex", "regex"), 'a JSON schema of a string with the "pattern"'),
     **dict.fromkeys(("guided_grammar", "grammar"), "a JSON schema; other grammars are not taken"),
 }
-_REFUSED = {"best_of": "'{field}' is not supported: ask for 'n' choices with 'logprobs' and choose among them"}
-
-
-class Body(BaseModel):
-    """A strict part of a request."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
 class StreamOptions(Body):
@@ -101,10 +73,11 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """What the text of an answer must be."""
+    """What the text of an answer must be. `strict` belongs to the schema, and some clients put it here."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    strict: bool | None = None
 
     @property
     def wanted_schema(self) -> dict[str, Any] | None:
@@ -129,8 +102,8 @@ class Sampled(Body):
     """What every route that generates shares. `harmless` fields are accepted and not used; of `not_supported` ones only
     the values that ask for nothing are. `ways_out`: what to send instead of fields of other servers."""
 
-    harmless: ClassVar[frozenset[str]] = frozenset(_HARMLESS)
-    not_supported: ClassVar[dict[str, tuple[Any, ...]]] = _NOT_SUPPORTED
+    harmless: ClassVar[frozenset[str]] = HARMLESS
+    not_supported: ClassVar[dict[str, tuple[Any, ...]]] = IDLE
     ways_out: ClassVar[dict[str, str]] = {}
 
     model: str
@@ -158,12 +131,14 @@ class Sampled(Body):
             return data
         kept: dict[str, Any] = {}
         for key, value in data.items():
+            if value is None:
+                continue
             if key in cls.model_fields:
-                if value is not None:
-                    kept[key] = value
+                kept[key] = value
             elif key in cls.not_supported:
-                if not _asks_for_nothing(value, cls.not_supported[key]):
-                    raise PydanticCustomError("not_supported", _REFUSED.get(key, _REFUSAL), {"field": key})
+                if not asks_for_nothing(value, cls.not_supported[key]):
+                    told = {"field": key, "text": describe_refusal(key)}
+                    raise PydanticCustomError("not_supported", "{text}", told)
             elif key not in cls.harmless:
                 raise PydanticCustomError(
                     "unknown_field", "{text}", {"field": key, "text": _describe_unknown_field(key, cls)}
@@ -204,15 +179,10 @@ class Generation(Sampled):
         return self
 
 
-def _asks_for_nothing(value: Any, idle_values: tuple[Any, ...]) -> bool:
-    # To Python 0 is False, but `logprobs: 0` asks for the log-probability of each chosen token.
-    return any(isinstance(value, bool) == isinstance(idle, bool) and value == idle for idle in idle_values)
-
-
 def _describe_unknown_field(key: str, cls: type[Sampled]) -> str:
     if key in cls.ways_out:
         return f"unknown field {key!r}; send 'response_format' instead: {cls.ways_out[key]}"
-    close = difflib.get_close_matches(key, [*cls.model_fields, *cls.not_supported, *cls.harmless], n=1)
+    close = difflib.get_close_matches(key, list(cls.model_fields), n=1)
     return f"unknown field {key!r}" + (f"; did you mean '{close[0]}'?" if close else "")
 
 
@@ -237,57 +207,6 @@ class CompletionRequest(Generation):
         return self
 
 
-class TextPart(Body):
-    """One part of a message's content."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(BaseModel):
-    """One chat message. `tool_calls` are the assistant's, `tool_call_id` says which of them a tool answers. Unknown
-    fields (names) are handed to the chat template."""
-
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-
-    def plain(self) -> dict[str, Any]:
-        """Return what chat templates expect: content as one string, "developer" as the "system" that it replaced,
-        the arguments of calls as objects."""
-        content = self.content
-        text = content if isinstance(content, str) else "".join(part.text for part in content or [])
-        role = "system" if self.role == "developer" else self.role
-        found = {**(self.model_extra or {}), "role": role, "content": text}
-        if self.tool_calls:
-            found["tool_calls"] = [call.plain() for call in self.tool_calls]
-        if self.tool_call_id is not None:
-            found["tool_call_id"] = self.tool_call_id
-        return found
-
-    @model_validator(mode="after")
-    def _calls_are_the_assistants(self) -> Message:
-        if self.tool_calls and self.role != "assistant":
-            text = "'tool_calls' are the assistant's, not those of a message with the role '{role}'"
-            raise PydanticCustomError("tools", text, {"role": self.role})
-        return self
-
-
-class Prediction(Body):
-    """What the client expects the answer to be. Drafts come from it; it never changes the answer."""
-
-    type: Literal["content"]
-    content: str | list[TextPart]
-
-    @property
-    def text(self) -> str:
-        """The expected text; several parts are one text."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-
-
 class ChatRequest(Generation):
     """`POST /v1/chat/completions`."""
 
@@ -300,6 +219,14 @@ class ChatRequest(Generation):
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
     prediction: Prediction | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    chat_template_kwargs: TemplateKeywords = Field(default={})
+
+    @property
+    def template_keywords(self) -> dict[str, Any]:
+        """What the chat template is told beside messages and tools."""
+        return collect_keywords(self.reasoning_effort, self.chat_template_kwargs)
 
     @property
     def offered(self) -> list[Tool]:

@@ -10,8 +10,9 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.api import errors
 from orchestrator.api.admin.targets import AdminTargets
+from orchestrator.api.body import Body
 from orchestrator.api.speculation import read_override
-from orchestrator.api.wire import MAX_USER_TAG, Body, SpeculativeConfig
+from orchestrator.api.wire import MAX_USER_TAG, SpeculativeConfig
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.overrides import RecordedOverride, format_override
 from orchestrator.control.port import StateView

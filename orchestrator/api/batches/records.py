@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from orchestrator.api.wire import Body
+from orchestrator.api.body import Body
 
 LIVE = frozenset({"validating", "in_progress", "finalizing", "cancelling"})
 

@@ -6,13 +6,16 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from orchestrator.api.body import Body, Offered, Said
 from orchestrator.api.tools.calls import CLOSE, OPEN
 
 MAX_TOOLS = 128
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+FullName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,129}$")]
+"""A function's name, behind that of its namespace and a point where it has one."""
 
 _HOW_TO_CALL = """# Tools
 
@@ -29,18 +32,14 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-
-
-class Function(_Part):
+class Function(Offered):
     """A function that the model may call. `parameters` is a JSON schema; none takes no arguments.
 
     `strict`: arguments follow the schema. They do in any case where a call is forced (`tool_choice` "required" or a
     name).
     """
 
-    name: FunctionName
+    name: FullName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -51,7 +50,7 @@ class Function(_Part):
         return self.parameters or {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-class Tool(_Part):
+class Tool(Offered):
     """One entry of `tools`."""
 
     type: Literal["function"]
@@ -63,11 +62,11 @@ class Tool(_Part):
         return {"type": "function", "function": {**function, "parameters": self.function.schema_of_arguments}}
 
 
-class _ChosenFunction(_Part):
+class _ChosenFunction(Body):
     name: str
 
 
-class NamedChoice(_Part):
+class NamedChoice(Body):
     """A `tool_choice` that names the function to call."""
 
     type: Literal["function"]
@@ -77,34 +76,35 @@ class NamedChoice(_Part):
 ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 
 
-class CalledFunction(_Part):
-    """`arguments` is JSON text, as the model wrote it."""
+class CalledFunction(Said):
+    """`arguments` is JSON text, as the model wrote it; null where it wrote none."""
 
     name: str
-    arguments: str
+    arguments: str | None
 
     def plain(self) -> dict[str, Any]:
         """Return it with its arguments as an object, where the model wrote one: templates print them as JSON. Clients
-        send "" or "null" of a call without arguments."""
+        send "", "null" or null of a call without arguments."""
+        written = self.arguments or ""
         try:
-            arguments = json.loads(self.arguments) if self.arguments.strip() else None
+            arguments = json.loads(written) if written.strip() else None
         except (ValueError, RecursionError):
-            arguments = self.arguments
+            arguments = written
         if arguments is None:
             arguments = {}
-        return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else self.arguments}
+        return {"name": self.name, "arguments": arguments if isinstance(arguments, dict) else written}
 
 
-class ToolCall(_Part):
-    """A call in a message of the assistant."""
+class ToolCall(Said):
+    """A call in a message of the assistant. What only a streamed one has (`index`) is left out."""
 
-    id: str = ""
-    type: Literal["function"] = "function"
+    id: str | None = None
+    type: Literal["function"] | None = None
     function: CalledFunction
 
     def plain(self) -> dict[str, Any]:
         """Return what chat templates expect."""
-        return {"id": self.id, "type": self.type, "function": self.function.plain()}
+        return {"id": self.id or "", "type": "function", "function": self.function.plain()}
 
 
 def render_tool_messages(messages: Sequence[dict[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:

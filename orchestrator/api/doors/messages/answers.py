@@ -14,6 +14,8 @@ class MessageErrorFields(Answered):
 
     type: str
     message: str
+    details: dict[str, Any] | None = Field(default=None)
+    """Of a refused `thread`: what its clients know it by."""
 
 
 class MessageErrorBody(BaseModel):

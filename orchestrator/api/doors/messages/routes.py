@@ -40,7 +40,8 @@ def install_messages_routes(app: FastAPI, api: DoorApi) -> None:
         body: CountTokensRequest = parse_body(CountTokensRequest, raw)
         api.models.confirm(model, body.model)
         chat = build_chat(body)
-        return json_response({"input_tokens": len(chat_prompt(chat.messages, tokenizer, chat.offered))})
+        prompt = chat_prompt(chat.messages, tokenizer, chat.offered, keywords=chat.template_keywords)
+        return json_response({"input_tokens": len(prompt)})
 
     generates = (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
 

@@ -34,10 +34,12 @@ def build_chat(body: Conversation) -> ChatRequest:
     fields = {
         **collect_sampling(body),
         "messages": build_messages(body),
-        "tools": [_tool(tool) for tool in body.tools],
+        "tools": [_tool(tool) for tool in body.functions],
         "tool_choice": _CHOICES.get(choice.type, named),
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "response_format": _format(body),
+        "reasoning_effort": body.output_config.effort,
+        "chat_template_kwargs": _keywords(body),
     }
     if isinstance(body, MessagesRequest):
         fields |= {
@@ -108,7 +110,13 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 
 def _format(body: Conversation) -> dict[str, Any] | None:
-    asked = body.output_config.format
+    asked = body.output_config.format or body.output_format
     return (
         None if asked is None else {"type": "json_schema", "json_schema": {"name": "output", "schema": asked.schema_}}
     )
+
+
+def _keywords(body: Conversation) -> dict[str, Any]:
+    """Return what the chat template is told of whether to think, where the request says it, and what it asks itself."""
+    said = {"enabled": True, "disabled": False}.get(body.thinking.type) if "thinking" in body.model_fields_set else None
+    return ({} if said is None else {"enable_thinking": said}) | body.chat_template_kwargs

@@ -7,13 +7,18 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.api.doors.parts import NO_MEDIA, Said, check_kind
+from orchestrator.api.body import NO_MEDIA, Body, Offered, Said, check_kind, refuse_empty, refuse_prompt_keys
+from orchestrator.api.chat_messages import Effort, TemplateKeywords
+from orchestrator.api.doors.hosted import CLIENT_RUN, FORCED_HOSTED, MESSAGES_HOSTED, HostedTool, is_hosted
+from orchestrator.api.errors import NO_THREADS
+from orchestrator.api.known_fields import HARMLESS
 from orchestrator.api.tools.wire import MAX_TOOLS, FunctionName
-from orchestrator.api.wire import MAX_STOPS, Body, Sampled, StopText
+from orchestrator.api.wire import MAX_STOPS, Sampled, StopText
 
 _MEDIA = {"image": NO_MEDIA, "document": NO_MEDIA, "": "the served model takes text and the results of tools"}
 _BLOCKS = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result")
-_BUILT_IN = {"": "tools that run on a server are not served here; offer one with an 'input_schema'"}
+_CLIENT_RUN = CLIENT_RUN | {"": "offer one with an 'input_schema'"}
+_TOOLS = ("custom",)
 
 
 class TextBlock(Said):
@@ -83,8 +88,15 @@ class SaidMessage(Said):
         """Its content as blocks."""
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_that_changes_the_prompt(cls, data: Any) -> Any:
+        return refuse_prompt_keys(data)
+
     @model_validator(mode="after")
     def _blocks_of_its_role(self) -> SaidMessage:
+        if self.role != "assistant":
+            refuse_empty(self.role, self.content)
         wrong = {"user": ("tool_use", "thinking"), "assistant": ("tool_result",)}.get(self.role, _BLOCKS[1:])
         found = next((block.type for block in self.blocks if block.type in wrong), None)
         if found is not None:
@@ -93,8 +105,8 @@ class SaidMessage(Said):
         return self
 
 
-class CustomTool(Said):
-    """A tool that the client runs. Hints for caches and clients are left out."""
+class CustomTool(Offered):
+    """A tool that the client runs."""
 
     type: Literal["custom"] | None = None
     name: FunctionName
@@ -103,7 +115,22 @@ class CustomTool(Said):
     strict: bool | None = None
 
 
-Tool = Annotated[CustomTool, BeforeValidator(lambda tool: check_kind(tool, ("custom",), "tools", "tools", _BUILT_IN))]
+def _kind_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "kind=hosted" if is_hosted(kind, MESSAGES_HOSTED) else "kind=custom"
+
+
+def _check_tool(tool: Any) -> Any:
+    if _kind_of_tool(tool) == "kind=hosted":
+        return tool
+    return check_kind(tool, _TOOLS, "tools", "tools", _CLIENT_RUN)
+
+
+Tool = Annotated[
+    Annotated[CustomTool, Tag("kind=custom")] | Annotated[HostedTool, Tag("kind=hosted")],
+    Discriminator(_kind_of_tool),
+    BeforeValidator(_check_tool),
+]
 
 
 class ToolChoice(Body):
@@ -135,14 +162,15 @@ class OutputFormat(Body):
 
 
 class OutputConfig(Said):
-    """How the output is to be. `effort` is accepted and not used: models have no such lever."""
+    """How the output is to be. The chat template is told of `effort`."""
 
     format: OutputFormat | None = None
-    effort: str | None = None
+    effort: Effort | None = None
 
 
 class Thinking(Said):
-    """Accepted in each form, and not used: a model thinks as it was trained to, and its thoughts are told."""
+    """Whether the model is to think: what says so to the chat template. A template without such a switch, and
+    `adaptive`, leave it to the model. How long it thinks is not bounded."""
 
     type: Literal["disabled", "enabled", "adaptive", "between_tools"]
 
@@ -150,21 +178,10 @@ class Thinking(Said):
 class Conversation(Sampled):
     """What is said to the model: the part of a body that its tokens are counted of."""
 
-    harmless: ClassVar[frozenset[str]] = frozenset({
-        "service_tier",
-        "inference_geo",
-        "cache_control",
+    harmless: ClassVar[frozenset[str]] = HARMLESS | {
         "context_management",  # servers may forget old results of tools; here they stay
         "diagnostics",
         "speed",
-    })  # fmt: skip
-    not_supported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "container": (None,),
-        "mcp_servers": ([], None),
-        "prefill": (None,),
-        "compaction": (None,),
-        "fallbacks": ([], None),
-        "thread": (None,),
     }
 
     messages: list[SaidMessage] = Field(min_length=1)
@@ -173,6 +190,37 @@ class Conversation(Sampled):
     tool_choice: ToolChoice = ToolChoice(type="auto")
     thinking: Thinking = Thinking(type="disabled")
     output_config: OutputConfig = OutputConfig()
+    output_format: OutputFormat | None = None
+    """The older name of `output_config.format`."""
+    chat_template_kwargs: TemplateKeywords = Field(default={})
+
+    @property
+    def functions(self) -> list[CustomTool]:
+        """The tools that the client runs; those that run on a server are left out."""
+        return [tool for tool in self.tools if isinstance(tool, CustomTool)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_thread(cls, data: Any) -> Any:
+        """Clients that are told so in these words send the whole conversation instead."""
+        if isinstance(data, dict) and data.get("thread") is not None:
+            text = "'thread' is not supported: conversations are not kept here, so send all messages"
+            raise PydanticCustomError(NO_THREADS, "{text}", {"field": "thread", "text": text})
+        return data
+
+    @model_validator(mode="after")
+    def _one_format(self) -> Conversation:
+        if self.output_format is not None and self.output_config.format is not None:
+            text = "'output_format' is the older name of 'output_config.format': send one of them"
+            raise PydanticCustomError("invalid_combination", "{text}", {"field": "output_format", "text": text})
+        return self
+
+    @model_validator(mode="after")
+    def _no_hosted_tool_is_forced(self) -> Conversation:
+        hosted = {tool.name or tool.type for tool in self.tools if isinstance(tool, HostedTool)}
+        if self.tool_choice.name in hosted or (self.tool_choice.type == "any" and hosted and not self.functions):
+            raise PydanticCustomError("not_supported", FORCED_HOSTED, {"field": "tool_choice"})
+        return self
 
     @model_validator(mode="after")
     def _the_answer_is_the_models(self) -> Conversation:

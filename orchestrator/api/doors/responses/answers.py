@@ -56,6 +56,8 @@ class OutputCall(Answered):
     call_id: str
     name: str
     arguments: str
+    namespace: str = ""
+    """What the function belongs to, where the request had it in a namespace."""
 
 
 class InputDetails(Answered):
@@ -144,6 +146,13 @@ class ResponseEvent(Answered):
     name: str = ""
     arguments: str = ""
     logprobs: list[Any] = Field(default=[])
+
+
+class InputTokens(Answered):
+    """`POST /v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class DeletedResponse(Answered):

@@ -10,11 +10,13 @@ from fastapi import FastAPI, Request
 from pydantic import TypeAdapter
 from starlette.responses import Response
 
+from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.doors.parts import DoorApi, refuse_resumption
-from orchestrator.api.doors.responses.answers import DeletedResponse, ResponseEvent, ResponseObject
+from orchestrator.api.doors.responses.answers import DeletedResponse, InputTokens, ResponseEvent, ResponseObject
+from orchestrator.api.doors.responses.items import Item
 from orchestrator.api.doors.responses.store import ResponseStore, StoredResponse
 from orchestrator.api.doors.responses.translate import NAMES, build_chat
-from orchestrator.api.doors.responses.wire import Item, ResponsesRequest
+from orchestrator.api.doors.responses.wire import CountInputRequest, ResponsesRequest
 from orchestrator.api.doors.responses.writer import Keep, ResponseWriter
 from orchestrator.api.errors import parse_body
 from orchestrator.api.keys import OWNER
@@ -22,6 +24,7 @@ from orchestrator.api.openapi import operation
 from orchestrator.api.question import AnswerHead, Question
 from orchestrator.api.request_lives import RESPONSE_PREFIX
 from orchestrator.api.responses import json_response
+from orchestrator.api.translate import chat_prompt
 from orchestrator.errors import RequestError
 
 ROUTE = "/v1/responses"
@@ -42,6 +45,21 @@ class ResponsesDoor:
         refuse_resumption(request)
         owner = request.scope.get(OWNER, "")
         return await self._api.answer(request, lambda raw: self._read(raw, owner))
+
+    async def count(self, request: Request) -> Response:
+        """Serve `POST /v1/responses/input_tokens`."""
+        owner = request.scope.get(OWNER, "")
+        return await self._api.do_with_body(request, lambda raw: self._count(raw, owner))
+
+    def _count(self, raw: bytes, owner: str) -> Response:
+        model = self._api.models.choose(raw)
+        tokenizer, context = model.require_ready()
+        refuse_oversized(raw, tokenizer, context, self._api.max_parameter_bytes)
+        body: CountInputRequest = parse_body(CountInputRequest, raw)
+        self._api.models.confirm(model, body.model or None)
+        chat = build_chat(body, [*self._find_items(body.previous_response_id, owner), *body.items])
+        prompt = chat_prompt(chat.messages, tokenizer, chat.offered, keywords=chat.template_keywords)
+        return json_response({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     def require(self, owner: str, response_id: str) -> StoredResponse:
         """Return a response that is kept. Raises RequestError 404."""
@@ -106,6 +124,14 @@ def install_responses_routes(app: FastAPI, api: DoorApi, store: ResponseStore) -
     door = ResponsesDoor(api, store)
     create = operation(ResponsesRequest, ResponseObject, events=ResponseEvent, statuses=_STATUSES)
     app.post(ROUTE, **create)(door.create)
+
+    counts = (400, 401, 404, 413, 415, 429, 500, 503)
+    app.post(f"{ROUTE}/input_tokens", **operation(CountInputRequest, InputTokens, statuses=counts))(door.count)
+
+    @app.post(f"{ROUTE}/compact", include_in_schema=False)
+    async def compact(_: Request) -> Response:
+        text = f"there is no route POST {ROUTE}/compact: conversations are not compacted here, so send a shorter one"
+        raise RequestError(text, status=404, code="route_not_found")
 
     @app.get(f"{ROUTE}/{{response_id}}", **operation(None, ResponseObject, statuses=(400, 401, 404)))
     async def retrieve(request: Request, response_id: str) -> Response:

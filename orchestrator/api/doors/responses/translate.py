@@ -6,17 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.api.doors.parts import collect_sampling
-from orchestrator.api.doors.responses.wire import (
-    AllowedTools,
+from orchestrator.api.doors.responses.items import (
+    BuiltInCallItem,
     CallItem,
+    CustomCallItem,
     Item,
-    ItemPart,
     MessageItem,
-    NamedFunction,
     OutputItem,
+    Part,
     ReasoningItem,
-    ResponsesRequest,
 )
+from orchestrator.api.doors.responses.tools import AllowedTools, NamedFunction, NamedTool, find_chosen
+from orchestrator.api.doors.responses.wire import ResponsesRequest
 from orchestrator.api.errors import parse_fields
 from orchestrator.api.question import rename_parameters
 from orchestrator.api.wire import ChatRequest
@@ -48,6 +49,9 @@ def build_chat(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
         "response_format": _format(body),
         "stop": body.stop,
         "user": body.user,
+        "reasoning_effort": body.reasoning.effort,
+        "verbosity": body.text.verbosity,
+        "chat_template_kwargs": body.chat_template_kwargs,
     }
     try:
         found: ChatRequest = parse_fields(ChatRequest, fields)
@@ -63,7 +67,8 @@ def build_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
         last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
         match item:
             case ReasoningItem():
-                messages.append({"role": "assistant", "content": None, "reasoning_content": _join_thought(item)})
+                if item.words:  # one that is only encrypted says nothing
+                    messages.append({"role": "assistant", "content": None, "reasoning_content": item.words})
             case MessageItem(role="assistant"):
                 if last is not None and last["content"] is None and "tool_calls" not in last:
                     last["content"] = _content(item.content)
@@ -71,37 +76,38 @@ def build_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
                     messages.append({"role": "assistant", "content": _content(item.content)})
             case MessageItem():
                 messages.append({"role": item.role, "content": _content(item.content)})
-            case CallItem():
+            case CallItem() | CustomCallItem() | BuiltInCallItem():
                 if last is None:
                     messages.append(last := {"role": "assistant", "content": None})
-                function = {"name": item.name, "arguments": item.arguments}
-                last.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
+                call = {"id": item.call_id, "type": "function", "function": item.function}
+                last.setdefault("tool_calls", []).append(call)
             case OutputItem():
                 output = _content(item.output)
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
     return messages
 
 
-def _content(content: str | list[ItemPart]) -> str | list[dict[str, Any]]:
+def _content(content: str | list[Part]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
     return [{"type": "text", "text": part.words} for part in content]
 
 
-def _join_thought(item: ReasoningItem) -> str:
-    return "".join(part.words for part in item.content or item.summary)
-
-
 def _choose_tools(body: ResponsesRequest) -> tuple[list[dict[str, Any]], Any]:
-    tools, choice = body.tools, body.tool_choice
+    tools, choice = body.functions, body.tool_choice
     told: Any = choice
     if isinstance(choice, AllowedTools):
-        allowed = {tool.name for tool in choice.tools}
-        tools, told = [tool for tool in tools if tool.name in allowed], choice.mode
-    elif isinstance(choice, NamedFunction):
-        told = {"type": "function", "function": {"name": choice.name}}
-    functions = [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in tools]
-    return functions, told
+        allowed = {chosen.full_name for one in choice.tools if (chosen := find_chosen(one, tools)) is not None}
+        tools, told = [tool for tool in tools if tool.full_name in allowed], choice.mode
+    elif isinstance(choice, NamedFunction) and (chosen := find_chosen(choice, tools)) is not None:
+        told = {"type": "function", "function": {"name": chosen.full_name}}
+    return [_tell(tool) for tool in tools], told
+
+
+def _tell(named: NamedTool) -> dict[str, Any]:
+    about = {"name": named.full_name, "description": named.about or None}
+    told = named.tool.model_dump(include={"parameters", "strict"})
+    return {"type": "function", "function": about | told}
 
 
 def _format(body: ResponsesRequest) -> dict[str, Any] | None:

@@ -2,116 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.api.doors.parts import NO_MEDIA, Said, check_kind
-from orchestrator.api.tools.wire import MAX_TOOLS, FunctionName
-from orchestrator.api.wire import MAX_USER_TAG, Body, Sampled, StopText
+from orchestrator.api.body import Body, Said
+from orchestrator.api.chat_messages import Effort, TemplateKeywords
+from orchestrator.api.doors.hosted import FORCED_HOSTED
+from orchestrator.api.doors.responses.items import Item, MessageItem
+from orchestrator.api.doors.responses.tools import (
+    AllowedTools,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    find_chosen,
+    list_functions,
+)
+from orchestrator.api.known_fields import HARMLESS, IDLE
+from orchestrator.api.tools.wire import MAX_TOOLS
+from orchestrator.api.wire import MAX_USER_TAG, Sampled, StopText
 
 MAX_ITEMS = 16_384
-_TEXTS = ("input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text")
-_MEDIA = {"input_image": NO_MEDIA, "input_file": NO_MEDIA, "input_audio": NO_MEDIA}
-_ITEMS = ("message", "function_call", "function_call_output", "reasoning")
-_ITEM_WAYS_OUT = {"item_reference": "send the item itself, or 'previous_response_id'"}
-_BUILT_IN = "tools that run on a server are not served here; offer a function"
-_TOOL_WAYS_OUT = {"": _BUILT_IN}
-
-
-class ItemPart(Said):
-    """A part of a content: text, whoever said it."""
-
-    type: Literal["input_text", "output_text", "text", "refusal", "summary_text", "reasoning_text"]
-    text: str = ""
-    refusal: str = ""
-
-    @property
-    def words(self) -> str:
-        """Its text."""
-        return self.text or self.refusal
-
-
-Part = Annotated[ItemPart, BeforeValidator(lambda part: check_kind(part, _TEXTS, "contents", "input", _MEDIA))]
-
-
-class MessageItem(Said):
-    """A message of any role."""
-
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
-
-
-class CallItem(Said):
-    """A call that the model made; `arguments` is JSON text."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-
-
-class OutputItem(Said):
-    """What a call brought."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[Part]
-
-
-class ReasoningItem(Said):
-    """What the model thought. What is encrypted is of another server, and left out."""
-
-    type: Literal["reasoning"]
-    summary: list[Part] = Field(default=[])
-    content: list[Part] | None = None
-
-
-def _kind_of(item: Any) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
-    return f"kind={kind}"
-
-
-Item = Annotated[
-    Annotated[MessageItem, Tag("kind=message")]
-    | Annotated[CallItem, Tag("kind=function_call")]
-    | Annotated[OutputItem, Tag("kind=function_call_output")]
-    | Annotated[ReasoningItem, Tag("kind=reasoning")],
-    Discriminator(_kind_of),
-    BeforeValidator(lambda item: check_kind(item, _ITEMS, "items", "input", _ITEM_WAYS_OUT)),
-]
-
-
-class FunctionTool(Body):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-Tool = Annotated[
-    FunctionTool, BeforeValidator(lambda tool: check_kind(tool, ("function",), "tools", "tools", _TOOL_WAYS_OUT))
-]
-
-
-class NamedFunction(Body):
-    """A function by its name."""
-
-    type: Literal["function"]
-    name: str
-
-
-class AllowedTools(Body):
-    """Some of the tools: only they may be called."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: list[NamedFunction] = Field(min_length=1, max_length=MAX_TOOLS)
+_LOGPROBS = "message.output_text.logprobs"
 
 
 class TextFormat(Body):
@@ -138,10 +52,11 @@ class TextConfig(Body):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Reasoning(Body):
-    """How much the model is to think, and what is told of it. Accepted and not used: thoughts are told whole."""
+class Reasoning(Said):
+    """How much the model is to think, which its chat template is told. What is to be told of it is accepted and not
+    used: thoughts are told whole."""
 
-    effort: str | None = None
+    effort: Effort | None = None
     summary: str | None = None
     generate_summary: str | None = None
 
@@ -149,22 +64,8 @@ class Reasoning(Body):
 class ResponsesRequest(Sampled):
     """`POST /v1/responses`. Beside OpenAI's fields it takes those of sampling that the chat route has."""
 
-    harmless: ClassVar[frozenset[str]] = frozenset({
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "stream_options",
-        "max_tool_calls",  # of tools that run on a server
-    })  # fmt: skip
-    not_supported: ClassVar[dict[str, tuple[Any, ...]]] = {
-        "background": (False, None),
-        "conversation": (None,),
-        "prompt": (None,),
-        "truncation": ("disabled", None),
-        "context_management": ([], None),
-        "top_logprobs": (0, None),
-    }
+    harmless: ClassVar[frozenset[str]] = HARMLESS | {"max_tool_calls"}  # of tools that run on a server
+    not_supported: ClassVar[dict[str, tuple[Any, ...]]] = IDLE | {"prompt": ()}
 
     input: str | list[Item]
     instructions: str | None = None
@@ -172,7 +73,7 @@ class ResponsesRequest(Sampled):
     store: bool | None = None
     text: TextConfig = TextConfig()
     tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools = "auto"
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     max_output_tokens: int | None = Field(default=None, ge=1)
     reasoning: Reasoning = Reasoning()
@@ -180,6 +81,12 @@ class ResponsesRequest(Sampled):
     metadata: dict[str, str] = Field(default={}, max_length=16)
     stop: StopText | list[StopText] | None = None
     user: str = Field(default="", max_length=MAX_USER_TAG)
+    chat_template_kwargs: TemplateKeywords = Field(default={})
+
+    @property
+    def functions(self) -> list[NamedTool]:
+        """The functions among the tools; those that run on a server are left out."""
+        return list_functions(self.tools)
 
     @property
     def items(self) -> list[Item]:
@@ -195,15 +102,30 @@ class ResponsesRequest(Sampled):
         if len(self.items) > MAX_ITEMS:
             text = "'{field}' takes at most {most} items"
             raise PydanticCustomError("invalid_combination", text, {"field": "input", "most": MAX_ITEMS})
-        unknown = [one for one in self.include if one != "reasoning.encrypted_content"]
-        if unknown:
-            text = (
-                "'include' takes 'reasoning.encrypted_content' alone, which adds nothing: thoughts are told as they are"
-            )
+        if _LOGPROBS in self.include:
+            text = "'include' cannot ask for log-probabilities: the chat route has them"
             raise PydanticCustomError("not_supported", "{text}", {"field": "include", "text": text})
-        if isinstance(self.tool_choice, AllowedTools):
-            names = {tool.name for tool in self.tools}
-            if any(tool.name not in names for tool in self.tool_choice.tools):
-                text = "'tool_choice' names a function that is not among the tools"
-                raise PydanticCustomError("tools", text, {"field": "tool_choice"})
         return self
+
+    @model_validator(mode="after")
+    def _a_choice_among_the_tools(self) -> ResponsesRequest:
+        choice, functions = self.tool_choice, self.functions
+        named = [choice] if isinstance(choice, NamedFunction) else []
+        required = choice == "required"
+        if isinstance(choice, AllowedTools):
+            named, required = choice.tools, choice.mode == "required" and not choice.tools
+        if any(find_chosen(one, functions) is None for one in named):
+            text = "'tool_choice' names a function that is not among the tools"
+            raise PydanticCustomError("tools", text, {"field": "tool_choice"})
+        if required and self.tools and (not functions or choice != "required"):
+            raise PydanticCustomError("not_supported", FORCED_HOSTED, {"field": "tool_choice"})
+        return self
+
+
+class CountInputRequest(ResponsesRequest):
+    """`POST /v1/responses/input_tokens`: what would be asked, of which the tokens are counted."""
+
+    harmless: ClassVar[frozenset[str]] = ResponsesRequest.harmless | {"personality"}
+
+    model: str = ""
+    input: str | list[Item] = Field(default=[])

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.doors.blocks import Block, BlockBuilder, Step
+from orchestrator.api.doors.hosted import HostedTool
 from orchestrator.api.doors.parts import name_event
 from orchestrator.api.doors.responses.wire import ResponsesRequest
 from orchestrator.api.question import AnswerHead
@@ -33,6 +34,7 @@ class ResponseWriter(SourceHeaders):
         self._head = head
         self._asked = body
         self._keep = keep
+        self._called = {one.full_name: one for one in body.functions}
         self._builder = BlockBuilder(head, chat)
         self._number = 0
 
@@ -124,8 +126,8 @@ class ResponseWriter(SourceHeaders):
             "text": {"format": asked.text.format.model_dump(exclude_unset=True, by_alias=True) | {
                 "type": asked.text.format.type
             }},
-            "tool_choice": asked.tool_choice if isinstance(asked.tool_choice, str) else asked.tool_choice.model_dump(),
-            "tools": [tool.model_dump() for tool in asked.tools],
+            "tool_choice": _tell_choice(asked.tool_choice),
+            "tools": [tool.model_dump() for tool in asked.tools if not isinstance(tool, HostedTool)],
             "top_p": asked.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -162,7 +164,7 @@ class ResponseWriter(SourceHeaders):
             case "thought":
                 done = self._event("response.reasoning_text.done", **place, content_index=0, text=block.text)
             case "call":
-                more = {"name": block.name, "arguments": block.text}
+                more = {"name": self._name(block)["name"], "arguments": block.text}
                 return self._event("response.function_call_arguments.done", **place, **more)
         return done + self._part(block, "done", block.text)
 
@@ -183,8 +185,15 @@ class ResponseWriter(SourceHeaders):
             case "thought":
                 return item | {"type": "reasoning", "summary": [], "content": content}
             case "call":
-                call = {"type": "function_call", "call_id": block.call_id, "name": block.name}
+                call = {"type": "function_call", "call_id": block.call_id, **self._name(block)}
                 return item | call | {"arguments": "" if begun else block.text}
+
+    def _name(self, block: Block) -> dict[str, str]:
+        """Return the name of what was called as the request had it, with its namespace where it is of one."""
+        named = self._called.get(block.name)
+        if named is None or not named.namespace:
+            return {"name": block.name}
+        return {"name": named.tool.name, "namespace": named.namespace}
 
     def _item_id(self, block: Block) -> str:
         """Return an item's id: an answer that is told again has the same ones."""
@@ -195,6 +204,10 @@ class ResponseWriter(SourceHeaders):
         data = _encode({"type": kind, "sequence_number": self._number, **fields})
         self._number += 1
         return name_event(kind, data)
+
+
+def _tell_choice(choice: Any) -> Any:
+    return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)
 
 
 def _content_part(block: Block, text: str) -> dict[str, Any]:

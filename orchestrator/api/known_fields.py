@@ -1,0 +1,155 @@
+"""Fields of other servers' APIs, so that what asks for nothing is taken on every route alike.
+
+The names are those of OpenAI, Anthropic, vLLM, SGLang and llama.cpp. A null is taken of any field, known or not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+HARMLESS = frozenset({
+    # OpenAI's
+    "client_metadata",
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "stream_options",
+    "verbosity",
+    # Anthropic's
+    "billing_policy",
+    "cache_control",
+    "inference_geo",
+    "user_profile_id",
+    "workspace_id",
+    # vLLM's and SGLang's: where a request is scheduled, and by what a grammar is compiled
+    "guided_decoding_backend",
+    "request_id",
+    "rid",
+    # llama.cpp's: slots, figures, and what says how strong a sampler is whose own switch is among IDLE
+    "cache_prompt",
+    "dry_allowed_length",
+    "dry_base",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "dynatemp_exponent",
+    "id_slot",
+    "mirostat_eta",
+    "mirostat_tau",
+    "timings_per_token",
+    "xtc_threshold",
+})  # fmt: skip
+"""They do not change the tokens: accepted in any value, and not used."""
+
+IDLE: dict[str, tuple[Any, ...]] = {
+    # OpenAI's
+    "access_programs": ([],),
+    "audio": (),
+    "background": (False,),
+    "background_options": ({},),
+    "best_of": (1,),
+    "context_management": ([],),
+    "conversation": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "image": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "reasoning_effort": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("auto", "disabled"),
+    "web_search_options": (),
+    # Anthropic's
+    "compaction": (),
+    "container": (),
+    "fallback_credit_token": ("",),
+    "fallbacks": ([],),
+    "mcp_servers": ([],),
+    "prefill": (),
+    # vLLM's and SGLang's
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "cache_salt": ("",),
+    "chat_template": ("",),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "custom_logit_processor": ("",),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "ebnf": ("",),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "lora_path": ("",),
+    "mm_processor_kwargs": ({},),
+    "no_stop_trim": (False,),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "return_hidden_states": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "session_params": ({},),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_regex": ("", []),
+    "stream_reasoning": (True,),
+    "truncate_prompt_tokens": (-1,),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    # llama.cpp's
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "lora": ([],),
+    "min_keep": (0,),
+    "mirostat": (0,),
+    "n_keep": (0,),
+    "n_probs": (0,),
+    "parse_tool_calls": (True,),
+    "post_sampling_probs": (False,),
+    "reasoning_format": ("none", "auto"),
+    "repeat_penalty": (1,),
+    "response_fields": ([],),
+    "return_progress": (False,),
+    "return_tokens": (False,),
+    "thinking_forced_open": (False,),
+    "top_n_sigma": (-1,),
+    "typical_p": (1,),
+    "xtc_probability": (0,),
+}
+"""They would change the answer and are not served: the values that ask for nothing are accepted, others refused."""
+
+WAYS_OUT = {
+    "best_of": "ask for 'n' choices with 'logprobs' and choose among them",
+    "functions": "send 'tools'",
+    "function_call": "send 'tool_choice'",
+    "repeat_penalty": "send 'repetition_penalty'",
+    "chat_template": "the model's own is used, and 'chat_template_kwargs' reach it",
+    "allowed_token_ids": "send 'logit_bias' or a 'response_format'",
+}
+"""What to send instead of some of them."""
+
+
+def asks_for_nothing(value: Any, idle_values: tuple[Any, ...]) -> bool:
+    """Return whether a value is null, or one of those that ask for nothing."""
+    # To Python 0 is False, but `logprobs: 0` asks for the log-probability of each chosen token.
+    same_kind = (idle for idle in idle_values if isinstance(value, bool) == isinstance(idle, bool))
+    return value is None or any(value == idle for idle in same_kind)
+
+
+def describe_refusal(key: str) -> str:
+    """Return why a field of `IDLE` is refused, and the way out."""
+    way_out = WAYS_OUT.get(key)
+    return f"'{key}' is not supported" + (f": {way_out}" if way_out else "; leave it out")
