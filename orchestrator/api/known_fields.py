@@ -5,6 +5,7 @@ The names are those of OpenAI, Anthropic, vLLM, SGLang and llama.cpp. A null is 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 HARMLESS = frozenset({
@@ -147,6 +148,17 @@ def asks_for_nothing(value: Any, idle_values: tuple[Any, ...]) -> bool:
     # To Python 0 is False, but `logprobs: 0` asks for the log-probability of each chosen token.
     same_kind = (idle for idle in idle_values if isinstance(value, bool) == isinstance(idle, bool))
     return value is None or any(value == idle for idle in same_kind)
+
+
+def drop_idle(data: Any, fields: Collection[str]) -> Any:
+    """Return a body without what asks for nothing and is none of its route's `fields`."""
+    if not isinstance(data, dict):
+        return data
+    return {key: value for key, value in data.items() if key in fields or not _is_idle(key, value)}
+
+
+def _is_idle(key: str, value: Any) -> bool:
+    return key in HARMLESS or (key in IDLE and asks_for_nothing(value, IDLE[key]))
 
 
 def describe_refusal(key: str) -> str:

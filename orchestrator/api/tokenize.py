@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import FastAPI, Request
 from pydantic import Field, model_validator
@@ -14,11 +14,12 @@ from orchestrator.api import errors
 from orchestrator.api.body import Body
 from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.chat_messages import Message, TemplateKeywords
+from orchestrator.api.known_fields import drop_idle
 from orchestrator.api.openapi import operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.responses import json_response
 from orchestrator.api.served import ServedModels
-from orchestrator.api.tools.wire import MAX_TOOLS, Tool
+from orchestrator.api.tools.wire import MAX_TOOLS, OfferedTool
 from orchestrator.api.translate import chat_prompt
 from orchestrator.errors import RequestError
 
@@ -37,9 +38,14 @@ class TokenizeRequest(Body):
     add_special_tokens: bool | None = None
     """A text's begin token, where the model has one. Templates bring their own, so messages take only false."""
     add_generation_prompt: bool = True
-    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
+    tools: list[OfferedTool] = Field(default=[], max_length=MAX_TOOLS)
     chat_template_kwargs: TemplateKeywords = Field(default={})
     return_token_strs: bool | None = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_idle(cls, data: Any) -> Any:
+        return drop_idle(data, cls.model_fields)
 
     @model_validator(mode="after")
     def _one_of_them(self) -> TokenizeRequest:
@@ -56,6 +62,11 @@ class DetokenizeRequest(Body):
 
     model: str | None = None
     tokens: list[int]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_idle(cls, data: Any) -> Any:
+        return drop_idle(data, cls.model_fields)
 
 
 _Asked = TypeVar("_Asked", TokenizeRequest, DetokenizeRequest)

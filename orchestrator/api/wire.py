@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.api.body import Body
 from orchestrator.api.chat_messages import Effort, Message, Prediction, TemplateKeywords, collect_keywords
 from orchestrator.api.known_fields import HARMLESS, IDLE, asks_for_nothing, describe_refusal
-from orchestrator.api.tools.wire import MAX_TOOLS, NamedChoice, Tool, ToolChoice
+from orchestrator.api.tools.wire import MAX_TOOLS, NamedChoice, OfferedTool, Tool, ToolChoice
 from policies.sampling import Acceptance
 from policies.sampling.penalties import LEAST_REPETITION
 
@@ -213,7 +213,7 @@ class ChatRequest(Generation):
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
-    tools: list[Tool] = Field(default=[], max_length=MAX_TOOLS)
+    tools: list[OfferedTool] = Field(default=[], max_length=MAX_TOOLS)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     logprobs: bool = False

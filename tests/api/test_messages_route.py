@@ -262,7 +262,7 @@ async def test_thinking_may_be_asked_for_in_each_form(thinking):
             "role",
         ),
         ({"messages": [*ASK["messages"], {"role": "assistant", "content": "So"}]}, "assistant"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "run on a server"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "runs at the client"),
         ({"tools": [TOOLS[0], TOOLS[0]]}, "one name"),
         ({"tool_choice": {"type": "any"}}, "'tool_choice' needs 'tools'"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),

@@ -286,7 +286,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice"),
     ({"tools": [], "tool_choice": "required"}, "tool_choice"),
     (
-        {"messages": [{"role": "user", "content": "x", "tool_calls": []}, {"role": "tool"}], "tool_choice": 5},
+        {
+            "messages": [{"role": "user", "content": "x", "tool_calls": []}, {"role": "tool", "content": "y"}],
+            "tool_choice": 5,
+        },
         "tool_cho",
     ),
     (

@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from orchestrator.api.body import Body, Offered, Said
+from orchestrator.api.body import Body, Offered, Said, check_kind
 from orchestrator.api.tools.calls import CLOSE, OPEN
+from orchestrator.api.tools.hosted import CLIENT_RUN, NO_SERVER_TOOLS, RESPONSES_HOSTED
 
 MAX_TOOLS = 128
 
@@ -60,6 +61,11 @@ class Tool(Offered):
         """Return what the model is told."""
         function = self.function.model_dump(include={"name", "description"}, exclude_none=True)
         return {"type": "function", "function": {**function, "parameters": self.function.schema_of_arguments}}
+
+
+_OTHER_KINDS = CLIENT_RUN | dict.fromkeys(RESPONSES_HOSTED, NO_SERVER_TOOLS)
+OfferedTool = Annotated[Tool, BeforeValidator(lambda tool: check_kind(tool, ("function",), "tools", "", _OTHER_KINDS))]
+"""A tool as it is sent, which may be of a kind that is not taken."""
 
 
 class _ChosenFunction(Body):

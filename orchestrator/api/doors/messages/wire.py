@@ -9,9 +9,9 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.api.body import NO_MEDIA, Body, Offered, Said, check_kind, refuse_empty, refuse_prompt_keys
 from orchestrator.api.chat_messages import Effort, TemplateKeywords
-from orchestrator.api.doors.hosted import CLIENT_RUN, FORCED_HOSTED, MESSAGES_HOSTED, HostedTool, is_hosted
 from orchestrator.api.errors import NO_THREADS
 from orchestrator.api.known_fields import HARMLESS
+from orchestrator.api.tools.hosted import CLIENT_RUN, FORCED_HOSTED, MESSAGES_HOSTED, HostedTool, is_hosted
 from orchestrator.api.tools.wire import MAX_TOOLS, FunctionName
 from orchestrator.api.wire import MAX_STOPS, Sampled, StopText
 

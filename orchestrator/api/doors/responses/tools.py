@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from orchestrator.api.body import Body, Offered, check_kind
-from orchestrator.api.doors.hosted import CLIENT_RUN, FORCED_HOSTED, RESPONSES_HOSTED, HostedTool, is_hosted
+from orchestrator.api.tools.hosted import CLIENT_RUN, FORCED_HOSTED, RESPONSES_HOSTED, HostedTool, is_hosted
 from orchestrator.api.tools.wire import MAX_TOOLS, FunctionName
 
 

@@ -9,7 +9,6 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.api.body import Body, Said
 from orchestrator.api.chat_messages import Effort, TemplateKeywords
-from orchestrator.api.doors.hosted import FORCED_HOSTED
 from orchestrator.api.doors.responses.items import Item, MessageItem
 from orchestrator.api.doors.responses.tools import (
     AllowedTools,
@@ -21,6 +20,7 @@ from orchestrator.api.doors.responses.tools import (
     list_functions,
 )
 from orchestrator.api.known_fields import HARMLESS, IDLE
+from orchestrator.api.tools.hosted import FORCED_HOSTED
 from orchestrator.api.tools.wire import MAX_TOOLS
 from orchestrator.api.wire import MAX_USER_TAG, Sampled, StopText
 

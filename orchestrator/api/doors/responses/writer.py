@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from orchestrator.api.doors.blocks import Block, BlockBuilder, Step
-from orchestrator.api.doors.hosted import HostedTool
 from orchestrator.api.doors.parts import name_event
 from orchestrator.api.doors.responses.wire import ResponsesRequest
 from orchestrator.api.question import AnswerHead
 from orchestrator.api.responses import SourceHeaders, describe_metrics
 from orchestrator.api.streaming import Answer, Piece
+from orchestrator.api.tools.hosted import HostedTool
 from orchestrator.api.wire import ChatRequest
 from orchestrator.errors import RequestError
 

@@ -27,6 +27,7 @@ CLIENT_RUN = {
     ),
 }
 """How types of tools begin that clients run, and what to offer instead."""
+NO_SERVER_TOOLS = "tools that run on a server are not served here; offer a function"
 FORCED_HOSTED = "'tool_choice' forces a tool that runs on a server, and none do here: offer a function"
 
 
