@@ -14,6 +14,8 @@ _SHOWN_CHARS = 60
 _ALIKE = 0.8
 # Keys of messages that put something else before the model than the text does.
 _CHANGE_THE_PROMPT = ("images", "audio", "videos", "function_call", "prefix", "partial")
+# What others call the schema of a tool's arguments.
+_OTHER_SCHEMAS = frozenset({"input_schema", "inputSchema", "args_schema", "schema", "parametersJsonSchema"})
 _IDLE: tuple[Any, ...] = (None, False, "", [], {})
 
 
@@ -38,7 +40,8 @@ class Said(BaseModel):
 
 
 class Offered(Said):
-    """A part of a tool. Hints for caches and clients are left out; a field that is only misspelt is refused."""
+    """A part of a tool. Hints for caches and clients are left out; a field that another one seems to mean, and that is
+    not there itself, is refused."""
 
     @model_validator(mode="before")
     @classmethod
@@ -46,8 +49,9 @@ class Offered(Said):
         if not isinstance(data, dict):
             return data
         known = [field.alias or name for name, field in cls.model_fields.items()]
+        left = [name for name in known if name not in data]
         for key in data.keys() - set(known):
-            meant = "parameters" if key == "input_schema" and "parameters" in known else _find_alike(key, known)
+            meant = "parameters" if key in _OTHER_SCHEMAS and "parameters" in left else _find_alike(key, left)
             if meant and data[key] is not None:
                 text = f"unknown field {show(key)} of a tool; did you mean '{meant}'?"
                 raise PydanticCustomError("unknown_field", "{text}", {"field": "tools", "text": text})

@@ -213,6 +213,7 @@ async def test_nothing_of_a_message_is_lost_in_silence(path, body, param, says):
         {"response_format": {"type": "json_object", "json_schema": None}},
         {"tools": [{"type": "function", "cache_control": {}, "function": {"name": "f", "returns": {"type": "null"}}}]},
         {"tools": [{"type": "function", "function": {"name": "f", "strict": None, "parameters": None}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}, "schema": {}, "parameter": 1}}]},
         {"prediction": {"type": "content", "content": [{"type": "text", "text": "a", "cache_control": {}}]}},
     ],
 )
