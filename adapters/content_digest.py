@@ -15,15 +15,17 @@ from adapters.contract import ModelRefused, Progress
 from device_profiles.units import MIB
 
 _CHUNK_BYTES = MIB
+_OLD_IDENTITY = 3  # entries of earlier versions have no change time
 
 EachChunk = Callable[[int], None]
 """Called with the number of bytes that were read."""
 
 
 class DigestCache:
-    """Content digests by path, trusted while size, modification time and inode of the file stay the same.
+    """Content digests by path, trusted while size, inode, modification and change time of the file stay the same.
 
-    The cache only saves time: a missing, corrupt or unwritable one is as good as an empty one.
+    The change time tells of writers that set the modification time back. The cache only saves time: a missing, corrupt
+    or unwritable one is as good as an empty one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -33,15 +35,43 @@ class DigestCache:
     def digest(self, file: Path, progress: Progress) -> str:
         """Return the file's digest (32 hex digits). Raises ModelRefused when it cannot be read or changes."""
         try:
-            key, identity = str(file.resolve()), file_identity(file)
-            known = self._read().get(key)
-            if isinstance(known, dict) and known.get("file") == identity and _is_digest(known.get("digest")):
-                return str(known["digest"])
+            key, identity = str(file.resolve()), _full_identity(file)
+            digest = self._recall(key, identity)
+            if digest is not None:
+                return digest
             digest = self._hash(file, identity, progress)
         except OSError as error:
             raise ModelRefused(f"{file.name}: cannot be read ({error.strerror or error})") from error
         self._remember(key, {"file": identity, "digest": digest})
         return digest
+
+    def recall(self, files: Sequence[Path]) -> str | None:
+        """Return what `digest_of` would, where every file's digest is remembered; None where one would have to be read.
+
+        Raises ModelRefused when a file is not there.
+        """
+        digests: dict[str, str] = {}
+        for file in files:
+            try:
+                found = self._recall(str(file.resolve()), _full_identity(file))
+            except OSError as error:
+                raise ModelRefused(f"{file.name}: cannot be read ({error.strerror or error})") from error
+            if found is None:
+                return None
+            digests[file.name] = found
+        return _join_digests(digests)
+
+    def _recall(self, key: str, identity: list[int]) -> str | None:
+        known = self._read().get(key)
+        if not isinstance(known, dict) or not _is_digest(known.get("digest")):
+            return None
+        digest = str(known["digest"])
+        if known.get("file") == identity:
+            return digest
+        if known.get("file") == identity[:_OLD_IDENTITY]:
+            self._remember(key, {"file": identity, "digest": digest})
+            return digest
+        return None
 
     def confirm(self, files: Sequence[Path], progress: Progress) -> Path | None:
         """Read files whose digest was only remembered; return one that has other content now, None when none has.
@@ -50,7 +80,7 @@ class DigestCache:
         """
         for file in files:
             known = self.digest(file, progress)
-            key, identity = str(file.resolve()), file_identity(file)
+            key, identity = str(file.resolve()), _full_identity(file)
             if self._read_now.get(key) == identity:
                 continue
             try:
@@ -69,7 +99,7 @@ class DigestCache:
             progress(f"reading {file.name}", min(1.0, done / size))
 
         digest = hash_file(file, tell)
-        if file_identity(file) != identity:
+        if _full_identity(file) != identity:
             raise ModelRefused(f"{file.name}: it changed while it was read. Try again when it is complete.")
         self._read_now[str(file.resolve())] = identity
         return digest
@@ -79,10 +109,7 @@ class DigestCache:
 
         Raises ModelRefused as `digest` does.
         """
-        digests = {file.name: self.digest(file, progress) for file in files}
-        if len(digests) == 1:
-            return digests.popitem()[1]
-        return hashlib.blake2b(json.dumps(digests, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return _join_digests({file.name: self.digest(file, progress) for file in files})
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -101,6 +128,17 @@ class DigestCache:
                 draft.replace(self._path)
             finally:
                 draft.unlink(missing_ok=True)
+
+
+def _join_digests(digests: dict[str, str]) -> str:
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    return hashlib.blake2b(json.dumps(digests, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _full_identity(file: Path) -> list[int]:
+    """Return what changes with any write, also with one whose writer sets the modification time back."""
+    return [*file_identity(file), file.stat().st_ctime_ns]
 
 
 def file_identity(file: Path) -> list[int]:

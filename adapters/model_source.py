@@ -37,13 +37,20 @@ class ModelSource:
     """A model that exists. `path` is a GGUF file or a Hugging Face directory, and `name` its default name in the API.
     `source` is as the operator wrote it (with the commit, for a model of the hub). `files` are the model's files where
     these are more than `path` itself. `parts`: the file comes in parts, of which `path` is the first; the model store
-    joins them."""
+    joins them.
+
+    `digest`: of the content (32 hex digits) where the files are a model's head only (adapters.model_head): then its
+    weights come from what was prepared before, or from `now`, what is at its place now, if that has the same content.
+    `why_head`: why the files themselves do not serve."""
 
     path: Path
     name: str
     source: str
     files: tuple[Path, ...] = ()
     parts: Parts | None = None
+    digest: str = ""
+    now: ModelSource | None = None
+    why_head: str = ""
 
     @property
     def content(self) -> tuple[Path, ...]:

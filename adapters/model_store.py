@@ -4,6 +4,7 @@
     root/<digest, 16 hex>/<recipe>-<hash, 8 hex>/     an artefact, with manifest.json
     root/<digest, 16 hex>/<recipe>-<hash, 8 hex>.lock who holds it may write that artefact
     root/<digest, 16 hex>/.<recipe>-<hash>.*          drafts; rubbish when their lock is free
+    root/<digest, 16 hex>/restored-head               what stands for the model's files where these are replaced
 
 An artefact's directory is named by the model file's content and the recipe's text. Another file or another version of a
 runtime is another directory, and nothing is ever changed in place.
@@ -46,6 +47,8 @@ from adapters.model_parts import JoinedFile
 from adapters.model_source import ModelSource
 from device_profiles.units import human_bytes
 
+DIGEST_DIGITS = 16
+"""So many digits of a content's digest name its directory, and tell models from each other."""
 SPACE_FACTOR = 2
 """Free space asked for before writing, as a multiple of the source file: the artefact, and what converters
 leave beside it while they run."""
@@ -62,6 +65,11 @@ class StoreFull(AdapterError):
 
 class StoreUnwritable(AdapterError):
     """The store's directory cannot be written; the message names it and the way out."""
+
+
+class ModelReplaced(ModelRefused):
+    """The model that is served is not at its place any more, and not in the store; the message names the file, what it
+    was, what it is and the way out."""
 
 
 class _Stopped(Exception):
@@ -112,6 +120,18 @@ class ModelStore:
         and what the recipe raises.
         """
         file = self.whole(file, progress)
+        if file.digest:
+            return self._find_prepared(file, recipe, progress)
+        return self._prepare(file, recipe, progress)
+
+    def prepare_small(self, file: ModelSource, recipe: Recipe, needed_bytes: int, progress: Progress) -> None:
+        """Make what needs no more than so many bytes, and for which a whole file is not read again. Raises as
+        `prepare`."""
+        self._prepare(file, recipe, progress, needed_bytes=needed_bytes)
+
+    def _prepare(
+        self, file: ModelSource, recipe: Recipe, progress: Progress, *, needed_bytes: int | None = None
+    ) -> Path:
         identity = _identity(file)
         digest = self._digests.digest_of(file.content, progress)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
@@ -130,15 +150,25 @@ class ModelStore:
                 if artefact.exists():
                     progress(f"{artefact.name} is damaged ({problem}): preparing it again", -1.0)
                     _log.warning("%s is damaged (%s): preparing it again", artefact, problem)
-                self._make(_Job(file, recipe, origin, artefact, identity), progress)
+                self._make(_Job(file, recipe, origin, artefact, identity, needed_bytes), progress)
         return artefact
+
+    def _find_prepared(self, file: ModelSource, recipe: Recipe, progress: Progress) -> Path:
+        """Return what was made of a model of which only the head is there. Raises ModelReplaced."""
+        origin = Origin(file.source, file.digest, recipe.name, recipe.recipe())
+        artefact = self._artefact(origin)
+        if damage(artefact, origin) is None and self._find_change(artefact, progress) is None:
+            return artefact
+        if file.now is not None and self._digests.digest_of(file.now.content, progress) == file.digest:
+            return self._prepare(file.now, recipe, progress)
+        raise describe_replaced(self.root, file, artefact.name)
 
     def whole(self, file: ModelSource, progress: Progress) -> ModelSource:
         """Return a model that comes in parts as one file, which the store keeps like any artefact; others as they are.
 
         Raises what `prepare` raises.
         """
-        if file.parts is None:
+        if file.parts is None or file.digest:
             return file
         found = self.prepare(replace(file, parts=None), JoinedFile(file.parts), progress)
         return replace(file, path=found / file.parts.name, files=(), parts=None)
@@ -148,7 +178,7 @@ class ModelStore:
 
         Raises ModelRefused when the file cannot be read, and what the recipe raises.
         """
-        digest = self._digests.digest_of(file.content, _ignore_progress)
+        digest = file.digest or self._digests.digest_of(file.content, _ignore_progress)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
         artefact = self._artefact(origin)
         return artefact if damage(artefact, origin) is None else None
@@ -158,7 +188,16 @@ class ModelStore:
 
         Raises what `whole` raises.
         """
-        return self._digests.digest_of(self.whole(file, _ignore_progress).content, _ignore_progress)[:16]
+        if file.digest:
+            return file.digest[:DIGEST_DIGITS]
+        return self._digests.digest_of(self.whole(file, _ignore_progress).content, _ignore_progress)[:DIGEST_DIGITS]
+
+    def recall_digest(self, file: ModelSource) -> str | None:
+        """Return the digest of a whole file (32 hex digits) where it is remembered, None where it would have to be read.
+
+        Raises ModelRefused when it is not there.
+        """
+        return self._digests.recall(file.content)
 
     def all(self) -> list[tuple[Path, dict[str, Any]]]:
         """Return every artefact with its manifest, whatever made it, those of one model together."""
@@ -200,7 +239,7 @@ class ModelStore:
         return _verify(artefact)
 
     def _artefact(self, origin: Origin) -> Path:
-        return self.root / origin.digest[:16] / f"{origin.recipe_name}-{_short_hash(origin.recipe)}"
+        return self.root / origin.digest[:DIGEST_DIGITS] / f"{origin.recipe_name}-{short_hash(origin.recipe)}"
 
     @contextmanager
     def _hold_lock(self, artefact: Path, progress: Progress) -> Iterator[None]:
@@ -219,7 +258,7 @@ class ModelStore:
             lock.release()
 
     def _make(self, job: _Job, progress: Progress) -> None:
-        damaged = self._digests.confirm(job.file.content, progress)
+        damaged = self._digests.confirm(job.file.content, progress) if job.needed_bytes is None else None
         if damaged is not None:
             raise ModelRefused(
                 f"{damaged}: its content has changed, and its date has not: the file or its disk is damaged. "
@@ -245,7 +284,9 @@ class ModelStore:
     def _demand_space(self, job: _Job) -> None:
         with _explain_errors(self.root):
             free = self._disk_free(self.root)
-        needed = SPACE_FACTOR * sum(size for size, _, _ in job.identity)
+        needed = job.needed_bytes
+        if needed is None:
+            needed = SPACE_FACTOR * sum(size for size, _, _ in job.identity)
         if free < needed:
             raise StoreFull(
                 f"{self.root}: preparing {job.file.path.name} needs {needed} bytes ({human_bytes(needed)}), "
@@ -255,13 +296,15 @@ class ModelStore:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One artefact to make. `identity` is the files' as it was before their digest was taken."""
+    """One artefact to make. `identity` is the files' as it was before their digest was taken. `needed_bytes`: see
+    `ModelStore._prepare`."""
 
     file: ModelSource
     recipe: Recipe
     origin: Origin
     artefact: Path
     identity: list[list[int]]
+    needed_bytes: int | None = None
 
 
 def _verify(artefact: Path, wait: Callable[[int], bool] = lambda _count: False) -> str | None:
@@ -277,6 +320,15 @@ def _verify(artefact: Path, wait: Callable[[int], bool] = lambda _count: False) 
     else:
         mark_corrupt(artefact, problem)
     return problem
+
+
+def describe_replaced(root: Path, file: ModelSource, missing: str) -> ModelReplaced:
+    """Return why a model of which the head is known at the most cannot be loaded: `missing` is not in the store."""
+    return ModelReplaced(
+        f"{file.source}: this daemon serves the model with the digest {file.digest[:DIGEST_DIGITS]}, and "
+        f"{file.why_head}; the store {root} does not hold {missing} of the first. Put the first model back, or serve "
+        "what is there now; either way run `outrider reload`."
+    )
 
 
 def _describe_way_out(source: str) -> str:
@@ -299,7 +351,8 @@ def _identity(file: ModelSource) -> list[list[int]]:
     return found
 
 
-def _short_hash(text: str) -> str:
+def short_hash(text: str) -> str:
+    """Return what ends the name of an artefact's directory: of its recipe's text."""
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 

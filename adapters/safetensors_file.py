@@ -62,6 +62,12 @@ class Stored:
         return all(np.array_equal(mine[at : at + _CHUNK_ELEMENTS], theirs[at : at + _CHUNK_ELEMENTS]) for at in steps)
 
 
+def count_head_bytes(path: Path) -> int:
+    """Return where the tensors of a file begin, in bytes. Raises OSError."""
+    with path.open("rb") as file:
+        return min(_LENGTH.size + _LENGTH.unpack(file.read(_LENGTH.size))[0], path.stat().st_size)
+
+
 def read_tensors(path: Path) -> dict[str, Stored]:
     """Return a file's tensors by name. Raises ModelRefused, by name, when it is damaged, truncated or unreadable."""
     from safetensors import SafetensorError, safe_open

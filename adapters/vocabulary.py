@@ -75,5 +75,9 @@ def vocabulary_from(
     `model_source.resolve` does."""
     if source.startswith(SIMULATED_PREFIX):
         return byte_texts()
-    file = resolve(source, base, progress)
+    return vocabulary_in(resolve(source, base, progress), target)
+
+
+def vocabulary_in(file: ModelSource, target: Sequence[str] | None = None) -> list[str]:
+    """Return the vocabulary of a model's files; `target`: what it is to be a draft of. Raises ModelRefused."""
     return vocabulary_of(file) if target is None else draft_vocabulary(file, target)

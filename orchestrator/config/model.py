@@ -17,6 +17,7 @@ from orchestrator.config.section import Price, ReserveSize, Section, Size
 from orchestrator.config.slo import SloSection
 from orchestrator.config.socket_place import DEFAULT_PORT
 from orchestrator.config.source_text import Place
+from orchestrator.config.sources import NOT_LOOKED, FoundSources
 from orchestrator.config.speculation import Canary, Speculation
 from orchestrator.config.target import AUTO, Cores, Target
 from orchestrator.config.tls import TlsSection
@@ -289,8 +290,26 @@ class ClusterConfig(Section):
     tracing: TracingSection = TracingSection()
     """Spans and metrics of OpenTelemetry."""
 
+    _sources: FoundSources = PrivateAttr(default=NOT_LOOKED)
     _further: tuple[int, FurtherTarget] | None = PrivateAttr(default=None)
     """Whose configuration this is, of `models`, and its index; None: of the first target."""
+
+    @property
+    def sources(self) -> FoundSources:
+        """Return what its sources were found to be, where somebody has looked."""
+        return self._sources
+
+    def with_sources(self, found: FoundSources) -> ClusterConfig:
+        """Return the same configuration, with what its sources were found to be."""
+        copy = self.model_copy()
+        copy._sources = found
+        return copy
+
+    @property
+    def model_sources(self) -> tuple[str, ...]:
+        """Return the sources of its target and of all its drafts, as the file says them, each once."""
+        drafts = [draft.source for _, draft in self.all_drafts if isinstance(draft, ModelDraft)]
+        return tuple(dict.fromkeys((self.model.source, *drafts)))
 
     @property
     def targets(self) -> tuple[ClusterConfig, ...]:

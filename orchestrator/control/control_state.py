@@ -9,6 +9,7 @@ from orchestrator.control.blame import Blame
 from orchestrator.control.draft_workers import NO_POOLS, DraftWorkers
 from orchestrator.control.fleet import Fleet
 from orchestrator.control.health import HealthBoard, Part, PartHealth
+from orchestrator.control.model_identities import ModelIdentities
 from orchestrator.control.replicas import Replicas
 from orchestrator.control.retune import Retuning
 from orchestrator.control.rollout import Rollout
@@ -38,6 +39,7 @@ class State:
         lives = WorkerLives(max_restarts)
         self.blame = Blame(quarantine_s)
         self.watch = Watch()
+        self.identities = ModelIdentities()
         self.replicas = Replicas(lives)
         self.health = HealthBoard()
         self.around = surroundings or Surroundings()

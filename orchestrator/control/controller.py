@@ -84,7 +84,7 @@ from orchestrator.control.surroundings import Surroundings
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import Cluster, WorkerSpec
-from orchestrator.workers.messages import Delta, MoveOut, Progress, RoundReport, SharedMemory, Submit
+from orchestrator.workers.messages import Delta, MoveOut, Progress, Retune, RoundReport, SharedMemory, Submit
 from orchestrator.workers.shared_memory import SharedMemories
 from orchestrator.workers.trace_messages import ResumedStream
 from policies.serving.canary import CanaryVariant
@@ -149,7 +149,7 @@ class TargetControl:
         self._state.router.moves.share_memory = share_memory and cluster.runtime == "local"
         self._memories = SharedMemories()
         self.steering = OperatorDesk(self._state, self._post, clock)
-        self._supervisor = Supervisor(cluster, sleep, self._post)
+        self._supervisor = Supervisor(cluster, sleep, self._post, self._state.identities.pin)
         self._overrides = NO_OVERRIDES
         self._readers: dict[str, Reader] = {}  # of live streams, by the request's id
         self._reading = 0
@@ -476,6 +476,8 @@ class TargetControl:
 
     def _do(self, action: Action) -> None:
         match action:
+            case Send(worker, Retune(options)):
+                self._supervisor.send(worker, Retune(self._state.identities.pin_options(options)))
             case Send(worker, command):
                 self._supervisor.send(worker, command)
             case AskPages(worker, key, sent_id, most_bytes, link):

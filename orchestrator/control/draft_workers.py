@@ -117,6 +117,11 @@ class DraftWorkers:
             actions += self._shares.attach(worker, [replica])
         return actions
 
+    def find_life(self, worker: int) -> WorkerLife | None:
+        """Return the life of the draft worker of this number; None where it is none of these."""
+        found = self._workers.get(worker)
+        return found.life if found is not None else None
+
     def observe(self, event: WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded, now_s: float) -> list[Action]:
         """Something became of a worker; nothing happens where it is none of these."""
         worker = self._workers.get(event.worker)

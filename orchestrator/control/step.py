@@ -105,7 +105,7 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
             if replica is None and (preparing := state.standbys.find_preparing(event.worker)) is not None:
                 return state.standbys.observe_preparing(preparing, event, now_s)
             if replica is None:
-                return state.drafts.observe(event, now_s)
+                return _fold_draft_worker(state, event, now_s)
             return fold_worker_event(state, replica, event, now_s)
         case StreamOpened():
             state.streams.open(event.submit, event.overrides, now_s)
@@ -129,6 +129,18 @@ def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
             return _fold_phase(state, event, now_s)
         case _:
             return state.steering.fold(event, now_s)
+
+
+def _fold_draft_worker(
+    state: State, event: WorkerSaid | WorkerStarted | WorkerEnding | WorkerEnded, now_s: float
+) -> list[Action]:
+    """Something became of a draft worker. One whose model was replaced before it was loaded is started again."""
+    life = state.drafts.find_life(event.worker)
+    if isinstance(event, WorkerSaid) and life is not None and life.running:
+        if other := state.identities.learn(life.spec, event.event):
+            why = f"its model was replaced before it was loaded: {other}; the next worker loads what is served"
+            return life.end(Failed(why, restartable=True))
+    return state.drafts.observe(event, now_s)
 
 
 def _fold_change(

@@ -11,7 +11,7 @@ from orchestrator.control.actions import StartWorker, StopWorker
 from orchestrator.control.events import WorkerEnded, WorkerEnding, WorkerSaid, WorkerStarted
 from orchestrator.control.worker_life import STOP_GRACE_S
 from orchestrator.errors import WorkerError
-from orchestrator.workers.contract import Cluster, Worker
+from orchestrator.workers.contract import Cluster, Worker, WorkerSpec
 from orchestrator.workers.messages import Command, Failed
 from policies.serving.failover.blame import LossKind
 
@@ -23,12 +23,16 @@ Post = Callable[[WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded], None]
 
 
 class Supervisor:
-    """Workers of `cluster`, by the number that StartWorker gave them. `post` is told of each event."""
+    """Workers of `cluster`, by the number that StartWorker gave them. `post` is told of each event. `complete` adds to
+    a spec what is known by the time that its worker starts."""
 
-    def __init__(self, cluster: Cluster, sleep: Sleep, post: Post) -> None:
+    def __init__(
+        self, cluster: Cluster, sleep: Sleep, post: Post, complete: Callable[[WorkerSpec], WorkerSpec] = lambda one: one
+    ) -> None:
         self._cluster = cluster
         self._sleep = sleep
         self._post = post
+        self._complete = complete
         self._followed: dict[int, _Followed] = {}
 
     def start(self, order: StartWorker) -> None:
@@ -58,7 +62,7 @@ class Supervisor:
         try:
             if order.after_s:
                 await self._sleep(order.after_s)
-            followed.worker = await self._cluster.start(order.spec)
+            followed.worker = await self._cluster.start(self._complete(order.spec))
             self._post(WorkerStarted(order.worker, followed.worker.where))
             async for event in followed.worker.events():
                 self._post(WorkerSaid(order.worker, event))

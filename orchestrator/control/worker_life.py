@@ -50,7 +50,7 @@ class Loss:
 @dataclass(slots=True, eq=False)
 class WorkerLife:
     """`number` names the place in events and actions, `title` in the log. A place has `served` once a worker of its was
-    of use: then whatever goes wrong may come right again. Of the worker: `heard_s` is when it said something last,
+    of use: then whatever goes wrong may come right again, but for a model that was replaced. Of the worker: `heard_s` is when it said something last,
     `pulse` that it said of a step that it has not finished, `round_ms` how long its rounds take of late. `on_change` is
     called when it comes or goes."""
 
@@ -176,7 +176,7 @@ class WorkerLife:
         cause, kind = self.explain(cause, kind)
         if self._closed:
             return Loss(cause)
-        if failure is not None and not failure.restartable and not self.served:
+        if failure is not None and not failure.restartable and (not self.served or failure.kind == "model_replaced"):
             return Loss(cause, failure=failure.message)
         served_s = now_s - self._ready_s if self._ready_s is not None else 0.0
         self.budget = self.budget.observe_loss(number, kind, cause, now_s, served_s)

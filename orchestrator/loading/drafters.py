@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from adapters.contract import DeviceLost, ModelRefused
+from adapters.contract import AdapterError, DeviceLost, ModelRefused
+from adapters.model_store import ModelReplaced
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.cascade import Cascade, ContinuingDrafter
 from orchestrator.drafting.chain import ChainDrafter
@@ -232,15 +233,13 @@ def _build_model(
     def report_stage(stage: str, fraction: float) -> None:
         progress(f"{options.name}: {stage}", fraction)
 
-    pair = compare_vocabularies(options, engine.model, report_stage)
     try:
+        pair = compare_vocabularies(options, engine.model, report_stage)
         if options.name not in flight.models:
             flight.models[options.name] = load_model(wanted, engine.max_running * flight.count, report_stage)
         loaded = flight.models[options.name]
-    except DeviceLost as error:
-        return FailedDrafter(
-            DrafterState(options.name, "model", "failed", str(error), wanted.source, wanted.adapter, wanted.device)
-        )
+    except (DeviceLost, ModelReplaced) as error:
+        return _build_failed(options, error)
     state = msgspec.structs.replace(draft_state(options, loaded), vocabulary=pair.match.value)
     judge = loaded if pair.match is Match.DIFFERS else target  # whose tokens it may propose
     vocabulary = judge.model.spec.vocabulary_size
@@ -252,6 +251,14 @@ def _build_model(
     drafter = ModelDrafter(model, state, clock, vocabulary=vocabulary, prefill_ms=options.prefill_ms, cascade=own)
     drafter.measure()
     return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepare_tokenizer(options))
+
+
+def _build_failed(options: ModelDraftOptions, error: AdapterError) -> FailedDrafter:
+    """Return what stands for a draft that cannot be loaded: it costs the drafts only."""
+    wanted = options.model
+    return FailedDrafter(
+        DrafterState(options.name, "model", "failed", str(error), wanted.source, wanted.adapter, wanted.device)
+    )
 
 
 def draft_state(options: ModelDraftOptions, loaded: LoadedSource) -> DrafterState:
@@ -268,4 +275,5 @@ def draft_state(options: ModelDraftOptions, loaded: LoadedSource) -> DrafterStat
         kv_cache=caps.kv_cache.value,
         static_widths=list(caps.static_widths),
         planned_memory_bytes=loaded.plan.total - loaded.plan.process if loaded.plan else 0,
+        identity=loaded.identity,
     )

@@ -35,7 +35,7 @@ from orchestrator.loading.flights import count_flights
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions, IndexOptions, SuffixOptions
 from orchestrator.loading.pipeline import list_planned_parts
-from orchestrator.loading.retuner import EngineRetuner, list_whole
+from orchestrator.loading.retuner import EngineRetuner, list_identities, list_whole
 from orchestrator.measuring.quick import quick_cost
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.expected_rounds import expect_rounds
@@ -145,7 +145,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     _open_inbox(loop.mover, options, emit)
 
     def describe(now: EngineOptions, its: Sequence[Drafter]) -> Ready:
-        return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first)
+        return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first, its)
 
     retuner = EngineRetuner(
         *(target, options, (built, remotes), loop),
@@ -205,7 +205,14 @@ def _digest_of(target: LoadedTarget, options: EngineOptions) -> str:
     return Path(target.tokenizer_dir).parent.name or options.model.source
 
 
-def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: int, first: FirstCost) -> Ready:
+def ready_of(
+    target: LoadedTarget,
+    options: EngineOptions,
+    slots: int,
+    planned: int,
+    first: FirstCost,
+    drafters: Sequence[Drafter] = (),
+) -> Ready:
     """Return what a worker says of itself once its target is loaded."""
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
     parts = [(part.adapter.name, part.device, part.device_name) for part in target.parts]
@@ -258,5 +265,6 @@ def ready_of(target: LoadedTarget, options: EngineOptions, slots: int, planned: 
         split=target.split,
         part_pids=[part.pid for part in target.parts if part.pid],
         part_planned_bytes=list_planned_parts(target.model),
+        identities=list_identities(target, drafters),
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -25,8 +25,10 @@ from adapters.contract import (
 from adapters.decoder.source import open_source
 from adapters.devices_there import check_device
 from adapters.model_checks import describe_draft
+from adapters.model_identity import ModelIdentity
 from adapters.model_source import ModelSource, check_model, resolve
 from adapters.model_store import ModelStore
+from adapters.served_model import find_served, keep_head
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
@@ -71,7 +73,7 @@ class LoadedSource:
     and for a draft. `choice` and `plan` are None for the simulated model.
     `classes`: what was found of the numerical classes, None for a draft that takes the first. `parts`: which layers
     are where, where several devices hold them, and `shards` a line for each of them. `split`: over what its layers are
-    split, "" where they are not."""
+    split, "" where they are not. `identity`: its content, None for the simulated model."""
 
     model: LoadedModel
     name: str
@@ -85,6 +87,7 @@ class LoadedSource:
     shards: tuple[str, ...]
     parts: tuple[PlacedLayers, ...]
     split: str
+    identity: ModelIdentity | None
 
     @property
     def row_invariant(self) -> bool:
@@ -173,18 +176,22 @@ def load_model(
         plan = predict(replace(asked, max_batch_rows=rows), process_bytes=plan.process)
     shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
     parts = adapter.parts if isinstance(adapter, PipelineLoader) else ()
-    told = (prepared, choice, plan, classes, shards, parts, found.split)
+    told = (prepared, choice, plan, classes, shards, parts, found.split, None)
     loaded = LoadedSource(model, found.name, file.name if file is not None else found.name, found.source, "", *told)
-    if not serves or file is None:
+    if file is None:
         return loaded
-    _refuse_draft(model, found.source)
-    return replace(loaded, tokenizer_dir=prepare_tokenizer_of(options, file, progress))
+    store = found.store or ModelStore(Path(options.store))
+    if serves:
+        _refuse_draft(model, found.source)
+        loaded = replace(loaded, tokenizer_dir=prepare_tokenizer_of(options, file, progress, store))
+    keep_head(store, file, progress)
+    return replace(loaded, identity=identify(options, file, store))
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
     """A model's files, ready to be loaded. The fields are those of LoadedSource; `file` is None for the simulated
-    model."""
+    model. `store`: which has read the files, so that it knows them."""
 
     adapter: Adapter | PipelineLoader
     name: str
@@ -193,11 +200,28 @@ class PreparedModel:
     prepared: Path
     choice: PrecisionChoice | None
     split: str = ""
+    store: ModelStore | None = None
 
 
-def prepare_tokenizer_of(options: ModelOptions, file: ModelSource, progress: OnProgress) -> str:
-    """Prepare (once) a model's tokenizer; returns its directory. Raises what adapters raise."""
-    return str(ModelStore(Path(options.store)).prepare(file, TokenizerRecipe(), progress))
+def find_model(options: ModelOptions, store: ModelStore, progress: OnProgress) -> ModelSource:
+    """Return a model's files, whole: those at its place, or those that it is to have. Raises what `resolve` raises,
+    and ModelReplaced."""
+    if options.identity is not None:
+        return find_served(store, options.identity, Path(options.base), progress)
+    return store.whole(resolve(options.source, Path(options.base), progress), progress)
+
+
+def identify(options: ModelOptions, file: ModelSource, store: ModelStore) -> ModelIdentity:
+    """Return the content of a model that was prepared. Raises ModelRefused."""
+    return options.identity or ModelIdentity(options.source, store.digest(file), file.name, file.source)
+
+
+def prepare_tokenizer_of(
+    options: ModelOptions, file: ModelSource, progress: OnProgress, store: ModelStore | None = None
+) -> str:
+    """Prepare (once) a model's tokenizer; returns its directory. `store`: which has read the file, where one has.
+    Raises what adapters raise."""
+    return str((store or ModelStore(Path(options.store))).prepare(file, TokenizerRecipe(), progress))
 
 
 def prepare_model(options: ModelOptions, progress: OnProgress) -> PreparedModel:
@@ -262,10 +286,10 @@ def _find_source(options: ModelOptions, progress: OnProgress) -> PreparedModel:
         mine = msgspec.structs.replace(options, adapter=first.adapter, device=first.device, shards=[])
         return prepare_part(mine, progress)
     store = ModelStore(Path(options.store))
-    file = store.whole(resolve(options.source, Path(options.base), progress), progress)
-    prepared = Path(prepare_tokenizer_of(options, file, progress))
+    file = find_model(options, store, progress)
+    prepared = Path(prepare_tokenizer_of(options, file, progress, store))
     adapter = registry.get_for(first.adapter, first.device, options.static)
-    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, None)
+    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, None, store=store)
 
 
 def count_layers(options: ModelOptions, file: ModelSource | None) -> int:
@@ -289,12 +313,12 @@ def _prepare_whole(options: ModelOptions, progress: OnProgress, *, part: bool = 
     if options.source.startswith(SIMULATED_PREFIX):
         prepared = _write_simulated_source(options, adapter, store.root)
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
-    file = store.whole(resolve(options.source, Path(options.base), progress), progress)
+    file = find_model(options, store, progress)
     check_model(file)  # before minutes of converting
     chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
     choice = chosen.choice if chosen else None
-    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, split)
+    return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, split, store)
 
 
 def _question(
@@ -322,7 +346,7 @@ def _question(
         model_digest=prepared.parent.name if file is not None else prepared.name,
         weights=prepared.name if file is not None else "",
         threads=threads,
-        file=file.path if file is not None else None,
+        file=file.path if file is not None and not file.digest else None,
         store=Path(options.store),
         # Nothing of a simulated model crashes for good, or is worth a process.
         isolated=file is not None and not isinstance(adapter, PipelineLoader),
@@ -343,8 +367,8 @@ def load_tokenizer(directory: str) -> Tokenizer:
 
 def tokenizer_of(options: ModelOptions, progress: OnProgress) -> Tokenizer:
     """Return a model's tokenizer without loading the model. Raises what adapters raise."""
-    file = resolve(options.source, Path(options.base), progress)
-    return load_tokenizer(prepare_tokenizer_of(options, file, progress))
+    store = ModelStore(Path(options.store))
+    return load_tokenizer(prepare_tokenizer_of(options, find_model(options, store, progress), progress, store))
 
 
 def _write_simulated_source(options: ModelOptions, adapter: Adapter, root: Path) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from adapters.contract import StaticShapes
-from adapters.model_source import pin_source
+from adapters.model_identity import ModelIdentity
 from device_profiles.profile import Exactness
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.contract import WorkerSpec
@@ -52,7 +52,8 @@ class ModelOptions(msgspec.Struct, frozen=True):
     """One model and how to load it. `base` is the directory that a relative `source` starts from, `store` the one
     that keeps prepared models. `shards`: its layers in order, where several devices hold them; else it is whole.
     `tensor_parallel`: over how many ranks each of its layers is split.
-    `shard_endpoints`: where those are called that have processes of their own, in their order."""
+    `shard_endpoints`: where those are called that have processes of their own, in their order. `identity`: the content
+    that it is to have (None: what the source has when it is loaded)."""
 
     source: str
     base: str
@@ -71,6 +72,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     shards: list[ShardOptions] = []
     tensor_parallel: int = 1
     shard_endpoints: list[LinkEndpoint] = []
+    identity: ModelIdentity | None = None
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):
@@ -205,10 +207,12 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     """
     from orchestrator.config.load import store_directory
 
+    source = config.sources.bind(config.model.source)
     depth = depth_of(config.speculation)
     return EngineOptions(
         model=ModelOptions(
-            source=pin_source(config.model.source),
+            source=source,
+            identity=config.sources.identities.get(source),
             base=str(base),
             store=str(store_directory(config)),
             name=config.model.name,
@@ -426,11 +430,13 @@ def _drafters_of(
 def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig, base: Path) -> ModelDraftOptions:
     from orchestrator.config.load import store_directory
 
+    source = config.sources.bind(draft.source)
     return ModelDraftOptions(
         name=name,
         place=place,
         model=ModelOptions(
-            source=pin_source(draft.source),
+            source=source,
+            identity=config.sources.identities.get(source),
             base=str(base),
             store=str(store_directory(config)),
             name="",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from adapters.contract import ModelRefused
+from adapters.model_identity import ModelIdentity
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.variants import VariantDrafter
 from orchestrator.engine.flights import Flights
@@ -18,6 +19,7 @@ from orchestrator.loading.models import LoadedTarget, silent
 from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.draft_messages import AttachDraft, DraftLink
 from orchestrator.workers.messages import Ready
+from orchestrator.workers.model_pins import list_pinned, pin_options
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.policy import DepthPolicy
 
@@ -40,8 +42,8 @@ class EngineRetuner:
         arrange: Callable[[EngineOptions, VariantDrafter | None], SpeculationVariants],
     ) -> None:
         self._target = target
-        self._options = options
         self._built, self._remotes = drafters
+        self._options = self._as_loaded(msgspec.to_builtins(options))
         self._chosen: frozenset[str] | None = None
         self._loop = loop
         self._report = report
@@ -52,11 +54,13 @@ class EngineRetuner:
 
     def prepare(self, options: dict[str, Any]) -> Callable[[], Ready]:
         """See engine.worker_engine.Retuner. Drafters are loaded beside those that draft, where they are others."""
-        wanted = msgspec.convert(options, EngineOptions)
-        if (wanted.model, wanted.max_running) != (self._options.model, self._options.max_running):
+        wanted = self._as_loaded(options)
+        # What another process loads is no other model to this one.
+        running = _pin(msgspec.to_builtins(self._options), list_pinned(msgspec.to_builtins(wanted)))
+        if (wanted.model, wanted.max_running) != (running.model, running.max_running):
             raise ModelRefused("its model cannot be another one while it runs")
         fresh: _Drafters | None = None
-        if _list_drafters(wanted) != _list_drafters(self._options):
+        if _list_drafters(wanted) != _list_drafters(running):
             remotes = Remotes(self._report)
             fresh = (build_variant_drafters(wanted, self._target, silent, remotes, len(self._built)), remotes)
         return lambda: self._apply(wanted, fresh)
@@ -87,10 +91,16 @@ class EngineRetuner:
             for loop, built in zip(self._loop.loops, self._built, strict=True):
                 loop.exchange(built.whole).close()
             self.choose(self._chosen)
+            self._options = self._as_loaded(msgspec.to_builtins(options))
         for loop, built, policy in zip(self._loop.loops, self._built, policies, strict=True):
             loop.retune(_tune(options, policy), drafts=built.whole is not None)
         self.variants.take(self._arrange(options, self._built[0].by_variant))
         return self._describe(options, list_whole(self._built))
+
+    def _as_loaded(self, options: dict[str, Any]) -> EngineOptions:
+        """Return options that say the content of all models that are loaded, so that others differ from them."""
+        loaded = list_identities(self._target, list_whole(self._built))
+        return _pin(options, {one.source: one for one in loaded})
 
     def _choose_policy(self, options: EngineOptions, loop: DecodeLoop) -> DepthPolicy:
         """Return a loop's policy of other options. What it knows of costs stays; the rest is learned anew where
@@ -105,6 +115,16 @@ class EngineRetuner:
 def list_whole(built: Sequence[BuiltDrafters]) -> list[Drafter]:
     """Return the drafters that loops ask: one for each, or none."""
     return [one.whole for one in built if one.whole is not None]
+
+
+def list_identities(target: LoadedTarget, drafters: Sequence[Drafter]) -> list[ModelIdentity]:
+    """Return the content of all models that this process has loaded, the target's first."""
+    drafts = [state.identity for state in drafters[0].states()] if drafters else []
+    return [one for one in (target.identity, *drafts) if one is not None]
+
+
+def _pin(options: dict[str, Any], known: Mapping[str, ModelIdentity]) -> EngineOptions:
+    return msgspec.convert(pin_options(options, known), EngineOptions)
 
 
 def _tune(options: EngineOptions, policy: DepthPolicy) -> LoopTuning:

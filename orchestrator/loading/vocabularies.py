@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.contract import ModelRefused
-from adapters.model_source import resolve
-from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_at_hand, vocabulary_from
+from adapters.model_store import ModelStore
+from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_at_hand, vocabulary_from, vocabulary_in
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.retokenize import Bridge
 from orchestrator.drafting.translate import TranslatingDrafter
-from orchestrator.loading.models import LoadedTarget, OnProgress, load_tokenizer, prepare_tokenizer_of, silent
+from orchestrator.loading.models import (
+    LoadedTarget,
+    OnProgress,
+    find_model,
+    load_tokenizer,
+    prepare_tokenizer_of,
+    silent,
+)
 from orchestrator.loading.options import ModelDraftOptions, ModelOptions
 from policies.models.vocabulary import Match, compare, refusal
 
@@ -31,8 +39,8 @@ def compare_vocabularies(
 ) -> VocabularyPair:
     """Compare the vocabularies, downloading a model of the hub. Raises what `model_source.resolve` does, and
     ModelRefused where they differ and are not to be translated."""
-    ours = vocabulary_from(target.source, Path(target.base), progress)
-    theirs = vocabulary_from(draft.model.source, Path(draft.model.base), progress, ours)
+    ours = _read_vocabulary(target, progress)
+    theirs = _read_vocabulary(draft.model, progress, ours)
     return _pair(draft, ours, theirs)
 
 
@@ -44,9 +52,12 @@ def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: LoadedTa
     """
     if draft.translate:
         return compare_vocabularies(draft, target)
-    ours, theirs = vocabulary_from(target.source, Path(target.base)), None
+    ours, theirs = _read_vocabulary(target), None
     with suppress(ModelRefused):
-        theirs = vocabulary_at_hand(draft.model.source, Path(draft.model.base), ours)
+        if draft.model.identity is not None:
+            theirs = _read_vocabulary(draft.model, target=ours)
+        else:
+            theirs = vocabulary_at_hand(draft.model.source, Path(draft.model.base), ours)
     if theirs is None:
         return VocabularyPair(Match.IDENTICAL, loaded.model.spec.vocabulary_fingerprint)
     return _pair(draft, ours, theirs)
@@ -63,7 +74,17 @@ def prepare_tokenizer(draft: ModelDraftOptions) -> str:
     model = draft.model
     if model.source.startswith(SIMULATED_PREFIX):
         return ""
-    return prepare_tokenizer_of(model, resolve(model.source, Path(model.base)), silent)
+    store = ModelStore(Path(model.store))
+    return prepare_tokenizer_of(model, find_model(model, store, silent), silent, store)
+
+
+def _read_vocabulary(
+    options: ModelOptions, progress: OnProgress = silent, target: Sequence[str] | None = None
+) -> list[str]:
+    """Return a model's vocabulary; `target`: what it is to be a draft of. Raises what `find_model` raises."""
+    if options.identity is None:
+        return vocabulary_from(options.source, Path(options.base), progress, target)
+    return vocabulary_in(find_model(options, ModelStore(Path(options.store)), progress), target)
 
 
 def _pair(draft: ModelDraftOptions, ours: list[str], theirs: list[str]) -> VocabularyPair:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.model_pins import drop_identities
 
 _PACKAGES = ("adapters", "device_profiles", "orchestrator", "policies")
 _ROOT = Path(__file__).resolve().parents[2]
@@ -25,9 +26,12 @@ _TELLING = (
 
 
 def digest_worker(spec: WorkerSpec, environment: Mapping[str, str]) -> str:
-    """Return what two workers share exactly where either could take the other's place. `environment`: the worker's."""
+    """Return what two workers share exactly where either could take the other's place. `environment`: the worker's.
+
+    The content of their models is left out: a daemon that begins takes what the worker has loaded.
+    """
     told = sorted((name, value) for name, value in environment.items() if name.startswith(_TELLING))
-    whole = msgspec.msgpack.encode((spec, told, digest_code()))
+    whole = msgspec.msgpack.encode((drop_identities(spec), told, digest_code()))
     return blake2b(whole, digest_size=_DIGEST_BYTES).hexdigest()
 
 

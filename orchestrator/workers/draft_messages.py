@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from adapters.model_identity import ModelIdentity
 from orchestrator.links.address import LinkEndpoint
 
 
@@ -78,7 +79,7 @@ class DrafterState(msgspec.Struct, frozen=True):
     `static_widths` as in `Ready`.
     `vocabulary`: how a model's goes with the target's ("identical", "padded", "translated"). `planned_memory_bytes`:
     what its model was announced to add to its process at the peak (0: not known). Where the model has a process of its
-    own, it is what that process was announced to hold.
+    own, it is what that process was announced to hold. `identity`: the content of its model, where it is one of files.
     """
 
     name: str
@@ -103,6 +104,7 @@ class DrafterState(msgspec.Struct, frozen=True):
     cores: list[int] = []
     statistics_drafted: int = 0
     statistics_accepted: int = 0
+    identity: ModelIdentity | None = None
 
 
 class DraftReady(msgspec.Struct, frozen=True, tag="draft_ready"):

@@ -16,7 +16,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.hf_hub import DownloadFailed
-from adapters.model_store import StoreFull, StoreUnwritable
+from adapters.model_store import ModelReplaced, StoreFull, StoreUnwritable
 from orchestrator.workers.messages import Failed, FailureKind
 
 _KINDS: tuple[tuple[type[AdapterError], FailureKind], ...] = (
@@ -33,6 +33,7 @@ _LOADING_KINDS: tuple[tuple[type[AdapterError], FailureKind], ...] = (
     (DownloadFailed, "network"),
     (CapacityError, "unknown"),
     (AdapterUnavailable, "configuration"),
+    (ModelReplaced, "model_replaced"),
     (ModelRefused, "configuration"),
     (Unsupported, "configuration"),
     (GrammarFailed, "configuration"),
@@ -42,7 +43,7 @@ _LOADING_KINDS: tuple[tuple[type[AdapterError], FailureKind], ...] = (
 def describe_loading_failure(error: AdapterError) -> Failed:
     """Return what became of a worker that could not load. What was asked for and can never work is not tried again."""
     kind = _find_kind(error, _LOADING_KINDS)
-    return Failed(str(error), restartable=kind != "configuration", kind=kind)
+    return Failed(str(error), restartable=kind not in ("configuration", "model_replaced"), kind=kind)
 
 
 def describe_failure(error: AdapterError | MemoryError) -> Failed:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from adapters.model_identity import ModelIdentity
 from device_profiles.device_load import DeviceLoad
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.workers.draft_messages import (
@@ -191,7 +192,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some,
     `part_planned_bytes`: as planned_memory_bytes, of each. `split`: over what each layer is split,
     "" where it is not. `predicted_depth`: the most drafts of a request with a prediction, where that is more than
-    `max_depth` and depths are not fixed. `expected_rounds`: None where costs are not known."""
+    `max_depth` and depths are not fixed. `expected_rounds`: None where costs are not known. `identities`: the content
+    of each model that it has loaded, the target's first."""
 
     model: str
     vocabulary_size: int
@@ -241,6 +243,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     part_planned_bytes: list[int] = []
     predicted_depth: int = 0
     expected_rounds: ExpectedRounds | None = None
+    identities: list[ModelIdentity] = []
 
     @property
     def all_drafters(self) -> list[str]:
@@ -457,12 +460,23 @@ class MovedIn(msgspec.Struct, frozen=True, tag="moved_in"):
 
 
 FailureKind = Literal[
-    "", "out_of_memory", "device_lost", "ecc", "thermal", "configuration", "storage", "network", "hung", "unknown"
+    "",
+    "out_of_memory",
+    "device_lost",
+    "ecc",
+    "thermal",
+    "configuration",
+    "model_replaced",
+    "storage",
+    "network",
+    "hung",
+    "unknown",
 ]
 """Why a worker cannot go on:
 
 - "ecc": memory errors of the device that were not corrected.
 - "configuration": what it was told can never work here.
+- "model_replaced": what it was to load is neither at its place nor in the store.
 - "storage": the model store cannot be written.
 - "network": a download failed.
 - "hung": control ended it.

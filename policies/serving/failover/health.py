@@ -44,8 +44,15 @@ LONGEST_OPEN_S: Final = 600.0
 FIRST_HOST_OPEN_S: Final = 1.0
 HOST_OPEN_S: Final = 5.0
 """The first time, and the longest, that a host or a link stays open: to look whether it is back costs little."""
-DEVICE_WEIGHT: Final[dict[str, float]] = {"out_of_memory": 0.0, "device_lost": 2.0, "ecc": 3.0, "thermal": 3.0}
-"""Of a failure that the device itself reports. Memory runs out where too much is asked of a device that works."""
+DEVICE_WEIGHT: Final[dict[str, float]] = {
+    "out_of_memory": 0.0,
+    "model_replaced": 0.0,
+    "device_lost": 2.0,
+    "ecc": 3.0,
+    "thermal": 3.0,
+}
+"""Of a failure that the device itself reports. Memory runs out where too much is asked of a device that works, and a
+model's files are no part of it."""
 LOSS_WEIGHT: Final[dict[LossKind, float]] = {
     "crashed": 0.5,
     "hung": 1.0,

@@ -1,0 +1,93 @@
+"""Which files a model that is served is loaded from, once others may be at their place.
+
+A worker that starts again is to load what the first one did. What is at the model's place counts where it has that
+content; else the store does, which keeps the model's head beside what was prepared from it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from adapters.artefact import Origin, damage, find_changed_content, read_manifest
+from adapters.contract import ModelRefused, Progress
+from adapters.hf_hub import DownloadFailed
+from adapters.model_head import HeadRecipe, restore_head
+from adapters.model_identity import ModelIdentity
+from adapters.model_source import ModelSource, resolve
+from adapters.model_store import (
+    DIGEST_DIGITS,
+    ModelStore,
+    StoreFull,
+    StoreUnwritable,
+    describe_replaced,
+    short_hash,
+)
+from device_profiles.units import MIB
+
+_RESTORED: Final = "restored-head"
+_HEAD_BYTES: Final = 64 * MIB
+
+_log = logging.getLogger(__name__)
+
+
+def keep_head(store: ModelStore, file: ModelSource, progress: Progress) -> None:
+    """Keep what a model is loaded with beside its weights, so that it can be loaded once its files are replaced.
+
+    Without effect where the store takes nothing; raises ModelRefused for a damaged file.
+    """
+    if file.digest:
+        return
+    recipe = HeadRecipe(file.content, directory=file.path.is_dir())
+    try:
+        store.prepare_small(file, recipe, _HEAD_BYTES, progress)
+    except (StoreFull, StoreUnwritable) as error:
+        _log.warning("%s cannot be loaded again once its files are replaced: %s", file.path.name, error)
+
+
+def find_served(store: ModelStore, identity: ModelIdentity, base: Path, progress: Progress) -> ModelSource:
+    """Return the model of an identity: what is at its place, whole, if it is that, else its head.
+
+    Where the store has the head, no file is read whose digest is not known. Raises ModelReplaced where neither is
+    there.
+    """
+    file, why = None, ""
+    try:
+        file = store.whole(resolve(identity.source, base, progress), progress)
+        digest = store.recall_digest(file)
+        if digest is None and _find_head(store, identity) is None:
+            digest = store.digest(file)
+    except (ModelRefused, DownloadFailed) as error:
+        why = f"what is at its place cannot be used ({str(error).split('. ')[0]})"
+        return _restore(store, identity, None, why)
+    if digest is not None and digest[:DIGEST_DIGITS] == identity.digest:
+        return replace(file, name=identity.name or file.name)
+    told = f" ({digest[:DIGEST_DIGITS]})" if digest is not None else ""
+    why = f"there is another one at its place now{told}"
+    return _restore(store, identity, file if digest is None else None, why)
+
+
+def _find_head(store: ModelStore, identity: ModelIdentity) -> tuple[Path, str] | None:
+    """Return where a model's head is, and the whole digest of its content; None where it is not or is damaged."""
+    recipe = HeadRecipe((), directory=False)
+    place = store.root / identity.digest / f"{recipe.name}-{short_hash(recipe.recipe())}"
+    manifest = read_manifest(place)
+    if manifest is None or not str(manifest["digest"]).startswith(identity.digest):
+        return None
+    origin = Origin(identity.source, str(manifest["digest"]), recipe.name, recipe.recipe())
+    whole = damage(place, origin) is None and find_changed_content(place) is None
+    return (place, origin.digest) if whole else None
+
+
+def _restore(store: ModelStore, identity: ModelIdentity, now: ModelSource | None, why: str) -> ModelSource:
+    """Return a model whose files are its head. Raises ModelReplaced where there is none."""
+    source = identity.found or identity.source
+    kept = _find_head(store, identity)
+    if kept is None:
+        gone = ModelSource(Path(source), identity.name, source, digest=identity.digest, why_head=why)
+        raise describe_replaced(store.root, gone, "what was prepared")
+    place, digest = kept
+    path, files = restore_head(place, place.with_name(_RESTORED))
+    return ModelSource(path, identity.name, source, files, digest=digest, now=now, why_head=why)
