@@ -65,7 +65,7 @@ class Stored:
 def count_head_bytes(path: Path) -> int:
     """Return where the tensors of a file begin, in bytes. Raises OSError."""
     with path.open("rb") as file:
-        return min(_LENGTH.size + _LENGTH.unpack(file.read(_LENGTH.size))[0], path.stat().st_size)
+        return min(_LENGTH.size + int(_LENGTH.unpack(file.read(_LENGTH.size))[0]), path.stat().st_size)
 
 
 def read_tensors(path: Path) -> dict[str, Stored]:

@@ -22,6 +22,7 @@ from orchestrator.cluster.measure import measure_links, profile_hosts
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import read_text
+from orchestrator.config.sources import FoundSources
 from orchestrator.config.target import THIS_NODE
 from orchestrator.control.device_watch import LoadObserver
 from orchestrator.control.plan_keeper import PlanKeeper
@@ -62,6 +63,10 @@ class FleetPlanning:
         self._list_taken = list_taken
         options = AgentOptions(read_text(path), str(path.resolve()), str(store_directory(config)), config.number)
         self.fleet = Fleet(cluster, FleetRules(config.hosts, config.cluster.discover), options, loads)
+
+    def take_sources(self, found: FoundSources) -> None:
+        """Let models be these from now on."""
+        self._config = self._config.with_sources(found)
 
     async def make_plan(self) -> StartPlan:
         """Find the hosts, measure what is not known of them, and plan. Raises OutriderError, and what resolving the

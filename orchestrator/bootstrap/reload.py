@@ -36,6 +36,11 @@ class ReloadableTarget(Protocol):
         """Whether a plan runs."""
         ...
 
+    async def is_model_replaced(self, config: ClusterConfig) -> bool:
+        """Return whether a model that another configuration has, too, was replaced since it was loaded. Raises
+        AdapterError."""
+        ...
+
     async def prepare_change(self, config: ClusterConfig) -> TargetChange:
         """Return what another configuration takes. Raises OutriderError and AdapterError."""
         ...
@@ -124,7 +129,9 @@ class Reloader:
         self.config = merged
         self.waiting = [one for one in changes if one.effect is Effect.RESTART]
         done = len(changes) - len(self.waiting)
-        self.last = f"{done} changes took effect, {len(self.waiting)} wait for a restart"
+        replaced = [line for one in prepared if one is not None for line in one.replaced]
+        taken = f", {len(replaced)} models were taken anew" if replaced else ""
+        self.last = f"{done} changes took effect, {len(self.waiting)} wait for a restart{taken}"
         _log.info(
             "configuration reloaded",
             changed=[f"{one.name}: {one.before} -> {one.after} ({one.effect})" for one in changes],
@@ -161,10 +168,13 @@ class Reloader:
 
     async def _prepare(self, merged: ClusterConfig, changes: Sequence[Change]) -> list[TargetChange | None]:
         """Return what each target needs; None where its workers go on as they are."""
-        return [
-            await target.prepare_change(view) if affects_workers(changes, view.number) and not target.problem else None
-            for target, view in zip(self._targets, merged.targets, strict=True)
-        ]
+        found: list[TargetChange | None] = []
+        for target, view in zip(self._targets, merged.targets, strict=True):
+            concerned = not target.problem and (
+                affects_workers(changes, view.number) or await target.is_model_replaced(view)
+            )
+            found.append(await target.prepare_change(view) if concerned else None)
+        return found
 
     async def _take(self, prepared: Sequence[TargetChange | None]) -> None:
         """Let each target's change take effect. Raises ConfigError; those that had changed are as before then."""
@@ -194,6 +204,7 @@ class Reloader:
                 for target, one in zip(self._targets, prepared, strict=True)
                 if one is not None
             ],
+            "replaced": [line for one in prepared if one is not None for line in one.replaced],
             "waiting": sum(one.effect is Effect.RESTART for one in changes),
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -20,8 +20,9 @@ from orchestrator.workers.contract import WorkerSpec
 from policies.planning.plan import Plan, diff
 from policies.serving.draft_pool import PoolSize
 
+_COMPARED: Final = "a canary is compared with what there is"
 How = Literal["nothing", "retune", "roll"]
-_BITS = ("adapter", "device", "exactness", "weights", "activations", "kv_cache_precision")
+_BITS = ("source", "identity", "adapter", "device", "exactness", "weights", "activations", "kv_cache_precision")
 """Options of the model that may decide its bits: replicas with other ones cannot serve beside each other."""
 
 
@@ -46,13 +47,14 @@ class PlanChange:
 @dataclass(frozen=True, slots=True)
 class TargetChange:
     """Another configuration of a target, and how it is reached. `workers`: None where nothing changes for them. `plan`:
-    where anything is left to one."""
+    where anything is left to one. `replaced`: which models are taken anew, as they were replaced, in a line each."""
 
     config: ClusterConfig
     workers: WorkerSet | None = None
     how: How = "nothing"
     plan: PlanChange | None = None
     told: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
 
 
 def choose_how(running: Mapping[int, WorkerSpec], before: WorkerSet, after: WorkerSet) -> How:
@@ -67,7 +69,7 @@ def choose_how(running: Mapping[int, WorkerSpec], before: WorkerSet, after: Work
 
 def may_mix(before: Sequence[WorkerSpec], after: Sequence[WorkerSpec]) -> bool:
     """Return whether old and new replicas may serve beside each other, so that one is replaced after the other."""
-    kinds = {tuple(spec.options.get("model", {}).get(name) for name in _BITS) for spec in (*before, *after)}
+    kinds = {tuple(str(spec.options.get("model", {}).get(name)) for name in _BITS) for spec in (*before, *after)}
     return len(kinds) == 1 and len(before) == len(after)
 
 
@@ -95,9 +97,17 @@ def explain_wait(running: ClusterConfig, wanted: ClusterConfig, place: Place, *,
     are of one target; where the change is none for that, it does not wait. `planned`: it has a running plan."""
     if not is_of_workers(place) or not _is_about(place, running, wanted):
         return ""
-    both = (running, wanted)
     if running.canary.share and place[0] in ("drafts", "speculation"):
-        return "a canary is compared with what there is"
+        return _COMPARED
+    return _explain_workers_wait((running, wanted), planned=planned)
+
+
+def explain_models_wait(running: ClusterConfig, *, planned: bool) -> str:
+    """Return why models that were replaced are taken with a restart only; "" where a reload takes them."""
+    return _COMPARED if running.canary.share else _explain_workers_wait((running,), planned=planned)
+
+
+def _explain_workers_wait(both: Sequence[ClusterConfig], *, planned: bool) -> str:
     if any(one.model.bounds is not None for one in both):
         return "the number of replicas follows load"
     if any(one.plans_hosts for one in both):

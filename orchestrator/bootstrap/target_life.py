@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
@@ -17,6 +19,7 @@ from orchestrator.bootstrap.canary import build_trial
 from orchestrator.bootstrap.draft_store import build_draft_store
 from orchestrator.bootstrap.failover import build_standbys, failover_rules
 from orchestrator.bootstrap.fleet import FleetPlanning
+from orchestrator.bootstrap.model_sources import RenewedSources, bind_sources, renew_sources
 from orchestrator.bootstrap.plan_board import PlanBoard
 from orchestrator.bootstrap.planning import PlanMaking, StartPlan, build_start_specs, make_plan, profile_missing
 from orchestrator.bootstrap.scaling import build_scaler, waits_for_hosts
@@ -28,11 +31,13 @@ from orchestrator.bootstrap.target_change import (
     choose_how,
     describe_change,
     describe_plan_change,
+    explain_models_wait,
     may_mix,
 )
 from orchestrator.clock import Clock
 from orchestrator.config.drafts import IndexDraft, choose_answer_store
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.sources import FoundSources
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.controller import TargetControl
@@ -42,8 +47,8 @@ from orchestrator.control.scaler import end_scaling
 from orchestrator.control.surroundings import RoutingRules
 from orchestrator.draft_store.control import RecallingControl
 from orchestrator.errors import DaemonError, OutriderError, WorkerError
-from orchestrator.loading.models import load_tokenizer
-from orchestrator.loading.options import list_draft_pools, objectives_of
+from orchestrator.loading.models import load_tokenizer, prepare_own_tokenizer
+from orchestrator.loading.options import ModelOptions, list_draft_pools, objectives_of
 from orchestrator.planning.applied import list_unplaced_drafts
 from orchestrator.planning.basis import plain
 from orchestrator.planning.neighbours import TakenPlace
@@ -77,7 +82,7 @@ class TargetLife:
 
     def __init__(self, config: ClusterConfig, ground: DaemonGround) -> None:
         self.config = config
-        self.tokenizer: Tokenizer | None = None
+        self._tokenizers: dict[str, Tokenizer] = {}  # by their directories; none before it has served
         self.trial: CanaryTrial | None = None
         self.problem = ""
         """Why it will never serve; "" where it may."""
@@ -106,6 +111,20 @@ class TargetLife:
         ready = self.control.view().ready
         return ready.model if ready is not None else ""
 
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the model that serves; None until one has."""
+        ready = self.control.view().ready if self._tokenizers else None
+        if ready is None:
+            return None
+        return self._tokenizers.get(ready.tokenizer_dir) or self._load_tokenizer(ready.tokenizer_dir)
+
+    def _load_tokenizer(self, directory: str) -> Tokenizer:
+        """Load a tokenizer, whose template runs elsewhere. Raises AdapterError."""
+        found = load_tokenizer(directory)
+        found.render_by(lambda template: SandboxedTemplate(template, self._ground.sandbox))
+        return self._tokenizers.setdefault(directory, found)
+
     def tell_name(self) -> str:
         """Return the name, for whoever asks again later."""
         return self.name
@@ -125,6 +144,7 @@ class TargetLife:
     async def prepare(self) -> None:
         """Say what is to be started, where no plan does, and open the canary's trial. Raises ConfigError, and what
         resolving the models raises."""
+        self._take_sources(await asyncio.to_thread(bind_sources, self.config))
         if not self.config.planned and not waits_for_hosts(self.config):
             workers = self._workers = await asyncio.to_thread(self._build_workers, self.config)
             self.control.set_specs(workers.targets, workers.drafts, workers.standbys)
@@ -199,12 +219,40 @@ class TargetLife:
         """Whether a plan runs."""
         return self._keeper is not None
 
+    def _take_sources(self, found: FoundSources) -> None:
+        """Let models be these from now on."""
+        self.config = self.config.with_sources(found)
+        if self._fleet is not None:
+            self._fleet.take_sources(found)
+
+    async def is_model_replaced(self, config: ClusterConfig) -> bool:
+        """Return whether a model that another configuration has, too, is another one by now, or is to be loaded again.
+        Raises AdapterError."""
+        failed = self.control.list_replaced()
+        return bool(failed or (await self._renew_sources(config)).replaced)
+
+    async def _renew_sources(self, config: ClusterConfig) -> RenewedSources:
+        known = (self.config.sources, self.control.list_identities())
+        return await asyncio.to_thread(renew_sources, config, self._base, *known)
+
     async def prepare_change(self, config: ClusterConfig) -> TargetChange:
-        """Return what another configuration takes of the workers. Raises OutriderError, and what resolving the models
-        raises."""
+        """Return what another configuration takes of the workers, and what the models that are at their places now do.
+        Raises OutriderError, and what resolving the models raises."""
+        renewed = await self._renew_sources(config)
+        waits = explain_models_wait(self.config, planned=self.is_planned)
+        if waits:
+            change = await self._prepare_change(config.with_sources(self.config.sources))
+            told = [f"{one}; this waits for a restart of the daemon: {waits}" for one in renewed.replaced]
+            return replace(change, told=(*told, *change.told))
+        change = await self._prepare_change(config.with_sources(renewed.found))
+        return replace(change, told=(*renewed.replaced, *change.told), replaced=renewed.replaced)
+
+    async def _prepare_change(self, config: ClusterConfig) -> TargetChange:
         running, before, keeper = self.control.list_specs(), self._known_workers(), self._keeper
         if before is None:
             raise DaemonError(f"{self.name}: its workers are not known yet; reload again when it serves")
+        for engine in self.control.list_replaced():  # no worker is there that could go on
+            running.pop(engine, None)
         if keeper is None:
             after = await asyncio.to_thread(self._build_workers, config)
             how = choose_how(running, before, after)
@@ -225,10 +273,13 @@ class TargetLife:
         cannot; all is as before then."""
         if change.workers is None:
             return
+        if change.how == "roll":
+            await asyncio.to_thread(self._prepare_tokenizer, change.workers)
         keeper = self._keeper
         if keeper is None or change.plan is None:
             await self._move(change.workers, change.how)
             self._workers = change.workers
+            self._take_sources(change.config.sources)
             return
         self._forget_keeper(keeper)  # it would plan against the move
         try:
@@ -241,6 +292,14 @@ class TargetLife:
         after.succeed(keeper, change.plan.first)
         after.set_places(engines)
         self._follow_keeper(after)
+        self._take_sources(change.config.sources)
+
+    def _prepare_tokenizer(self, workers: WorkerSet) -> None:
+        """Load the tokenizer of a model before its first worker serves: requests are translated by it from then on.
+        Raises AdapterError."""
+        options = msgspec.convert(workers.targets[0].options["model"], ModelOptions)
+        if options.identity is not None:
+            self._load_tokenizer(prepare_own_tokenizer(options))
 
     async def _move(self, workers: WorkerSet, how: How) -> list[int]:
         """Let these be the workers; returns the numbers of the replicas, in their order. Raises WorkerError."""
@@ -278,7 +337,7 @@ class TargetLife:
                 closing = asyncio.create_task(before.close(), name="close the draft store")
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
-        self.config = config
+        self.config = config.with_sources(self.config.sources)
         self.control.set_limits(self._control_limits())
         self._ground.board.set_config(config.number, config)
 
@@ -302,12 +361,10 @@ class TargetLife:
         if view.ready is None:
             raise DaemonError(view.detail)
         try:
-            tokenizer = load_tokenizer(view.ready.tokenizer_dir)
+            tokenizer = self._load_tokenizer(view.ready.tokenizer_dir)
         except AdapterError as error:
             raise DaemonError(str(error)) from error
-        tokenizer.render_by(lambda template: SandboxedTemplate(template, self._ground.sandbox))
-        self.tokenizer = tokenizer
-        self._checking = asyncio.create_task(self._check_template(self.tokenizer), name="try the chat template")
+        self._checking = asyncio.create_task(self._check_template(tokenizer), name="try the chat template")
         return view.ready
 
     async def _check_template(self, tokenizer: Tokenizer) -> None:
@@ -323,7 +380,7 @@ class TargetLife:
     def give_up(self, reason: str) -> None:
         """It will never serve, for this reason."""
         self.problem = reason
-        self.tokenizer = None
+        self._tokenizers = {}
         self.control.give_up(reason)
 
     async def end_planning(self) -> None:

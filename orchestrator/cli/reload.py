@@ -52,7 +52,7 @@ def describe_effect(change: dict[str, Any]) -> str:
 
 def list_lines(found: dict[str, Any], *, check: bool) -> list[str]:
     """Return what stands below the table: what happens to workers and plan, and what comes next."""
-    if not found["changes"]:
+    if not found["changes"] and not found["workers"]:
         return [f"{found['file']}: nothing has changed"]
     several = len(found["workers"]) > 1
     lines = [f"{one['model']}: {line}" if several else line for one in found["workers"] for line in one["told"]]
@@ -64,6 +64,8 @@ def list_lines(found: dict[str, Any], *, check: bool) -> list[str]:
         lines.append(
             f"{found['file']}: {done} {'changes' if done > 1 else 'change'} took effect; no stream was dropped"
         )
+    elif found["replaced"]:
+        lines.append(f"{found['file']}: the models that are there now are served; no stream was dropped")
     if waiting:
         one = waiting == 1
         lines.append(

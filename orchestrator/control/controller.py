@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from adapters.model_identity import ModelIdentity
 from device_profiles.device_load import DeviceLoad
 from orchestrator.clock import Clock
 from orchestrator.control.actions import (
@@ -73,7 +74,7 @@ from orchestrator.control.port import (
     ScaleView,
     StateView,
 )
-from orchestrator.control.replicas import Rank, Replica, unlike_any
+from orchestrator.control.replicas import Rank, Replica, has_lost_model, unlike_any
 from orchestrator.control.room import check_room
 from orchestrator.control.scale_load import SeenReplicas, measure_load
 from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
@@ -408,6 +409,15 @@ class TargetControl:
         """Return what the workers of the replicas are started from, by the replicas' numbers; standbys left out."""
         return {one.engine: one.spec for one in self._state.replicas.primary if not one.standby}
 
+    def list_identities(self) -> Mapping[str, ModelIdentity]:
+        """Return the content that each model had when it was loaded first, by its source."""
+        return self._state.identities.known
+
+    def list_replaced(self) -> list[int]:
+        """Return the replicas, by their numbers, that have failed as their model is neither at its place nor in the
+        store; standbys left out."""
+        return [one.engine for one in self._state.replicas.primary if has_lost_model(one)]
+
     def list_unwell(self) -> dict[Part, PartHealth]:
         """Return the parts that are not healthy, as `on_health` hears of them."""
         return dict(self._state.unwell)
@@ -506,7 +516,8 @@ class TargetControl:
         match action:
             case Settle():
                 self._settled.set()
-                if all(one.state.phase == FAILED for one in self._state.replicas.serving):
+                serving = self._state.replicas.serving
+                if all(one.state.phase == FAILED for one in serving) and not any(map(has_lost_model, serving)):
                     self._failed.set()
             case WakeAfter(after_s):
                 asyncio.get_running_loop().call_later(after_s, self._post, Woke())

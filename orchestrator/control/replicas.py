@@ -386,6 +386,11 @@ class Replicas:
         return self._engines.get(old.engine)
 
 
+def has_lost_model(replica: Replica) -> bool:
+    """Return whether a replica has failed as its model was replaced: a reload takes what is there now."""
+    return replica.state.phase == FAILED and replica.life.failure_kind == "model_replaced"
+
+
 def unlike_any(ready: Ready, others: Sequence[Replica]) -> str:
     """Return in what a worker differs from the first of others that is known, so that its tokens may too; "" in
     nothing."""

@@ -11,6 +11,7 @@ from orchestrator.control.actions import (
 )
 from orchestrator.control.control_state import State
 from orchestrator.control.ends import end_streams
+from orchestrator.control.replicas import has_lost_model
 from policies.serving.failover.health import Health
 
 
@@ -47,5 +48,6 @@ def give_up_if_hopeless(state: State, now_s: float) -> list[Action]:
 
 
 def _give_up(state: State, cause: str, now_s: float) -> list[Action]:
-    """No replica will ever serve."""
-    return [Settle(), *end_streams(state, f"the model has failed: {cause}", now_s), *state.drafts.close()]
+    """No replica will ever serve, unless a reload lets one load another model: drafts wait for that."""
+    drafts = [] if any(map(has_lost_model, state.replicas.serving)) else state.drafts.close()
+    return [Settle(), *end_streams(state, f"the model has failed: {cause}", now_s), *drafts]

@@ -367,8 +367,13 @@ def load_tokenizer(directory: str) -> Tokenizer:
 
 def tokenizer_of(options: ModelOptions, progress: OnProgress) -> Tokenizer:
     """Return a model's tokenizer without loading the model. Raises what adapters raise."""
+    return load_tokenizer(prepare_own_tokenizer(options, progress))
+
+
+def prepare_own_tokenizer(options: ModelOptions, progress: OnProgress = silent) -> str:
+    """Find a model and prepare (once) its tokenizer; returns its directory. Raises what adapters raise."""
     store = ModelStore(Path(options.store))
-    return load_tokenizer(prepare_tokenizer_of(options, find_model(options, store, progress), progress, store))
+    return prepare_tokenizer_of(options, find_model(options, store, progress), progress, store)
 
 
 def _write_simulated_source(options: ModelOptions, adapter: Adapter, root: Path) -> Path:

@@ -19,7 +19,7 @@ from orchestrator.loading.models import (
     OnProgress,
     find_model,
     load_tokenizer,
-    prepare_tokenizer_of,
+    prepare_own_tokenizer,
     silent,
 )
 from orchestrator.loading.options import ModelDraftOptions, ModelOptions
@@ -74,8 +74,7 @@ def prepare_tokenizer(draft: ModelDraftOptions) -> str:
     model = draft.model
     if model.source.startswith(SIMULATED_PREFIX):
         return ""
-    store = ModelStore(Path(model.store))
-    return prepare_tokenizer_of(model, find_model(model, store, silent), silent, store)
+    return prepare_own_tokenizer(model)
 
 
 def _read_vocabulary(
