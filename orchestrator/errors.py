@@ -91,3 +91,11 @@ class RequestError(OutriderError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
+
+def build_replaced_error(*, begun: bool) -> RequestError:
+    """Return what a request ends with whose model was replaced by another one; `begun`: it had tokens of the first."""
+    if begun:
+        text = "the model was replaced since this answer began, and another one cannot go on with it"
+        return RequestError(f"{text}: send the request again as a new one", status=410, code="model_replaced")
+    text = "the model was replaced while this request was read: send it again"
+    return RequestError(text, status=503, kind="server_error", code="model_replaced", retry_after_s=1)

@@ -191,6 +191,7 @@ class ApiRoutes:
         body = question.body
         found = None if self.kept is None else self.kept.find(request.headers, body, question.route)
         if found is not None:
+            found.refuse_other_model(submit)
             return await self._answer(model, request, question, found.submits, tokenizer, arrived_s, found)
         submit, arm = enter_trial(model.trial, submit, names_rule=body.names_acceptance)
         submit = mark_traced(request.scope, submit)
@@ -214,7 +215,7 @@ class ApiRoutes:
                 refuse_oversized(raw, *known, self._settings.max_parameter_bytes)
             question = read(raw)
             self.models.confirm(model, question.body.model)
-            tokenizer, context = model.require_ready()
+            tokenizer, ready = model.require_served()
             request_id = f"{question.id_prefix}{secrets.token_hex(12)}"
             try:
                 written = write_grammar(question.body)
@@ -222,7 +223,7 @@ class ApiRoutes:
                     question.body,
                     request_id,
                     tokenizer,
-                    context,
+                    ready.context_tokens,
                     _seed,
                     model.terms.acceptance,
                     written,
@@ -231,8 +232,9 @@ class ApiRoutes:
             except RequestError as error:
                 raise rename_parameters(error, question.names) from None
             told = tuple(rename_words(warning, question.names) for warning in written.warnings)
-            question = replace(question, warnings=told)
-            return question, msgspec.structs.replace(submit, owner=owner, route=question.route), tokenizer
+            made_for = {"model_digest": ready.model_digest, "vocabulary": ready.vocabulary_fingerprint}
+            submit = msgspec.structs.replace(submit, owner=owner, route=question.route, **made_for)
+            return replace(question, warnings=told), submit, tokenizer
 
         with self.bodies.hold() as share:
             raw = await self._read(request, share)

@@ -22,7 +22,7 @@ from orchestrator.api.keys import read_credential
 from orchestrator.api.wire import ChatRequest, CompletionRequest
 from orchestrator.clock import Clock
 from orchestrator.control.port import Control
-from orchestrator.errors import RequestError
+from orchestrator.errors import RequestError, build_replaced_error
 from orchestrator.journal.book import AnswerBook, KeptAnswer, KeptChoice
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.messages import Delta, Submit
@@ -104,6 +104,15 @@ class Resumption(NamedTuple):
     def submits(self) -> list[Submit]:
         """What was asked, one for each choice."""
         return [choice.submit for choice in self.answer.choices]
+
+    def refuse_other_model(self, now: Submit) -> None:
+        """Raise RequestError where the model was replaced so that this answer cannot be read, or gone on with, by the
+        one that a request is translated for `now`."""
+        before = self.submits[0]
+        unread = before.vocabulary and before.vocabulary != now.vocabulary
+        cut = self.answer.has_tokens and not self.answer.complete
+        if unread or (cut and before.model_digest and before.model_digest != now.model_digest):
+            raise build_replaced_error(begun=True)
 
     def cursor(self, *, names: bool) -> EventCursor:
         """Return what leaves out the events that the client has."""

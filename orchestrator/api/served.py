@@ -19,6 +19,7 @@ from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import Control
 from orchestrator.control.state import FAILED, READY
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import Ready
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 NOT_READY_RETRY_S = 5
@@ -84,17 +85,32 @@ class ServedModel:
         """Whether it was never ready yet, and may become so."""
         return self._target.tokenizer() is None and self.phase != FAILED
 
+    def find_served(self) -> tuple[TokenizerPort, Ready] | None:
+        """Return the tokenizer and what the worker says that it belongs to, once a worker was ready. Thread-safe."""
+        while True:
+            ready, tokenizer = self.control.view().ready, self._target.tokenizer()
+            if tokenizer is None or ready is None:
+                return None
+            now = self.control.view().ready
+            if now is not None and now.model_digest == ready.model_digest:  # a reload may put another model there
+                return tokenizer, ready
+
     def find_ready(self) -> tuple[TokenizerPort, int] | None:
         """Return the tokenizer and the context's length, once a worker was ready."""
-        tokenizer, ready = self._target.tokenizer(), self.control.view().ready
-        return None if tokenizer is None or ready is None else (tokenizer, ready.context_tokens)
+        found = self.find_served()
+        return None if found is None else (found[0], found[1].context_tokens)
 
-    def require_ready(self) -> tuple[TokenizerPort, int]:
-        """Return the tokenizer and the context's length. Raises RequestError 503 before a worker was ready."""
-        found = self.find_ready()
+    def require_served(self) -> tuple[TokenizerPort, Ready]:
+        """Return what `find_served` does. Raises RequestError 503 before a worker was ready."""
+        found = self.find_served()
         if found is None:
             raise not_ready(self.control)
         return found
+
+    def require_ready(self) -> tuple[TokenizerPort, int]:
+        """Return the tokenizer and the context's length. Raises RequestError 503 before a worker was ready."""
+        tokenizer, ready = self.require_served()
+        return tokenizer, ready.context_tokens
 
     def check_room(self) -> None:
         """See control.port.Control."""

@@ -17,7 +17,7 @@ from orchestrator.control.replicas import Rank, Replica, Replicas
 from orchestrator.control.routes import RouteBook
 from orchestrator.control.streams import Stream, Streams
 from orchestrator.control.surroundings import Surroundings
-from orchestrator.errors import RequestError
+from orchestrator.errors import RequestError, build_replaced_error
 from orchestrator.workers.messages import Cancel, Submit
 from policies.serving.device_load import ALONE
 from policies.serving.failover.standby import OtherBits
@@ -98,8 +98,18 @@ class Router:
             for other in self._replicas.serving
             if other is not replica
         )
+        self._keep_unlike(replica)
         taken = [stream for stream in self._streams.at(replica.name) if moves or not stream.kind]
         return len(taken), self._take(replica, taken, now_s)
+
+    def _keep_unlike(self, replica: Replica) -> None:
+        """Let a replica that retires have the streams that have no token yet and mean nothing to any other, as their
+        prompts are of another vocabulary."""
+        others = [other for other in self._replicas.serving if other is not replica]
+        for stream in [*self._streams.at(replica.name), *self._streams.due()]:
+            fresh = not stream.kind and not stream.committed and stream.submit.vocabulary
+            if fresh and fits(stream, replica) and not any(fits(stream, other) for other in others):
+                stream.kind = replica.kind
 
     def recall_streams(self, replica: Replica, now_s: float) -> list[Witness]:
         """Take all streams back from a replica whose worker is gone; returns those that ran there."""
@@ -165,6 +175,9 @@ class Router:
                 if self._streams.is_suspect(stream) or stream.kind:
                     continue
                 break
+            if (replaced := find_other_model(stream, found)) is not None:
+                actions += self.end(stream, now_s, replaced)
+                continue
             actions += self._send(stream, found, prefix, now_s)
             found.taken_by = routed
             self.book.note(stream.key, stream.sends, routed, now_s)
@@ -352,6 +365,24 @@ def choose_route(
             )
         )
     return route(states, _request(stream, streams, around, now_s), around.weights)
+
+
+def fits(stream: Stream, replica: Replica) -> bool:
+    """Return whether a stream's prompt is of a replica's vocabulary, as far as that is known."""
+    ready, wanted = replica.state.ready, stream.submit.vocabulary
+    return ready is None or not wanted or wanted == ready.vocabulary_fingerprint
+
+
+def find_other_model(stream: Stream, replica: Replica) -> RequestError | None:
+    """Return why a replica cannot go on with a stream, as its model is another one; None where it is not."""
+    ready = replica.state.ready
+    begun = bool(stream.committed)
+    if ready is None:
+        return None
+    known = stream.kind[0] if stream.kind else stream.submit.model_digest
+    if fits(stream, replica) and not (begun and known and ready.model_digest and known != ready.model_digest):
+        return None
+    return build_replaced_error(begun=begun)
 
 
 class RouteText:

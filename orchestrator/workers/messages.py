@@ -87,6 +87,7 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     computed again. `recalled`: earlier answers to prompts like this one, as of packed_tokens, to draft from.
     `prediction`: what its client expects of its output, in the same form (b"": nothing). `stores`: the stores of
     documents that it may be drafted from (None: all). `trace`: where its spans belong; None where it is not traced.
+    `model_digest`, `vocabulary`: of the model that its prompt was translated for, as in Ready ("": of any).
     """
 
     request_id: str
@@ -112,6 +113,8 @@ class Submit(msgspec.Struct, frozen=True, tag="submit"):
     prediction: bytes = b""
     stores: list[str] | None = None
     trace: TraceContext | None = None
+    model_digest: str = ""
+    vocabulary: str = ""
 
 
 class Cancel(msgspec.Struct, frozen=True, tag="cancel"):

@@ -20,7 +20,7 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Tiny:
-    """Sizes and variants of a model."""
+    """Sizes and variants of a model. `words`: its vocabulary, with which it has a byte-level tokenizer."""
 
     family: str
     heads: int = 4
@@ -36,6 +36,8 @@ class Tiny:
     qk_norm: bool = False
     kind: GGMLQuantizationType = GGMLQuantizationType.F32
     rope_factors: bool = False
+    seed: int = 5
+    words: tuple[str, ...] = ()
 
 
 def write(
@@ -70,6 +72,13 @@ def write(
         "tokenizer.ggml.tokens": tokens or [f"t{index}" for index in range(tiny.vocabulary)],
         "tokenizer.ggml.scores": [0.0] * (len(tokens) if tokens else tiny.vocabulary),
     }
+    if tiny.words:
+        usual |= {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": list(tiny.words),
+            "tokenizer.ggml.scores": None,
+        }
     for key, value in (usual | dict(metadata or {})).items():
         if value is not None:
             add_value(writer, key if key.startswith(_WHOLE_KEYS) else f"{tiny.family}.{key}", value)
@@ -101,7 +110,7 @@ def add_value(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def _random(tiny: Tiny) -> Arrays:
-    rng = np.random.default_rng(5)
+    rng = np.random.default_rng(tiny.seed)
 
     def matrix(rows: int, columns: int) -> np.ndarray:
         return (rng.standard_normal((rows, columns)) / np.sqrt(columns)).astype(np.float32)
