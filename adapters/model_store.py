@@ -193,7 +193,7 @@ class ModelStore:
         return self._digests.digest_of(self.whole(file, _ignore_progress).content, _ignore_progress)[:DIGEST_DIGITS]
 
     def recall_digest(self, file: ModelSource) -> str | None:
-        """Return the digest of a whole file (32 hex digits) where it is remembered, None where it would have to be read.
+        """Return the digest of a whole file (32 hex digits); None where it would have to be read.
 
         Raises ModelRefused when it is not there.
         """

@@ -92,6 +92,7 @@ class RequestError(OutriderError):
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
 
+
 def build_replaced_error(*, begun: bool) -> RequestError:
     """Return what a request ends with whose model was replaced by another one; `begun`: it had tokens of the first."""
     if begun:

@@ -75,8 +75,7 @@ def _hear(state: State, replica: Replica, said: Event, now_s: float) -> list[Act
             return []
         return _fold_round(state, replica, said, now_s)
     chosen: list[Action] = []
-    if other := state.identities.learn(replica.spec, said):
-        why = f"its model was replaced before it was loaded: {other}; the next worker loads what is served"
+    if why := state.identities.learn(replica.spec, said):
         return replica.life.end(Failed(why, restartable=True))
     if isinstance(said, Ready):
         replica.forget_prompts(said)

@@ -61,10 +61,12 @@ def list_told(event: Event) -> list[ModelIdentity]:
 
 
 def describe_difference(told: Sequence[ModelIdentity], wanted: Mapping[str, ModelIdentity]) -> str:
-    """Return which models are not what they are to be, in a line."""
+    """Return which models are not what they are to be, in a line; "" where all are."""
     found = [
         f"{one.source} has the digest {one.digest} instead of {wanted[one.source].digest}"
         for one in told
         if one.source in wanted and wanted[one.source].digest != one.digest
     ]
-    return "; ".join(found)
+    if not found:
+        return ""
+    return f"its model was replaced before it was loaded: {'; '.join(found)}; the next worker loads what is served"

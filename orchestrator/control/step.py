@@ -136,10 +136,9 @@ def _fold_draft_worker(
 ) -> list[Action]:
     """Something became of a draft worker. One whose model was replaced before it was loaded is started again."""
     life = state.drafts.find_life(event.worker)
-    if isinstance(event, WorkerSaid) and life is not None and life.running:
-        if other := state.identities.learn(life.spec, event.event):
-            why = f"its model was replaced before it was loaded: {other}; the next worker loads what is served"
-            return life.end(Failed(why, restartable=True))
+    said = event.event if isinstance(event, WorkerSaid) else None
+    if said is not None and life is not None and life.running and (why := state.identities.learn(life.spec, said)):
+        return life.end(Failed(why, restartable=True))
     return state.drafts.observe(event, now_s)
 
 

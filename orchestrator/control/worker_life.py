@@ -50,9 +50,9 @@ class Loss:
 @dataclass(slots=True, eq=False)
 class WorkerLife:
     """`number` names the place in events and actions, `title` in the log. A place has `served` once a worker of its was
-    of use: then whatever goes wrong may come right again, but for a model that was replaced. Of the worker: `heard_s` is when it said something last,
-    `pulse` that it said of a step that it has not finished, `round_ms` how long its rounds take of late. `on_change` is
-    called when it comes or goes."""
+    of use: then whatever goes wrong may come right again, but for a model that was replaced. Of the worker: `heard_s`
+    is when it said something last, `pulse` that it said of a step that it has not finished, `round_ms` how long its
+    rounds take of late. `on_change` is called when it comes or goes."""
 
     number: int
     spec: WorkerSpec

@@ -119,7 +119,8 @@ def list_whole(built: Sequence[BuiltDrafters]) -> list[Drafter]:
 
 def list_identities(target: LoadedTarget, drafters: Sequence[Drafter]) -> list[ModelIdentity]:
     """Return the content of all models that this process has loaded, the target's first."""
-    drafts = [state.identity for state in drafters[0].states()] if drafters else []
+    states = drafters[0].states() if drafters else []
+    drafts = [state.identity for state in states if state.remote is None]
     return [one for one in (target.identity, *drafts) if one is not None]
 
 
