@@ -139,10 +139,12 @@ ALERTS = (
         300.0,
         "warning",
         "What runs is not what cluster.yaml says: a drafter failed, an operator's override holds, memory was too "
-        "small, or a standby with other bits serves. The label `what` says which.",
-        "lost requests: all of these still answer.",
+        "small, a standby with other bits serves, or a replica failed for good, as its model was replaced. The label "
+        "`what` says which.",
+        "lost requests: all of these still answer, but for the last replica that failed.",
         "`outrider status` says what failed and why.",
-        "Mend the part, or take the override back with `outrider speculation reset`.",
+        "Mend the part, or take the override back with `outrider speculation reset`. After a replaced model run "
+        "`outrider reload`.",
     ),
     Alert(
         "OutriderFailover",

@@ -388,7 +388,7 @@ def create_app(
         app.add_middleware(AdminOverTcp)
     install_gates(app, settings.keys, settings.access, api.shares)
     app.add_middleware(RequestScope, log_words=settings.log_words)
-    generate = (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
+    generate = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)
     text = operation(CompletionRequest, Completion, events=CompletionChunk, statuses=generate)
     chat = operation(ChatRequest, ChatCompletion, events=ChatCompletionChunk, statuses=generate)
     app.post("/v1/completions", **text)(api.completions)

@@ -64,7 +64,7 @@ def list_lines(found: dict[str, Any], *, check: bool) -> list[str]:
         lines.append(
             f"{found['file']}: {done} {'changes' if done > 1 else 'change'} took effect; no stream was dropped"
         )
-    elif found["replaced"]:
+    elif found.get("replaced"):
         lines.append(f"{found['file']}: the models that are there now are served; no stream was dropped")
     if waiting:
         one = waiting == 1

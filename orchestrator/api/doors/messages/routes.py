@@ -43,7 +43,7 @@ def install_messages_routes(app: FastAPI, api: DoorApi) -> None:
         prompt = chat_prompt(chat.messages, tokenizer, chat.offered, keywords=chat.template_keywords)
         return json_response({"input_tokens": len(prompt)})
 
-    generates = (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
+    generates = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)
 
     @app.post(ANTHROPIC, **describe(MessagesRequest, AnthropicMessage, generates, AnthropicEvent))
     async def messages(request: Request) -> Response:
