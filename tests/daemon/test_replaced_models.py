@@ -231,13 +231,15 @@ def forget_merges(first: Path) -> None:
     (first / "tokenizer.json").write_text(json.dumps(words))
 
 
+def point(link: Path, target: Path) -> None:
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+
+
 SWAPS: dict[str, Callable[[Path, Path], object]] = {
     "weights": lambda first, second: [shutil.copy(one, first) for one in second.glob("*s")],
     "the whole directory": lambda first, second: copy_over(second, first),
-    "a link": lambda first, second: [
-        (first.parent / "served").unlink(),
-        (first.parent / "served").symlink_to(second),
-    ],
+    "a link": lambda first, second: point(first.parent / "served", second),
     "the tokenizer": lambda first, _: forget_merges(first),
     "the template": lambda first, _: (first / "chat_template.jinja").write_text("{{ raise_exception('no') }}"),
     "nothing left": lambda first, _: shutil.rmtree(first),
@@ -267,14 +269,12 @@ def test_a_directory_counts_with_all_its_files(tmp_path: Path, shared_store: Pat
         digest = daemon.status()["ready"]["model_digest"]
         for swap in SWAPS.values():
             copy_over(kept, first)
-            served.unlink()
-            served.symlink_to(first)
+            point(served, first)
             swap(first, second)
             os.kill(find_worker(daemon), signal.SIGKILL)
             assert ask_chat(daemon) == whole
             assert daemon.status()["ready"]["model_digest"] == digest
-        served.unlink()
-        served.symlink_to(second)
+        point(served, second)
         reload(daemon)
         assert ask_chat(daemon) != whole
         assert daemon.status()["ready"]["model_digest"] != digest

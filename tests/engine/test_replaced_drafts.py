@@ -1,0 +1,41 @@
+"""A draft model that was replaced while its target is served."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from adapters.model_identity import ModelIdentity
+from orchestrator.config.load import load_config
+from orchestrator.config.sources import FoundSources
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.models import load_target, silent
+from orchestrator.loading.options import engine_options
+from tests.support import tiny_gguf
+from tests.support.tiny_gguf import Tiny
+
+MODEL = replace(Tiny("llama", vocabulary=94), words=tuple(map(chr, range(33, 127))))
+
+
+def test_a_draft_that_was_replaced_and_is_nowhere_costs_its_drafts_only(tmp_path: Path) -> None:
+    for name in ("m.gguf", "d.gguf"):
+        tiny_gguf.write(tmp_path / name, MODEL)
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "model: {source: m.gguf, activations: fp32, exactness: kernel}\nlimits: {kv_cache: 16 MiB, max_running: 1}\n"
+        "drafts: [{method: model, source: d.gguf, kv_cache: 16 MiB, activations: fp32}]\n"
+        f"store: {{directory: '{tmp_path}/store'}}\n"
+    )
+    config = load_config(path)
+    gone = FoundSources(identities={"d.gguf": ModelIdentity("d.gguf", "0" * 16)})
+    options = engine_options(config.with_sources(gone), tmp_path)
+    target = load_target(options, silent)
+    try:
+        drafter = build_drafter(options, target)
+        assert drafter is not None
+        (state,) = drafter.states()
+        assert (state.name, state.state) == ("model", "failed")
+        assert "d.gguf: this daemon serves the model with the digest 0000000000000000" in state.reason
+        drafter.close()
+    finally:
+        target.model.close()
