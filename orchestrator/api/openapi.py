@@ -37,6 +37,7 @@ _STATUSES = {
     404: "There is no such model, file, batch or response, or nothing is kept of the Last-Event-ID.",
     408: "The body did not come in time.",
     409: "A batch reads this file, or has ended.",
+    410: "The model was replaced since the answer began that is asked for again.",
     413: "The body is larger than limits.max_body.",
     415: "The body is declared as something else than JSON.",
     422: "The Idempotency-Key or Last-Event-ID belongs to another request.",
