@@ -21,7 +21,7 @@ from adapters.vocabulary import vocabulary_in
 from tests.support import tiny_gguf, tiny_models
 from tests.support.tiny_gguf import Tiny
 
-MODEL = Tiny("llama", vocabulary=94, words=tuple(map(chr, range(33, 127))))
+MODEL = Tiny("llama", vocabulary=94, words=(*map(chr, range(33, 126)), "xy"))
 
 
 @dataclass

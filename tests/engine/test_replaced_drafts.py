@@ -14,7 +14,7 @@ from orchestrator.loading.options import engine_options
 from tests.support import tiny_gguf
 from tests.support.tiny_gguf import Tiny
 
-MODEL = replace(Tiny("llama", vocabulary=94), words=tuple(map(chr, range(33, 127))))
+MODEL = replace(Tiny("llama", vocabulary=94), words=(*map(chr, range(33, 126)), "xy"))
 
 
 def test_a_draft_that_was_replaced_and_is_nowhere_costs_its_drafts_only(tmp_path: Path) -> None:

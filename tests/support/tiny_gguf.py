@@ -20,7 +20,8 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Tiny:
-    """Sizes and variants of a model. `words`: its vocabulary, with which it has a byte-level tokenizer."""
+    """Sizes and variants of a model. `words`: its vocabulary, with which it has a byte-level
+    tokenizer; those of two letters are merged."""
 
     family: str
     heads: int = 4
@@ -77,6 +78,7 @@ def write(
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "gpt-2",
             "tokenizer.ggml.tokens": list(tiny.words),
+            "tokenizer.ggml.merges": [" ".join(word) for word in tiny.words if len(word) == 2],
             "tokenizer.ggml.scores": None,
         }
     for key, value in (usual | dict(metadata or {})).items():
