@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.shares import BodyShare
+from orchestrator.api.too_long import ContextExceeded
 from orchestrator.errors import RequestError
 
 SMALL_BODY_BYTES = 16 * 1024
@@ -90,8 +91,9 @@ async def read_body(request: Request, share: BodyShare, most: int) -> bytes:
 
 
 def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_parameter_bytes: int) -> None:
-    """Raise RequestError where a prompt of this body has more tokens than `max_tokens`, whatever they are, or where
-    the rest is larger than `max_parameter_bytes`. Passes whatever it cannot judge and is not large."""
+    """Raise ContextExceeded where a prompt of this body has more tokens than `max_tokens`, whatever they are. Raise
+    RequestError where the rest is larger than `max_parameter_bytes`. Passes whatever it cannot judge and is not
+    large."""
     if len(raw) <= SMALL_BODY_BYTES:
         return
     outline = _decode(_decode_outline, raw, "the body is not JSON", "invalid_json")
@@ -182,11 +184,7 @@ def _count_elements(raw: msgspec.Raw) -> int:
 
 def _refuse_if_above(count: int, most: int, param: str) -> None:
     if count > most:
-        raise RequestError(
-            f"at most {most} tokens are taken here; '{param}' has at least {count}",
-            code="context_length_exceeded",
-            param=param,
-        )
+        raise ContextExceeded(most, count, param=param, at_least=True)
 
 
 def _too_large(outline: _Outline, beside: int, most: int) -> RequestError:

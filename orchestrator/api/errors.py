@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from structlog.contextvars import get_contextvars
 
+from orchestrator.api.too_long import ContextExceeded
 from orchestrator.errors import RequestError
 from orchestrator.telemetry import get_logger, where_it_broke
 
@@ -78,7 +79,8 @@ def anthropic_body_of(error: RequestError) -> dict[str, Any]:
     kind = _ANTHROPIC_KINDS.get(error.status)
     if kind is None:
         kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
-    found: dict[str, Any] = {"type": kind, "message": _make_utf8(error.message)}
+    message = error.anthropic_words if isinstance(error, ContextExceeded) else error.message
+    found: dict[str, Any] = {"type": kind, "message": _make_utf8(message)}
     if error.code == NO_THREADS:
         found["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
     return {"type": "error", "error": found, "request_id": get_contextvars().get("request_id")}

@@ -108,17 +108,12 @@ def rename_words(text: str, names: Mapping[str, str]) -> str:
 
 
 def rename_parameters(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """Return an error with a route's own names of parameters."""
-    param = error.param
-    return RequestError(
-        rename_words(error.message, names),
-        status=error.status,
-        kind=error.kind,
-        code=error.code,
-        param=names.get(param, param) if param is not None else None,
-        retry_after_s=error.retry_after_s,
-        headers=error.headers,
-    )
+    """Give an error a route's own names of parameters, and return it."""
+    error.message = rename_words(error.message, names)
+    error.args = (error.message,)
+    if error.param is not None:
+        error.param = names.get(error.param, error.param)
+    return error
 
 
 ReadQuestion = Callable[[bytes], Question]

@@ -19,6 +19,7 @@ from orchestrator.api.openapi import operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.responses import json_response
 from orchestrator.api.served import ServedModels
+from orchestrator.api.too_long import ContextExceeded
 from orchestrator.api.tools.wire import MAX_TOOLS, OfferedTool
 from orchestrator.api.translate import chat_prompt
 from orchestrator.errors import RequestError
@@ -107,7 +108,11 @@ def install_tokenize_routes(app: FastAPI, served: ModelApi) -> None:
         named = served.models.choose(raw)
         tokenizer, context = named.require_ready()
         most = max(_LEAST_BOUND, _CONTEXTS * context)
-        refuse_oversized(raw, tokenizer, most, served.max_parameter_bytes)
+        try:
+            refuse_oversized(raw, tokenizer, most, served.max_parameter_bytes)
+        except ContextExceeded as error:
+            text = f"at most {most} tokens are taken here; '{error.param}' has at least {error.prompt_tokens}"
+            raise RequestError(text, code=error.code, param=error.param) from None
         body: _Asked = errors.parse_body(model, raw)
         served.models.confirm(named, body.model)
         return body, tokenizer, context

@@ -16,6 +16,7 @@ from orchestrator.api.grammars import WrittenGrammar
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.speculation import read_override
 from orchestrator.api.stops import find_control_stops
+from orchestrator.api.too_long import ContextExceeded
 from orchestrator.api.tools.wire import Tool, render_tool_messages
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation
 from orchestrator.errors import RequestError
@@ -97,12 +98,7 @@ def _read_prediction(prediction: Prediction, tokenizer: TokenizerPort, context_t
     """Return the expected answer as of packed_tokens. Raises RequestError where no answer can be so long."""
     tokens = tokenizer.encode(prediction.text, special=False)
     if len(tokens) > context_tokens:
-        raise RequestError(
-            f"this model's context is {context_tokens} tokens; 'prediction' has {len(tokens)}: send the part of it "
-            "that the answer is expected to have",
-            code="context_length_exceeded",
-            param="prediction",
-        )
+        raise ContextExceeded(context_tokens, len(tokens), param="prediction")
     return pack_tokens(tokens)
 
 
@@ -159,16 +155,10 @@ def _completion_prompt(request: CompletionRequest, tokenizer: TokenizerPort) -> 
 
 def _check_fits(prompt: int, wanted: int, context: int, param: str, bound: str) -> None:
     """Blame the parameter that is too large: `param` is the prompt's, `bound` that of the answer's length."""
-    if prompt + wanted <= context:
-        return
-    text = f"this model's context is {context} tokens; the request has {prompt} in the {param} and asks for "
-    if prompt < context:
-        raise RequestError(
-            f"{text}{wanted} more; '{bound}' may be {context - prompt} at most",
-            code="context_length_exceeded",
-            param=bound,
-        )
-    raise RequestError(f"{text}at least {wanted} more", code="context_length_exceeded", param=param)
+    if prompt >= context:
+        raise ContextExceeded(context, prompt, param=param)
+    if prompt + wanted > context:
+        raise ContextExceeded(context, prompt, param=param, wanted_tokens=wanted, bound=bound)
 
 
 def _submit(

@@ -267,7 +267,7 @@ async def test_thinking_may_be_asked_for_in_each_form(thinking):
         ({"tool_choice": {"type": "any"}}, "'tool_choice' needs 'tools'"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"max_tokens": None}, "'max_tokens' is missing"),
-        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "context is 4096 tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "prompt is too long: "),
         ({"mcp_servers": [{"type": "url"}]}, "'mcp_servers' is not supported"),
         ({"stop_sequence": ["x"]}, "did you mean 'stop_sequences'"),
         ({"output_config": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "schema cannot be used"),
