@@ -36,6 +36,7 @@ from orchestrator.api.fingerprint import describe_source
 from orchestrator.api.follow import RequestRecord, VariantReport, enter_trial
 from orchestrator.api.grammar_checks import GrammarChecks
 from orchestrator.api.grammars import write_grammar
+from orchestrator.api.head_requests import HeadRequests
 from orchestrator.api.keys import OWNER, Keys, check_owner, limits_of
 from orchestrator.api.liveness import Liveness
 from orchestrator.api.metrics.collector import Metrics
@@ -382,6 +383,7 @@ def create_app(
     app.state.take_settings = api.take_settings
     app.state.lives = api.lives
     errors.install_error_handlers(app)
+    app.add_middleware(HeadRequests)
     if settings.tracing is not None:
         app.add_middleware(TraceScope, tracing=settings.tracing)
     if settings.keys is not None:
@@ -397,6 +399,8 @@ def create_app(
     @app.get("/v1/models", **operation(None, ModelList, statuses=(401,)))
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": api.models.list_entries()}
+
+    app.get("/v1/models/", include_in_schema=False)(models)
 
     @app.get("/v1/models/{name:path}", **operation(None, Model, statuses=(401, 404)))
     async def model(name: str) -> dict[str, Any]:

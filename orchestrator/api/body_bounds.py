@@ -6,12 +6,14 @@ still be refused later.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
 from starlette.requests import Request
 
+from orchestrator.api.packed_bodies import build_unpacker
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.shares import BodyShare
 from orchestrator.api.too_long import ContextExceeded
@@ -69,7 +71,8 @@ _decode_parts = msgspec.json.Decoder(list[_Part]).decode
 
 
 async def read_body(request: Request, share: BodyShare, most: int) -> bytes:
-    """Read a body, stopping at so many bytes. Raises RequestError 413, or 415 for a body that is no JSON."""
+    """Read a body, stopping at so many bytes, packed or unpacked. Raises RequestError 413, or 415 for a body that is no
+    JSON, or is packed in a way that is not known."""
     kind = request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
     if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise RequestError(
@@ -77,16 +80,24 @@ async def read_body(request: Request, share: BodyShare, most: int) -> bytes:
             status=415,
             code="unsupported_media_type",
         )
+    unpacker = build_unpacker(request.headers.get("Content-Encoding", ""))
     declared = request.headers.get("Content-Length", "")
-    body = bytearray()
+    body, received = bytearray(), 0
     too_large = RequestError(f"the body is larger than {most} bytes", status=413, code="body_too_large")
     if declared.isdecimal() and int(declared) > most:
         raise too_large
     async for chunk in request.stream():
-        body += chunk
-        if len(body) > most:
+        received += len(chunk)
+        for piece in unpacker.unpack(chunk):
+            body += piece
+            if len(body) > most:
+                raise too_large
+            share.resize(len(body))
+            if len(body) > received:  # it was packed: others are to have their turns meanwhile
+                await asyncio.sleep(0)
+        if received > most:
             raise too_large
-        share.resize(len(body))
+    unpacker.finish()
     return bytes(body)
 
 

@@ -39,7 +39,7 @@ _STATUSES = {
     409: "A batch reads this file, or has ended.",
     410: "The model was replaced since the answer began that is asked for again.",
     413: "The body is larger than limits.max_body.",
-    415: "The body is declared as something else than JSON.",
+    415: "The body is declared as something else than JSON, or packed otherwise than by gzip or zstd.",
     422: "The Idempotency-Key or Last-Event-ID belongs to another request.",
     429: "The queue is full; Retry-After says when to come back.",
     500: "The worker died each time it ran this request, or a bug; the log says more.",

@@ -23,6 +23,7 @@ from orchestrator.api.streaming import Answer, Piece
 from orchestrator.api.tools.deltas import whole_calls
 from orchestrator.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.errors import RequestError
+from orchestrator.json_lines import escape_line_ends
 from orchestrator.workers.messages import RequestStats
 from policies.sampling import Rule
 
@@ -239,7 +240,7 @@ def describe_metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
 
 def event(body: dict[str, Any], name: str = "") -> bytes:
     """Return one server-sent event. `name`: its id, where it has one."""
-    data = b"data: " + _encode(body) + b"\n\n"
+    data = b"data: " + escape_line_ends(_encode(body)) + b"\n\n"
     return f"id: {name}\n".encode() + data if name else data
 
 

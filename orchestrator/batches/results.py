@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 from orchestrator.batches.lines import BatchError, NoRoom
 from orchestrator.durable import is_full
+from orchestrator.json_lines import escape_line_ends
 
 SYNC_EVERY_S = 0.5
 _READ_BYTES = 1 << 20
@@ -108,10 +109,11 @@ def read_results(path: Path) -> Iterator[tuple[dict[str, Any], bool]]:
 
 
 def encode_line(result: Mapping[str, Any]) -> bytes:
-    """Return a result as a line of UTF-8. Half a surrogate pair, which UTF-8 cannot write, stays escaped."""
+    """Return a result as a line of UTF-8. Half a surrogate pair, which UTF-8 cannot write, stays escaped, and so does
+    what readers of lines take for the end of one."""
     text = json.dumps(result, ensure_ascii=False, separators=(",", ":"))
     try:
-        return text.encode() + b"\n"
+        return escape_line_ends(text.encode()) + b"\n"
     except UnicodeEncodeError:
         return json.dumps(result, separators=(",", ":")).encode() + b"\n"
 

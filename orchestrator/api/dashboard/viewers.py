@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 from orchestrator.api.responses import unless_gone
 from orchestrator.clock import Clock
 from orchestrator.errors import RequestError
+from orchestrator.json_lines import escape_line_ends
 from orchestrator.telemetry import LoopGuard
 
 EVERY_S: Final = 1.0
@@ -108,7 +109,8 @@ class Viewers:
     def _render(self, kind: str, parts: _Parts) -> bytes:
         joined = b",".join(_encode(name) + b":" + part for name, part in parts.items())
         head = f'"number":{self.snapshots},"at_s":{self._told_s:.3f},"viewers":{self._watching}'
-        return f"event: {kind}\ndata: {{{head},".encode() + b'"parts":{' + joined + b"}}\n\n"
+        data = f"event: {kind}\ndata: {{{head},".encode() + b'"parts":{' + joined + b"}}\n\n"
+        return escape_line_ends(data)
 
 
 class ViewerStream(Response):

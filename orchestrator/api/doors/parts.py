@@ -13,6 +13,7 @@ from orchestrator.api.resume import EVENT_HEADER
 from orchestrator.api.served import ServedModels
 from orchestrator.api.wire import Sampled
 from orchestrator.errors import RequestError
+from orchestrator.json_lines import escape_line_ends
 
 
 class DoorApi(Protocol):
@@ -47,4 +48,4 @@ def refuse_resumption(request: Request) -> None:
 
 def name_event(kind: str, data: bytes) -> bytes:
     """Return a server-sent event of a kind, with JSON."""
-    return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
+    return f"event: {kind}\ndata: ".encode() + escape_line_ends(data) + b"\n\n"
