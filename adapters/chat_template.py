@@ -83,6 +83,11 @@ class ChatTemplate:
         return {name: value for name, value in self.__dict__.items() if name != "_compiled"}
 
     @property
+    def source(self) -> str:
+        """Its text."""
+        return self._source
+
+    @property
     def takes_tools(self) -> bool:
         """Whether the template tells the model of tools, and of calls as `<tool_call>{...}</tool_call>` (Hermes'
         form, which Qwen and others are trained on)."""

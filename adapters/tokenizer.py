@@ -55,6 +55,7 @@ class _Vocabulary:
     encode_inner: Callable[[str], list[int]]
     encode_behind: Callable[[str], list[int]]
     eos_ids: frozenset[int]
+    eos_id: int | None
     bos_id: int | None
     add_bos: bool
     least: LeastTokens | None
@@ -107,6 +108,7 @@ class Tokenizer:
             encode_inner=_plain_encoder(inner),
             encode_behind=_plain_encoder(behind),
             eos_ids=frozenset(meta.eos_ids),
+            eos_id=meta.eos_id,
             bos_id=meta.bos_id,
             add_bos=meta.add_bos and meta.bos_id is not None,
             least=measure_least_tokens(parsed, pieces),
@@ -131,6 +133,7 @@ class Tokenizer:
             encode_inner=lambda text: list(text.encode()),
             encode_behind=lambda text: list(text.encode()),
             eos_ids=frozenset({256}),
+            eos_id=256,
             bos_id=None,
             add_bos=False,
             least=LeastTokens(pieces),
@@ -165,6 +168,27 @@ class Tokenizer:
     def vocabulary_size(self) -> int:
         """How many ids there are."""
         return len(self._vocabulary.pieces)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a tokenizer_config.json of Hugging Face's says: the texts of special tokens, and the template."""
+        vocabulary = self._vocabulary
+        texts = {index: text for text, index in sorted(vocabulary.controls.items(), key=lambda item: item[1])}
+        bos, eos = (
+            None if index is None else texts.get(index) or self.decode([index], skip_special=False)
+            for index in (vocabulary.bos_id, vocabulary.eos_id)
+        )
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "add_bos_token": vocabulary.add_bos,
+            "bos_token": bos,
+            "eos_token": eos,
+            "pad_token": None,
+            "unk_token": None,
+            "additional_special_tokens": list(texts.values()),
+            "added_tokens_decoder": {str(index): text for index, text in texts.items()},
+            "clean_up_tokenization_spaces": False,
+            "chat_template": None if self._template is None else self._template.source,
+        }
 
     @property
     def has_chat_template(self) -> bool:

@@ -43,7 +43,7 @@ class _NothingRuns(Control):
     def view(self) -> StateView:
         return StateView("starting", "", "", "local", None, None)
 
-    def check_room(self, coming: int = 0) -> None:
+    def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         """Nothing comes."""
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:

@@ -188,29 +188,31 @@ class ApiRoutes:
         new = self.kept is None or not self.kept.knows(request.headers)  # what is kept has its room
         if new:
             self.models.check_room()
-        model, question, submit, tokenizer = await self._translate(request, read, new=new)
+        model, question, submits, tokenizer = await self._translate(request, read, new=new)
         body = question.body
         found = None if self.kept is None else self.kept.find(request.headers, body, question.route)
         if found is not None:
-            found.refuse_other_model(submit)
+            found.refuse_other_model(submits[0])
             return await self._answer(model, request, question, found.submits, tokenizer, arrived_s, found)
-        submit, arm = enter_trial(model.trial, submit, names_rule=body.names_acceptance)
-        submit = mark_traced(request.scope, submit)
-        asked = translate.choices(submit, body.n)
+        request_id = submits[0].request_id
+        submits, arm = enter_trial(model.trial, submits, names_rule=body.names_acceptance)
+        asked = translate.choices([mark_traced(request.scope, submit) for submit in submits], body.n)
+        if len(asked) > 1:
+            model.check_room(len(asked))
         if self.kept is not None:
             found = self.kept.open(
-                request.headers, body, asked, submit.request_id, model.name, question.route, names=question.resumable
+                request.headers, body, asked, request_id, model.name, question.route, names=question.resumable
             )
         asked = asked if found is None else found.submits
         return await self._answer(model, request, question, asked, tokenizer, arrived_s, found, arm)
 
     async def _translate(
         self, request: Request, read: ReadQuestion, *, new: bool
-    ) -> tuple[ServedModel, Question, Submit, TokenizerPort]:
+    ) -> tuple[ServedModel, Question, Sequence[Submit], TokenizerPort]:
         """Read a body and translate it for the model that it names, off the event loop. Raises RequestError."""
         owner = request.scope.get(OWNER, "")
 
-        def work(raw: bytes, model: ServedModel) -> tuple[Question, Submit, TokenizerPort]:
+        def work(raw: bytes, model: ServedModel) -> tuple[Question, list[Submit], TokenizerPort]:
             known = model.find_ready()
             if known is not None:
                 refuse_oversized(raw, *known, self._settings.max_parameter_bytes)
@@ -220,7 +222,7 @@ class ApiRoutes:
             request_id = f"{question.id_prefix}{secrets.token_hex(12)}"
             try:
                 written = write_grammar(question.body)
-                submit = translate.generation(
+                submits = translate.generation(
                     question.body,
                     request_id,
                     tokenizer,
@@ -234,8 +236,8 @@ class ApiRoutes:
                 raise rename_parameters(error, question.names) from None
             told = tuple(rename_words(warning, question.names) for warning in written.warnings)
             made_for = {"model_digest": ready.model_digest, "vocabulary": ready.vocabulary_fingerprint}
-            submit = msgspec.structs.replace(submit, owner=owner, route=question.route, **made_for)
-            return replace(question, warnings=told), submit, tokenizer
+            asked = [msgspec.structs.replace(one, owner=owner, route=question.route, **made_for) for one in submits]
+            return replace(question, warnings=told), asked, tokenizer
 
         with self.bodies.hold() as share:
             raw = await self._read(request, share)
@@ -244,12 +246,12 @@ class ApiRoutes:
                 model.check_room()
             model.coming += 1  # from here on: whoever sends a body slowly takes no place
             try:
-                question, submit, tokenizer = await self._work_on(request, raw, work, model)
-                if submit.grammar is not None:
-                    await self._grammars.check(submit.grammar, question.grammar_param, question.answer_param)
+                question, submits, tokenizer = await self._work_on(request, raw, work, model)
+                if submits[0].grammar is not None:  # prompts of one request share it
+                    await self._grammars.check(submits[0].grammar, question.grammar_param, question.answer_param)
             finally:
                 model.coming -= 1
-        return model, question, submit, tokenizer
+        return model, question, submits, tokenizer
 
     async def _choose(self, request: Request, raw: bytes) -> ServedModel:
         """Return the model that a body names. Raises RequestError 404."""
@@ -300,7 +302,7 @@ class ApiRoutes:
             trace=describe_traced(request.scope, model.name, asked, stream=body.stream, again=again),
         )
         mark_followed(request.scope)
-        follow.log_accepted(request.url.path, asked[0], body, resumed=again)
+        follow.log_accepted(request.url.path, asked, body, resumed=again)
         model.liveness.observe_request()
         choices = choices_of(body, asked, tokenizer, arrived_s)
         told = [self._deltas(model.control, *pair, kept, follow) for pair in zip(asked, choices, strict=True)]
@@ -308,7 +310,7 @@ class ApiRoutes:
             [texts(deltas, choice, self._clock) for deltas, choice in zip(told, choices, strict=True)]
         )
         cursor = None if kept is None else kept.cursor(names=question.resumable and wants_names(request.headers))
-        writer = question.build_writer(self._head(model, question, asked[0], tokenizer, kept, cursor))
+        writer = question.build_writer(self._head(model, question, asked[:: body.n], tokenizer, kept, cursor))
         with follow.to_the_headers():
             if body.stream:
                 # The first piece is awaited before the headers go, so that a refusal still has its own status.
@@ -333,25 +335,25 @@ class ApiRoutes:
     ) -> AsyncGenerator[Delta, None]:
         """Return a choice's tokens; those of an answer that is told again are measured already."""
         if kept is None or self.kept is None:
-            return follow.deltas(submit, control.generate(submit))
+            return follow.deltas(submit, control.generate(submit), choice.prompt)
         source = self.kept.deltas(kept, choice.index, lambda: bool(choice.answer.finish))
-        return source if kept.again else follow.deltas(submit, source)
+        return source if kept.again else follow.deltas(submit, source, choice.prompt)
 
     def _head(
         self,
         model: ServedModel,
         question: Question,
-        submit: Submit,
+        prompts: Sequence[Submit],
         tokenizer: TokenizerPort,
         kept: Resumption | None,
         cursor: EventCursor | None,
     ) -> AnswerHead:
-        rule = submit.sampling.rule
+        rule = prompts[0].sampling.rule
         return AnswerHead(
-            submit.request_id if kept is None else kept.answer.request_id,
+            prompts[0].request_id if kept is None else kept.answer.request_id,
             int(self._clock.wall_s()) if kept is None else kept.answer.created_s,
             model.name,
-            submit.prompt,
+            [submit.prompt for submit in prompts],
             lambda engine: describe_source(model.control.view(), engine, rule),
             rule,
             tokenizer,

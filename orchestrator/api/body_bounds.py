@@ -17,6 +17,7 @@ from orchestrator.api.packed_bodies import build_unpacker
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.shares import BodyShare
 from orchestrator.api.too_long import ContextExceeded
+from orchestrator.api.wire import MAX_SEQUENCES
 from orchestrator.errors import RequestError
 
 SMALL_BODY_BYTES = 16 * 1024
@@ -66,7 +67,7 @@ _decode_outline = msgspec.json.Decoder(_Outline).decode
 _decode_messages = msgspec.json.Decoder(list[_MessageOutline]).decode
 _decode_message = msgspec.json.Decoder(_MessageOutline | None).decode
 _decode_text = msgspec.json.Decoder(str).decode
-_decode_texts = msgspec.json.Decoder(list[str]).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _decode_parts = msgspec.json.Decoder(list[_Part]).decode
 
 
@@ -114,7 +115,7 @@ def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_
     if beside > max_parameter_bytes:
         raise _too_large(outline, beside, max_parameter_bytes)
     if len(outline.prompt):
-        _refuse_if_above(_count_prompt(outline.prompt, tokenizer, max_tokens), max_tokens, "prompt")
+        _check_prompts(outline.prompt, tokenizer, max_tokens)
     if len(outline.tokens):
         _refuse_if_above(_count_elements(outline.tokens), max_tokens, "tokens")
     for param, text in texts.items():
@@ -166,13 +167,16 @@ def _count_content(raw: msgspec.Raw, param: str, tokenizer: TokenizerPort, enoug
     return count
 
 
-def _count_prompt(raw: msgspec.Raw, tokenizer: TokenizerPort, enough: int) -> int:
-    """Return how many tokens a prompt has at the least: a text, a list with a text, or token ids."""
+def _check_prompts(raw: msgspec.Raw, tokenizer: TokenizerPort, max_tokens: int) -> None:
+    """Check each prompt: one text, one list of token ids, or a list of such."""
     begin = _begin(raw)
-    if begin[:1] == b"[" and begin[1:].lstrip()[:1] == b'"':
-        texts = _decode(_decode_texts, raw, "'prompt' is no list of texts", "invalid_value", "prompt")
-        return _count_texts(texts, tokenizer, enough)
-    return _count_elements(raw) if begin[:1] == b"[" else _count_content(raw, "prompt", tokenizer, enough)
+    several = begin[:1] == b"[" and begin[1:].lstrip()[:1] in (b'"', b"[")
+    prompts = _decode(_decode_list, raw, "'prompt' is no list", "invalid_value", "prompt") if several else [raw]
+    for number, prompt in enumerate(prompts[: MAX_SEQUENCES + 1]):  # more are refused whatever they are
+        param = "prompt" if len(prompts) == 1 else f"prompt.{number}"
+        ids = _begin(prompt)[:1] == b"["
+        least = _count_elements(prompt) if ids else _count_content(prompt, param, tokenizer, max_tokens)
+        _refuse_if_above(least, max_tokens, param)
 
 
 def _count_texts(texts: list[str], tokenizer: TokenizerPort, enough: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from itertools import groupby
 
 from orchestrator.api.logprobs import Echo
 from orchestrator.api.port import TokenizerPort
@@ -18,11 +19,11 @@ from orchestrator.workers.messages import Submit
 def choices_of(
     body: CompletionRequest | ChatRequest, submits: Sequence[Submit], tokenizer: TokenizerPort, now_s: float
 ) -> list[Choice]:
-    """Return how the text of each choice is made."""
-    echo = None
+    """Return how the text of each choice is made. They come prompt by prompt."""
+    echoes: list[Echo | None] = [None] * (len(submits) // body.n)
     if isinstance(body, CompletionRequest) and body.echo:
-        given = body.prompt[0] if isinstance(body.prompt, list) else body.prompt
-        echo = Echo.of(submits[0].prompt, given if isinstance(given, str) else None, tokenizer)
+        given = [prompt if isinstance(prompt, str) else None for prompt in body.prompts]
+        echoes = [Echo.of(one.prompt, text, tokenizer) for one, text in zip(submits[:: body.n], given, strict=True)]
     named = {token: token for token in body.stop_token_ids} | find_control_stops(body.stops, tokenizer)
     offers_tools = isinstance(body, ChatRequest) and bool(body.offered)
     return [
@@ -31,10 +32,11 @@ def choices_of(
             TextAssembler(tokenizer.decoder(), body.stops, submit.min_tokens, _parser(body)),
             frozenset(submit.stop_tokens),
             Answer(started_s=now_s),
-            echo,
+            echoes[index // body.n],
             named,
             tokenizer.eos_ids,
             submit.request_id if offers_tools else None,
+            index // body.n,
         )
         for index, submit in enumerate(submits)
     ]
@@ -50,7 +52,11 @@ def _parser(body: CompletionRequest | ChatRequest) -> ToolCallParser | None:
 
 def cost_of(choices: Sequence[Choice]) -> Answer:
     """Return what all choices cost together."""
-    return Answer.combine_answers([choice.answer for choice in choices])
+    parts = [
+        Answer.combine_answers([choice.answer for choice in group])
+        for _, group in groupby(choices, key=lambda choice: choice.prompt)
+    ]
+    return parts[0] if len(parts) == 1 else Answer.combine_answers(parts, one_prompt=False)
 
 
 async def merge_pieces(sources: Sequence[AsyncGenerator[Piece, None]]) -> AsyncGenerator[Piece, None]:

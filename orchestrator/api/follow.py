@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
+import msgspec
 from starlette.responses import Response
 
 from orchestrator.api.errors import CLIENT_CLOSED, unforeseen
@@ -37,19 +39,24 @@ class VariantReport(NamedTuple):
 
 
 def enter_trial(
-    trial: CanaryTrial | None, submit: Submit, *, names_rule: bool = False
-) -> tuple[Submit, VariantReport | None]:
-    """Give a request its variant, where a canary is tried; all its choices share it. `names_rule`: it says itself by
-    which acceptance rule it is judged."""
+    trial: CanaryTrial | None, submits: Sequence[Submit], *, names_rule: bool = False
+) -> tuple[Sequence[Submit], VariantReport | None]:
+    """Give a request its variant, where a canary is tried; all its prompts and choices share it. `names_rule`: it says
+    itself by which acceptance rule it is judged."""
     if trial is None:
-        return submit, None
-    submit, entry = trial.assign_variant(submit, names_rule=names_rule)
+        return submits, None
+    submit, entry = trial.assign_variant(submits[0], names_rule=names_rule)
+    rule = submit.sampling.acceptance
+    submits = [
+        msgspec.structs.replace(one, lane=submit.lane, sampling=replace(one.sampling, acceptance=rule))
+        for one in submits
+    ]
 
     def end_trial_entry(done: RequestTotals) -> None:
         ttft_ms, tpot_ms = (None if each is None else each * _MS_PER_S for each in (done.ttft_s, done.tpot_s))
         trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance, agreement=done.agreement)
 
-    return submit, VariantReport(entry.arm.value, end_trial_entry) if entry.counted else None
+    return submits, VariantReport(entry.arm.value, end_trial_entry) if entry.counted else None
 
 
 class RequestRecord:
@@ -82,34 +89,44 @@ class RequestRecord:
         self._lives = lives
         self._life: RequestLife | None = None
         self._sequences: list[SequenceTiming] = []
+        self._prompt_tokens = 0
         self._head: dict[str, Any] = {}
         self._written: list[str] = []
         self._over = False
 
-    def log_accepted(self, route: str, submit: Submit, body: Generation, *, resumed: bool = False) -> None:
-        """Write the line of a request that goes to the decode loop. `resumed`: it did before."""
+    def log_accepted(self, route: str, asked: Sequence[Submit], body: Generation, *, resumed: bool = False) -> None:
+        """Write the line of a request that goes to the decode loop, with what is `asked` for each choice. `resumed`: it
+        did before."""
+        submit = asked[0]
         arm = {"arm": submit.lane} if submit.lane else {}
         self._head = {"id": submit.request_id, "route": route, **self._model, **arm}
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
-        self._spend(len(submit.prompt))
+        prompts = asked[:: body.n]
+        self._prompt_tokens = sum(len(one.prompt) for one in prompts)
+        self._spend(self._prompt_tokens)
         if self._lives is not None and not resumed:
             self._life = self._lives.open(
                 submit.request_id,
                 route=route,
                 model=self._model.get("model", ""),
                 stream=body.stream,
-                prompt_tokens=len(submit.prompt),
+                prompt_tokens=self._prompt_tokens,
                 max_tokens=submit.max_tokens,
-                choices=body.n,
+                choices=len(asked),
                 started_s=self._started_s,
             )
-        counts = {"n": body.n, "prompt_tokens": len(submit.prompt), "max_tokens": submit.max_tokens}
-        more = {"resumed": True} if resumed else {}
+        counts = {"n": body.n, "prompt_tokens": self._prompt_tokens, "max_tokens": submit.max_tokens}
+        more: dict[str, Any] = {"resumed": True} if resumed else {}
+        if len(prompts) > 1:
+            more["prompts"] = len(prompts)
         _log.info("request accepted", **self._head, stream=body.stream, **counts, **more, **words)
 
-    async def deltas(self, submit: Submit, source: AsyncIterator[Delta]) -> AsyncGenerator[Delta, None]:
-        """Pass a sequence's deltas on and measure them. Closing it closes `source`."""
-        sequence = SequenceTiming(len(submit.prompt), submit.max_tokens)
+    async def deltas(
+        self, submit: Submit, source: AsyncIterator[Delta], prompt: int = 0
+    ) -> AsyncGenerator[Delta, None]:
+        """Pass a sequence's deltas on and measure them. `prompt`: the number of its prompt. Closing it closes
+        `source`."""
+        sequence = SequenceTiming(len(submit.prompt), submit.max_tokens, prompt=prompt)
         self._sequences.append(sequence)
         async with aclosing(source) as deltas:  # type: ignore[type-var]  # generate() is an async generator
             async for delta in deltas:
@@ -209,9 +226,13 @@ class RequestRecord:
         """Return the request as its trace has it."""
         begun = [sequence for sequence in self._sequences if sequence.tokens]
         done = RequestTotals.of(self._sequences, self._started_s)
+        cached: dict[int, int] = {}
+        for one in begun:
+            if one.first is not None:
+                cached[one.prompt] = max(cached.get(one.prompt, 0), one.first.reused)
         return RequestResult(
-            input_tokens=max((sequence.prompt_tokens for sequence in self._sequences), default=0),
-            cached_tokens=max((sequence.first.reused for sequence in begun if sequence.first), default=0),
+            input_tokens=self._prompt_tokens if self._sequences else 0,
+            cached_tokens=sum(cached.values()),
             output_tokens=sum(sequence.tokens for sequence in self._sequences),
             drafted=done.drafted,
             accepted=done.accepted,

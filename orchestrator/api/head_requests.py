@@ -29,4 +29,4 @@ class HeadRequests:
         async def receive_end() -> Message:
             return {"type": "http.disconnect"} if over else await receive()
 
-        await self._app(scope | {"method": "GET"}, receive_end, send_head)
+        await self._app({**scope, "method": "GET"}, receive_end, send_head)

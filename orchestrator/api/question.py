@@ -32,12 +32,17 @@ class AnswerHead:
     request_id: str
     created_s: int
     model: str
-    prompt: Sequence[int]
+    prompts: Sequence[Sequence[int]]
     tell_source: TellSource
     rule: Rule
     tokenizer: TokenizerPort
     cursor: EventCursor | None = None
     warnings: tuple[str, ...] = ()
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The prompt, of an answer that has one only."""
+        return self.prompts[0]
 
 
 class AnswerWriter(Protocol):

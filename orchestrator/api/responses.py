@@ -61,8 +61,8 @@ class SourceHeaders:
 
 
 class Envelope(SourceHeaders):
-    """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind. `predicted`:
-    the request brought a prediction. See AnswerWriter."""
+    """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind. `each`: how
+    many choices a prompt has. `predicted`: the request brought a prediction. See AnswerWriter."""
 
     def __init__(
         self,
@@ -71,6 +71,7 @@ class Envelope(SourceHeaders):
         options: StreamOptions,
         logprobs: RenderLogprobs | None = None,
         *,
+        each: int = 1,
         predicted: bool = False,
     ) -> None:
         super().__init__(head)
@@ -79,7 +80,8 @@ class Envelope(SourceHeaders):
         self._options = options
         self._always = options.include_usage and options.continuous_usage_stats
         self._head = {"id": head.request_id, "created": head.created_s, "model": head.model}
-        self._prompt_tokens = len(head.prompt)
+        self._prompt_tokens = [len(prompt) for prompt in head.prompts]
+        self._each = each
         self._logprobs = logprobs
         self._predicted = predicted
         self._warnings = {"warnings": list(head.warnings)} if head.warnings else {}
@@ -161,23 +163,22 @@ class Envelope(SourceHeaders):
         name = "" if self._cursor is None else self._cursor.name_event(index, *place)
         content = {"delta": delta} if self._kind == "chat" else {"text": delta.get("content", "")}
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish, **more}
-        usage = {} if so_far is None else {"usage": self._usage(so_far)}
+        usage = {} if so_far is None else {"usage": _usage(self._prompt_tokens[index // self._each], so_far)}
         warnings = self._warnings if finish else {}
         return event({**self._with_object(stream=True), "choices": [choice], **usage, **warnings}, name)
 
-    def _usage(self, tokens: int) -> dict[str, int]:
-        return {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": tokens,
-            "total_tokens": self._prompt_tokens + tokens,
-        }
-
     def _cost(self, answer: Answer) -> dict[str, Any]:
         cached = answer.stats.reused if answer.stats is not None else 0
-        usage: dict[str, Any] = {**self._usage(answer.tokens), "prompt_tokens_details": {"cached_tokens": cached}}
+        told = _usage(sum(self._prompt_tokens), answer.tokens)
+        usage: dict[str, Any] = {**told, "prompt_tokens_details": {"cached_tokens": cached}}
         if self._predicted and answer.stats is not None:
             usage["completion_tokens_details"] = describe_prediction(answer.stats)
         return {"usage": usage, "metrics": describe_metrics(answer, self._rule)}
+
+
+def _usage(prompt_tokens: int, tokens: int) -> dict[str, int]:
+    total = prompt_tokens + tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
 
 
 def read_completion(raw: bytes) -> Question:
@@ -202,7 +203,8 @@ def _ask(
     def build_writer(head: AnswerHead) -> Envelope:
         logprobs = None if body.wanted_logprobs is None else lambda tokens: render(tokens, head.tokenizer)
         predicted = isinstance(body, ChatRequest) and body.prediction is not None
-        return Envelope(kind, head, body.stream_options or StreamOptions(), logprobs, predicted=predicted)
+        options = body.stream_options or StreamOptions()
+        return Envelope(kind, head, options, logprobs, each=body.n, predicted=predicted)
 
     return Question(body, route, id_prefix, build_writer)
 

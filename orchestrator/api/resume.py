@@ -19,7 +19,7 @@ import msgspec
 from starlette.datastructures import Headers
 
 from orchestrator.api.keys import read_credential
-from orchestrator.api.wire import ChatRequest, CompletionRequest
+from orchestrator.api.wire import MAX_SEQUENCES, ChatRequest, CompletionRequest
 from orchestrator.clock import Clock
 from orchestrator.control.port import Control
 from orchestrator.errors import RequestError, build_replaced_error
@@ -31,7 +31,10 @@ KEY_HEADER = "Idempotency-Key"
 EVENT_HEADER = "Last-Event-ID"
 
 _USABLE_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_EVENT_ID = re.compile(r"(?P<id>[A-Za-z0-9-]{1,64}):(?P<places>[0-9.,e-]{1,1024})(?P<usage>\+?)")
+_MAX_PLACE = 20  # characters of one, with what stands behind it
+_EVENT_ID = re.compile(
+    rf"(?P<id>[A-Za-z0-9-]{{1,64}}):(?P<places>[0-9.,e-]{{1,{MAX_SEQUENCES * _MAX_PLACE}}})(?P<usage>\+?)"
+)
 _PLACE = re.compile(r"(?P<tokens>[0-9]{1,9})\.(?P<part>[0-9]{1,9}|e)")
 _DIGEST_BYTES = 16
 

@@ -112,9 +112,9 @@ class ServedModel:
         tokenizer, ready = self.require_served()
         return tokenizer, ready.context_tokens
 
-    def check_room(self) -> None:
+    def check_room(self, wanted: int = 1) -> None:
         """See control.port.Control."""
-        self.control.check_room(self.coming)
+        self.control.check_room(self.coming, wanted)
 
     def has_place_for_batches(self) -> bool:
         """Whether no request waits, and a place beside one that stays free is there."""

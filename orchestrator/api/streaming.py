@@ -136,8 +136,8 @@ class Answer:
         self.tokens += tokens
 
     @classmethod
-    def combine_answers(cls, answers: Sequence[Answer]) -> Answer:
-        """Return what the choices of one request cost together."""
+    def combine_answers(cls, answers: Sequence[Answer], *, one_prompt: bool = True) -> Answer:
+        """Return what the choices of one request cost together. `one_prompt`: they have the same, or each its own."""
         begun = [answer for answer in answers if answer.tokens] or answers[:1]
         return cls(
             started_s=answers[0].started_s,
@@ -145,22 +145,24 @@ class Answer:
             last_s=max(answer.last_s for answer in begun),
             tokens=sum(answer.tokens for answer in answers),
             finish=answers[0].finish,
-            stats=_sum_stats([answer.stats for answer in answers if answer.stats is not None]),
+            stats=_sum_stats([answer.stats for answer in answers if answer.stats is not None], one_prompt=one_prompt),
             speculation=answers[0].speculation,
             engine=answers[0].engine,
         )
 
 
-def _sum_stats(stats: Sequence[RequestStats]) -> RequestStats | None:
-    """Add up what the choices did. They have one prompt: what none of them had to compute was there before.
+def _sum_stats(stats: Sequence[RequestStats], *, one_prompt: bool) -> RequestStats | None:
+    """Add up what the choices did. Of one prompt what none of them had to compute was there before.
     They waited side by side. Who drafted for which of them is not told here."""
     if not stats:
         return None
     counts = [name for name in RequestStats.__struct_fields__ if name != "drafters"]
+    summed = RequestStats(**{name: sum(getattr(each, name) for each in stats) for name in counts})
+    if one_prompt:
+        reused = min(each.reused for each in stats)
+        summed = msgspec.structs.replace(summed, prompt_tokens=stats[0].prompt_tokens, reused=reused)
     return msgspec.structs.replace(
-        RequestStats(**{name: sum(getattr(each, name) for each in stats) for name in counts}),
-        prompt_tokens=stats[0].prompt_tokens,
-        reused=min(each.reused for each in stats),
+        summed,
         queue_ms=max(each.queue_ms for each in stats),
         prefill_ms=max(each.prefill_ms for each in stats),
         tolerance_delta=max(each.tolerance_delta for each in stats),
@@ -190,7 +192,8 @@ class Piece:
 class Choice:
     """One choice of an answer while it grows. `hidden`: stop tokens, whose text is not shown where they end it.
     `named`: those of them that the request named, with what is told as the `stop_reason`. `ends`: those that are the
-    model's own end. `request_id`: what the ids of its calls follow from; None where no tools were offered."""
+    model's own end. `request_id`: what the ids of its calls follow from; None where no tools were offered. `prompt`: the
+    number of the prompt that it answers."""
 
     index: int
     assembler: TextAssembler
@@ -200,6 +203,7 @@ class Choice:
     named: Mapping[int, int | str] = field(default_factory=dict)
     ends: frozenset[int] = frozenset()
     request_id: str | None = None
+    prompt: int = 0
 
 
 async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> AsyncGenerator[Piece, None]:
@@ -220,6 +224,9 @@ async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> A
             if delta.finish == "stop" and shown and shown[-1] in choice.hidden:
                 last = shown.pop()
             found, used = _push(assembler, held, shown, delta)
+            if last is not None and choice.echo is not None and delta.logprobs is not None:
+                # Whoever scores a text counts its tokens from both ends: the one that ends the answer is there, too.
+                held.add(last, assembler.decoded, delta.logprobs[-1])
             answer.note(now_s, used)
             if delta.finish and not assembler.stopped:
                 cut = delta.finish != "stop" or (last is not None and last not in choice.ends)

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's shapes."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -88,6 +88,23 @@ class DetokenizeResponse(Body):
     prompt: str
 
 
+class TokenizerInfo(Body):
+    """What `/tokenizer_info` answers: the fields of a tokenizer_config.json. Texts are null where there is no such
+    token, and the template where the model has none."""
+
+    tokenizer_class: str
+    model_max_length: int
+    add_bos_token: bool
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    additional_special_tokens: list[str]
+    added_tokens_decoder: dict[str, str]
+    clean_up_tokenization_spaces: bool
+    chat_template: str | None
+
+
 class ModelApi(Protocol):
     """What these routes need of the API."""
 
@@ -101,7 +118,7 @@ class ModelApi(Protocol):
 
 
 def install_tokenize_routes(app: FastAPI, served: ModelApi) -> None:
-    """Add both routes."""
+    """Add the routes."""
 
     def parse(model: type[_Asked], raw: bytes) -> tuple[_Asked, TokenizerPort, int]:
         """Parse a body, unless its text is far larger than any that could be served."""
@@ -135,6 +152,11 @@ def install_tokenize_routes(app: FastAPI, served: ModelApi) -> None:
     @app.post("/tokenize", **operation(TokenizeRequest, TokenizeResponse, statuses=_STATUSES))
     async def tokenize(request: Request) -> Response:
         return await served.do_with_body(request, tokenize_body)
+
+    @app.get("/tokenizer_info", **operation(None, TokenizerInfo, statuses=(401, 404, 503)))
+    async def tell_tokenizer(model: str | None = None) -> Response:
+        tokenizer, context = served.models.require(model).require_ready()
+        return json_response({**tokenizer.describe(), "model_max_length": context})
 
     @app.post("/detokenize", **operation(DetokenizeRequest, DetokenizeResponse, statuses=_STATUSES))
     async def detokenize(request: Request) -> Response:

@@ -18,7 +18,7 @@ from orchestrator.api.speculation import read_override
 from orchestrator.api.stops import find_control_stops
 from orchestrator.api.too_long import ContextExceeded
 from orchestrator.api.tools.wire import Tool, render_tool_messages
-from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation
+from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Prompt
 from orchestrator.errors import RequestError
 from orchestrator.workers.messages import Sampling, Submit
 from orchestrator.workers.packed_tokens import pack_tokens
@@ -39,34 +39,46 @@ def generation(
     written: WrittenGrammar,
     *,
     clips: bool = False,
-) -> Submit:
-    """Translate a request as it came. `context_tokens`: the context's length; `make_seed` makes seeds for requests that
-    bring none; `bounds`: the rules that it may ask for; `written`: the grammar of its answer; `clips`: see `chat`.
-    Raises RequestError."""
+) -> list[Submit]:
+    """Translate a request as it came, each of its prompts. `context_tokens`: the context's length; `make_seed` makes
+    seeds for requests that bring none; `bounds`: the rules that it may ask for; `written`: the grammar of its answer;
+    `clips`: see `chat`. Raises RequestError."""
     stores = bounds.choose_stores(request.draft_stores)
     if isinstance(request, ChatRequest):
-        found = chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)
+        found = [chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)]
     else:
-        found = completion(request, request_id, tokenizer, context_tokens, make_seed, bounds)
-    found = _bind_grammar(found, request, written, tokenizer)
-    return found if stores is None else msgspec.structs.replace(found, stores=stores)
+        found = completions(request, request_id, tokenizer, context_tokens, make_seed, bounds)
+    found = [_bind_grammar(one, request, written, tokenizer) for one in found]
+    return found if stores is None else [msgspec.structs.replace(one, stores=stores) for one in found]
 
 
-def completion(
+def completions(
     request: CompletionRequest,
     request_id: str,
     tokenizer: TokenizerPort,
     context_tokens: int,
     make_seed: MakeSeed,
     bounds: AcceptanceBounds,
-) -> Submit:
-    """Translate `/v1/completions`. Special tokens in the prompt are parsed. Raises RequestError."""
-    prompt = _completion_prompt(request, tokenizer)
-    wanted = request.max_tokens
-    if "max_tokens" not in request.model_fields_set:  # a limit that nobody asked for gives way to the context's
-        wanted = min(wanted, max(1, context_tokens - len(prompt)))
-    _check_fits(len(prompt), wanted, context_tokens, "prompt", "max_tokens")
-    return _submit(request, request_id, prompt, wanted, tokenizer, _sampling(request, tokenizer, make_seed, bounds))
+) -> list[Submit]:
+    """Translate `/v1/completions`. Special tokens in a prompt are parsed. Each prompt has the seed that it would have
+    alone. Raises RequestError."""
+    found: list[Submit] = []
+    prompts = request.prompts
+    for number, given in enumerate(prompts):
+        param = "prompt" if len(prompts) == 1 else f"prompt.{number}"
+        prompt = _read_prompt(given, tokenizer, param)
+        wanted = request.max_tokens
+        if "max_tokens" not in request.model_fields_set:  # a limit that nobody asked for gives way to the context's
+            wanted = min(wanted, max(1, context_tokens - len(prompt)))
+        _check_fits(len(prompt), wanted, context_tokens, param, "max_tokens")
+        if not found:
+            sampling = _sampling(request, tokenizer, make_seed, bounds)
+            found.append(_submit(request, request_id, prompt, wanted, tokenizer, sampling))
+            continue
+        if request.seed is None:
+            sampling = dataclasses.replace(sampling, seed=make_seed() & _MASK64)
+        found.append(msgspec.structs.replace(found[0], prompt=prompt, max_tokens=wanted, sampling=sampling))
+    return found
 
 
 def chat(
@@ -133,23 +145,17 @@ def _explain(error: AdapterError, tokenizer: TokenizerPort) -> str:
     return str(error) if is_failure(error) else f"the chat template refuses these messages: {error}"
 
 
-def _completion_prompt(request: CompletionRequest, tokenizer: TokenizerPort) -> list[int]:
-    prompt = request.prompt
-    if isinstance(prompt, list) and all(isinstance(item, str) for item in prompt):
-        if len(prompt) != 1:
-            raise RequestError("one prompt a request: send several requests instead", param="prompt")
-        prompt = str(prompt[0])
+def _read_prompt(prompt: Prompt, tokenizer: TokenizerPort, param: str) -> list[int]:
     if isinstance(prompt, str):
         ids = tokenizer.encode_prompt(prompt, special=True)
     else:
-        ids = [int(token) for token in prompt]
+        ids = prompt
         wrong = next((token for token in ids if not 0 <= token < tokenizer.vocabulary_size), None)
         if wrong is not None:
-            raise RequestError(
-                f"token {wrong} is outside the vocabulary of {tokenizer.vocabulary_size}", param="prompt"
-            )
+            raise RequestError(f"token {wrong} is outside the vocabulary of {tokenizer.vocabulary_size}", param=param)
     if not ids:
-        raise RequestError("the prompt is empty", param="prompt")
+        which = "the prompt" if param == "prompt" else f"'{param}'"
+        raise RequestError(f"{which} is empty", param=param)
     return ids
 
 
@@ -238,15 +244,16 @@ def _bind_grammar(
     return msgspec.structs.replace(submit, grammar=written.grammar, sampling=sampling)
 
 
-def choices(submit: Submit, count: int) -> list[Submit]:
-    """Return a request for each choice. Choice i has the seed + i, so that the first is what n = 1 gives."""
-    if count == 1:
-        return [submit]
+def choices(submits: Sequence[Submit], count: int) -> list[Submit]:
+    """Return a request for each choice, prompt by prompt. Choice i of a prompt has the seed + i, so that the first is
+    what n = 1 gives, and each is what the prompt gives alone."""
+    if len(submits) == count == 1:
+        return list(submits)
     return [
         msgspec.structs.replace(
             submit,
             request_id=f"{submit.request_id}-{index}",
-            sampling=dataclasses.replace(submit.sampling, seed=(submit.sampling.seed + index) & _MASK64),
+            sampling=dataclasses.replace(submit.sampling, seed=(submit.sampling.seed + index % count) & _MASK64),
         )
-        for index in range(count)
+        for index, submit in enumerate(one for one in submits for _ in range(count))
     ]

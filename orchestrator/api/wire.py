@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.api.body import Body
@@ -17,12 +17,15 @@ from policies.sampling.penalties import LEAST_REPETITION
 
 MAX_STOPS = 16
 MAX_CHOICES = 16
+MAX_SEQUENCES = 128
+"""Of one request: its prompts, times `n`."""
 MAX_BIASES = 1024
 TOP_LOGPROBS = 20
 MAX_USER_TAG = 512
 _BOUND = "speculative_config.max_speculative_tokens"
 
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+Prompt = str | list[int]
 
 # vLLM's and other servers' ways to ask for what `response_format` does here.
 _BY_FORMAT = {
@@ -186,18 +189,52 @@ def _describe_unknown_field(key: str, cls: type[Sampled]) -> str:
     return f"unknown field {key!r}" + (f"; did you mean '{close[0]}'?" if close else "")
 
 
-class CompletionRequest(Generation):
-    """`POST /v1/completions`."""
+def _check_prompt(prompt: Any) -> Any:
+    """Return a prompt, or prompts, of a form that is taken. Raises PydanticCustomError."""
+    wanted = "send a text, token ids, or a list of texts or of lists of token ids"
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list):
+        raise PydanticCustomError("invalid_value", "{text}", {"text": wanted})
+    if not prompt:
+        raise PydanticCustomError("invalid_value", "{text}", {"text": f"an empty list asks for nothing: {wanted}"})
+    if len({type(part) for part in prompt}) > 1:
+        raise PydanticCustomError("invalid_value", "{text}", {"text": f"its parts are of several kinds: {wanted}"})
+    tokens = prompt if isinstance(prompt[0], list) else [prompt]
+    if not isinstance(prompt[0], str) and any(type(token) is not int for part in tokens for token in part):
+        raise PydanticCustomError("invalid_value", "{text}", {"text": f"a token id is a whole number: {wanted}"})
+    return prompt
 
-    prompt: str | list[int] | list[str]
+
+class CompletionRequest(Generation):
+    """`POST /v1/completions`. Several prompts are several requests with the same fields: each has `n` choices."""
+
+    prompt: Annotated[str | list[int] | list[str] | list[list[int]], BeforeValidator(_check_prompt)]
     max_tokens: int = Field(default=16, ge=0)
     logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
     echo: bool = False
 
     @property
+    def prompts(self) -> list[Prompt]:
+        """What is to be completed: texts, or the ids of tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [cast(list[int], self.prompt)]
+        return list(cast(list[Prompt], self.prompt))
+
+    @property
     def wanted_logprobs(self) -> int | None:
         """How many of the likeliest tokens are scored beside each token; None without any scores."""
         return self.logprobs
+
+    @model_validator(mode="after")
+    def _few_sequences(self) -> CompletionRequest:
+        if len(self.prompts) * self.n > MAX_SEQUENCES:
+            text = "'{field}' has {prompts} prompts, with 'n' {n} choices of each: one request takes {most} at most"
+            told = {"field": "prompt", "prompts": len(self.prompts), "n": self.n, "most": MAX_SEQUENCES}
+            raise PydanticCustomError("invalid_combination", text, told)
+        return self
 
     @model_validator(mode="after")
     def _something_to_answer(self) -> CompletionRequest:

@@ -38,9 +38,18 @@ class ControlLimits:
     routing: RoutingRules = USUAL_ROUTING
 
 
-def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now_s: float, coming: int = 0) -> None:
-    """Raise RequestError where a request cannot be taken in now. A replica that is started again keeps its places.
-    `coming` requests are about to be taken in."""
+class Asked(NamedTuple):
+    """A request that takes `wanted` places, where `coming` others are about to be taken in."""
+
+    wanted: int = 1
+    coming: int = 0
+
+
+ONE = Asked()
+
+
+def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now_s: float, asked: Asked = ONE) -> None:
+    """Raise RequestError where a request cannot be taken in now. A replica that is started again keeps its places."""
     phase = view.phase
     if phase in _RETRY_AFTER_S:
         detail = f": {view.detail}" if view.detail and phase != "draining" else ""
@@ -69,7 +78,7 @@ def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now
             retry_after_s=_RETRY_AFTER_S["draining"],
         )
     places = sum(places_of(replica) for replica in view.replicas)
-    refuse_crowd(Crowd(view.streams, len(tried), places), limits, streams, now_s, coming)
+    refuse_crowd(Crowd(view.streams, len(tried), places), limits, streams, now_s, asked)
 
 
 class Crowd(NamedTuple):
@@ -80,13 +89,17 @@ class Crowd(NamedTuple):
     places: int
 
 
-def refuse_crowd(crowd: Crowd, limits: ControlLimits, streams: Streams, now_s: float, coming: int = 0) -> None:
-    """Raise RequestError where there are too many requests for one more. `coming`: see refuse_or_pass."""
+def refuse_crowd(crowd: Crowd, limits: ControlLimits, streams: Streams, now_s: float, asked: Asked = ONE) -> None:
+    """Raise RequestError where there are too many requests for this one."""
     expected_ms = streams.latency.times.ttft_ms(crowd.streams, max(1, crowd.places))
     late_s = min(MAX_RETRY_AFTER_S, retry_s(expected_ms, limits.ttft))
-    if crowd.streams + coming >= crowd.replicas * limits.max_running + limits.max_waiting:
+    most = crowd.replicas * limits.max_running + limits.max_waiting
+    if asked.wanted > most:
+        text = f"this request has {asked.wanted} choices, and {most} run or wait here at a time: ask for fewer at once"
+        raise RequestError(text, code="too_many_choices")
+    if crowd.streams + asked.coming + asked.wanted > most:
         raise _busy(
-            f"the queue is full: {crowd.streams + coming} requests run or wait",
+            f"the queue is full: {crowd.streams + asked.coming} requests run or wait",
             "queue_full",
             max(streams.latency.promise_place(now_s), late_s),
         )

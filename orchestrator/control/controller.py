@@ -38,7 +38,7 @@ from orchestrator.control.actions import (
     TellResumed,
     WakeAfter,
 )
-from orchestrator.control.admission import ControlLimits, refuse_or_pass
+from orchestrator.control.admission import Asked, ControlLimits, refuse_or_pass
 from orchestrator.control.deadlines import Reader, deadline_s, next_item
 from orchestrator.control.draft_workers import NO_POOLS
 from orchestrator.control.event_log import tell_changes
@@ -323,13 +323,14 @@ class TargetControl:
         for whom in concerned:
             _entries.info("speculation override", **whom, override=format_override(wanted), asked_by=asked_by)
 
-    def check_room(self, coming: int = 0) -> None:
+    def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         """See control.port.Control."""
         now_s = self._clock.monotonic_s()
+        asked = Asked(wanted, coming)
         if self._given_up:
-            refuse_or_pass(self.view(), self._limits, self._state.streams, now_s, coming)
+            refuse_or_pass(self.view(), self._limits, self._state.streams, now_s, asked)
         else:
-            check_room(self._state, self._limits, self.view, now_s, coming)
+            check_room(self._state, self._limits, self.view, now_s, asked)
 
     def list_quarantined(self) -> list[QuarantinedView]:
         """See control.port.AdminControl."""

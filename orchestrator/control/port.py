@@ -310,9 +310,10 @@ class Control(Protocol):
 
     def view(self) -> StateView: ...
 
-    def check_room(self, coming: int = 0) -> None:
+    def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         """Raise RequestError where a request that came now would not be taken in: as `generate` does, and before any
-        work on it. `coming` others are about to be taken in."""
+        work on it. `coming` others are about to be taken in. `wanted`: how many places it takes; 400 where there are
+        never so many."""
         ...
 
     def generate(self, submit: Submit) -> AsyncIterator[Delta]:

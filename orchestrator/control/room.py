@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from orchestrator.control.admission import ControlLimits, Crowd, refuse_crowd, refuse_or_pass
+from orchestrator.control.admission import ONE, Asked, ControlLimits, Crowd, refuse_crowd, refuse_or_pass
 from orchestrator.control.control_state import State
 from orchestrator.control.port import StateView
 
 
 def check_room(
-    state: State, limits: ControlLimits, look: Callable[[], StateView], now_s: float, coming: int = 0
+    state: State, limits: ControlLimits, look: Callable[[], StateView], now_s: float, asked: Asked = ONE
 ) -> None:
     """Raise RequestError where a request cannot be taken in now. Where no replica is ready, or all are held, the view
-    that `look` returns says why. `coming` requests are about to be taken in."""
+    that `look` returns says why."""
     fleet = state.fleet
     fleet.refresh()
     if state.draining or not fleet.count_ready() or (state.health.holds and _are_held(state, now_s)):
-        refuse_or_pass(look(), limits, state.streams, now_s, coming)
+        refuse_or_pass(look(), limits, state.streams, now_s, asked)
         return
     crowd = Crowd(len(state.streams), fleet.count_hopeful(), fleet.count_usable_places())
-    refuse_crowd(crowd, limits, state.streams, now_s, coming)
+    refuse_crowd(crowd, limits, state.streams, now_s, asked)
 
 
 def _are_held(state: State, now_s: float) -> bool:

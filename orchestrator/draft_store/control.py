@@ -33,9 +33,9 @@ class RecallingControl:
         """See control.port.Control."""
         return self._inner.view()
 
-    def check_room(self, coming: int = 0) -> None:
+    def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         """See control.port.Control."""
-        self._inner.check_room(coming)
+        self._inner.check_room(coming, wanted)
 
     def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control."""

@@ -141,7 +141,8 @@ class KeptAnswer:
 
     def measure_bytes(self) -> int:
         """Return about what it takes in memory."""
-        prompts = len(self.choices[0].submit.prompt)
+        # Choices of one prompt share it, unless another daemon wrote them.
+        prompts = sum({id(choice.submit.prompt): len(choice.submit.prompt) for choice in self.choices}.values())
         tokens = sum(len(choice.tokens) for choice in self.choices)
         scores = sum(len(choice.logprobs or ()) + len(choice.prompt_logprobs or ()) for choice in self.choices)
         return _ENTRY_BYTES + _TOKEN_BYTES * (prompts + tokens) + _SCORE_BYTES * scores

@@ -115,7 +115,7 @@ class ScriptedControl:
         view = StateView(*said, "local", self.ready, self.gauges, self.totals, streams, 1.0)
         return dataclasses.replace(view, replicas=replicas, drafts=self.drafts, devices=self.devices)
 
-    def check_room(self, coming: int = 0) -> None:
+    def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         if self.no_room is not None:
             raise self.no_room
 

@@ -115,7 +115,7 @@ async def test_who_sends_byte_by_byte_is_answered_408_and_nobody_else_waits(begi
 class Small(ScriptedControl):
     """Has room for two."""
 
-    def check_room(self, coming: int = 0) -> None:
+    def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         if self.view().streams + coming >= 2:
             raise RequestError("full", status=429, code="queue_full", retry_after_s=1)
 

@@ -22,7 +22,7 @@ class Idle:
         gauges: Gauges | None = None
         return StateView("starting", "", "", "local", ready, gauges)
 
-    def check_room(self, coming: int = 0) -> None:
+    def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         pass
 
     async def generate(self, submit: Submit):

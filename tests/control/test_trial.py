@@ -34,7 +34,7 @@ class Workers:
         totals = Totals(restarts=self.restarts)
         return StateView("ready", "", "", "local", None, gauges, totals, drafts=self.drafts)
 
-    def check_room(self, coming: int = 0) -> None:
+    def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         pass
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:

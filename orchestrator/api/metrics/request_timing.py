@@ -17,7 +17,8 @@ class SequenceTiming:
     """One sequence of a request as it came out of the decode loop. Times are seconds of the clock.
 
     `first` is the report of the loop with the first token, `stats` its last one. A worker that goes on after another
-    one counts its own queue and prefill from there. `engine`: the replica that had it last.
+    one counts its own queue and prefill from there. `engine`: the replica that had it last. `prompt`: the number of
+    its prompt, where the request has several.
     """
 
     prompt_tokens: int
@@ -29,6 +30,7 @@ class SequenceTiming:
     first: RequestStats | None = None
     stats: RequestStats | None = None
     engine: int = 0
+    prompt: int = 0
 
     @property
     def tpot_s(self) -> float | None:
