@@ -32,6 +32,7 @@ from orchestrator.api.docs_page import install_docs_page
 from orchestrator.api.doors.messages.routes import install_messages_routes
 from orchestrator.api.doors.responses.routes import install_responses_routes
 from orchestrator.api.doors.responses.store import ResponseStore, StoreBounds
+from orchestrator.api.event_stream import EventStream, FirstPiece, KeepAlive, unless_gone
 from orchestrator.api.fingerprint import describe_source
 from orchestrator.api.follow import RequestRecord, VariantReport, enter_trial
 from orchestrator.api.grammar_checks import GrammarChecks
@@ -43,10 +44,18 @@ from orchestrator.api.metrics.collector import Metrics
 from orchestrator.api.metrics.page import MetricsPage
 from orchestrator.api.openapi import describe, operation
 from orchestrator.api.port import TokenizerPort
-from orchestrator.api.question import AnswerHead, Question, ReadQuestion, rename_parameters, rename_words, write_events
+from orchestrator.api.question import (
+    AnswerHead,
+    AnswerWriter,
+    Question,
+    ReadQuestion,
+    rename_parameters,
+    rename_words,
+    write_events,
+)
 from orchestrator.api.request_lives import RequestLives
 from orchestrator.api.request_scope import RequestScope, mark_followed
-from orchestrator.api.responses import EventStream, json_response, read_chat, read_completion, unless_gone
+from orchestrator.api.responses import json_response, read_chat, read_completion
 from orchestrator.api.resume import EventCursor, KeptAnswers, Resumption, wants_names
 from orchestrator.api.served import ServedModel, ServedModels, ServedTarget
 from orchestrator.api.shares import BodyBudget, BodyShare, KeyShares
@@ -74,8 +83,9 @@ class ApiSettings:
     """Bounds of the API: of one body, of its part beside the prompt, of its grammar, and of all bodies that are read or
     translated at a time; how long that may take; and what one key may have (0: no limit). `log_words`: the log has
     requests' and answers' text, and what bugs say. `keys`: None asks for none. `access`: what else is asked of those
-    who use the API. `stalled_after_s`: see liveness. `vllm_metric_names`: see metrics. `connections`: those of the
-    server, for the metrics. `stored_responses`: how many of `/v1/responses` are kept. `tracing`: None: no spans."""
+    who use the API. `stalled_after_s`: see liveness. `headers_after_s`, `keep_alive_s`: see event_stream.
+    `vllm_metric_names`: see metrics. `connections`: those of the server, for the metrics.
+    `stored_responses`: how many of `/v1/responses` are kept. `tracing`: None: no spans."""
 
     max_body_bytes: int
     max_parameter_bytes: int = 256 * 1024
@@ -88,6 +98,8 @@ class ApiSettings:
     keys: Keys | None = None
     access: Access = field(default_factory=Access)
     stalled_after_s: float = 30.0
+    headers_after_s: float = 1.5
+    keep_alive_s: float = 5.0
     vllm_metric_names: bool = False
     connections: Connections | None = None
     stored_responses: StoreBounds = field(default_factory=StoreBounds)
@@ -313,14 +325,7 @@ class ApiRoutes:
         writer = question.build_writer(self._head(model, question, asked[:: body.n], tokenizer, kept, cursor))
         with follow.to_the_headers():
             if body.stream:
-                # The first piece is awaited before the headers go, so that a refusal still has its own status.
-                first = await unless_gone(request.receive, anext(pieces, Piece(0, "")))
-                if first is None:
-                    await pieces.aclose()
-                    return follow.end_disconnected()
-                events = write_events(writer, first, pieces, choices, cost_of, follow)
-                writer.observe_engine(choices[0].answer.engine)
-                return EventStream(events, pieces, follow.end_disconnected, writer.headers(choices[0].answer))
+                return await self._stream(request, writer, pieces, choices, follow)
             found = await unless_gone(request.receive, _collect(pieces))
             if found is None:
                 return follow.end_disconnected()
@@ -329,6 +334,32 @@ class ApiRoutes:
         cost = cost_of(choices)
         writer.observe_engine(cost.engine)
         return json_response(writer.whole(found, cost), writer.headers(cost))
+
+    async def _stream(
+        self,
+        request: Request,
+        writer: AnswerWriter,
+        pieces: AsyncGenerator[Piece, None],
+        choices: Sequence[Choice],
+        follow: RequestRecord,
+    ) -> Response:
+        """Return what sends an answer's events. A refusal that comes soon has a status of its own; one that comes when
+        the headers are out is an event. Raises RequestError."""
+        settings, first = self._settings, FirstPiece(pieces)
+        try:
+            came = await unless_gone(request.receive, first.wait(settings.headers_after_s))
+        except BaseException:
+            await first.aclose()
+            raise
+        if came is None:
+            await first.aclose()
+            return follow.end_disconnected()
+        if came:
+            writer.observe_engine(choices[0].answer.engine)
+        events = write_events(writer, first, pieces, choices, cost_of, follow)
+        headers = writer.headers(choices[0].answer if came else None)
+        keep_alive = KeepAlive(writer.ping(), settings.keep_alive_s, late=not came)
+        return EventStream(events, first, follow.end_disconnected, headers, keep_alive)
 
     def _deltas(
         self, control: Control, submit: Submit, choice: Choice, kept: Resumption | None, follow: RequestRecord

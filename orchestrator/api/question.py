@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from orchestrator.api.event_stream import FirstPiece
 from orchestrator.api.fingerprint import AnswerSource
 from orchestrator.api.follow import RequestRecord
 from orchestrator.api.port import TokenizerPort
@@ -68,12 +69,16 @@ class AnswerWriter(Protocol):
         """Return the events behind the last piece. `answer`: what all of it cost."""
         ...
 
-    def failure(self, error: RequestError) -> bytes:
-        """Return the events of an answer that ends with an error."""
+    def ping(self) -> bytes:
+        """Return what may stand between any two events, and says nothing."""
         ...
 
-    def headers(self, answer: Answer) -> dict[str, str]:
-        """Return what the answer's headers say of it, once its first piece is there."""
+    def failure(self, error: RequestError, *, begun: bool) -> bytes:
+        """Return the events of an answer that ends with an error. `begun`: others went before."""
+        ...
+
+    def headers(self, answer: Answer | None) -> dict[str, str]:
+        """Return what the answer's headers say of it, once its first piece is there; None where they go before it."""
         ...
 
 
@@ -127,7 +132,7 @@ ReadQuestion = Callable[[bytes], Question]
 
 async def write_events(
     writer: AnswerWriter,
-    first: Piece,
+    first: FirstPiece,
     pieces: AsyncGenerator[Piece, None],
     choices: Sequence[Choice],
     combine: Callable[[Sequence[Choice]], Answer],
@@ -140,15 +145,18 @@ async def write_events(
         writer.observe_engine(choices[piece.index].answer.engine)
         return writer.piece(piece, choices[piece.index].answer)
 
+    begun = False
     async with aclosing(pieces):
-        yield writer.opening(len(choices)) + write_piece(first)
         try:
+            piece = await first.get()
+            begun = True
+            yield writer.opening(len(choices)) + write_piece(piece)
             async for piece in pieces:
                 yield write_piece(piece)
         except Exception as error:  # the status is out: whatever it is, the client can only be told here
             known = error if isinstance(error, RequestError) else follow.bug(error)
             follow.log_end(known.status, reason=known.code)
-            yield writer.failure(known)
+            yield writer.failure(known, begun=begun)
             return
         follow.log_end(HTTPStatus.OK)
         yield writer.ending(combine(choices))

@@ -1,18 +1,16 @@
-"""Answers on the wire: whole bodies, and server-sent events that end when the client goes away. OpenAI's two forms."""
+"""Answers on the wire: whole bodies, and server-sent events. OpenAI's two forms."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import msgspec
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from orchestrator.api.acceptance import HEADER
 from orchestrator.api.errors import body_of, parse_body
+from orchestrator.api.event_stream import COMMENT
 from orchestrator.api.fingerprint import STANDBY_HEADER, AnswerSource
 from orchestrator.api.logprobs import ScoredToken, chat_logprobs, completion_logprobs
 from orchestrator.api.port import TokenizerPort
@@ -36,7 +34,6 @@ _OBJECTS = {
     ("completion", False): "text_completion",
     ("completion", True): "text_completion",
 }
-_T = TypeVar("_T")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -54,8 +51,10 @@ class SourceHeaders:
         if engine != self._engine:
             self._engine, self.source = engine, self._tell_source(engine)
 
-    def headers(self, answer: Answer) -> dict[str, str]:
-        """Return what the answer's headers say of it, once its first piece is there."""
+    def headers(self, answer: Answer | None) -> dict[str, str]:
+        """See AnswerWriter."""
+        if answer is None:
+            return {HEADER: self._rule}
         standby = {STANDBY_HEADER: self.source.standby} if self.source.standby else {}
         return {HEADER: self._rule, **headers_of(answer.speculation), **standby}
 
@@ -130,8 +129,12 @@ class Envelope(SourceHeaders):
         """Return the last events: the usage where it is asked for."""
         return (self._usage_event(answer) if self._options.include_usage else b"") + DONE
 
-    def failure(self, error: RequestError) -> bytes:
-        """Return the events of an answer that ends with an error."""
+    def ping(self) -> bytes:
+        """Return what fills a silence."""
+        return COMMENT
+
+    def failure(self, error: RequestError, *, begun: bool) -> bytes:
+        """Return the events of an answer that ends with an error; of one that has not `begun` they are all."""
         return event(body_of(error)) + DONE
 
     def _end(self, piece: Piece, so_far: int | None) -> bytes:
@@ -249,60 +252,3 @@ def event(body: dict[str, Any], name: str = "") -> bytes:
 def json_response(body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
     """Return a JSON body."""
     return Response(_encode(body), media_type="application/json", headers=headers)
-
-
-class EventStream(Response):
-    """Sends events as they come. When the client goes away, `events` and the `source` they are made of are
-    closed at once. `closed` is called in the end, however it came."""
-
-    def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        source: AsyncGenerator[Piece, None],
-        closed: Callable[[], object],
-        headers: dict[str, str],
-    ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", **headers}, media_type="text/event-stream")
-        del self.headers["content-length"]
-        self._events = events
-        self._source = source
-        self._closed = closed
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
-        # Closing a generator that never began runs none of its cleanup: a client that goes away before the
-        # headers are out would otherwise leave the source, which holds a slot, to the garbage collector.
-        try:
-            async with aclosing(self._source):
-                await unless_gone(receive, self._send(send))
-        finally:
-            self._closed()
-
-    async def _send(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for chunk in events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:
-    """Return the work's result; None when the client went away first, and then the work was cancelled."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_await_disconnect(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return await task
-        return None
-    finally:
-        for pending in (task, gone):
-            if not pending.done():
-                pending.cancel()
-                with suppress(asyncio.CancelledError):
-                    await pending
-
-
-async def _await_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

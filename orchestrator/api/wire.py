@@ -191,19 +191,28 @@ def _describe_unknown_field(key: str, cls: type[Sampled]) -> str:
 
 def _check_prompt(prompt: Any) -> Any:
     """Return a prompt, or prompts, of a form that is taken. Raises PydanticCustomError."""
-    wanted = "send a text, token ids, or a list of texts or of lists of token ids"
     if isinstance(prompt, str):
         return prompt
     if not isinstance(prompt, list):
-        raise PydanticCustomError("invalid_value", "{text}", {"text": wanted})
+        raise _no_prompt("prompt", "this is no prompt")
     if not prompt:
-        raise PydanticCustomError("invalid_value", "{text}", {"text": f"an empty list asks for nothing: {wanted}"})
-    if len({type(part) for part in prompt}) > 1:
-        raise PydanticCustomError("invalid_value", "{text}", {"text": f"its parts are of several kinds: {wanted}"})
-    tokens = prompt if isinstance(prompt[0], list) else [prompt]
-    if not isinstance(prompt[0], str) and any(type(token) is not int for part in tokens for token in part):
-        raise PydanticCustomError("invalid_value", "{text}", {"text": f"a token id is a whole number: {wanted}"})
+        raise _no_prompt("prompt", "an empty list asks for nothing")
+    other = next((number for number, part in enumerate(prompt) if type(part) is not type(prompt[0])), None)
+    if other is not None:
+        raise _no_prompt(f"prompt.{other}", "it is of another kind than what stands before it")
+    if isinstance(prompt[0], str):
+        return prompt
+    several = isinstance(prompt[0], list)
+    for number, tokens in enumerate(prompt if several else [prompt]):
+        wrong = next((place for place, token in enumerate(tokens) if type(token) is not int), None)
+        if wrong is not None:
+            raise _no_prompt(f"prompt.{number}.{wrong}" if several else f"prompt.{wrong}", "it is no token id")
     return prompt
+
+
+def _no_prompt(field: str, why: str) -> PydanticCustomError:
+    text = f"{why}: send a text, token ids, or a list of texts or of lists of token ids"
+    return PydanticCustomError("invalid_value", "{text}", {"field": field, "text": text})
 
 
 class CompletionRequest(Generation):

@@ -52,6 +52,8 @@ def build_api_settings(
         keys=keys,
         access=Access(tuple(api.allowed_hosts), tuple(api.allowed_origins), api.metrics_without_key, audit),
         stalled_after_s=api.stalled_after_s,
+        headers_after_s=api.headers_after_s,
+        keep_alive_s=api.keep_alive_s,
         vllm_metric_names=api.vllm_metric_names,
         connections=connections,
         stored_responses=StoreBounds(api.stored_responses, int(api.stored_responses_memory), api.stored_responses_s),

@@ -48,7 +48,7 @@ _TABLE: Final[dict[Effect, dict[str, str]]] = {
         "drain_timeout_s",
         "slo": "ttft_ms ttft_percentile tpot_ms tpot_percentile max_round_ms late",
         "api": "stalled_after_s max_connections header_timeout_s body_timeout_s idle_timeout_s write_timeout_s "
-        "stored_responses stored_responses_memory stored_responses_s",
+        "headers_after_s keep_alive_s stored_responses stored_responses_memory stored_responses_s",
         "batches": "max_file max_storage max_files max_batches keep_s",
         "logging": "level",
     },

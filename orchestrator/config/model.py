@@ -125,6 +125,12 @@ class Api(Section):
     write_timeout_s: float = Field(default=30.0, gt=0, le=3600)
     """How long an answer waits for a client that has stopped reading, once the buffers are full; then its connection
     is cut. While the daemon drains, 5 s at the most."""
+    headers_after_s: float = Field(default=1.5, gt=0, le=3600)
+    """How long the headers of a streamed answer wait for its first token. What goes wrong until then has a status of
+    its own; later it is an event of the stream."""
+    keep_alive_s: float = Field(default=5.0, ge=0, le=3600)
+    """After so long without an event a stream says that it lives: by a comment, or a `ping` on `/v1/messages`. 0:
+    never."""
     vllm_metric_names: bool = False
     """`true`: `/metrics` has what vLLM has too a second time under its names (`vllm:...`), for its dashboards and for
     `vllm bench serve`."""

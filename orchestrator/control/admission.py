@@ -101,7 +101,7 @@ def refuse_crowd(crowd: Crowd, limits: ControlLimits, streams: Streams, now_s: f
         raise _busy(
             f"the queue is full: {crowd.streams + asked.coming} requests run or wait",
             "queue_full",
-            max(streams.latency.promise_place(now_s), late_s),
+            max(streams.promise_place(now_s, crowd.places, asked.wanted), late_s),
         )
     if limits.refuse_late and late_s:
         raise _busy(

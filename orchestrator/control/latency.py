@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from device_profiles.units import MS_PER_S
 from orchestrator.workers.messages import RequestStats
+from policies.serving.admission import expect_gap_s
 from policies.serving.slo import predict_ttft_ms
 
 MAX_RETRY_AFTER_S = 30
@@ -32,6 +33,13 @@ class TypicalTimes:
         """A request ended, so long after its first token."""
         return TypicalTimes(self.prefill_ms, _mean(self.decode_ms, decode_ms))
 
+    @property
+    def service_s(self) -> float | None:
+        """How long a request runs."""
+        if self.decode_ms is None or self.prefill_ms is None:
+            return None
+        return (self.prefill_ms + self.decode_ms) / MS_PER_S
+
     def ttft_ms(self, live: int, places: int) -> float:
         """Return when the first token of a request can be expected that comes now, where `live` ones have `places`
         (1 or more) to run in; 0 where that is not known."""
@@ -39,6 +47,16 @@ class TypicalTimes:
             return 0.0
         gap_ms = (self.prefill_ms + self.decode_ms) / places
         return predict_ttft_ms(live + 1 - places, gap_ms, self.prefill_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The streams that there are: `slots` of them are decoded at a time. The oldest is there since `since_s`, by the
+    clock. `left_s`: what the one that is nearest to its end needs at its own pace; None where that is not known."""
+
+    slots: int
+    since_s: float
+    left_s: float | None = None
 
 
 class RecentLatency:
@@ -66,16 +84,24 @@ class RecentLatency:
             self.times = self.times.observe_request_end((now_s - first_token_s) * MS_PER_S)
         self._output_tokens += _NEWEST * (tokens - self._output_tokens)
 
-    def promise_place(self, now_s: float) -> int:
-        """Return after how many seconds a request that is refused now may find a place. Each refused one is promised
-        the next place to get free, so that they do not all come back for one."""
-        self._promised_s = min(max(now_s, self._promised_s) + self._gap_s(), now_s + MAX_RETRY_AFTER_S)
+    def promise_place(self, now_s: float, running: Running, wanted: int = 1) -> int:
+        """Return after how many seconds a request that is refused now may find the places that it wants. Each refused
+        one is promised the next places to get free, so that they do not all come back for one."""
+        ended_s = self._ends_s[-1] if self._ends_s else running.since_s
+        gap_s = expect_gap_s(
+            ends_gap_s=self._ends_gap_s(),
+            service_s=self.times.service_s,
+            slots=running.slots,
+            left_s=running.left_s,
+            waited_s=max(0.0, now_s - max(ended_s, running.since_s)),
+        )
+        self._promised_s = min(max(now_s, self._promised_s) + gap_s * wanted, now_s + MAX_RETRY_AFTER_S)
         return max(1, math.ceil(self._promised_s - now_s))
 
-    def _gap_s(self) -> float:
-        """Return the mean time between the last ends of streams; 0 where there were none."""
+    def _ends_gap_s(self) -> float | None:
+        """Return the mean time between the last ends of streams; None where there were no two."""
         if len(self._ends_s) < 2:
-            return 0.0
+            return None
         return (self._ends_s[-1] - self._ends_s[0]) / (len(self._ends_s) - 1)
 
 

@@ -19,7 +19,7 @@ import msgspec
 from device_profiles.units import MS_PER_S
 from orchestrator.control.actions import Deliver, TellResumed
 from orchestrator.control.blame import Blame, Witness, digest_request
-from orchestrator.control.latency import RecentLatency
+from orchestrator.control.latency import RecentLatency, Running
 from orchestrator.control.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.control.request_history import RequestHistories, RequestHistory
 from orchestrator.errors import RequestError
@@ -30,6 +30,7 @@ from policies.serving.fair_order import FairAccounts, WaitingRequest, order_fair
 from policies.serving.overrides import EffectiveBound
 
 _MOST_ANSWERED = 4096
+_LOOKED_AT = 32  # streams, for when the first of them ends
 _ARRIVAL: Final[Callable[[Any], int]] = attrgetter("number")
 
 
@@ -95,6 +96,13 @@ class Stream:
         """The request's id."""
         return self.submit.request_id
 
+    def expect_left_s(self, now_s: float, usual_tokens: int) -> float:
+        """Return in how many seconds it may end, at the pace that it has had since its first token. An answer is
+        expected to have `usual_tokens`, or the most that it may have."""
+        made = max(1, len(self.committed))
+        pace_s = 0.0 if self.first_s is None else (now_s - self.first_s) / made
+        return pace_s * max(1, min(self.submit.max_tokens, usual_tokens) - made)
+
     def resumption(self) -> Submit:
         """Return the request as its worker is to go on with it."""
         sent_id = self.sent_id or self.key
@@ -129,6 +137,15 @@ class Streams:
 
     def __len__(self) -> int:
         return len(self._live)
+
+    def promise_place(self, now_s: float, slots: int, wanted: int = 1) -> int:
+        """Return after how many seconds a request that is refused now may find the places that it wants, where `slots`
+        streams are decoded at a time."""
+        oldest = next(iter(self._live.values()), None)
+        since_s = now_s if oldest is None else oldest.opened_s
+        running = islice((stream for stream in self._live.values() if stream.first_s is not None), _LOOKED_AT)
+        left_s = [stream.expect_left_s(now_s, self.latency.output_tokens) for stream in running]
+        return self.latency.promise_place(now_s, Running(slots, since_s, min(left_s, default=None)), wanted)
 
     @property
     def waits(self) -> bool:

@@ -23,6 +23,21 @@ def count_admissible_requests(
     return count
 
 
+def expect_gap_s(
+    *, ends_gap_s: float | None, service_s: float | None, slots: int, left_s: float | None, waited_s: float
+) -> float:
+    """Return in about how many seconds the next stream ends, where `slots` of them run.
+
+    `ends_gap_s` lay between the last ends, on the mean, also where nothing ran between them. `service_s` is what a
+    stream takes, on the mean. Where neither is known, `left_s` is what the one that is nearest to its end needs at its
+    own pace. `waited_s`: none has ended for so long, though some ran. What did not happen for so long is not expected
+    sooner.
+    """
+    of_service_s = None if service_s is None or slots < 1 else service_s / slots
+    measured = [gap_s for gap_s in (ends_gap_s, of_service_s) if gap_s is not None]
+    return max(min(measured) if measured else left_s or 0.0, waited_s)
+
+
 def victims(held_blocks: Sequence[int], *, missing: int) -> int:
     """Return how many of the youngest running requests must give way to free `missing` blocks.
 

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orchestrator.api import connections
 from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
+from orchestrator.api.event_stream import EventStream, FirstPiece, KeepAlive
 from orchestrator.api.listening import listen_tcp, serving
-from orchestrator.api.responses import EventStream
 from orchestrator.api.streaming import Piece
 from orchestrator.errors import RequestError
 from tests.api.support import ScriptedControl, app_over
@@ -153,7 +153,9 @@ class Endless:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         events = self._events()
-        await EventStream(events, self._pieces(), lambda: None, {})(scope, receive, send)
+        await EventStream(events, FirstPiece(self._pieces()), lambda: None, {}, KeepAlive(b"", 0.0))(
+            scope, receive, send
+        )
 
     async def _events(self) -> AsyncGenerator[bytes, None]:
         try:

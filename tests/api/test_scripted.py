@@ -248,8 +248,8 @@ async def test_probes_tell_living_from_ready(phase):
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"prompt": 5}, "prompt", "valid string"),
-    ({"prompt": [1, "a"]}, "prompt.1", "valid integer"),
+    ({"prompt": 5}, "prompt", "send a text, token ids"),
+    ({"prompt": [1, "a"]}, "prompt.1", "another kind"),
     ({"stop": ["a", 3]}, "stop.1", "valid string"),
     ({"logprobs": True}, "logprobs", "valid integer"),
     ({"stream": "yes"}, "stream", "valid boolean"),

@@ -80,7 +80,7 @@ def test_a_full_queue_says_when_a_request_can_be_in_time():
     assert (found.code, found.retry_after_s) == ("queue_full", 9)  # 17 ends of 0.5 s, less what may be waited
     without = refuse_or_none(20, ControlLimits(4, 16, 1))
     assert without is not None
-    assert without.retry_after_s == 2  # the mean time between ends
+    assert without.retry_after_s == 1  # four places, and 2 s for each stream
 
 
 def test_before_any_request_has_ended_nobody_is_refused():

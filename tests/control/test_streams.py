@@ -36,7 +36,24 @@ def test_retry_after_follows_the_pace_at_which_streams_end(ends_s: list[float], 
     for stream, now_s in zip(opened_streams, ends_s, strict=True):
         streams.send(stream, "one")
         streams.deliver(Delta(stream.key, [1], "stop"), now_s)
-    assert streams.latency.promise_place(ends_s[-1] if ends_s else 0.0) == expected
+    assert streams.promise_place(ends_s[-1] if ends_s else 0.0, 1) == expected
+
+
+def test_before_anything_has_ended_a_place_is_promised_by_the_pace_of_what_runs() -> None:
+    streams = Streams()
+    for key, most in (("long", 10_000), ("short", 40)):
+        streams.send(streams.open(Submit(key, [1], most), now_s=0.0), "one")
+        streams.deliver(Delta(key, [1]), 1.0)
+        streams.deliver(Delta(key, [1] * 9), 6.0)
+    assert streams.promise_place(6.0, 2) == 15  # 30 tokens at half a second
+    assert streams.promise_place(6.0, 2) == 30  # the next place is another's already
+    assert Streams().promise_place(6.0, 2) == 1
+
+
+def test_before_a_first_token_a_place_is_not_expected_sooner_than_one_was_waited_for() -> None:
+    streams = Streams()
+    streams.send(streams.open(Submit("slow", [1], 10), now_s=0.0), "one")
+    assert streams.promise_place(9.0, 1) == 9
 
 
 def test_totals_add_up_over_rounds() -> None:

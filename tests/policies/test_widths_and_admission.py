@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.serving.admission import count_admissible_requests, victims
+from policies.serving.admission import count_admissible_requests, expect_gap_s, victims
 from policies.speculation.widths import pad_to_width
 
 BLOCKS = st.lists(st.integers(1, 50), max_size=20)
@@ -39,3 +39,26 @@ def test_the_oldest_never_gives_way_and_no_more_than_needed_do(held, missing):
         assert sum(freed[1:]) < missing  # without the last victim chosen it would not be enough
     if missing > 0 and count < len(held) - 1:
         assert sum(freed) >= missing
+
+
+_SECONDS = st.floats(0.0, 1e4)
+
+
+@given(
+    ends_gap_s=st.none() | _SECONDS,
+    service_s=st.none() | _SECONDS,
+    slots=st.integers(0, 64),
+    left_s=st.none() | _SECONDS,
+    waited_s=_SECONDS,
+)
+def test_the_next_end_is_expected_by_what_is_measured(ends_gap_s, service_s, slots, left_s, waited_s):
+    found = expect_gap_s(ends_gap_s=ends_gap_s, service_s=service_s, slots=slots, left_s=left_s, waited_s=waited_s)
+    assert found >= waited_s
+    measured = [
+        one for one in (ends_gap_s, None if service_s is None or not slots else service_s / slots) if one is not None
+    ]
+    assert found <= max([waited_s, min(measured) if measured else left_s or 0.0])
+    more = expect_gap_s(
+        ends_gap_s=ends_gap_s, service_s=service_s, slots=max(1, slots) * 2, left_s=left_s, waited_s=waited_s
+    )
+    assert more <= found or not slots

@@ -12,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from orchestrator.api.responses import unless_gone
+from orchestrator.api.event_stream import STREAM_HEADERS, unless_gone
 from orchestrator.clock import Clock
 from orchestrator.errors import RequestError
 from orchestrator.json_lines import escape_line_ends
@@ -117,7 +117,9 @@ class ViewerStream(Response):
     """Sends a viewer's events until it leaves, or does not read for SLOW_READER_S. Nothing is kept for it."""
 
     def __init__(self, viewers: Viewers, headers: Mapping[str, str]) -> None:
-        super().__init__(headers={"Cache-Control": "no-store", **headers}, media_type="text/event-stream")
+        super().__init__(
+            headers=STREAM_HEADERS | {"Cache-Control": "no-store", **headers}, media_type="text/event-stream"
+        )
         del self.headers["content-length"]
         self._viewers = viewers
 

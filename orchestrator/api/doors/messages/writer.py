@@ -53,9 +53,14 @@ class MessageWriter(SourceHeaders):
         """Return the last events: why the message ended, and what it cost."""
         return _event("message_delta", delta=self._end(answer), usage=self._usage(answer)) + _event("message_stop")
 
-    def failure(self, error: RequestError) -> bytes:
+    def ping(self) -> bytes:
+        """Return what fills a silence: Anthropic has an event for it."""
+        return _event("ping")
+
+    def failure(self, error: RequestError, *, begun: bool) -> bytes:
         """Return the event of a message that failed on the way."""
-        return name_event("error", _encode(anthropic_body_of(error)))
+        opening = b"" if begun else self.opening(1)
+        return opening + name_event("error", _encode(anthropic_body_of(error)))
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {

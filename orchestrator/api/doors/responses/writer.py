@@ -12,6 +12,7 @@ import msgspec
 from orchestrator.api.doors.blocks import Block, BlockBuilder, Step
 from orchestrator.api.doors.parts import name_event
 from orchestrator.api.doors.responses.wire import ResponsesRequest
+from orchestrator.api.event_stream import COMMENT
 from orchestrator.api.question import AnswerHead
 from orchestrator.api.responses import SourceHeaders, describe_metrics
 from orchestrator.api.streaming import Answer, Piece
@@ -61,11 +62,16 @@ class ResponseWriter(SourceHeaders):
         response = self._end(answer)
         return steps + self._event(f"response.{response['status']}", response=response)
 
-    def failure(self, error: RequestError) -> bytes:
+    def ping(self) -> bytes:
+        """Return what fills a silence."""
+        return COMMENT
+
+    def failure(self, error: RequestError, *, begun: bool) -> bytes:
         """Return the event of a response that failed on the way."""
+        opening = b"" if begun else self.opening(1)
         code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
         told = {"code": code, "message": error.message.encode("utf-8", "backslashreplace").decode()}
-        return self._event("response.failed", response=self._response("failed") | {"error": told})
+        return opening + self._event("response.failed", response=self._response("failed") | {"error": told})
 
     def _end_with_text(self) -> list[Step]:
         """An answer without anything is an empty text: clients look for one."""
