@@ -229,7 +229,7 @@ class CompletionRequest(Generation):
         if isinstance(self.prompt, str):
             return [self.prompt]
         if isinstance(self.prompt[0], int):
-            return [cast(list[int], self.prompt)]
+            return [self.prompt]
         return list(cast(list[Prompt], self.prompt))
 
     @property

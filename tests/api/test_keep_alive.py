@@ -22,7 +22,7 @@ from orchestrator.journal.book import AnswerBook, BookLimits
 from orchestrator.workers.messages import Delta, Submit
 from tests.api.support import ScriptedControl, app_over, client_of, serving
 
-SOON = {"headers_after_s": 0.05, "keep_alive_s": 0.05}
+SOON: dict[str, Any] = {"headers_after_s": 0.05, "keep_alive_s": 0.05}
 PAUSE_S = 0.4
 CHAT: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5}
 ROUTES: dict[str, dict[str, Any]] = {
@@ -103,9 +103,11 @@ async def test_a_refusal_behind_the_headers_is_an_event(path: str, error: Except
     @dataclass
     class Failing(ScriptedControl):
         async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
-            await asyncio.sleep(0.2)
-            raise error
-            yield
+            async for delta in super().generate(submit):
+                await asyncio.sleep(0.2)
+                if delta.tokens:
+                    raise error
+                yield delta
 
     answer = await stream(path, Failing())
     assert answer.status_code == 200
@@ -189,7 +191,8 @@ async def test_a_slow_reader_gets_no_pile_of_pings():
 
     async with KeepAlive(b"ping", 0.01).beside(send) as send_event:
         await asyncio.sleep(0.1)  # the first ping hangs
-        event = asyncio.create_task(send_event({"type": "http.response.body", "body": b"event", "more_body": True}))
+        message = {"type": "http.response.body", "body": b"event", "more_body": True}
+        event = asyncio.ensure_future(send_event(message))
         await asyncio.sleep(0.1)
         assert sent == []
         taken.set()

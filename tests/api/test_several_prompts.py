@@ -205,8 +205,8 @@ class ScoredControl(ScriptedControl):
         from orchestrator.workers.messages import TokenScore
 
         async for delta in super().generate(submit):
-            prompt = [TokenScore(-1.0, [])] * (len(submit.prompt) - 1) if submit.prompt_logprobs else None
-            scores = [TokenScore(-2.0, [])] * len(delta.tokens)
+            prompt = [TokenScore(-1.0, ())] * (len(submit.prompt) - 1) if submit.prompt_logprobs else None
+            scores = [TokenScore(-2.0, ())] * len(delta.tokens)
             yield msgspec.structs.replace(delta, logprobs=scores, prompt_logprobs=prompt)
 
 
