@@ -1,0 +1,58 @@
+"""A real daemon's streams speak while its worker is slow, or dies and is started again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+
+from orchestrator.api.event_stream import COMMENT
+from tests.support.daemon import configuration, running
+
+ASK = {"model": "toy", "prompt": "The sea#", "max_tokens": 60, "temperature": 0, "stream": True}
+
+
+def configure(directory: Path, script: str) -> Path:
+    """A daemon that is impatient with silences."""
+    path = configuration(directory, script=script)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("api: {", "api: {headers_after_s: 0.1, keep_alive_s: 0.1, "), encoding="utf-8")
+    return path
+
+
+def read(url: str) -> tuple[list[str], str, int]:
+    """The blocks of the stream, its text, and how many of its tokens are counted."""
+    body = ASK | {"stream_options": {"include_usage": True}}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+    assert answer.status_code == 200
+    blocks = answer.text.removesuffix("\n\n").split("\n\n")
+    events = [json.loads(block.removeprefix("data: ")) for block in blocks if block.startswith("data: {")]
+    text = "".join(event["choices"][0]["text"] for event in events if event["choices"])
+    return blocks, text, events[-1]["usage"]["completion_tokens"]
+
+
+def test_a_stream_speaks_while_its_worker_is_started_again(tmp_path: Path):
+    calm, broken = tmp_path / "calm", tmp_path / "broken"
+    calm.mkdir()
+    broken.mkdir()
+    with running(configure(calm, "")) as daemon:
+        _, expected, tokens = read(daemon.url)
+    with running(configure(broken, f"load_ms=900&fault=abort&at=20&arm=35&once={tmp_path}/marker")) as daemon:
+        blocks, text, counted = read(daemon.url)
+    assert (tmp_path / "marker").exists()
+    pings = [place for place, block in enumerate(blocks) if block == COMMENT.decode().strip()]
+    assert len(pings) >= 4
+    assert 0 < pings[0] < len(blocks) - 3, "between tokens"
+    assert (text, counted) == (expected, tokens)
+
+
+def test_a_stream_speaks_before_its_first_token(tmp_path: Path):
+    with (
+        running(configure(tmp_path, "base_ms=700")) as daemon,
+        httpx.stream("POST", f"{daemon.url}/v1/completions", json=ASK | {"max_tokens": 2}, timeout=60) as answer,
+    ):
+        assert answer.headers["X-Accel-Buffering"] == "no"
+        lines = answer.iter_lines()
+        assert next(lines) == COMMENT.decode().strip()
+        assert any(line.startswith("data: {") for line in lines)
