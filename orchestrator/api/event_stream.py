@@ -45,8 +45,9 @@ class FirstPiece:
     async def aclose(self) -> None:
         """Let nothing more be made."""
         self._task.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await self._task
+        await asyncio.wait({self._task})
+        if not self._task.cancelled():
+            self._task.exception()  # seen; raised here it would lose the place where it was raised first
         await self._pieces.aclose()
 
 

@@ -17,9 +17,9 @@ def problem_with(request: Submit, target: LoadedModel) -> str:
     if request.max_tokens < 0 or len(request.committed) >= max(1, request.max_tokens):
         return f"max_tokens {request.max_tokens} leaves nothing to generate"
     if longest > caps.max_context_tokens:
-        return f"prompt and max_tokens make {longest} tokens; the context holds {caps.max_context_tokens}"
+        return _tell_too_long(caps.max_context_tokens, longest, "")
     if ceil_div(longest + caps.paid_rows, caps.block_tokens) > caps.total_blocks:
-        return f"{longest} tokens need more than the KV cache's {caps.total_blocks * caps.block_tokens}"
+        return _tell_too_long(caps.total_blocks * caps.block_tokens, longest, ", as far as the KV cache holds it")
     known = [*request.prompt, *request.committed]
     if min(known) < 0 or max(known) >= vocabulary:
         return f"a token is outside the vocabulary of {vocabulary}"
@@ -29,3 +29,11 @@ def problem_with(request: Submit, target: LoadedModel) -> str:
     if named and (min(named) < 0 or max(named) >= vocabulary):
         return f"a stop or biased token is outside the vocabulary of {vocabulary}"
     return ""
+
+
+def _tell_too_long(most: int, longest: int, why: str) -> str:
+    """Say it in the words that clients look for."""
+    return (
+        f"This model's maximum context length is {most} tokens{why}. However, prompt and max_tokens make {longest} "
+        "(context_length_exceeded)"
+    )

@@ -80,7 +80,10 @@ async def test_packed_bytes_that_become_nothing_are_bounded_too():
 
 
 async def test_a_window_larger_than_http_allows_is_refused():
-    options: dict[int, int] = {zstd.CompressionParameter.window_log: 27, zstd.CompressionParameter.enable_long_distance_matching: 1}
+    options: dict[int, int] = {
+        zstd.CompressionParameter.window_log: 27,
+        zstd.CompressionParameter.enable_long_distance_matching: 1,
+    }
     packer = zstd.ZstdCompressor(options=options)
     packed = packer.compress(b"{" + b" " * 1000) + packer.flush()
     answer = await post("/v1/completions", packed, "zstd")
