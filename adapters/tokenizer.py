@@ -172,7 +172,7 @@ class Tokenizer:
     def describe(self) -> dict[str, Any]:
         """Return what a tokenizer_config.json of Hugging Face's says: the texts of special tokens, and the template."""
         vocabulary = self._vocabulary
-        texts = {index: text for text, index in sorted(vocabulary.controls.items(), key=lambda item: item[1])}
+        texts = {index: text for text, index in sorted(vocabulary.controls.ids.items(), key=lambda item: item[1])}
         bos, eos = (
             None if index is None else texts.get(index) or self.decode([index], skip_special=False)
             for index in (vocabulary.bos_id, vocabulary.eos_id)
