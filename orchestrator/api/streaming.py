@@ -192,8 +192,8 @@ class Piece:
 class Choice:
     """One choice of an answer while it grows. `hidden`: stop tokens, whose text is not shown where they end it.
     `named`: those of them that the request named, with what is told as the `stop_reason`. `ends`: those that are the
-    model's own end. `request_id`: what the ids of its calls follow from; None where no tools were offered. `prompt`: the
-    number of the prompt that it answers."""
+    model's own end. `request_id`: what the ids of its calls follow from; None where no tools were offered. `prompt`:
+    the number of the prompt that it answers."""
 
     index: int
     assembler: TextAssembler
