@@ -174,7 +174,12 @@ class SegmentFiles:
 
     def _allocate(self, size: int) -> None:
         """Let each slot have so many bytes, or leave them as they are: one alone is of no use. Raises OSError."""
-        before = [max(slot.allocated_bytes, used) for slot, used in zip(self._slots, self._used_bytes, strict=True)]
+        for slot in self._slots:
+            slot.open()
+        before = [
+            max(slot.allocated_bytes, slot.found_bytes, used)
+            for slot, used in zip(self._slots, self._used_bytes, strict=True)
+        ]
         try:
             for slot in self._slots:
                 slot.allocate(size)

@@ -24,13 +24,14 @@ _NO_COPY_ON_WRITE = 0x00800000  # FS_NOCOW_FL
 
 
 class Slot:
-    """One file of a directory. `allocated_bytes`: what is sure to be writable, of the `wanted_bytes`."""
+    """One file of a directory. `allocated_bytes`: what is sure to be writable, of the `wanted_bytes`. `found_bytes`: what
+    an earlier process left, which may not have been read yet."""
 
     def __init__(self, path: Path, wanted_bytes: int) -> None:
         self._path = path
         self._descriptor = -1
         self.wanted_bytes = wanted_bytes
-        self.allocated_bytes = 0
+        self.allocated_bytes = self.found_bytes = 0
         self._sure_bytes = 0  # with what was allocated beyond
 
     def read(self) -> bytes:
@@ -42,7 +43,7 @@ class Slot:
 
     def allocate(self, size: int) -> None:
         """Take blocks for so many bytes, all of them or none. Idempotent. Raises OSError."""
-        self._open()
+        self.open()
         if size > self.allocated_bytes:
             _allocate(self._descriptor, 0, size)
             self.allocated_bytes = size
@@ -57,7 +58,7 @@ class Slot:
 
     def write(self, data: bytes, at: int) -> None:
         """Write all of it there. Raises OSError."""
-        self._open()
+        self.open()
         end = at + len(data)
         if end > self._sure_bytes:
             _allocate(self._descriptor, self._sure_bytes, end - self._sure_bytes)  # all of it, or nothing
@@ -71,10 +72,11 @@ class Slot:
     def clear(self, used_bytes: int) -> None:
         """Leave nothing of what was written, and give back what is more than wanted. The rest of its blocks stay."""
         with suppress(OSError):
-            self._open()
+            self.open()
             size = os.fstat(self._descriptor).st_size
             if size > self.wanted_bytes:
                 os.ftruncate(self._descriptor, self.wanted_bytes)
+            self.found_bytes = 0
             self._sure_bytes = self.allocated_bytes
             for at in range(0, min(used_bytes, size, self.wanted_bytes), len(_ZEROS)):
                 end = min(at + len(_ZEROS), used_bytes, size, self.wanted_bytes)
@@ -101,13 +103,15 @@ class Slot:
                 os.close(self._descriptor)
         self._descriptor = -1
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Have it at hand. Idempotent. Raises OSError."""
         if self._descriptor >= 0:
             return
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._descriptor = os.open(self._path, flags, 0o600)
-        if not os.fstat(self._descriptor).st_size:
+        self.found_bytes = os.fstat(self._descriptor).st_size
+        if not self.found_bytes:
             _write_in_place(self._descriptor)
 
 

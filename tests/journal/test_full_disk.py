@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,25 @@ async def test_where_the_whole_reserve_is_not_there_a_part_of_it_serves(disk, fr
             book.flush()
         assert list_kinds(book) == ["reserve"]
         assert recover_all(disk / "journal")["a"].choices[0].tokens == list(range(3000))
+
+
+@pytest.mark.parametrize("wanted_kib", [512, 8192], ids=["as-before", "raised"])
+async def test_a_reserve_that_cannot_be_had_costs_nothing_of_what_the_last_daemon_left(disk, wanted_kib):
+    """The daemon allocates before it reads, as preparing a model may fill the disk."""
+    with keep_full(disk) as filler:
+        os.truncate(filler, 4 * KIB * KIB - 300 * KIB)
+        short = book_in(disk / "journal", limits=LIMITS)
+        short.reserve()
+        short.recover()
+        assert short.view().allocated_bytes < LIMITS.reserve_bytes
+        answer = open_answer(short, "a")
+        short.record(answer, 0, Delta("", [1, 2, 3]))
+        short.flush()
+        assert not short.problem
+        for _ in range(2):
+            book = book_in(disk / "journal", limits=replace(LIMITS, reserve_bytes=wanted_kib * KIB))
+            book.reserve()
+            assert [one.choices[0].tokens for one in book.recover()] == [[1, 2, 3]]
 
 
 async def test_on_a_full_disk_the_oldest_ended_answers_give_way_and_come_back(disk):
