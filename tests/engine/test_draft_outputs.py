@@ -14,6 +14,7 @@ from adapters.model_store import ModelStore
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.drafting.model import ModelDrafter
+from orchestrator.errors import ConfigError
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options
 from orchestrator.workers.draft_messages import DrafterState
@@ -65,5 +66,8 @@ def test_it_is_refused_as_a_target(tmp_path: Path, shared_store: Path) -> None:
     tiny_models.write_reduced(tmp_path / "draft", source, KEPT, "any")
     config = tmp_path / "cluster.yaml"
     config.write_text(f"model: {{source: draft}}\nstore: {{directory: '{shared_store}'}}\n")
-    with pytest.raises(ModelRefused, match="it is a draft, which can say 260 of 320 tokens only"):
-        load_target(engine_options(load_config(config), tmp_path), lambda *_: None)
+    words = r"it is a draft \(draft_vocab_size\), which can say 260 of 320 tokens only"
+    with pytest.raises(ConfigError, match=words):
+        load_config(config)
+    with pytest.raises(ModelRefused, match=words):
+        load_target(engine_options(load_config(config, sources=False), tmp_path), lambda *_: None)
