@@ -8,6 +8,7 @@ OutriderError
 |   +-- ClusterAway      the cluster, or the host asked for, is not there now: no fault of the worker's
 +-- DaemonError          the daemon cannot start
 +-- RequestError         a request that cannot be served; has an HTTP status and OpenAI's error fields
+    +-- ContextExceeded  it does not fit the model's context
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from policies.serving.failover.blame import LossKind
+
+
+CONTEXT_EXCEEDED = "context_length_exceeded"
 
 
 class OutriderError(Exception):
@@ -91,6 +95,48 @@ class RequestError(OutriderError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.headers = headers or {}
+
+
+class ContextExceeded(RequestError):
+    """A prompt of `prompt_tokens` and an answer of `wanted_tokens` exceed `context_tokens`, told in the words that clients
+    look for: they shorten the conversation then.
+
+    `param` is what the prompt came in, None where that is not known; `bound` what asks for the answer's length, None
+    where that may be as it is. `at_least`: the prompt was not counted to its end. Names are the route's own.
+    """
+
+    def __init__(
+        self,
+        context_tokens: int,
+        prompt_tokens: int,
+        *,
+        param: str | None,
+        wanted_tokens: int = 1,
+        bound: str | None = None,
+        at_least: bool = False,
+    ) -> None:
+        self.context_tokens = context_tokens
+        self.prompt_tokens = prompt_tokens
+        least = "at least " if at_least else ""
+        if param is None:
+            told = (
+                f"you requested {prompt_tokens + wanted_tokens} ({prompt_tokens} of prompt, {wanted_tokens} of answer)"
+            )
+        elif bound is None:
+            told = f"you sent {least}{prompt_tokens} in '{param}', and an answer needs one more: send fewer"
+        else:
+            most = context_tokens - prompt_tokens
+            told = (
+                f"you requested {prompt_tokens + wanted_tokens} ({prompt_tokens} in '{param}', and {wanted_tokens} by "
+                f"'{bound}', which may be {most} at most)"
+            )
+        words = f"This model's maximum context length is {context_tokens} tokens. However, {told} ({CONTEXT_EXCEEDED})"
+        super().__init__(words, code=CONTEXT_EXCEEDED, param=bound or param)
+
+    @property
+    def anthropic_words(self) -> str:
+        """The same in the words of Anthropic's API. One token is the answer's at the least."""
+        return f"prompt is too long: {self.prompt_tokens} tokens > {self.context_tokens - 1} maximum"
 
 
 def build_replaced_error(*, begun: bool) -> RequestError:

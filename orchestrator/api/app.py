@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
@@ -316,7 +317,8 @@ class ApiRoutes:
         mark_followed(request.scope)
         follow.log_accepted(request.url.path, asked, body, resumed=again)
         model.liveness.observe_request()
-        choices = choices_of(body, asked, tokenizer, arrived_s)
+        # Not on the event loop: an echo of many prompts takes a while.
+        choices = await asyncio.to_thread(choices_of, body, asked, tokenizer, arrived_s)
         told = [self._deltas(model.control, *pair, kept, follow) for pair in zip(asked, choices, strict=True)]
         pieces = merge_pieces(
             [texts(deltas, choice, self._clock) for deltas, choice in zip(told, choices, strict=True)]

@@ -16,9 +16,8 @@ from starlette.requests import Request
 from orchestrator.api.packed_bodies import build_unpacker
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.shares import BodyShare
-from orchestrator.api.too_long import ContextExceeded
 from orchestrator.api.wire import MAX_SEQUENCES
-from orchestrator.errors import RequestError
+from orchestrator.errors import ContextExceeded, RequestError
 
 SMALL_BODY_BYTES = 16 * 1024
 """A smaller body is not looked at: to parse it takes no longer."""

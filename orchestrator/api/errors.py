@@ -16,8 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from structlog.contextvars import get_contextvars
 
-from orchestrator.api.too_long import ContextExceeded
-from orchestrator.errors import RequestError
+from orchestrator.errors import ContextExceeded, RequestError
 from orchestrator.telemetry import get_logger, where_it_broke
 
 _log = get_logger(__name__)

@@ -13,16 +13,15 @@ from starlette.responses import Response
 from orchestrator.api import errors
 from orchestrator.api.body import Body
 from orchestrator.api.body_bounds import refuse_oversized
-from orchestrator.api.chat_messages import Message, TemplateKeywords
+from orchestrator.api.chat_messages import Effort, Message, TemplateKeywords, collect_keywords
 from orchestrator.api.known_fields import drop_idle
 from orchestrator.api.openapi import operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.responses import json_response
 from orchestrator.api.served import ServedModels
-from orchestrator.api.too_long import ContextExceeded
 from orchestrator.api.tools.wire import MAX_TOOLS, OfferedTool
 from orchestrator.api.translate import chat_prompt
-from orchestrator.errors import RequestError
+from orchestrator.errors import ContextExceeded, RequestError
 
 _LEAST_BOUND = 65_536
 _CONTEXTS = 4
@@ -40,6 +39,7 @@ class TokenizeRequest(Body):
     """A text's begin token, where the model has one. Templates bring their own, so messages take only false."""
     add_generation_prompt: bool = True
     tools: list[OfferedTool] = Field(default=[], max_length=MAX_TOOLS)
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: TemplateKeywords = Field(default={})
     return_token_strs: bool | None = False
 
@@ -170,7 +170,7 @@ def _tokens(body: TokenizeRequest, tokenizer: TokenizerPort) -> list[int]:
             tokenizer,
             body.tools,
             add_generation_prompt=body.add_generation_prompt,
-            keywords=body.chat_template_kwargs,
+            keywords=collect_keywords(body.reasoning_effort, body.chat_template_kwargs),
         )
     text = body.prompt or ""
     if body.add_special_tokens is False:

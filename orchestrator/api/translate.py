@@ -16,10 +16,9 @@ from orchestrator.api.grammars import WrittenGrammar
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.speculation import read_override
 from orchestrator.api.stops import find_control_stops
-from orchestrator.api.too_long import ContextExceeded
 from orchestrator.api.tools.wire import Tool, render_tool_messages
 from orchestrator.api.wire import ChatRequest, CompletionRequest, Generation, Prompt
-from orchestrator.errors import RequestError
+from orchestrator.errors import ContextExceeded, RequestError
 from orchestrator.workers.messages import Sampling, Submit
 from orchestrator.workers.packed_tokens import pack_tokens
 from policies.serving.overrides import Scope
@@ -128,12 +127,14 @@ def chat_prompt(
         raise RequestError("this model has no chat template: use /v1/completions", param="messages")
     plain = [message.plain() for message in messages]
     native = [tool.plain() for tool in tools] if tools and tokenizer.template_takes_tools else None
-    if not tokenizer.template_takes_tools:
-        plain = render_tool_messages(plain, tools)
     try:
+        if not tokenizer.template_takes_tools:
+            plain = render_tool_messages(plain, tools)
         return tokenizer.encode_chat(
             plain, add_generation_prompt=add_generation_prompt, tools=native, keywords=keywords or {}
         )
+    except RecursionError:
+        raise RequestError("a call's arguments, or a tool, are nested too deep", param="messages") from None
     except AdapterError as error:
         raise RequestError(_explain(error, tokenizer), param="messages") from error
 

@@ -24,7 +24,7 @@ from orchestrator.control.replicas import ALIKE, Rank, Replica, compare
 from orchestrator.control.state import STARTING
 from orchestrator.control.streams import Stream
 from orchestrator.control.worker_life import NO_DEATH
-from orchestrator.errors import RequestError
+from orchestrator.errors import ContextExceeded, RequestError
 from orchestrator.workers.draft_messages import DraftLink
 from orchestrator.workers.messages import (
     Event,
@@ -125,7 +125,7 @@ def _fold_refused(state: State, replica: Replica, stream: Stream, refused: Refus
         state.router.fail_over(stream, now_s)
         return [line]
     state.streams.drop(stream, refused.kind, now_s)
-    return [EndStream(stream.key, _build_refusal(refused))]
+    return [EndStream(stream.key, _build_refusal(refused, stream))]
 
 
 def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float) -> list[Action]:
@@ -235,7 +235,10 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     return actions
 
 
-def _build_refusal(event: Refused) -> RequestError:
+def _build_refusal(event: Refused, stream: Stream) -> RequestError:
+    if event.kind == "too_long":
+        asked = stream.submit
+        return ContextExceeded(event.most_tokens, len(asked.prompt), param=None, wanted_tokens=asked.max_tokens)
     if event.kind == "invalid":
         return RequestError(event.message, status=400)
     if event.kind == "not_finite":

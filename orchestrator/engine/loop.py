@@ -35,7 +35,7 @@ from orchestrator.engine.draft_counts import DrafterCounts, RoundDraftCounts, co
 from orchestrator.engine.grammar import Grammars
 from orchestrator.engine.kv_mover import KvMover, TakenPages
 from orchestrator.engine.prefix_cache import PrefixCache
-from orchestrator.engine.request_checks import problem_with
+from orchestrator.engine.request_checks import find_refusal
 from orchestrator.engine.round_traces import RoundTraces
 from orchestrator.engine.scheduler import ALL_RESERVED, NOTHING_RESERVED, Reserved, Scheduler
 from orchestrator.engine.sequence import NO_SLOT, SequenceState
@@ -251,9 +251,9 @@ class DecodeLoop:
     ) -> Refused | None:
         """Queue a request; returns why not, where it can never be served. `arrived_s`: when it came, by the clock,
         where that was not now. `pages`: what it is to begin with."""
-        problem = problem_with(request, self._target)
-        if problem:
-            return Refused(request.request_id, problem, "invalid")
+        refused = find_refusal(request, self._target)
+        if refused is not None:
+            return refused
         try:
             rules = RowConstraints.of(request, self._grammars)
         except GrammarFailed as error:

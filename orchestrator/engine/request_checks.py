@@ -4,22 +4,33 @@ from __future__ import annotations
 
 from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
-from orchestrator.workers.messages import Submit
+from orchestrator.workers.messages import Refused, Submit
 from policies.sampling.penalties import LEAST_REPETITION
 
 
-def problem_with(request: Submit, target: LoadedModel) -> str:
-    """Return why a request can never be served; "" where it can."""
-    caps, vocabulary = target.capabilities, target.spec.vocabulary_size
+def find_refusal(request: Submit, target: LoadedModel) -> Refused | None:
+    """Return why a request can never be served; None where it can."""
+    problem = _find_problem(request, target)
+    if problem:
+        return Refused(request.request_id, problem, "invalid")
+    caps = target.capabilities
     longest = len(request.prompt) + request.max_tokens
+    held = caps.total_blocks * caps.block_tokens
+    if (
+        longest <= caps.max_context_tokens
+        and ceil_div(longest + caps.paid_rows, caps.block_tokens) <= caps.total_blocks
+    ):
+        return None
+    text = f"prompt and max_tokens make {longest} tokens"
+    return Refused(request.request_id, text, "too_long", most_tokens=min(caps.max_context_tokens, held))
+
+
+def _find_problem(request: Submit, target: LoadedModel) -> str:
+    vocabulary = target.spec.vocabulary_size
     if not request.prompt:
         return "the prompt is empty"
     if request.max_tokens < 0 or len(request.committed) >= max(1, request.max_tokens):
         return f"max_tokens {request.max_tokens} leaves nothing to generate"
-    if longest > caps.max_context_tokens:
-        return _tell_too_long(caps.max_context_tokens, longest, "")
-    if ceil_div(longest + caps.paid_rows, caps.block_tokens) > caps.total_blocks:
-        return _tell_too_long(caps.total_blocks * caps.block_tokens, longest, ", as far as the KV cache holds it")
     known = [*request.prompt, *request.committed]
     if min(known) < 0 or max(known) >= vocabulary:
         return f"a token is outside the vocabulary of {vocabulary}"
@@ -29,11 +40,3 @@ def problem_with(request: Submit, target: LoadedModel) -> str:
     if named and (min(named) < 0 or max(named) >= vocabulary):
         return f"a stop or biased token is outside the vocabulary of {vocabulary}"
     return ""
-
-
-def _tell_too_long(most: int, longest: int, why: str) -> str:
-    """Say it in the words that clients look for."""
-    return (
-        f"This model's maximum context length is {most} tokens{why}. However, prompt and max_tokens make {longest} "
-        "(context_length_exceeded)"
-    )

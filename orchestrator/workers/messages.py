@@ -435,11 +435,13 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
     """A request that cannot be served (`kind` "invalid"), or that the worker failed on ("failed"). "not_finite": its
-    logits were no numbers, which another worker's may be; nothing was committed from them."""
+    logits were no numbers, which another worker's may be; nothing was committed from them. "too_long": it has more
+    tokens than the `most_tokens` of a sequence here."""
 
     request_id: str
     message: str
     kind: str
+    most_tokens: int = 0
 
 
 class MovedOut(msgspec.Struct, frozen=True, tag="moved_out"):

@@ -273,3 +273,22 @@ def test_a_message_is_refused_or_all_of_its_text_reaches_the_template(role, fiel
     assert not {"images", "prefix"} & plain.keys()
     assert role == "assistant" or "content" in fields
     json.dumps(plain)
+
+
+@pytest.mark.parametrize("depth", [100, 480, 700, 980, 5000])
+async def test_arguments_of_any_depth_are_rendered_or_refused(depth):
+    arguments = '{"a": ' + "[" * depth + "]" * depth + "}"
+    call = CALL | {"function": {"name": "add", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "1"}
+    template = "{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson }}{% endfor %}{{ tools }}<tool_call>"
+    with_tools = Tokenizer.bytes_only()
+    with_tools.render_by(lambda _: ChatTemplate(template, bos_token="", eos_token=""))
+    body = {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, result]}
+    for tokenizer in (TOKENIZER, with_tools):
+        answer, _ = await post("/v1/chat/completions", body, tokenizer)
+        assert answer.status_code == 200 or (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+
+
+async def test_an_effort_counts_in_the_tokens_of_a_chat():
+    answer, _ = await post("/tokenize", {"messages": [USER], "reasoning_effort": "high"})
+    assert answer.status_code == 200

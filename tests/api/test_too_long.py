@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.errors import ContextExceeded
 from tests.api.support import CONTEXT_TOKENS, ScriptedControl, app_over, serving
 
 FITS_NOT = "x" * 80
@@ -94,3 +95,19 @@ async def test_a_prompt_that_fills_the_context_leaves_no_answer():
     error = await refuse("/v1/completions", {"prompt": "x" * CONTEXT_TOKENS})
     assert "an answer needs one more" in error["message"]
     assert error["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [("/v1/chat/completions", OPENAI), ("/v1/completions", OPENAI), ("/v1/messages", ANTHROPIC)]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_the_worker_cannot_hold_is_told_in_the_same_words(
+    path: str, words: re.Pattern[str], *, stream: bool
+):
+    control = ScriptedControl(error=ContextExceeded(7, 6, param=None, wanted_tokens=9))
+    body = {"prompt": "x"} if path == "/v1/completions" else say("x")
+    body |= {"model": "toy", "max_tokens": 9, "stream": stream}
+    async with serving(app_over(control)) as url, httpx.AsyncClient(base_url=url) as client:
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 400
+    assert words.match(answer.json()["error"]["message"]), answer.text

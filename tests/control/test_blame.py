@@ -155,6 +155,15 @@ def test_where_no_worker_comes_up_a_replica_is_emptied_for_a_suspect() -> None:
     assert list_held(world, other) == ["bad", "a"]
 
 
+def test_what_a_worker_cannot_hold_is_refused_in_the_words_of_the_api() -> None:
+    world = serve_streams(1, "long")
+    worker, sent_id = world.holder["long"]
+    world.tell(WorkerSaid(worker, Refused(sent_id, "too many", "too_long", most_tokens=7)))
+    (text,) = world.errors
+    assert text.startswith("This model's maximum context length is 7 tokens. However, you requested ")
+    assert text.endswith("(context_length_exceeded)")
+
+
 def test_a_row_that_is_not_finite_is_tried_on_another_replica_and_then_given_up() -> None:
     world = serve_streams(2, "odd")
     worker, sent_id = world.holder.pop("odd")

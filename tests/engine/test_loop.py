@@ -189,11 +189,9 @@ def test_a_cancelled_request_frees_its_place_at_once():
     ("fields", "message"),
     [
         ({"prompt": []}, "empty"),
-        ({"prompt": [5] * 4000, "max_tokens": 200}, "context"),
         ({"prompt": [5, 272]}, "vocabulary"),
         ({"prompt": [5, -1]}, "vocabulary"),
         ({"prompt": [5], "max_tokens": -1}, "max_tokens"),
-        ({"prompt": [5] * 900}, "KV cache"),
         ({"stop_tokens": [272]}, "vocabulary"),
         ({"sampling": Sampling(logit_bias=((272, 1.0),))}, "vocabulary"),
         ({"sampling": Sampling(repetition_penalty=5e-324)}, "repetition_penalty"),
@@ -205,6 +203,13 @@ def test_what_can_never_be_served_is_refused_in_words(fields, message):
     assert refused is not None
     assert message in refused.message
     assert loop.idle
+
+
+@pytest.mark.parametrize(("prompt", "most_tokens"), [([5] * 4000, 800), ([5] * 900, 800)])
+def test_what_is_too_long_is_refused_with_what_would_fit(prompt, most_tokens):
+    refused = loop_over(toy(kv_blocks=50), suffix()).submit(Submit("x", prompt, max_tokens=200))
+    assert refused is not None
+    assert (refused.kind, refused.most_tokens) == ("too_long", most_tokens)
 
 
 @pytest.mark.parametrize("fault", ["device_lost", "out_of_memory", "ecc", "thermal"])
