@@ -101,9 +101,7 @@ async def test_a_prompt_that_fills_the_context_leaves_no_answer():
     ("path", "words"), [("/v1/chat/completions", OPENAI), ("/v1/completions", OPENAI), ("/v1/messages", ANTHROPIC)]
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_the_worker_cannot_hold_is_told_in_the_same_words(
-    path: str, words: re.Pattern[str], *, stream: bool
-):
+async def test_what_a_worker_cannot_hold_is_told_in_those_words(path: str, words: re.Pattern[str], *, stream: bool):
     control = ScriptedControl(error=ContextExceeded(7, 6, param=None, wanted_tokens=9))
     body = {"prompt": "x"} if path == "/v1/completions" else say("x")
     body |= {"model": "toy", "max_tokens": 9, "stream": stream}
