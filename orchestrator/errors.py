@@ -98,8 +98,8 @@ class RequestError(OutriderError):
 
 
 class ContextExceeded(RequestError):
-    """A prompt of `prompt_tokens` and an answer of `wanted_tokens` exceed `context_tokens`, told in the words that clients
-    look for: they shorten the conversation then.
+    """A prompt of `prompt_tokens` and an answer of `wanted_tokens` exceed `context_tokens`. It is told in the words that
+    clients look for: they shorten the conversation then.
 
     `param` is what the prompt came in, None where that is not known; `bound` what asks for the answer's length, None
     where that may be as it is. `at_least`: the prompt was not counted to its end. Names are the route's own.

@@ -16,10 +16,8 @@ def find_refusal(request: Submit, target: LoadedModel) -> Refused | None:
     caps = target.capabilities
     longest = len(request.prompt) + request.max_tokens
     held = caps.total_blocks * caps.block_tokens
-    if (
-        longest <= caps.max_context_tokens
-        and ceil_div(longest + caps.paid_rows, caps.block_tokens) <= caps.total_blocks
-    ):
+    fits = ceil_div(longest + caps.paid_rows, caps.block_tokens) <= caps.total_blocks
+    if fits and longest <= caps.max_context_tokens:
         return None
     text = f"prompt and max_tokens make {longest} tokens"
     return Refused(request.request_id, text, "too_long", most_tokens=min(caps.max_context_tokens, held))

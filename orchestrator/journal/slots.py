@@ -24,8 +24,8 @@ _NO_COPY_ON_WRITE = 0x00800000  # FS_NOCOW_FL
 
 
 class Slot:
-    """One file of a directory. `allocated_bytes`: what is sure to be writable, of the `wanted_bytes`. `found_bytes`: what
-    an earlier process left, which may not have been read yet."""
+    """One file of a directory. `allocated_bytes`: what is sure to be writable, of the `wanted_bytes`. `found_bytes`:
+    what an earlier process left, which may not have been read yet."""
 
     def __init__(self, path: Path, wanted_bytes: int) -> None:
         self._path = path
