@@ -98,7 +98,7 @@ class RequestError(OutriderError):
 
 
 class ContextExceeded(RequestError):
-    """A prompt of `prompt_tokens` and an answer of `wanted_tokens` exceed `context_tokens`. It is told in the words that
+    """A prompt of `prompt_tokens` and an answer of `wanted_tokens` exceed `context_tokens`. It is told in words that
     clients look for: they shorten the conversation then.
 
     `param` is what the prompt came in, None where that is not known; `bound` what asks for the answer's length, None
