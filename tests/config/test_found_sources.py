@@ -77,7 +77,7 @@ def test_a_reload_names_what_was_replaced_and_keeps_the_rest(tmp_path: Path) -> 
     back = renew_sources(config, tmp_path, second.found, served)
     assert back.found.identities["d.gguf"].digest == served["d.gguf"].digest
     (tmp_path / "m.gguf").unlink()
-    with pytest.raises(ModelRefused, match="there is no m.gguf"):
+    with pytest.raises(ModelRefused, match=r"there is no m\.gguf"):
         renew_sources(config, tmp_path, running, served)
 
 
