@@ -38,6 +38,10 @@ class TemplateError(AdapterError):
     """The chat template refused the messages (its own words are the message), or is itself broken."""
 
 
+class TemplateEnded(TemplateError):
+    """The chat template was ended before it was done; it may do better another time."""
+
+
 class _Raised(Exception):
     """What a template said through raise_exception."""
 
@@ -118,10 +122,12 @@ class ChatTemplate:
 
     def find_fault(self) -> str:
         """Return why the template is of no use for a plain chat, in its own words where it refuses; "" where it is.
-        One that refuses the role `system` is not at fault."""
+        One that refuses the role `system` is not at fault. Raises TemplateEnded where it is not found out."""
         for messages in ([_USER], [_SYSTEM, _USER]):
             try:
                 self.render(messages, add_generation_prompt=True)
+            except TemplateEnded:
+                raise
             except TemplateError as error:
                 if messages == [_USER] or is_failure(error):
                     return str(error)

@@ -198,7 +198,7 @@ class Tokenizer:
     @cached_property
     def template_fault(self) -> str:
         """Why the chat template is of no use for a plain chat; "" where it is, or where there is none. It is tried
-        once."""
+        until that is found out. Raises TemplateEnded where it was ended this time."""
         return "" if self._template is None else self._template.find_fault()
 
     def count_least_tokens(self, text: str, enough: int) -> int:

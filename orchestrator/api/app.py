@@ -76,6 +76,7 @@ from orchestrator.tracing.port import Tracing
 from orchestrator.workers.messages import Delta, Submit
 
 _T = TypeVar("_T")
+_TURN_PART = 0.5  # of it: whoever waits for a body that is read alone is told so, and has time left to be read
 _TEMPLATE_PART = 0.5  # of the time that a body may take: whoever waits is told what took it
 
 
@@ -138,7 +139,7 @@ class ApiRoutes:
         )
         self.stored = ResponseStore(settings.stored_responses, clock)
         self._lanes = WorkLanes(settings.translation_timeout_s)
-        self._grammars = GrammarChecks(settings.max_grammar_bytes, settings.translation_timeout_s, self._sandbox)
+        self._grammars = GrammarChecks(settings.max_grammar_bytes, settings.translation_timeout_s, self._sandbox, clock)
         self._sandbox.template_timeout_s = settings.translation_timeout_s * _TEMPLATE_PART
 
     def take_settings(self, settings: ApiSettings) -> None:
@@ -274,8 +275,10 @@ class ApiRoutes:
         """Return what work makes of a body, off the event loop, with a note of the body meanwhile."""
         path, request_id = request.url.path, str(get_contextvars().get("request_id", ""))
 
+        turn_until_s = self._clock.monotonic_s() + self._lanes.timeout_s * _TURN_PART
+
         def work_noted() -> _T:
-            with self._deadly.hold(path, raw, request_id):
+            with self._deadly.hold(path, raw, request_id, turn_until_s - self._clock.monotonic_s()):
                 return work(raw, *more)
 
         return await self._lanes.do(len(raw), work_noted)

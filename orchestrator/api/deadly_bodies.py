@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from orchestrator.api.work_lanes import BODY_TURN, miss_turn
 from orchestrator.clock import Clock
 from orchestrator.control.blame import NO_RETRY
 from orchestrator.control.steering_port import QuarantinedView
@@ -111,14 +112,15 @@ class DeadlyBodies:
                     self._notes_path.unlink()
 
     @contextmanager
-    def hold(self, route: str, raw: bytes, request_id: str) -> Iterator[None]:
-        """Have a note of a body while it is read, in this thread. Raises RequestError 422 for one that is refused."""
+    def hold(self, route: str, raw: bytes, request_id: str, wait_s: float) -> Iterator[None]:
+        """Have a note of a body while it is read, in this thread. Raises RequestError 422 for one that is refused, and
+        429 where a body that is read alone leaves no turn within `wait_s`."""
         if self._directory is None:
             yield
             return
         digest = hashlib.blake2b(route.encode() + b"\0" + raw, digest_size=_DIGEST_BYTES).hexdigest()
         self._refuse(digest)
-        alone = self._begin(digest)
+        alone = self._begin(digest, max(0.0, wait_s))
         slot = self._note(digest, request_id)
         try:
             yield
@@ -159,18 +161,23 @@ class DeadlyBodies:
             headers=NO_RETRY,
         )
 
-    def _begin(self, digest: str) -> bool:
-        """Wait for a body's turn; returns whether it is read alone."""
+    def _begin(self, digest: str, wait_s: float) -> bool:
+        """Wait for a body's turn; returns whether it is read alone. Raises RequestError 429."""
         turns = self._turns
         with self._changing:
             alone = digest in self._record.suspects
             if alone:
                 turns.waiting_alone += 1
-                self._changing.wait_for(lambda: not turns.reading)
-                turns.waiting_alone -= 1
-                turns.alone = True
+                try:
+                    came = self._changing.wait_for(lambda: not turns.reading, wait_s)
+                finally:
+                    turns.waiting_alone -= 1
+                turns.alone = turns.alone or came
             else:
-                self._changing.wait_for(lambda: not (turns.alone or turns.waiting_alone))
+                came = self._changing.wait_for(lambda: not (turns.alone or turns.waiting_alone), wait_s)
+            if not came:
+                self._changing.notify_all()  # those that let it go first need not any more
+                raise miss_turn(BODY_TURN, wait_s, wait_s)
             turns.reading += 1
         return alone
 

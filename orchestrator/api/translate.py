@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from adapters.chat_template import is_failure
+from adapters.chat_template import TemplateEnded, is_failure
 from adapters.contract import AdapterError
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.chat_messages import Message, Prediction
@@ -141,7 +142,11 @@ def chat_prompt(
 
 def _explain(error: AdapterError, tokenizer: TokenizerPort) -> str:
     """Say whose fault it is that messages cannot be rendered: theirs, or the template's."""
-    if fault := tokenizer.template_fault:
+    fault = ""
+    if not isinstance(error, TemplateEnded):  # a second try would take as long
+        with suppress(AdapterError, RequestError):  # it could not be tried
+            fault = tokenizer.template_fault
+    if fault:
         return f"this model's chat template itself is at fault, whatever the messages: {fault}. Use /v1/completions"
     return str(error) if is_failure(error) else f"the chat template refuses these messages: {error}"
 

@@ -17,6 +17,7 @@ from orchestrator.side_lane import SideLane
 
 LARGE_BYTES = 32 * 1024
 PATIENCE_S = 1.0
+BODY_TURN = "the body's turn to be translated"
 _T = TypeVar("_T")
 
 
@@ -46,10 +47,15 @@ class WorkLanes:
                     f"this body takes longer than {self.timeout_s:g} s to translate; send a smaller one",
                     code="body_too_slow",
                 ) from None
-            raise RequestError(
-                f"the body's turn to be translated did not come within {self.timeout_s:g} s; send it again",
-                status=HTTPStatus.TOO_MANY_REQUESTS,
-                kind="rate_limit_error",
-                code="translation_timeout",
-                retry_after_s=max(1, math.ceil(self.timeout_s / 2)),
-            ) from None
+            raise miss_turn(BODY_TURN, self.timeout_s, self.timeout_s / 2) from None
+
+
+def miss_turn(what: str, waited_s: float, retry_after_s: float) -> RequestError:
+    """Return what a request is told whose turn did not come in time: that it may be sent again."""
+    return RequestError(
+        f"{what} did not come within {waited_s:.3g} s; send it again",
+        status=HTTPStatus.TOO_MANY_REQUESTS,
+        kind="rate_limit_error",
+        code="translation_timeout",
+        retry_after_s=max(1, math.ceil(retry_after_s)),
+    )

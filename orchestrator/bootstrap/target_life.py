@@ -371,7 +371,7 @@ class TargetLife:
         """Tell an operator what every chat would be told."""
         try:
             fault = await asyncio.to_thread(lambda: tokenizer.template_fault)
-        except OutriderError as error:
+        except (OutriderError, AdapterError) as error:
             _log.warning("the chat template could not be tried", target=self.name, why=str(error))
             return
         if fault:

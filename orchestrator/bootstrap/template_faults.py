@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from adapters.chat_template import TemplateEnded
 from adapters.contract import ModelRefused
 from adapters.gguf_header import read_header
 from adapters.hf_hub import HUB_PREFIX
@@ -53,5 +54,7 @@ def find_template_fault(model: Path, file_bytes: int | None = None, timeout_s: f
     sandbox = Sandbox(timeout_s)
     try:
         return SandboxedTemplate(template, sandbox).find_fault()
+    except TemplateEnded as end:
+        return str(end)
     finally:
         sandbox.close()

@@ -15,6 +15,8 @@ from adapters.grammar_check import find_grammar_problem, warm_up
 MEMORY_BYTES: Final = {"grammar": 64 << 20, "template": 128 << 20}
 """What a job may take beyond what its child began with. The largest schemas of use take 20 MiB, and a worker remembers
 what it has compiled."""
+NEVER_BEGAN: Final = 1
+"""The status of a child that could not begin, or has no nursery."""
 HEADER_BYTES: Final = 8
 _HEAD_BYTES: Final = 2
 _PIECE_BYTES: Final = 1 << 20
@@ -38,6 +40,10 @@ class Status(IntEnum):
 
 class ChildGone(Exception):
     """The other end has closed."""
+
+
+class NotBelieved(Exception):
+    """A child said too much, or what is no answer."""
 
 
 def do(job: Job) -> tuple[Status, str]:
@@ -97,13 +103,13 @@ def send_result(link: socket.socket, status: Status, text: str, *, last: bool) -
 
 
 def receive_result(link: socket.socket, most_bytes: int) -> tuple[Status, str, bool]:
-    """Return what a child answers, and whether it was its last answer. Raises ChildGone where it answers no more, or
-    too much, and OSError."""
+    """Return what a child answers, and whether it was its last answer. Raises ChildGone where it answers no more,
+    NotBelieved, and OSError."""
     data = _receive(link, most_bytes)
     try:
         return Status(data[0]), data[_HEAD_BYTES:].decode("utf-8", "surrogatepass"), bool(data[1])
     except (ValueError, IndexError) as error:
-        raise ChildGone from error
+        raise NotBelieved from error
 
 
 def _send(link: socket.socket, data: bytes) -> None:
@@ -113,7 +119,7 @@ def _send(link: socket.socket, data: bytes) -> None:
 def _receive(link: socket.socket, most_bytes: int | None) -> bytes:
     length = int.from_bytes(_receive_exactly(link, HEADER_BYTES), "big")
     if most_bytes is not None and length > most_bytes:
-        raise ChildGone
+        raise NotBelieved
     return _receive_exactly(link, length)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from adapters.parent_process import end_with_parent
-from orchestrator.sandbox.jobs import MEMORY_BYTES, ChildGone, do, prepare, receive_job, send_result
+from orchestrator.sandbox.jobs import MEMORY_BYTES, NEVER_BEGAN, ChildGone, do, prepare, receive_job, send_result
 
 STACK_BYTES: Final = 2 * 1024 * 1024
 """Of a child. A worker's threads have four times as much, so what a child compiles, a worker does."""
@@ -35,26 +36,51 @@ _MOST_OOM_SCORE: Final = "1000"
 
 def main() -> None:
     """Fork whenever the daemon sends the child's end of a socket pair, until it has gone. It gets a descriptor of the
-    child's process."""
+    child's process, and one that tells how this ended."""
     link = socket.socket(fileno=int(sys.argv[1]))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # the daemon is asked to end, and says so when it has
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     prepare()
     gc.freeze()
     link.send(b"ready")
+    poll, children = select.poll(), dict[int, tuple[int, int]]()
+    poll.register(link, select.POLLIN)
     while True:
-        asked, descriptors, _, _ = socket.recv_fds(link, 64, 1)
-        if not asked:
-            return
-        nursery = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            _run_child(descriptors[0], nursery)
-        os.close(descriptors[0])
-        held = os.pidfd_open(pid)
-        socket.send_fds(link, [str(pid).encode()], [held])
-        os.close(held)
+        for ready, _ in poll.poll():
+            if ready in children:
+                poll.unregister(ready)
+                _tell_end(ready, *children.pop(ready))
+                continue
+            asked, descriptors, _, _ = socket.recv_fds(link, 64, 1)
+            if not asked:
+                return
+            held, child = _fork(link, descriptors[0])
+            children[held] = child
+            poll.register(held, select.POLLIN)
+
+
+def _fork(link: socket.socket, descriptor: int) -> tuple[int, tuple[int, int]]:
+    """Return a descriptor of a new child, its number, and where its end is to be told."""
+    nursery = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run_child(descriptor, nursery)
+    os.close(descriptor)
+    held = os.pidfd_open(pid)
+    read, write = os.pipe()
+    socket.send_fds(link, [str(pid).encode()], [held, read])
+    os.close(read)
+    return held, (pid, write)
+
+
+def _tell_end(held: int, pid: int, write: int) -> None:
+    """Say how a child ended: its status, or its signal below zero, and the seconds of a core that it took."""
+    _, status, usage = os.wait4(pid, 0)
+    os.close(held)
+    with suppress(OSError):  # nobody asks
+        os.write(write, f"{os.waitstatus_to_exitcode(status)} {usage.ru_utime + usage.ru_stime}".encode())
+    os.close(write)
 
 
 def _run_child(descriptor: int, nursery: int) -> NoReturn:
@@ -65,8 +91,9 @@ def _run_child(descriptor: int, nursery: int) -> NoReturn:
         thread = threading.Thread(target=_do_jobs, args=(link,))
         thread.start()
         thread.join()
-    finally:
         os._exit(0)
+    finally:
+        os._exit(NEVER_BEGAN)
 
 
 def _do_jobs(link: socket.socket) -> None:
@@ -89,7 +116,7 @@ def _confine(descriptor: int, nursery: int) -> socket.socket:
     """Let go of all but the link, and bound this process for good."""
     end_with_parent()
     if os.getppid() != nursery:
-        os._exit(1)
+        os._exit(NEVER_BEGAN)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDWR)

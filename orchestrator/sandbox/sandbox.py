@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,11 +19,17 @@ from typing import Any, Final
 
 from orchestrator.errors import RequestError
 from orchestrator.own_packages import with_our_packages
-from orchestrator.sandbox.jobs import ChildGone, Job, Status, receive_result, send_job
+from orchestrator.sandbox.jobs import NEVER_BEGAN, ChildGone, Job, NotBelieved, Status, receive_result, send_job
+from orchestrator.side_lane import SideLane
 
 _START_S: Final = 60.0  # until the nursery has loaded; on a machine with much to do
 _FORK_S: Final = 10.0
 _PIECE_S: Final = 5.0  # from one piece of a result to the next
+_END_S: Final = 1.0  # until the nursery says how a child ended
+_LEAST_CORE: Final = 0.1
+"""A job that had less of a core than this, while it ran, was kept from it by the machine."""
+_FOREIGN: Final = {NEVER_BEGAN, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))}
+"""Ends that are no doing of the job: what is out of memory or stack ends by itself, or by SIGSEGV or SIGABRT."""
 _MOST_IDLE: Final = 2
 _MOST_RESULT_BYTES: Final = 64 * 1024 * 1024
 _INHERITED: Final = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
@@ -37,38 +44,72 @@ class JobRefused(Exception):
 
 
 class JobEnded(Exception):
-    """The job did not come to its end. `too_slow`: for want of time; else of memory or stack."""
+    """The job did not come to its end, by its own doing. `too_slow`: for want of time; else of memory or stack. `ends`:
+    in so many children, one after the other."""
 
-    def __init__(self, *, too_slow: bool) -> None:
+    def __init__(self, *, too_slow: bool, ends: int = 1) -> None:
         super().__init__()
         self.too_slow = too_slow
+        self.ends = ends
+
+
+class _Killed(Exception):
+    """Something else ended the child, or kept it from working."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Child:
-    """A process that waits for a job. `held`: a descriptor of it."""
+    """A process that waits for a job. `held`: a descriptor of it. `end`: one where its end is told."""
 
     link: socket.socket
     held: int
+    end: int
+    pid: int
 
     def kill(self) -> None:
         """End it, whatever it does."""
+        self._stop()
+        self.release()
+
+    def _stop(self) -> None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.held, signal.SIGKILL)
-        self.release()
+
+    def read_core_s(self) -> float:
+        """Return the seconds of a core that it has taken so far."""
+        with suppress(OSError):
+            return time.clock_gettime((~self.pid << 3) | 2)  # as clock_getcpuclockid makes them
+        return 0.0
+
+    def find_end(self, error: Exception, timeout_s: float, began_core_s: float) -> JobEnded | _Killed:
+        """Return what an error of `do` says of the job: that it ended the child, or that something else did."""
+        if isinstance(error, NotBelieved):
+            return JobEnded(too_slow=False)
+        too_slow = isinstance(error, TimeoutError)
+        if too_slow:
+            self._stop()
+        told = os.read(self.end, 64).split() if _is_readable(self.end, _END_S) else []
+        if not told:  # the nursery has ended too, or cannot say
+            return _Killed()
+        status, core_s = int(told[0]), float(told[1]) - began_core_s
+        too_slow = too_slow or status == -signal.SIGALRM
+        if too_slow:
+            return JobEnded(too_slow=True) if core_s >= _LEAST_CORE * timeout_s else _Killed()
+        return _Killed() if status in _FOREIGN else JobEnded(too_slow=False)
 
     def release(self) -> None:
         """Let it end by itself."""
         self.link.close()
         os.close(self.held)
+        os.close(self.end)
 
     def has_ended(self) -> bool:
         """Whether it cannot take a job any more."""
         return _is_readable(self.link, 0.0)
 
     def do(self, job: Job) -> tuple[Status, str, bool]:
-        """Return how a job ended, what it says, and whether the child does no other. Raises ChildGone and OSError;
-        TimeoutError where it takes longer than it may."""
+        """Return how a job ended, what it says, and whether the child does no other. Raises ChildGone, NotBelieved
+        and OSError; TimeoutError where it takes longer than it may."""
         deadline_s = time.monotonic() + job[-1]
         self.link.settimeout(job[-1])
         send_job(self.link, job)
@@ -87,23 +128,47 @@ class Sandbox:
         self._idle: list[_Child] = []
         self._nursery: _Nursery | None = None
         self._asking = threading.Lock()  # of the nursery: one child after the other
+        self._forks = SideLane("new children of the sandbox", gives_way=False)
         self._closed = False
 
     def start(self) -> None:
         """Load what jobs need, ahead of the first one; returns at once."""
-        threading.Thread(target=self._restock, name="start the sandbox", daemon=True).start()
+        self._forks.submit(self._restock)
 
     def do(self, work: str, arguments: tuple[Any, ...], timeout_s: float) -> str:
-        """Return what a job says. Blocks. Raises JobRefused, JobEnded, and RequestError 503 where no process can be
-        started."""
-        job = (work, arguments, timeout_s)
-        waiting = self._take_idle()
+        """Return what a job says. Blocks for as long as a child may take to start, and then for `timeout_s`.
+
+        Raises JobRefused and JobEnded, and RequestError 503 where no process can be started, or where something else
+        ends them. A job that ended its child, or whose child was ended, is tried in a new one in the time that is left.
+        """
+        child = self._take_idle() or self._fork()
+        deadline_s = time.monotonic() + timeout_s
         try:
-            return self._run(job, waiting or self._fork())
+            return self._run((work, arguments, timeout_s), child)
+        except (JobEnded, _Killed) as end:
+            first = end
+        if not isinstance(first, JobEnded) or not first.too_slow:
+            with suppress(TimeoutError):
+                return self._run_again(work, arguments, deadline_s, first)
+        if isinstance(first, JobEnded):
+            raise first
+        raise _away("the process that checks grammars and templates was ended, or had no time to run: send it again")
+
+    def _run_again(self, work: str, arguments: tuple[Any, ...], deadline_s: float, first: JobEnded | _Killed) -> str:
+        """Raises TimeoutError where nothing is found out in time, and as `do`."""
+        child = self._fork_within(deadline_s - time.monotonic())
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0.0:
+            self._put_back(child, last=False)
+            raise TimeoutError
+        try:
+            return self._run((work, arguments, left_s), child)
         except JobEnded as end:
-            if waiting is None or end.too_slow:
-                raise
-        return self._run(job, self._fork())  # what waited may have been ended for what others do to the machine
+            if end.too_slow:  # it had less than its time
+                raise TimeoutError from None
+            raise JobEnded(too_slow=False, ends=2 if isinstance(first, JobEnded) else 1) from None
+        except _Killed:
+            raise TimeoutError from None
 
     def close(self) -> None:
         """End all processes. Idempotent."""
@@ -114,15 +179,27 @@ class Sandbox:
             self._nursery.end()
 
     def _run(self, job: Job, child: _Child) -> str:
+        """Raises JobRefused, JobEnded and _Killed."""
         try:
-            status, text, last = child.do(job)
-        except (ChildGone, OSError) as error:
-            child.kill()
-            self._restock()
-            raise _end(job, too_slow=isinstance(error, TimeoutError)) from None
+            began_core_s = child.read_core_s()
+            try:
+                status, text, last = child.do(job)
+            except (ChildGone, NotBelieved, OSError) as error:
+                end = child.find_end(error, job[-1], began_core_s)
+                child.kill()
+                self.start()
+                _log_end(job, end)
+                raise end from None
+        except (JobEnded, _Killed):
+            raise
+        except BaseException:
+            child.kill()  # nobody knows what it is at
+            raise
         self._put_back(child, last=last)
         if status is Status.MEMORY:
-            raise _end(job, too_slow=False)
+            end = JobEnded(too_slow=False)
+            _log_end(job, end)
+            raise end
         if status is Status.REFUSED:
             raise JobRefused(text)
         if status is Status.FAILED:
@@ -141,7 +218,7 @@ class Sandbox:
     def _put_back(self, child: _Child, *, last: bool) -> None:
         if last:
             child.release()
-            self._restock()
+            self.start()
         elif self._closed or len(self._idle) >= _MOST_IDLE:
             child.release()
         else:
@@ -167,13 +244,21 @@ class Sandbox:
                     if self._nursery is not None:
                         self._nursery.end()
                     self._nursery = None
-        raise RequestError(
-            "the process that checks grammars and templates cannot be started; the log says why",
-            status=HTTPStatus.SERVICE_UNAVAILABLE,
-            kind="server_error",
-            code="sandbox_away",
-            retry_after_s=1,
-        )
+        raise _away("the process that checks grammars and templates cannot be started; the log says why")
+
+    def _fork_within(self, timeout_s: float) -> _Child:
+        """Return a new child. One that comes later waits for another job. Raises TimeoutError and RequestError 503."""
+        task = self._forks.submit(self._fork)
+        try:
+            return task.result(max(0.0, timeout_s))
+        except TimeoutError:
+            if not task.cancel():
+                task.add_done_callback(self._keep)
+            raise
+
+    def _keep(self, task: Future[_Child]) -> None:
+        if task.exception() is None:
+            self._put_back(task.result(), last=False)
 
 
 class _Nursery:
@@ -197,13 +282,14 @@ class _Nursery:
         try:
             with theirs:
                 socket.send_fds(self._link, [b"fork"], [theirs.fileno()])
-            _, descriptors, _, _ = socket.recv_fds(self._link, 64, 1, socket.MSG_CMSG_CLOEXEC)
+            pid, descriptors, _, _ = socket.recv_fds(self._link, 64, 2, socket.MSG_CMSG_CLOEXEC)
             if not descriptors:
                 raise ConnectionError("it has ended")
-        except OSError:
+            held, end = descriptors
+            return _Child(ours, held, end, int(pid))
+        except BaseException:
             ours.close()
             raise
-        return _Child(ours, descriptors[0])
 
     def end(self) -> None:
         """End it, and its children with it. Idempotent."""
@@ -212,10 +298,23 @@ class _Nursery:
         self._link.close()  # last: a thread may wait for it
 
 
-def _end(job: Job, *, too_slow: bool) -> JobEnded:
-    why = f"it took longer than {job[-1]:g} s" if too_slow else "it needed more memory or stack than it may have"
+def _log_end(job: Job, end: JobEnded | _Killed) -> None:
+    if isinstance(end, _Killed):
+        why = "something else ended its process, or left it no time"
+    else:
+        slow = f"it took longer than {job[-1]:.3g} s"
+        why = slow if end.too_slow else "it needed more memory or stack than it may have"
     _log.warning("a %s was ended in the sandbox: %s", job[0], why)
-    return JobEnded(too_slow=too_slow)
+
+
+def _away(message: str) -> RequestError:
+    return RequestError(
+        message,
+        status=HTTPStatus.SERVICE_UNAVAILABLE,
+        kind="server_error",
+        code="sandbox_away",
+        retry_after_s=1,
+    )
 
 
 def _popen(descriptor: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -229,7 +328,7 @@ def _popen(descriptor: int, environment: dict[str, str]) -> subprocess.Popen[byt
     )
 
 
-def _is_readable(link: socket.socket, timeout_s: float) -> bool:
+def _is_readable(link: socket.socket | int, timeout_s: float) -> bool:
     """Wait until there is something to read, or the other end has closed; False where that did not happen in time."""
     poll = select.poll()  # select takes no descriptor above 1023
     poll.register(link, select.POLLIN)

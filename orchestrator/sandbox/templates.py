@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from adapters.chat_template import ChatTemplate, TemplateError
+from adapters.chat_template import ChatTemplate, TemplateEnded, TemplateError
 from orchestrator.sandbox.sandbox import JobEnded, JobRefused, Sandbox
 
 
@@ -18,7 +18,7 @@ class SandboxedTemplate(ChatTemplate):
         self._sandbox = sandbox
 
     def render(self, *arguments: Any, **named: Any) -> str:
-        """See ChatTemplate. Raises RequestError 503 where no process can be started."""
+        """See ChatTemplate. Raises TemplateEnded, and RequestError 503 as Sandbox.do does."""
         timeout_s = self._sandbox.template_timeout_s
         try:
             return self._sandbox.do("template", (self._pickled, arguments, named), timeout_s)
@@ -26,4 +26,4 @@ class SandboxedTemplate(ChatTemplate):
             raise TemplateError(str(refusal)) from None
         except JobEnded as end:
             why = f"takes longer than {timeout_s:g} s" if end.too_slow else "takes more memory than it may have"
-            raise TemplateError(f"the model's chat template {why}, and was ended") from None
+            raise TemplateEnded(f"the model's chat template {why}, and was ended") from None

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import threading
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.api import deadly_bodies
+from orchestrator.api.app import ApiSettings, create_app
 from orchestrator.api.deadly_bodies import DeadlyBodies
+from orchestrator.api.served import ServedTarget, TargetTerms
+from orchestrator.clock import SystemClock
 from orchestrator.errors import RequestError
-from tests.api.support import HandClock
+from tests.api.support import _SANDBOX, HandClock, ScriptedControl, serving
+from tests.api.test_overload import Watched
 
 WITHIN_S = 20.0
 ROUTE = "/v1/completions"
@@ -35,7 +43,7 @@ class Daemons:
         """Be killed: the files stay as they were while these were read."""
         with ExitStack() as reading:
             for number, body in enumerate(bodies):
-                reading.enter_context(self.now.hold(ROUTE, body, f"req-{number}"))
+                reading.enter_context(self.now.hold(ROUTE, body, f"req-{number}", WITHIN_S))
             left = {path: path.read_bytes() for path in self.directory.iterdir()}
         self.now.close()
         for path, data in left.items():
@@ -49,7 +57,7 @@ class Daemons:
     def read(self, body: bytes) -> bool:
         """Whether a body is read to its end."""
         try:
-            with self.now.hold(ROUTE, body, "req"):
+            with self.now.hold(ROUTE, body, "req", WITHIN_S):
                 return True
         except RequestError as error:
             return (error.status, error.code) != (422, "request_quarantined")
@@ -91,7 +99,7 @@ def test_those_that_were_in_hand_together_are_told_apart(tmp_path):
     order: list[bytes] = []
 
     def read(body: bytes) -> None:
-        with daemons.now.hold(ROUTE, body, "req"):
+        with daemons.now.hold(ROUTE, body, "req", WITHIN_S):
             order.append(body)
             begun.set()
             done.wait(WITHIN_S)
@@ -108,6 +116,49 @@ def test_those_that_were_in_hand_together_are_told_apart(tmp_path):
     assert sorted(order) == [b"deadly", b"innocent", b"other"]
     daemons.die_over(b"innocent", b"deadly")  # both had gone well
     assert daemons.now.list_quarantined() == []
+
+
+def get_turn(daemon: DeadlyBodies, body: bytes, wait_s: float) -> tuple[int, str | None]:
+    try:
+        with daemon.hold(ROUTE, body, "req", wait_s):
+            return 200, None
+    except RequestError as error:
+        return error.status, error.code if error.retry_after_s is not None else None
+
+
+def test_nobody_waits_for_ever_for_a_body_that_is_read_alone(tmp_path):
+    daemons = Daemons(tmp_path)
+    daemons.die_over(b"suspect", b"another")
+    missed = (429, "translation_timeout")
+    with daemons.now.hold(ROUTE, b"suspect", "req", WITHIN_S):
+        began_s = time.monotonic()
+        assert [get_turn(daemons.now, body, 0.2) for body in (b"other", b"another")] == [missed] * 2
+        assert time.monotonic() - began_s < WITHIN_S / 2
+    assert get_turn(daemons.now, b"other", 0.2) == (200, None)
+    with daemons.now.hold(ROUTE, b"other", "req", WITHIN_S):
+        assert get_turn(daemons.now, b"another", 0.2) == missed, "a suspect does not wait for ever either"
+        assert get_turn(daemons.now, b"third", 0.2) == (200, None), "and lets others go when it has given up"
+    assert get_turn(daemons.now, b"another", 0.2) == (200, None)
+
+
+async def test_bodies_behind_a_suspect_may_be_sent_again_and_are_not_too_large(tmp_path):
+    tokenizer = Watched()
+    daemons = Daemons(tmp_path)
+    suspect, other = (json.dumps({"model": "toy", "prompt": text}).encode() for text in ("wait", "other"))
+    daemons.die_over(suspect)
+    target = ServedTarget(ScriptedControl(), lambda: tokenizer, lambda: "toy", TargetTerms())
+    settings = ApiSettings(65_536, translation_timeout_s=2.0)
+    app = create_app([target], settings, SystemClock(), sandbox=_SANDBOX, deadly=daemons.now)
+    async with serving(app) as url, httpx.AsyncClient(timeout=60) as client:
+        first = asyncio.create_task(client.post(url + ROUTE, content=suspect))
+        await asyncio.to_thread(tokenizer.begun.wait, WITHIN_S)
+        answers = await asyncio.gather(*(client.post(url + ROUTE, content=other) for _ in range(3)))
+        assert [one.status_code for one in answers] == [429] * 3, [one.text for one in answers]
+        assert {one.json()["error"]["code"] for one in answers} == {"translation_timeout"}
+        assert all(int(one.headers["retry-after"]) >= 1 for one in answers)
+        tokenizer.go.set()
+        await first
+        assert (await client.post(url + ROUTE, content=other)).status_code == 200
 
 
 def test_a_loss_of_power_and_a_broken_record_blame_nobody(tmp_path, monkeypatch):
@@ -151,7 +202,7 @@ def test_more_at_once_than_there_are_notes_are_read_all_the_same(tmp_path):
     found.open()
     with ExitStack() as reading:
         for number in range(100):
-            reading.enter_context(found.hold(ROUTE, b"%d" % number, "é" * 400))
+            reading.enter_context(found.hold(ROUTE, b"%d" % number, "é" * 400, WITHIN_S))
         assert (tmp_path / "in-hand").read_bytes().count(b"?" * 200) == 64
     assert not (tmp_path / "in-hand").read_bytes().replace(b"?", b"").strip(b"\0")
     found.close()

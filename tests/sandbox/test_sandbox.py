@@ -10,8 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from adapters.chat_template import ChatTemplate, TemplateError
+from orchestrator.errors import RequestError
 from orchestrator.sandbox.jobs import send_job
 from orchestrator.sandbox.sandbox import JobEnded, Sandbox
 from orchestrator.sandbox.templates import SandboxedTemplate
@@ -160,14 +161,112 @@ def test_children_have_nothing_of_the_daemon_and_die_with_it_whatever_they_do():
             until(lambda: any(one.cpu_times().user > 0.3 for one in family), WITHIN_S)  # one of them loops
             for one in family:
                 assert "OUTRIDER_API_KEY" not in one.environ()
+                allowed = ["socket:"]
                 opened = {link.name: os.readlink(link) for link in Path(f"/proc/{one.pid}/fd").iterdir()}
                 if one.ppid() == daemon.pid:
                     del opened["2"]  # where it says why it cannot start
-                assert all(name == "/dev/null" or name.startswith("socket:") for name in opened.values()), opened
+                    allowed += ["pipe:", "anon_inode:[pidfd]"]  # of its children
+                assert all(name.startswith(("/dev/null", *allowed)) for name in opened.values()), opened
         finally:
             daemon.kill()
     _, alive = psutil.wait_procs(family, WITHIN_S)
     assert not alive
+
+
+LONG = "{% for a in range(12000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}done"
+
+
+class Meddler(threading.Thread):
+    """Does something to each process of this sandbox that works, so many times."""
+
+    def __init__(self, sandbox: Sandbox, times: int, meddle: Callable[[psutil.Process], None]) -> None:
+        super().__init__(daemon=True)
+        self.sandbox, self.left, self.meddle = sandbox, times, meddle
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        met: set[int] = set()
+        while self.left and not self.over.wait(0.01):
+            assert self.sandbox._nursery is not None
+            for one in psutil.Process(self.sandbox._nursery._process.pid).children():
+                with suppress(psutil.Error):
+                    if one.pid not in met and one.cpu_times().user > 0.15 and self.left:
+                        met.add(one.pid)
+                        self.left -= 1
+                        self.meddle(one)
+
+
+@contextmanager
+def meddling(times: int, meddle: Callable[[psutil.Process], None]) -> Iterator[Sandbox]:
+    sandbox = Sandbox(WITHIN_S)
+    sandbox.do("grammar", GOOD, WITHIN_S)
+    meddler = Meddler(sandbox, times, meddle)
+    meddler.start()
+    try:
+        yield sandbox
+        assert meddler.left < times, "nothing was done to it"
+    finally:
+        meddler.over.set()
+        meddler.join()
+        sandbox.close()
+
+
+@pytest.mark.parametrize(
+    "meddle",
+    [psutil.Process.kill, psutil.Process.terminate, lambda child: child.parent().kill()],
+    ids=["the child is killed", "it is asked to end", "the nursery is killed"],
+)
+def test_what_others_end_is_done_in_another_child(meddle):
+    with meddling(1, meddle) as sandbox:
+        assert render(sandbox, LONG) == "done"
+
+
+@pytest.mark.parametrize(
+    ("times", "meddle", "timeout_s"),
+    [(99, psutil.Process.kill, WITHIN_S), (1, psutil.Process.suspend, 3.0)],
+    ids=["each child is killed", "the child is frozen"],
+)
+def test_what_others_do_again_and_again_is_not_the_jobs_fault(times, meddle, timeout_s):
+    with meddling(times, meddle) as sandbox:
+        sandbox.template_timeout_s = timeout_s
+        source = LONG if times > 1 else LOOP
+        began_s = time.monotonic()
+        with pytest.raises(RequestError, match="send it again") as away:
+            render(sandbox, source)
+        assert (away.value.status, away.value.code) == (503, "sandbox_away")
+        assert time.monotonic() - began_s < WITHIN_S / 2
+        sandbox.template_timeout_s = WITHIN_S
+        assert render(sandbox, "fine") == "fine"
+
+
+@pytest.mark.parametrize("name", ["references", "references through items"])
+def test_what_ends_its_child_by_itself_is_told_apart_from_a_kill_and_tried_twice(sandbox, name):
+    with pytest.raises(JobEnded) as ended:
+        sandbox.do("grammar", ("json_schema", json.dumps(DEADLY[name])), WITHIN_S)
+    assert (ended.value.too_slow, ended.value.ends) == (False, 2)
+
+
+class Unpicklable:
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+
+    def __reduce__(self) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RecursionError, MemoryError, KeyboardInterrupt])
+def test_a_job_that_cannot_be_sent_leaves_no_process_and_no_descriptor(error):
+    sandbox = Sandbox()
+    sandbox.do("grammar", GOOD, WITHIN_S)
+    assert sandbox._nursery is not None
+    nursery, before = psutil.Process(sandbox._nursery._process.pid), len(os.listdir("/proc/self/fd"))
+    for _ in range(4):
+        with pytest.raises(error):
+            sandbox.do("grammar", ("json_schema", Unpicklable(error)), WITHIN_S)
+    until(lambda: not nursery.children(), WITHIN_S)
+    assert len(os.listdir("/proc/self/fd")) < before
+    assert sandbox.do("grammar", GOOD, WITHIN_S) == ""
+    sandbox.close()
 
 
 def test_a_child_ends_itself_where_the_daemon_stands_still(sandbox):
