@@ -16,7 +16,8 @@ from orchestrator.api.tools.grammar import ANSWER_RULE, name_tool
 from orchestrator.api.work_lanes import PATIENCE_S, miss_turn
 from orchestrator.clock import Clock
 from orchestrator.errors import RequestError
-from orchestrator.sandbox.sandbox import JobEnded, Sandbox
+from orchestrator.sandbox.children import JobEnded
+from orchestrator.sandbox.sandbox import Sandbox
 from orchestrator.side_lane import SideLane
 from orchestrator.workers.messages import Grammar
 

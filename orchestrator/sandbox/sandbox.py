@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
-import signal
 import socket
 import subprocess
 import sys
@@ -13,25 +11,18 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, Final
 
 from orchestrator.errors import RequestError
 from orchestrator.own_packages import with_our_packages
-from orchestrator.sandbox.jobs import NEVER_BEGAN, ChildGone, Job, NotBelieved, Status, receive_result, send_job
+from orchestrator.sandbox.children import Child, JobEnded, Killed
+from orchestrator.sandbox.jobs import Job, Status
 from orchestrator.side_lane import SideLane
 
 _START_S: Final = 60.0  # until the nursery has loaded; on a machine with much to do
 _FORK_S: Final = 10.0
-_PIECE_S: Final = 5.0  # from one piece of a result to the next
-_END_S: Final = 1.0  # until the nursery says how a child ended
-_LEAST_CORE: Final = 0.1
-"""A job that had less of a core than this, while it ran, was kept from it by the machine."""
-_FOREIGN: Final = {NEVER_BEGAN, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))}
-"""Ends that are no doing of the job: what is out of memory or stack ends by itself, or by SIGSEGV or SIGABRT."""
 _MOST_IDLE: Final = 2
-_MOST_RESULT_BYTES: Final = 64 * 1024 * 1024
 _INHERITED: Final = ("PATH", "LANG", "TZ", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """A process that forks is to have no other threads."""
@@ -43,89 +34,13 @@ class JobRefused(Exception):
     """The job's own words on why it cannot be done."""
 
 
-class JobEnded(Exception):
-    """The job did not come to its end, by its own doing. `too_slow`: for want of time; else of memory or stack. `ends`:
-    in so many children, one after the other."""
-
-    def __init__(self, *, too_slow: bool, ends: int = 1) -> None:
-        super().__init__()
-        self.too_slow = too_slow
-        self.ends = ends
-
-
-class _Killed(Exception):
-    """Something else ended the child, or kept it from working."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Child:
-    """A process that waits for a job. `held`: a descriptor of it. `end`: one where its end is told."""
-
-    link: socket.socket
-    held: int
-    end: int
-    pid: int
-
-    def kill(self) -> None:
-        """End it, whatever it does."""
-        self._stop()
-        self.release()
-
-    def _stop(self) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.held, signal.SIGKILL)
-
-    def read_core_s(self) -> float:
-        """Return the seconds of a core that it has taken so far."""
-        with suppress(OSError):
-            return time.clock_gettime((~self.pid << 3) | 2)  # as clock_getcpuclockid makes them
-        return 0.0
-
-    def find_end(self, error: Exception, timeout_s: float, began_core_s: float) -> JobEnded | _Killed:
-        """Return what an error of `do` says of the job: that it ended the child, or that something else did."""
-        if isinstance(error, NotBelieved):
-            return JobEnded(too_slow=False)
-        too_slow = isinstance(error, TimeoutError)
-        if too_slow:
-            self._stop()
-        told = os.read(self.end, 64).split() if _is_readable(self.end, _END_S) else []
-        if not told:  # the nursery has ended too, or cannot say
-            return _Killed()
-        status, core_s = int(told[0]), float(told[1]) - began_core_s
-        too_slow = too_slow or status == -signal.SIGALRM
-        if too_slow:
-            return JobEnded(too_slow=True) if core_s >= _LEAST_CORE * timeout_s else _Killed()
-        return _Killed() if status in _FOREIGN else JobEnded(too_slow=False)
-
-    def release(self) -> None:
-        """Let it end by itself."""
-        self.link.close()
-        os.close(self.held)
-        os.close(self.end)
-
-    def has_ended(self) -> bool:
-        """Whether it cannot take a job any more."""
-        return _is_readable(self.link, 0.0)
-
-    def do(self, job: Job) -> tuple[Status, str, bool]:
-        """Return how a job ended, what it says, and whether the child does no other. Raises ChildGone, NotBelieved
-        and OSError; TimeoutError where it takes longer than it may."""
-        deadline_s = time.monotonic() + job[-1]
-        self.link.settimeout(job[-1])
-        send_job(self.link, job)
-        if not _is_readable(self.link, max(0.0, deadline_s - time.monotonic())):
-            raise TimeoutError
-        self.link.settimeout(_PIECE_S)
-        return receive_result(self.link, _MOST_RESULT_BYTES)
-
-
 class Sandbox:
     """Does jobs in child processes, from any thread. A child does one job at a time and is used again. One that died,
     or was ended, is replaced at once. `template_timeout_s` bounds templates, and callers bound the rest."""
 
     def __init__(self, template_timeout_s: float = 5.0) -> None:
         self.template_timeout_s = template_timeout_s
-        self._idle: list[_Child] = []
+        self._idle: list[Child] = []
         self._nursery: _Nursery | None = None
         self._asking = threading.Lock()  # of the nursery: one child after the other
         self._forks = SideLane("new children of the sandbox", gives_way=False)
@@ -145,7 +60,7 @@ class Sandbox:
         deadline_s = time.monotonic() + timeout_s
         try:
             return self._run((work, arguments, timeout_s), child)
-        except (JobEnded, _Killed) as end:
+        except (JobEnded, Killed) as end:
             first = end
         if not isinstance(first, JobEnded) or not first.too_slow:
             with suppress(TimeoutError):
@@ -154,7 +69,7 @@ class Sandbox:
             raise first
         raise _away("the process that checks grammars and templates was ended, or had no time to run: send it again")
 
-    def _run_again(self, work: str, arguments: tuple[Any, ...], deadline_s: float, first: JobEnded | _Killed) -> str:
+    def _run_again(self, work: str, arguments: tuple[Any, ...], deadline_s: float, first: JobEnded | Killed) -> str:
         """Raises TimeoutError where nothing is found out in time, and as `do`."""
         child = self._fork_within(deadline_s - time.monotonic())
         left_s = deadline_s - time.monotonic()
@@ -167,7 +82,7 @@ class Sandbox:
             if end.too_slow:  # it had less than its time
                 raise TimeoutError from None
             raise JobEnded(too_slow=False, ends=2 if isinstance(first, JobEnded) else 1) from None
-        except _Killed:
+        except Killed:
             raise TimeoutError from None
 
     def close(self) -> None:
@@ -178,22 +93,15 @@ class Sandbox:
         if self._nursery is not None:
             self._nursery.end()
 
-    def _run(self, job: Job, child: _Child) -> str:
-        """Raises JobRefused, JobEnded and _Killed."""
+    def _run(self, job: Job, child: Child) -> str:
+        """Raises JobRefused, JobEnded and Killed."""
         try:
-            began_core_s = child.read_core_s()
-            try:
-                status, text, last = child.do(job)
-            except (ChildGone, NotBelieved, OSError) as error:
-                end = child.find_end(error, job[-1], began_core_s)
-                child.kill()
-                self.start()
-                _log_end(job, end)
-                raise end from None
-        except (JobEnded, _Killed):
-            raise
-        except BaseException:
+            status, text, last = child.ask(job)
+        except BaseException as error:
             child.kill()  # nobody knows what it is at
+            if isinstance(error, JobEnded | Killed):
+                self.start()
+                _log_end(job, error)
             raise
         self._put_back(child, last=last)
         if status is Status.MEMORY:
@@ -206,7 +114,7 @@ class Sandbox:
             raise RuntimeError(f"the sandbox failed: {text}")
         return text
 
-    def _take_idle(self) -> _Child | None:
+    def _take_idle(self) -> Child | None:
         with suppress(IndexError):
             while True:
                 child = self._idle.pop()
@@ -215,7 +123,7 @@ class Sandbox:
                 child.kill()
         return None
 
-    def _put_back(self, child: _Child, *, last: bool) -> None:
+    def _put_back(self, child: Child, *, last: bool) -> None:
         if last:
             child.release()
             self.start()
@@ -230,7 +138,7 @@ class Sandbox:
             with suppress(RequestError):
                 self._idle.append(self._fork())
 
-    def _fork(self) -> _Child:
+    def _fork(self) -> Child:
         """Return a new child. Raises RequestError 503."""
         with self._asking:
             for _ in range(2):  # a nursery that has died is replaced
@@ -246,7 +154,7 @@ class Sandbox:
                     self._nursery = None
         raise _away("the process that checks grammars and templates cannot be started; the log says why")
 
-    def _fork_within(self, timeout_s: float) -> _Child:
+    def _fork_within(self, timeout_s: float) -> Child:
         """Return a new child. One that comes later waits for another job. Raises TimeoutError and RequestError 503."""
         task = self._forks.submit(self._fork)
         try:
@@ -256,7 +164,7 @@ class Sandbox:
                 task.add_done_callback(self._keep)
             raise
 
-    def _keep(self, task: Future[_Child]) -> None:
+    def _keep(self, task: Future[Child]) -> None:
         if task.exception() is None:
             self._put_back(task.result(), last=False)
 
@@ -270,7 +178,7 @@ class _Nursery:
             self._process = _popen(theirs.fileno(), _list_environment())
         self._ready = False
 
-    def fork(self) -> _Child:
+    def fork(self) -> Child:
         """Return a child that waits for a job. Raises OSError and ValueError."""
         if not self._ready:
             self._link.settimeout(_START_S)
@@ -286,7 +194,7 @@ class _Nursery:
             if not descriptors:
                 raise ConnectionError("it has ended")
             held, end = descriptors
-            return _Child(ours, held, end, int(pid))
+            return Child(ours, held, end, int(pid))
         except BaseException:
             ours.close()
             raise
@@ -298,8 +206,8 @@ class _Nursery:
         self._link.close()  # last: a thread may wait for it
 
 
-def _log_end(job: Job, end: JobEnded | _Killed) -> None:
-    if isinstance(end, _Killed):
+def _log_end(job: Job, end: JobEnded | Killed) -> None:
+    if isinstance(end, Killed):
         why = "something else ended its process, or left it no time"
     else:
         slow = f"it took longer than {job[-1]:.3g} s"
@@ -326,13 +234,6 @@ def _popen(descriptor: int, environment: dict[str, str]) -> subprocess.Popen[byt
         env=environment,
         start_new_session=True,
     )
-
-
-def _is_readable(link: socket.socket | int, timeout_s: float) -> bool:
-    """Wait until there is something to read, or the other end has closed; False where that did not happen in time."""
-    poll = select.poll()  # select takes no descriptor above 1023
-    poll.register(link, select.POLLIN)
-    return bool(poll.poll(timeout_s * 1e3))
 
 
 def _list_environment() -> dict[str, str]:

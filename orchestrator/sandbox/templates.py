@@ -6,7 +6,8 @@ import pickle
 from typing import Any
 
 from adapters.chat_template import ChatTemplate, TemplateEnded, TemplateError
-from orchestrator.sandbox.sandbox import JobEnded, JobRefused, Sandbox
+from orchestrator.sandbox.children import JobEnded
+from orchestrator.sandbox.sandbox import JobRefused, Sandbox
 
 
 class SandboxedTemplate(ChatTemplate):

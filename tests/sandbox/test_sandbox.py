@@ -20,8 +20,9 @@ import pytest
 
 from adapters.chat_template import ChatTemplate, TemplateError
 from orchestrator.errors import RequestError
+from orchestrator.sandbox.children import JobEnded
 from orchestrator.sandbox.jobs import send_job
-from orchestrator.sandbox.sandbox import JobEnded, Sandbox
+from orchestrator.sandbox.sandbox import Sandbox
 from orchestrator.sandbox.templates import SandboxedTemplate
 from tests.support.untrusted import DEADLY
 from tests.support.waiting import until
