@@ -51,7 +51,6 @@ from orchestrator.api.question import (
     Question,
     ReadQuestion,
     rename_parameters,
-    rename_words,
     write_events,
 )
 from orchestrator.api.request_lives import RequestLives
@@ -234,8 +233,8 @@ class ApiRoutes:
             self.models.confirm(model, question.body.model)
             tokenizer, ready = model.require_served()
             request_id = f"{question.id_prefix}{secrets.token_hex(12)}"
+            written = write_grammar(question.body, self._settings.max_grammar_bytes, question.answer_param)
             try:
-                written = write_grammar(question.body)
                 submits = translate.generation(
                     question.body,
                     request_id,
@@ -248,10 +247,9 @@ class ApiRoutes:
                 )
             except RequestError as error:
                 raise rename_parameters(error, question.names) from None
-            told = tuple(rename_words(warning, question.names) for warning in written.warnings)
             made_for = {"model_digest": ready.model_digest, "vocabulary": ready.vocabulary_fingerprint}
             asked = [msgspec.structs.replace(one, owner=owner, route=question.route, **made_for) for one in submits]
-            return replace(question, warnings=told), asked, tokenizer
+            return replace(question, warnings=written.warnings), asked, tokenizer
 
         with self.bodies.hold() as share:
             raw = await self._read(request, share)

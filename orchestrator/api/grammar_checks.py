@@ -12,6 +12,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from orchestrator.api.grammars import describe_size
 from orchestrator.api.tools.grammar import ANSWER_RULE, name_tool
 from orchestrator.api.work_lanes import PATIENCE_S, miss_turn
 from orchestrator.clock import Clock
@@ -67,12 +68,7 @@ class GrammarChecks:
         what = "schema" if grammar.kind == "json_schema" else "grammar"
         size = len(grammar.text)
         if size > self._most_bytes:
-            raise RequestError(
-                f"the {what} has {size} bytes; {self._most_bytes} are taken: send a smaller one, or ask the operator "
-                "for a larger limits.max_grammar",
-                code="schema_too_large",
-                param=param,
-            )
+            raise describe_size(what, size, self._most_bytes, param)
         digest = hashlib.sha256(f"{grammar.kind}\0{grammar.text}".encode("utf-8", "surrogatepass")).digest()
         found = self._recall(digest)
         if found is None:

@@ -24,18 +24,22 @@ class WrittenGrammar:
     warnings: tuple[str, ...] = ()
 
 
-def write_grammar(request: CompletionRequest | ChatRequest) -> WrittenGrammar:
-    """Return the grammar that a request asks for. Raises RequestError for a schema that cannot be kept to."""
-    answer = _prepare_answer(request)
+def write_grammar(
+    request: CompletionRequest | ChatRequest, most_bytes: int, answer_param: str = "response_format"
+) -> WrittenGrammar:
+    """Return the grammar that a request asks for. `answer_param`: what its route calls 'response_format'. Raises
+    RequestError for schemas of more than `most_bytes`, and for one that cannot be kept to."""
+    _refuse_large(request, most_bytes, answer_param)
+    answer = _prepare_answer(request, answer_param)
     if not isinstance(request, ChatRequest) or not request.offered:
         return WrittenGrammar() if answer is None else _write("json_schema", json.dumps(answer.schema), [answer])
     many = request.parallel_tool_calls
     if request.forced:
-        bound = _prepare_tools(request.forced)
+        bound = _prepare_tools(_list_bound(request))
         many = many and request.tool_choice == "required"
         text = build_forced_calls_grammar(request.forced, _schemas(bound), many=many)
         return _write("lark", text, list(bound.values()))
-    bound = _prepare_tools([tool for tool in request.offered if tool.function.strict])
+    bound = _prepare_tools(_list_bound(request))
     if answer is not None:
         text = build_calls_or_json_grammar(request.offered, _schemas(bound), answer.schema, many=many)
         return _write("lark", text, [answer, *bound.values()])
@@ -52,11 +56,45 @@ def _schemas(bound: dict[str, PreparedSchema]) -> dict[str, Node]:
     return {name: prepared.schema for name, prepared in bound.items()}
 
 
-def _prepare_answer(request: CompletionRequest | ChatRequest) -> PreparedSchema | None:
-    schema = request.response_format.wanted_schema if request.response_format is not None else None
+def describe_size(what: str, size: int, most_bytes: int, param: str) -> RequestError:
+    """Return what refuses a schema or a grammar that is larger than the operator takes."""
+    return RequestError(
+        f"the {what} has {size} bytes; {most_bytes} are taken: send a smaller one, or ask the operator "
+        "for a larger limits.max_grammar",
+        code="schema_too_large",
+        param=param,
+    )
+
+
+def _refuse_large(request: CompletionRequest | ChatRequest, most_bytes: int, answer_param: str) -> None:
+    """Bound what is prepared as what comes of it is bounded."""
+    answer = _find_answer(request)
+    tools = _list_bound(request) if isinstance(request, ChatRequest) else []
+    parts = (("schema", answer_param, [] if answer is None else [answer]),)
+    parts += (("grammar", "tools", [tool.function.schema_of_arguments for tool in tools]),)
+    for what, param, schemas in parts:
+        try:
+            size = sum(len(json.dumps(schema)) for schema in schemas)
+        except ValueError:  # a number of thousands of digits, which is refused in its own words
+            continue
+        if size > most_bytes:
+            raise describe_size(what, size, most_bytes, param)
+
+
+def _list_bound(request: ChatRequest) -> Sequence[Tool]:
+    """Return the tools whose arguments have to keep to their schemas."""
+    return request.forced or [tool for tool in request.offered if tool.function.strict]
+
+
+def _find_answer(request: CompletionRequest | ChatRequest) -> Node | None:
+    return request.response_format.wanted_schema if request.response_format is not None else None
+
+
+def _prepare_answer(request: CompletionRequest | ChatRequest, param: str) -> PreparedSchema | None:
+    schema = _find_answer(request)
     if schema is None:
         return None
-    return _prepare(schema, "'response_format'", "the schema of 'response_format'", "response_format")
+    return _prepare(schema, f"'{param}'", f"the schema of '{param}'", param)
 
 
 def _prepare_tools(tools: Sequence[Tool]) -> dict[str, PreparedSchema]:

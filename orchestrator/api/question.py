@@ -110,16 +110,12 @@ class Question:
         return self.names.get("response_format", "response_format")
 
 
-def rename_words(text: str, names: Mapping[str, str]) -> str:
-    """Return a text with a route's own names of parameters."""
-    for ours, theirs in names.items():
-        text = text.replace(f"'{ours}'", f"'{theirs}'").replace(f" in the {ours} ", f" in the {theirs} ")
-    return text
-
-
 def rename_parameters(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """Give an error a route's own names of parameters, and return it."""
-    error.message = rename_words(error.message, names)
+    """Give an error a route's own names of parameters, and return it. Not for one that quotes a client's schema or
+    tools: whoever writes that is told the route's names."""
+    for ours, theirs in names.items():
+        error.message = error.message.replace(f"'{ours}'", f"'{theirs}'")
+        error.message = error.message.replace(f" in the {ours} ", f" in the {theirs} ")
     error.args = (error.message,)
     if error.param is not None:
         error.param = names.get(error.param, error.param)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from orchestrator.api.schemas.walk import Node, resolve
+from orchestrator.api.schemas.definitions import Definitions
+from orchestrator.api.schemas.walk import Node
 
 _MOST_STEPS = 60_000
 _MOST_DEPTH = 12
@@ -17,8 +18,8 @@ class OverlapSearch:
     """Looks at pairs of schemas of one document. `steps` bounds what all of them may cost together: what could not be
     looked at counts as an overlap."""
 
-    def __init__(self, root: Node, steps: int = _MOST_STEPS) -> None:
-        self._root = root
+    def __init__(self, definitions: Definitions, steps: int = _MOST_STEPS) -> None:
+        self._definitions = definitions
         self._steps = steps
         self._views: dict[int, _View] = {}
 
@@ -34,7 +35,7 @@ class OverlapSearch:
         for option in options:
             if self.spent:
                 return 0, len(views)
-            views.append(self._count(_View(self._root, [beside, option])))
+            views.append(self._count(_View(self._definitions, [beside, option])))
         if self._differ_by_a_constant(views):
             return None
         for first, one in enumerate(views):
@@ -47,7 +48,7 @@ class OverlapSearch:
         """Return the view of a schema of the document, which is made once."""
         found = self._views.get(id(schema))
         if found is None:
-            found = self._views[id(schema)] = self._count(_View(self._root, [schema]))
+            found = self._views[id(schema)] = self._count(_View(self._definitions, [schema]))
         return found
 
     def _count(self, view: _View) -> _View:
@@ -107,14 +108,14 @@ class _View:
     """What schemas that hold together say of a value, as far as it tells values apart. `values`: the only ones, None
     where there are others. `choices`: lists of schemas of which one holds. `size`: what it cost to look at."""
 
-    def __init__(self, root: Node, schemas: Sequence[Any]) -> None:
+    def __init__(self, definitions: Definitions, schemas: Sequence[Any]) -> None:
         self._parts: list[Node] = []
         self.types = _TYPES
         self.values: frozenset[str] | None = None
         self.required: dict[str, None] = {}
         self.choices: list[list[Any]] = []
         self.size = 0
-        for part in _conjuncts(root, schemas):
+        for part in _conjuncts(definitions, schemas):
             self.size += 1
             if part is False:
                 self.types = frozenset()
@@ -149,7 +150,7 @@ class _View:
         return found
 
 
-def _conjuncts(root: Node, schemas: Sequence[Any]) -> Iterator[Any]:
+def _conjuncts(definitions: Definitions, schemas: Sequence[Any]) -> Iterator[Any]:
     """Yield the schemas that hold together with these: what 'allOf' and '$ref' add, each once, a bounded number."""
     left, seen = list(schemas), set[int]()
     while left and len(seen) < _MOST_DEPTH:
@@ -158,7 +159,7 @@ def _conjuncts(root: Node, schemas: Sequence[Any]) -> Iterator[Any]:
         if isinstance(one, dict) and id(one) not in seen:
             seen.add(id(one))
             left += one["allOf"] if isinstance(one.get("allOf"), list) else []
-            target = resolve(root, one.get("$ref"))
+            target = definitions.find(one.get("$ref"))
             left += [] if target is None else [target]
 
 

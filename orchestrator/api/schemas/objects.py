@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import count
 from typing import Any
 
+from orchestrator.api.schemas.definitions import Definitions
 from orchestrator.api.schemas.patterns import looks_around
-from orchestrator.api.schemas.walk import Node, Place, SchemaRefused, applies, resolve
+from orchestrator.api.schemas.walk import Node, Place, SchemaRefused, applies
 
 Note = Callable[[Place, str, str], None]
 _IDLE_IN_NAMES = frozenset((
     *("$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "examples"),
     *("readOnly", "title", "type", "writeOnly"),
 ))  # fmt: skip
-_DEFINITIONS = ("$defs", "definitions", "$schema", "$id", "id")
+_BESIDE = ("$defs", "definitions", "$schema", "$id", "id")
 _MOST_NAME = 256
-_MOST_COPIED_BYTES = 64 * 1024
+_NAME_BYTES = 32  # of a name: its quotes, and a reference to what it has
 _MOST_HOPS = 8
 _NAMES = "say with 'enum' or 'pattern' alone what names there may be, or list the properties in 'properties'"
 
 
-def require_object(root: Node, places: Sequence[Place]) -> None:
+def require_object(root: Node, places: Sequence[Place], definitions: Definitions) -> None:
     """Leave of what a schema allows the objects. `places`: the schemas in it, of which some may mean all that it allows
     (`$ref: "#"`), and still do. Raises SchemaRefused where its 'type' has no objects."""
     named = root.get("type")
@@ -33,24 +33,26 @@ def require_object(root: Node, places: Sequence[Place]) -> None:
         raise SchemaRefused(f"'#/type' is {shown}, and arguments are an object: write 'object', with 'properties'")
     again = [place.node for place in places if place.node.get("$ref") == "#"]
     if again:
-        definitions = root.get("$defs")
-        definitions = definitions if isinstance(definitions, dict) else {}
-        name = next(name for name in map(str, count()) if name not in definitions)
-        root["$defs"] = {**definitions, name: {key: root[key] for key in root if key not in _DEFINITIONS}}
+        # What the root has is written twice, which it cannot be again: a document has one root.
+        reference = definitions.define({key: root[key] for key in root if key not in _BESIDE})
         for node in again:
-            node["$ref"] = f"#/$defs/{name}"
+            node["$ref"] = reference
     root["type"] = "object"
 
 
-def bound_names(place: Place, root: Node, note: Note) -> None:
+def bound_names(place: Place, definitions: Definitions, note: Note) -> None:
     """Write 'propertyNames' as a grammar has it: as properties, or as a pattern of them. Raises SchemaRefused."""
     node = place.node
     if "propertyNames" not in node:
         return
     names = node["propertyNames"]
     for _ in range(_MOST_HOPS):
-        target = resolve(root, names.get("$ref")) if isinstance(names, dict) and len(names) == 1 else None
-        names = names if target is None else target
+        target = definitions.find(names.get("$ref")) if isinstance(names, dict) and len(names) == 1 else None
+        if target is None:
+            break
+        names = target
+    if names is not node["propertyNames"] and not definitions.may_copy(_measure(names)):
+        raise place.refuse("propertyNames", "names are referred to too often for lists of this length; list less")
     said = {key: names[key] for key in names if key not in _IDLE_IN_NAMES} if isinstance(names, dict) else {}
     why = "says nothing here"
     if isinstance(said.get("format"), str):
@@ -62,13 +64,22 @@ def bound_names(place: Place, root: Node, note: Note) -> None:
         return
     if not _are_texts(names) or not said:
         raise place.refuse("propertyNames", "no name is allowed; leave the object out")
+    if "additionalProperties" in node and definitions.leads_through("additionalProperties"):
+        raise place.refuse("propertyNames", "a '$ref' leads into 'additionalProperties'; refer to '$defs' instead")
     if set(said) <= {"enum", "const"}:
-        _list_names(place, said)
+        _list_names(place, said, definitions)
     else:
         _match_names(place, said)
 
 
-def _list_names(place: Place, said: Node) -> None:
+def _measure(names: Node) -> int:
+    """Return about how many bytes a grammar writes for names, and what it takes to read them."""
+    listed = names.get("enum")
+    texts = [*(listed if isinstance(listed, list) else ()), names.get("const"), names.get("pattern")]
+    return len(names) + sum(_NAME_BYTES + len(text) if isinstance(text, str) else 1 for text in texts)
+
+
+def _list_names(place: Place, said: Node, definitions: Definitions) -> None:
     node = place.node
     listed = [said["const"]] if "const" in said else said["enum"]
     if "patternProperties" in node or not isinstance(listed, list):
@@ -77,10 +88,10 @@ def _list_names(place: Place, said: Node) -> None:
         listed = [name for name in listed if name in said["enum"]]
     names = list(dict.fromkeys(name for name in listed if isinstance(name, str)))
     rest = node.get("additionalProperties", True)
-    if len(names) * len(json.dumps(rest)) > _MOST_COPIED_BYTES:
-        raise place.refuse("propertyNames", "it lists too many names for a schema of this size; list less")
     known = node.get("properties")
     known = known if isinstance(known, dict) else {}
+    if isinstance(rest, dict) and rest and sum(name not in known for name in names) > 1:
+        rest = {"$ref": definitions.define(rest)}
     del node["propertyNames"]
     node["properties"] = {name: known.get(name, rest) for name in names}
     node["additionalProperties"] = False

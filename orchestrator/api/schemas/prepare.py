@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from orchestrator.api.schemas.definitions import Definitions
 from orchestrator.api.schemas.disjoint import OverlapSearch
 from orchestrator.api.schemas.objects import bound_count, bound_names, require_object
 from orchestrator.api.schemas.patterns import find_plain, looks_around
@@ -75,7 +76,8 @@ def prepare_schema(schema: Node, *, objects: bool = False) -> PreparedSchema:
     """Return a schema ready to become a grammar. `objects`: of all that it allows, objects alone are wanted. Raises
     SchemaRefused."""
     root = copy_json(schema)
-    places, dropped = find_schemas(root), Dropped()
+    (places, targets), dropped = find_schemas(root), Dropped()
+    definitions = Definitions(root, targets)
     named = {token for place in places for token in read_pointer(place.node.get("$ref"))}
     for place in places:
         _note_unknown(place, dropped, named)
@@ -83,13 +85,13 @@ def prepare_schema(schema: Node, *, objects: bool = False) -> PreparedSchema:
             rule(place, dropped)
         bound_count(place, dropped.add)
     for place in places:  # what names and options mean is said by now
-        bound_names(place, root, dropped.add)
+        bound_names(place, definitions, dropped.add)
     if "oneOf" not in named:  # an option that is referred to stays where it is
-        overlaps = OverlapSearch(root)
+        overlaps = OverlapSearch(definitions)
         for place in places:
             _bound_choice(place, overlaps)
     if objects:
-        require_object(root, places)
+        require_object(root, places, definitions)
     return PreparedSchema(root, dropped.list_warnings())
 
 

@@ -20,6 +20,7 @@ _DEFINITIONS = ("$defs", "definitions")
 _VALUES = ("const", "enum", "default", "examples")
 _MOST_SHOWN = 160
 _MOST_BITS = 1100  # more than the largest float has
+_MOST_REFERENCE = 4096
 
 
 class SchemaRefused(Exception):
@@ -76,10 +77,12 @@ def copy_json(value: Any) -> Any:
     return copied[0]
 
 
-def find_schemas(root: Node) -> list[Place]:
-    """Return the schemas that a value may have to meet, the root first, each once. Definitions that nothing refers to
-    are none of them. Raises SchemaRefused where a reference leads into a value ('const', 'enum', ...)."""
+def find_schemas(root: Node) -> tuple[list[Place], dict[str, Node]]:
+    """Return the schemas that a value may have to meet, the root first, each once; and what their references mean,
+    where that is a schema. Definitions that nothing refers to are none of them. Raises SchemaRefused where a reference
+    is too long, or leads into a value ('const', 'enum', ...)."""
     found: list[Place] = []
+    targets: dict[str, Node] = {}
     reached: set[int] = set()
     values: set[int] = set()
     elsewhere = False
@@ -93,9 +96,14 @@ def find_schemas(root: Node) -> list[Place]:
         below = list(_children(place))
         reference = place.node.get("$ref")
         if isinstance(reference, str):
-            target = resolve(root, reference)
-            elsewhere = elsewhere or target is None
-            below += [] if target is None else [Place(target, None, tuple(read_pointer(reference)))]
+            if len(reference) > _MOST_REFERENCE:
+                raise place.refuse("$ref", f"it has over {_MOST_REFERENCE} characters; refer to a name in '$defs'")
+            target = targets[reference] if reference in targets else _resolve(root, reference)
+            if target is None:
+                elsewhere = True
+            else:
+                targets[reference] = target
+                below.append(Place(target, None, tuple(read_pointer(reference))))
         values |= _value_ids(place.node)
         left += reversed(below)
         if not left and elsewhere:  # what is meant may be any of the definitions
@@ -109,12 +117,12 @@ def find_schemas(root: Node) -> list[Place]:
     for place in found:
         if id(place.node) in values:
             raise SchemaRefused(f"{place.at()} is a value, and a '$ref' takes it for a schema")
-    return found
+    return found, targets
 
 
-def resolve(root: Node, reference: Any) -> Node | None:
+def _resolve(root: Node, reference: str) -> Node | None:
     """Return the schema that a reference within the document means; None where that is no schema object."""
-    if not isinstance(reference, str) or (reference != "#" and not reference.startswith("#/")):
+    if reference != "#" and not reference.startswith("#/"):
         return None
     one: Any = root
     for name in read_pointer(reference):

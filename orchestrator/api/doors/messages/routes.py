@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.doors.messages.answers import AnthropicEvent, AnthropicMessage, MessageErrorBody, TokenCount
-from orchestrator.api.doors.messages.translate import NAMES, build_chat
+from orchestrator.api.doors.messages.translate import build_chat, name_parameters
 from orchestrator.api.doors.messages.wire import CountTokensRequest, MessagesRequest
 from orchestrator.api.doors.messages.writer import MessageWriter
 from orchestrator.api.doors.parts import DoorApi, refuse_resumption
@@ -58,12 +58,13 @@ def install_messages_routes(app: FastAPI, api: DoorApi) -> None:
 
 
 def _read(raw: bytes) -> Question:
-    chat = build_chat(parse_body(MessagesRequest, raw))
+    body: MessagesRequest = parse_body(MessagesRequest, raw)
+    chat = build_chat(body)
 
     def build_writer(head: AnswerHead) -> MessageWriter:
         return MessageWriter(head, chat)
 
-    return Question(chat, ANTHROPIC, "msg_", build_writer, NAMES, resumable=False, clips=True)
+    return Question(chat, ANTHROPIC, "msg_", build_writer, name_parameters(body), resumable=False, clips=True)
 
 
 def _check_version(request: Request) -> None:

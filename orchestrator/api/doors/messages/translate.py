@@ -22,8 +22,6 @@ from orchestrator.api.question import rename_parameters
 from orchestrator.api.wire import MAX_USER_TAG, ChatRequest
 from orchestrator.errors import RequestError
 
-NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
-"""What this route calls parameters of a chat."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -50,8 +48,14 @@ def build_chat(body: Conversation) -> ChatRequest:
     try:
         found: ChatRequest = parse_fields(ChatRequest, fields)
     except RequestError as error:
-        raise rename_parameters(error, NAMES) from None
+        raise rename_parameters(error, name_parameters(body)) from None
     return found
+
+
+def name_parameters(body: Conversation) -> dict[str, str]:
+    """Return what this route, and a body that has an older name, call parameters of a chat."""
+    older = body.output_format is not None
+    return {"stop": "stop_sequences", "response_format": "output_format" if older else "output_config.format"}
 
 
 def build_messages(body: Conversation) -> list[dict[str, Any]]:
