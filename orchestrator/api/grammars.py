@@ -70,9 +70,10 @@ def _refuse_large(request: CompletionRequest | ChatRequest, most_bytes: int, ans
     """Bound what is prepared as what comes of it is bounded."""
     answer = _find_answer(request)
     tools = _list_bound(request) if isinstance(request, ChatRequest) else []
-    parts = (("schema", answer_param, [] if answer is None else [answer]),)
-    parts += (("grammar", "tools", [tool.function.schema_of_arguments for tool in tools]),)
-    for what, param, schemas in parts:
+    for what, param, schemas in (
+        ("schema", answer_param, [] if answer is None else [answer]),
+        ("grammar", "tools", [tool.function.schema_of_arguments for tool in tools]),
+    ):
         try:
             size = sum(len(json.dumps(schema)) for schema in schemas)
         except ValueError:  # a number of thousands of digits, which is refused in its own words

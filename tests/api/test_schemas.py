@@ -9,6 +9,7 @@ import ipaddress
 import json
 import pathlib
 import re
+import time
 import uuid
 from typing import Annotated, Any, Literal
 
@@ -293,6 +294,71 @@ def test_what_is_taken_means_what_the_client_meant(schema, named, values):
     before, after = (jsonschema.Draft202012Validator(one) for one in (whole, prepared))
     for value in values:
         assert before.is_valid(value) == after.is_valid(value), (whole, prepared, value)
+
+
+LONG_REFERENCE = "#" + "/a" * 50_000
+READ_AGAIN: list[dict[str, Any]] = [
+    {"$ref": LONG_REFERENCE, "oneOf": [{"const": number} for number in range(500)]},
+    {"n": {"$ref": LONG_REFERENCE}, "anyOf": [{"type": "string", "propertyNames": {"$ref": "#/n"}}] * 300},
+    {"allOf": [{"$ref": "#x" + "a" * 5000}]},
+]
+
+
+@pytest.mark.parametrize("schema", READ_AGAIN, ids=["options", "names", "an anchor"])
+def test_a_long_reference_is_refused_at_once(schema):
+    began_s = time.process_time()
+    with pytest.raises(SchemaRefused, match=r"/\$ref' cannot be kept to: it has over 4096 characters"):
+        prepare_schema(schema)
+    assert time.process_time() - began_s < 0.5
+
+
+def test_a_reference_is_read_once_however_many_options_it_stands_beside():
+    def measure_s(more: dict[str, Any]) -> float:
+        options = [{"properties": {"k": {"const": number}}, "required": ["k"]} for number in range(2000)]
+        began_s = time.process_time()
+        assert len(prepare_schema({"type": "object", "oneOf": options} | more).schema["anyOf"]) == 2000
+        return time.process_time() - began_s
+
+    assert measure_s({"$ref": "#" + "/a" * 2000}) < 3 * measure_s({}) + 0.1
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"enum": [f"a_name_{number}" for number in range(900)]},
+        {"enum": [None] * 5000},
+        {"pattern": f"^{'a' * 20_000}$"},
+    ],
+    ids=["enum", "no names", "pattern"],
+)
+def test_names_that_many_objects_share_are_not_written_for_each(named):
+    places = [{"type": "object", "propertyNames": {"$ref": "#/$defs/x"}, "title": str(at)} for at in range(300)]
+    schema = {"anyOf": places, "$defs": {"x": named}}
+    with pytest.raises(SchemaRefused, match="referred to too often"):
+        prepare_schema(schema)
+    few = json.dumps(prepare_schema(schema | {"anyOf": places[:2]}).schema)
+    assert len(few) < 8 * len(json.dumps(schema))
+
+
+def test_what_many_names_share_is_one_definition_beside_the_client_s_own():
+    shared = {"type": "object", "properties": {"x": {"$ref": "#/$defs/1"}}}
+    names = {"propertyNames": {"enum": ["a", "b", "c"]}, "properties": {"c": {"type": "null"}}}
+    for own in ({"0": {"type": "string"}, "1": {"type": "integer"}}, [{"type": "string"}, {"type": "integer"}]):
+        prepared = prepare_schema({"additionalProperties": shared, "$defs": own} | names).schema
+        assert json.dumps(prepared).count(json.dumps(shared)) == 1
+        assert prepared["properties"] == {"a": {"$ref": "#/$defs/2"}, "b": {"$ref": "#/$defs/2"}, "c": {"type": "null"}}
+        validator = jsonschema.Draft202012Validator(prepared)
+        for value, fine in (({"a": {"x": 1}, "b": {}}, True), ({"b": {"x": "y"}}, False), ({"c": 1}, False)):
+            assert validator.is_valid(value) is fine
+        compile_schema(prepared)
+
+
+@pytest.mark.parametrize("names", [{"enum": ["a", "b"]}, {"const": "a"}, {"pattern": "^a"}])
+def test_what_a_reference_means_does_not_move(names):
+    named = {"propertyNames": names, "additionalProperties": {"type": "string"}}
+    schema = {"anyOf": [named, {"items": {"$ref": "#/anyOf/0/additionalProperties"}}]}
+    with pytest.raises(SchemaRefused, match="leads into 'additionalProperties'"):
+        prepare_schema(schema)
 
 
 OBJECTS: list[Any] = [{}, {"type": ["null", "object"]}, {"$ref": "#/$defs/x", "$defs": {"x": {}}}, {"anyOf": [True]}]

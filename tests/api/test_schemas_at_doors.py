@@ -94,6 +94,34 @@ async def test_what_cannot_be_kept_to_is_refused_by_tool_and_key(door, where):
     assert control.submits == []
 
 
+@pytest.mark.parametrize("name", ["messages", "stop", "max_tokens", "response_format"])
+@pytest.mark.parametrize("door", ["chat", "responses", "messages"])
+async def test_a_tool_keeps_its_name_in_what_is_said_of_its_schema(door, name):
+    said = json.dumps(ask_for(door, "tools", {"type": "object", "not": {"title": "-"}})).replace("look", name)
+    refused = (await post(answering("x"), door, json.loads(said))).json()["error"]
+    assert refused["message"].startswith(f"the schema of the tool '{name}' cannot be used: '#/not' ")
+    odd = json.dumps(ask_for(door, "tools", {"type": "object", name: 1})).replace("look", name)
+    called = answering(WEATHER.replace("get_weather", name))
+    assert (await post(called, door, json.loads(odd))).json()["warnings"] == [
+        f"tool '{name}': '#/{name}' is not read: '{name}' is no keyword of JSON Schema"
+    ]
+
+
+@pytest.mark.parametrize("name", ["output_format", "output_config"])
+async def test_messages_says_the_name_by_which_a_format_came(name):
+    def ask(schema: dict[str, Any]) -> dict[str, Any]:
+        form = {"type": "json_schema", "schema": schema}
+        asked = {"output_format": form} if name == "output_format" else {"output_config": {"format": form}}
+        return {"model": "toy", "max_tokens": 9, "messages": [SAID]} | asked
+
+    called = "output_format" if name == "output_format" else "output_config.format"
+    refused = (await post(answering("x"), "messages", ask(SET))).json()["error"]
+    assert refused["message"].startswith(f"the schema of '{called}' cannot be used: ")
+    assert (await post(answering('{"word": "x"}'), "messages", ask(ODD))).json()["warnings"] == [
+        f"'{called}': {WARNING}"
+    ]
+
+
 NO_OBJECT: list[dict[str, Any]] = [
     {"type": "string"},
     {"type": ["null", "array"]},

@@ -4,11 +4,13 @@ event, at every door."""
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
 import httpx
 import msgspec
+import psutil
 import pytest
 
 from adapters.chat_template import ChatTemplate
@@ -16,7 +18,7 @@ from orchestrator.sandbox.sandbox import Sandbox
 from orchestrator.sandbox.templates import SandboxedTemplate
 from tests.api.support import _SANDBOX, READY, TOKENIZER, ScriptedControl, app_over, serving
 from tests.api.test_overload import Watched
-from tests.support.untrusted import DEADLY, SATISFIABLE, UNSATISFIABLE, Schema
+from tests.support.untrusted import DEADLY, SATISFIABLE, UNSATISFIABLE, Schema, nest_names
 
 BOUND_S = 3.0
 MESSAGES: Any = [{"role": "user", "content": "x"}]
@@ -147,6 +149,36 @@ async def test_a_recursion_that_ends_is_taken(name):
             path, body, _ = ask_everywhere(SATISFIABLE[name])[door]
             answer = await post(url, path, body)
             assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("door", DOORS)
+async def test_names_that_are_listed_in_one_another_do_not_multiply(door):
+    control = control_of_room()
+    before_bytes = psutil.Process().memory_info().rss
+    async with serving(app_over(control, translation_timeout_s=BOUND_S)) as url:
+        for depth in (4, 14, 40):  # each that is written too long is found before the next
+            schema = nest_names(["a", "b"], depth)
+            began_s = time.monotonic()
+            path, body, _ = ask_everywhere(schema)[door]
+            answer = await post(url, path, body)
+            assert answer.status_code == 200, answer.text
+            assert time.monotonic() - began_s < BOUND_S + 2.0
+            grammar = control.submits[-1].grammar
+            assert grammar is not None
+            assert len(grammar.text) < 2 * len(json.dumps(schema)) + 2048
+    assert psutil.Process().memory_info().rss - before_bytes < 64 << 20
+
+
+@pytest.mark.parametrize("door", ["chat", "forced tools", "responses"])
+async def test_a_schema_over_the_operator_s_bound_is_refused_before_it_is_looked_at(door):
+    control = control_of_room()
+    schema = {"type": "object", "not": {"type": "null"}, "title": "x" * 3000}  # 'not' cannot be kept to either
+    path, body, param = ask_everywhere(schema)[door]
+    async with serving(app_over(control, max_grammar_bytes=2500)) as url:
+        error = (await post(url, path, body)).json()["error"]
+    assert (error["code"], error["param"]) == ("schema_too_large", param)
+    assert "2500 are taken" in error["message"]
+    assert "limits.max_grammar" in error["message"]
 
 
 async def test_small_requests_wait_neither_for_a_slow_schema_nor_for_a_slow_template():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from tests.batches.test_batch_routes import create, lines_in, upload, wait_for_end
 from tests.daemon.test_shards import write_tiny
 from tests.support.daemon import Daemon, configuration, outrider_process, running
-from tests.support.untrusted import DEADLY, UNSATISFIABLE
+from tests.support.untrusted import DEADLY, UNSATISFIABLE, nest_names
 from tests.support.waiting import until
 
 BOUND_S = 4.0
@@ -93,6 +94,11 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
         st.sampled_from([True, False, {}, {"enum": []}, {"enum": ["a", 1, None]}, {"const": {"a": [1]}}]),
     )
 
+    names = st.sampled_from([
+        *({"enum": list(NAMES)}, {"const": "a"}, {"enum": [*NAMES, 1, "a"]}, {"$ref": "#/$defs/0"}),
+        *({"type": "string", "pattern": pattern} for pattern in PATTERNS),
+    ])  # fmt: skip
+
     def extend(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         some = st.lists(inner, min_size=1, max_size=3)
         return st.one_of(
@@ -111,6 +117,12 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
             st.builds(lambda few, one: {"type": "array", "prefixItems": few, "items": one, "minItems": 1}, some, inner),
             st.builds(lambda key, few: {key: few}, st.sampled_from(["allOf", "anyOf", "oneOf"]), some),
             st.builds(lambda one: {"type": "object", "additionalProperties": one, "minProperties": 1}, inner),
+            st.builds(
+                lambda names, one, depth: nest(one, depth, "additionalProperties", {"propertyNames": names}),
+                names,
+                inner,
+                st.integers(1, 40),
+            ),
             st.builds(nest, inner, st.integers(1, 90)),
         )
 
@@ -118,9 +130,9 @@ def schemas() -> st.SearchStrategy[dict[str, Any]]:
     return st.builds(with_definitions, each, each, each)
 
 
-def nest(schema: Any, depth: int) -> Any:
+def nest(schema: Any, depth: int, key: str = "items", beside: Mapping[str, Any] = MappingProxyType({})) -> Any:
     for _ in range(depth):
-        schema = {"items": schema}
+        schema = {**beside, key: schema}
     return schema
 
 
@@ -133,6 +145,7 @@ def with_definitions(root: Any, one: Any, two: Any) -> dict[str, Any]:
 @example(DEADLY["patterns"])
 @example(DEADLY["allOf"])
 @example(UNSATISFIABLE["a required property"])
+@example(nest_names(["a", "b"], 40))
 @given(schema=schemas())
 def test_schemas_of_any_kind_are_answered_or_refused(toy, schema):
     named = {"type": "json_schema", "json_schema": {"name": "any", "schema": schema}}

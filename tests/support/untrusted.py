@@ -27,6 +27,14 @@ def chain_of(key: str, links: int) -> Schema:
     return schema
 
 
+def nest_names(names: list[str], depth: int) -> Schema:
+    """Objects whose names are listed, in one another: of each name's values nothing is known but what they share."""
+    schema: Schema = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "object", "propertyNames": {"enum": names}, "additionalProperties": schema}
+    return schema
+
+
 def patterns_that_explode(numbers: range) -> Schema:
     """Patterns whose intersection has very many states."""
     return {"allOf": [{"type": "string", "pattern": f"(a|b)*a(a|b){{{number}}}"} for number in numbers]}

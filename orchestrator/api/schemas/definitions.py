@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.api.schemas.walk import Node, read_pointer
 
 _KEY = "$defs"
-_MOST_COPIED = 64 * 1024
+_MOST_COPIED = 256 * 1024
 
 
 class Definitions:
