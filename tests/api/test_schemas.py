@@ -319,7 +319,8 @@ def test_a_reference_is_read_once_however_many_options_it_stands_beside():
         assert len(prepare_schema({"type": "object", "oneOf": options} | more).schema["anyOf"]) == 2000
         return time.process_time() - began_s
 
-    assert measure_s({"$ref": "#" + "/a" * 2000}) < 3 * measure_s({}) + 0.1
+    alone_s, beside_s = (min(measure_s(more) for _ in range(3)) for more in ({}, {"$ref": "#" + "/a" * 2000}))
+    assert beside_s < 2 * alone_s + 0.1
 
 
 @pytest.mark.parametrize(
