@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import ModelRefused
+from adapters.decoder import from_safetensors
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
 from adapters.safetensors_file import Stored, read_tensors
@@ -135,8 +136,19 @@ def read_optional_json(path: Path) -> dict[str, Any]:
 def open_weights(directory: Path, *, heads_only: bool = False) -> SafetensorsWeights:
     """Open a model directory's weights; `heads_only`: without a look at their values. Raises ModelRefused, by file,
     when one is damaged, truncated or missing, and by key or tensor when it is not supported."""
-    files = [path for path in model_files(directory) if path.suffix == ".safetensors"]
+    return SafetensorsWeights(
+        read_json(directory / CONFIG_FILE), _read_all(directory), title(directory), heads_only=heads_only
+    )
+
+
+def list_shape_values(directory: Path) -> list[tuple[Path, int, int]]:
+    """See `adapters.decoder.from_safetensors.list_shape_values`. Raises ModelRefused as `open_weights` does."""
+    return from_safetensors.list_shape_values(_read_all(directory), title(directory))
+
+
+def _read_all(directory: Path) -> dict[str, Stored]:
     tensors: dict[str, Stored] = {}
-    for file in files:
-        tensors |= read_tensors(file)
-    return SafetensorsWeights(read_json(directory / CONFIG_FILE), tensors, title(directory), heads_only=heads_only)
+    for file in model_files(directory):
+        if file.suffix == ".safetensors":
+            tensors |= read_tensors(file)
+    return tensors

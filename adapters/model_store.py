@@ -72,6 +72,10 @@ class ModelReplaced(ModelRefused):
     was, what it is and the way out."""
 
 
+class ModelChanged(ModelRefused):
+    """A model's files were replaced while it was prepared; what is there now may be whole."""
+
+
 class _Stopped(Exception):
     """Whoever reads an artefact is to stop."""
 
@@ -124,10 +128,10 @@ class ModelStore:
             return self._find_prepared(file, recipe, progress)
         return self._prepare(file, recipe, progress)
 
-    def prepare_small(self, file: ModelSource, recipe: Recipe, needed_bytes: int, progress: Progress) -> None:
-        """Make what needs no more than so many bytes, and for which a whole file is not read again. Raises as
-        `prepare`."""
-        self._prepare(file, recipe, progress, needed_bytes=needed_bytes)
+    def prepare_small(self, file: ModelSource, recipe: Recipe, needed_bytes: int, progress: Progress) -> Path:
+        """Make what needs no more than so many bytes, and for which a whole file is not read again. Returns and raises
+        as `prepare`."""
+        return self._prepare(file, recipe, progress, needed_bytes=needed_bytes)
 
     def _prepare(
         self, file: ModelSource, recipe: Recipe, progress: Progress, *, needed_bytes: int | None = None
@@ -141,7 +145,7 @@ class ModelStore:
             changed = self._find_change(artefact, progress)
             if changed is None:
                 return artefact  # without the lock: a read-only store serves what it holds
-        with _explain_errors(self.root):
+        with explain_errors(self.root):
             artefact.parent.mkdir(parents=True, exist_ok=True)
         with self._hold_lock(artefact, progress):
             _remove_drafts(artefact)
@@ -246,7 +250,7 @@ class ModelStore:
         # The kernel frees this lock when its holder dies, however it dies. The file itself stays: removing it
         # would let two processes hold two locks of one name.
         lock = FileLock(artefact.with_name(f"{artefact.name}.lock"))
-        with _explain_errors(self.root):
+        with explain_errors(self.root):
             try:
                 lock.acquire(blocking=False)
             except Timeout:
@@ -267,13 +271,13 @@ class ModelStore:
         self._demand_space(job)
         draft, aside = (_draft_name(job.artefact, purpose) for purpose in ("new", "old"))
         try:
-            with _explain_errors(self.root):
+            with explain_errors(self.root):
                 draft.mkdir()
-            with _explain_errors(self.root, only_full=True):
+            with explain_errors(self.root, only_full=True):
                 job.recipe.prepare(job.file.path, draft, progress)
             if _identity(job.file) != job.identity:
-                raise ModelRefused(f"{job.file.path.name}: it changed while it was prepared. Try again.")
-            with _explain_errors(self.root):
+                raise ModelChanged(f"{job.file.path.name}: it changed while it was prepared. Try again.")
+            with explain_errors(self.root):
                 progress("writing to disk", -1.0)
                 write_manifest(draft, job.origin)
                 publish(draft, job.artefact, aside)
@@ -282,7 +286,7 @@ class ModelStore:
             _remove_drafts(job.artefact)
 
     def _demand_space(self, job: _Job) -> None:
-        with _explain_errors(self.root):
+        with explain_errors(self.root):
             free = self._disk_free(self.root)
         needed = job.needed_bytes
         if needed is None:
@@ -367,7 +371,7 @@ def _remove_drafts(artefact: Path) -> None:
 
 
 @contextmanager
-def _explain_errors(root: Path, *, only_full: bool = False) -> Iterator[None]:
+def explain_errors(root: Path, *, only_full: bool = False) -> Iterator[None]:
     """Turn the store's OSErrors into errors for people; `only_full` passes on all but a full disk."""
     try:
         yield

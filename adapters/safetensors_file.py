@@ -7,6 +7,7 @@ header (https://github.com/huggingface/safetensors#format); bfloat16 comes as ui
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from adapters.contract import ModelRefused
 
 KINDS: dict[str, type[np.generic]] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_ID_KINDS: dict[str, type[np.generic]] = {"I64": np.int64, "I32": np.int32}
 _LENGTH = struct.Struct("<Q")
 _CHUNK_ELEMENTS = 1 << 22
 
@@ -35,11 +37,10 @@ class Stored:
 
     def integers(self) -> NDArray[np.int64]:
         """Read a table of ids. Raises ModelRefused for other elements than 32- or 64-bit integers."""
-        kinds = {"I64": np.int64, "I32": np.int32}
-        if self.kind not in kinds:
-            raise ModelRefused(f"{self.path.name}: its ids are {self.kind}; supported are {', '.join(kinds)}.")
+        if self.kind not in _ID_KINDS:
+            raise ModelRefused(f"{self.path.name}: its ids are {self.kind}; supported are {', '.join(_ID_KINDS)}.")
         count = int(np.prod(self.shape))
-        found: NDArray[Any] = np.fromfile(self.path, kinds[self.kind], count, offset=self.offset)
+        found: NDArray[Any] = np.fromfile(self.path, _ID_KINDS[self.kind], count, offset=self.offset)
         return found.astype(np.int64).reshape(self.shape)
 
     def values(self) -> NDArray[Any]:
@@ -55,11 +56,20 @@ class Stored:
             return np.zeros(self.shape, dtype)
         return np.memmap(self.path, dtype=dtype, mode="r", offset=self.offset, shape=self.shape)
 
-    def equals(self, other: Stored) -> bool:
-        """Return whether another tensor of the same kind and shape has the same bits."""
+    def find_difference(self, other: Stored) -> int | None:
+        """Return the first element at which another tensor of the same kind and shape differs; None where it is equal.
+        What is no number differs from itself."""
         mine, theirs = self.values().reshape(-1), other.values().reshape(-1)
-        steps = range(0, mine.size, _CHUNK_ELEMENTS)
-        return all(np.array_equal(mine[at : at + _CHUNK_ELEMENTS], theirs[at : at + _CHUNK_ELEMENTS]) for at in steps)
+        for at in range(0, mine.size, _CHUNK_ELEMENTS):
+            differ = mine[at : at + _CHUNK_ELEMENTS] != theirs[at : at + _CHUNK_ELEMENTS]
+            if differ.any():
+                return at + int(differ.argmax())
+        return None
+
+    def locate(self, first: int = 0, count: int | None = None) -> tuple[Path, int, int]:
+        """Return the file of `count` elements from the `first` on (None: of all), and their place and length in bytes."""
+        size = np.dtype(KINDS.get(self.kind) or _ID_KINDS[self.kind]).itemsize
+        return self.path, self.offset + first * size, (math.prod(self.shape) if count is None else count) * size
 
 
 def count_head_bytes(path: Path) -> int:

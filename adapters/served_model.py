@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from adapters.artefact import Origin, damage, find_changed_content, read_manifest
@@ -23,6 +24,7 @@ from adapters.model_store import (
     StoreFull,
     StoreUnwritable,
     describe_replaced,
+    explain_errors,
     short_hash,
 )
 from device_profiles.units import MIB
@@ -33,18 +35,19 @@ _HEAD_BYTES: Final = 64 * MIB
 _log = logging.getLogger(__name__)
 
 
-def keep_head(store: ModelStore, file: ModelSource, progress: Progress) -> None:
+def keep_head(store: ModelStore, file: ModelSource, progress: Progress) -> Path | None:
     """Keep what a model is loaded with beside its weights, so that it can be loaded once its files are replaced.
 
-    Without effect where the store takes nothing; raises ModelRefused for a damaged file.
+    Returns where it is; None where that is known or the store takes nothing. Raises ModelRefused for a damaged file.
     """
     if file.digest:
-        return
+        return None
     recipe = HeadRecipe(file.content, directory=file.path.is_dir())
     try:
-        store.prepare_small(file, recipe, _HEAD_BYTES, progress)
+        return store.prepare_small(file, recipe, _HEAD_BYTES, progress)
     except (StoreFull, StoreUnwritable) as error:
         _log.warning("%s cannot be loaded again once its files are replaced: %s", file.path.name, error)
+        return None
 
 
 def find_served(store: ModelStore, identity: ModelIdentity, base: Path, progress: Progress) -> ModelSource:
@@ -89,5 +92,25 @@ def _restore(store: ModelStore, identity: ModelIdentity, now: ModelSource | None
         gone = ModelSource(Path(source), identity.name, source, digest=identity.digest, why_head=why)
         raise describe_replaced(store.root, gone, "what was prepared")
     place, digest = kept
-    path, files = restore_head(place, place.with_name(_RESTORED))
+    path, files = _restore_head(store, place)
     return ModelSource(path, identity.name, source, files, digest=digest, now=now, why_head=why)
+
+
+def _restore_head(store: ModelStore, artefact: Path) -> tuple[Path, tuple[Path, ...]]:
+    """Restore a head beside itself, or for this process alone where the store takes nothing. Raises ModelRefused,
+    StoreFull and StoreUnwritable."""
+    try:
+        with explain_errors(store.root):
+            return restore_head(artefact, artefact.with_name(_RESTORED))
+    except (StoreFull, StoreUnwritable) as error:
+        try:
+            if artefact not in _own_places:
+                _own_places[artefact] = TemporaryDirectory(prefix="outrider-head-")
+            found = restore_head(artefact, Path(_own_places[artefact].name, _RESTORED))
+        except OSError:
+            raise error from None
+        _log.warning("the head of a model is restored in %s: %s", found[0], error)
+        return found
+
+
+_own_places: dict[Path, TemporaryDirectory[str]] = {}  # removed when the process ends

@@ -106,6 +106,15 @@ class GgufWeights:
         return replace(spec, ropes=tuple(divided[rope] for rope in spec.ropes))
 
 
+def list_shape_values(header: GgufHeader) -> list[tuple[Path, int, int]]:
+    """Return the values that are looked at when a model is opened: file, first byte and count of bytes."""
+    return [
+        (header.path, header.data_offset + tensor.offset, tensor.size)
+        for tensor in header.tensors
+        if tensor.name == ROPE_FACTORS
+    ]
+
+
 def _divide(rope: Rope, factors: NDArray[Any]) -> Rope:
     return replace(rope, inverse_frequencies=tuple((np.array(rope.inverse_frequencies) / factors).tolist()))
 

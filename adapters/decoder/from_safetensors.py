@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,9 +144,24 @@ def _untie_where_heads_differ(
         return spec
     head, embedding = tensors[name], tensors[f"{_prefix(tensors, where)}embed_tokens.weight"]
     alike = (head.kind, head.shape) == (embedding.kind, embedding.shape)
-    if alike and (heads_only or head.kind not in KINDS or head.equals(embedding)):
+    if alike and (heads_only or head.kind not in KINDS or head.find_difference(embedding) is None):
         return spec
     return replace(spec, tied_embeddings=False)
+
+
+def list_shape_values(tensors: Mapping[str, Stored], where: str) -> list[tuple[Path, int, int]]:
+    """Return the values that are looked at when a model is opened: file, first byte and count of bytes. They are what
+    tells an output layer from the embedding, and a draft's table of outputs. Raises ModelRefused."""
+    found = []
+    table = tensors.get(_DRAFT_TO_TARGET)
+    if table is not None:
+        found.append(table.locate())
+    head = next((tensors[name] for name in _HEADS if name in tensors), None)
+    embedding = tensors[f"{_prefix(tensors, where)}embed_tokens.weight"]
+    if head is None or head.kind not in KINDS or (head.kind, head.shape) != (embedding.kind, embedding.shape):
+        return found
+    at = head.find_difference(embedding)
+    return found if at is None else [*found, head.locate(at, 1), embedding.locate(at, 1)]
 
 
 def _output_ids(tensors: Mapping[str, Stored], spec: DecoderSpec, where: str, *, heads_only: bool) -> tuple[int, ...]:

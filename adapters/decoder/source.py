@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from adapters import hf_directory
+from adapters.decoder import from_gguf
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.from_safetensors import round_to_bfloat16
 from adapters.decoder.gguf_blocks import type_name
@@ -58,6 +60,14 @@ class _Converted:
         if self._precision is Precision.BF16:
             return found if found.bfloat16 else Dense(round_to_bfloat16(found.float32()), bfloat16=True)
         return Dense(found.float32().astype(_FLOATS[self._precision]))
+
+
+def list_shape_values(source: Path) -> list[tuple[Path, int, int]]:
+    """Return which values `open_source` looks at, beside the heads of the files: file, first byte and count of bytes.
+    Raises ModelRefused."""
+    if source.is_dir():
+        return hf_directory.list_shape_values(source)
+    return from_gguf.list_shape_values(read_header(source))
 
 
 def count_held_bytes(weights: Weights) -> int | None:

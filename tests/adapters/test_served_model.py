@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from adapters.contract import ModelRefused
+from adapters.contract import LoadOptions, ModelRefused
 from adapters.decoder.source import open_source
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import ModelSource, resolve
-from adapters.model_store import ModelReplaced, ModelStore
+from adapters.model_store import ModelReplaced, ModelStore, StoreFull, StoreUnwritable
+from adapters.registry import get
 from adapters.served_model import find_served, keep_head
 from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import vocabulary_in
+from orchestrator.loading.memory import predict_memory
+from orchestrator.loading.precision import sizes_of
 from tests.support import tiny_gguf, tiny_models
 from tests.support.tiny_gguf import Tiny
 
@@ -59,12 +66,15 @@ def serve(base: Path, store: Path, source: str) -> Served:
     return Served(base, store, file, ModelIdentity(source, models.digest(file), file.name, file.source))
 
 
-@pytest.fixture(params=["gguf", "directory"])
+@pytest.fixture(params=["gguf", "gguf with rope factors", "directory", "directory with a head beside a tied one"])
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
-    if request.param == "gguf":
-        tiny_gguf.write(tmp_path / "model", MODEL)
+    if request.param.startswith("gguf"):
+        tiny_gguf.write(tmp_path / "model", replace(MODEL, rope_factors="rope" in request.param))
     else:
         tiny_models.write_model(tmp_path / "model", "llama", shards=2)
+    if "tied" in request.param:
+        config = tmp_path / "model" / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"tie_word_embeddings": True}))
     return serve(tmp_path, tmp_path / "store", "model")
 
 
@@ -114,6 +124,7 @@ def test_what_is_at_its_place_serves_where_it_is_the_same(served: Served) -> Non
 def test_the_head_stands_for_files_that_were_replaced(served: Served, harm: Callable[[Served], None]) -> None:
     before = open_source(served.file.path)
     spec, vocabulary = before.spec, vocabulary_in(served.file)
+    known, asked = sizes_of(served.file), LoadOptions(device="CPU", kv_cache_bytes=1 << 20, slots=1)
     sizes = [file.stat().st_size for file in served.file.content]
     harm(served)
     said = Said()
@@ -124,6 +135,8 @@ def test_the_head_stands_for_files_that_were_replaced(served: Served, harm: Call
     assert (open_source(found.path).spec, vocabulary_in(found)) == (spec, vocabulary)
     store = ModelStore(served.store)
     (prepared,) = served.store.glob(f"{served.identity.digest}/tokenizer-*/")
+    assert sizes_of(found) == known
+    assert predict_memory(asked, get("openvino_rt"), found, prepared) is not None
     assert store.prepare(found, TokenizerRecipe(), said) == prepared
     assert store.find(found, TokenizerRecipe()) == prepared
     assert store.digest(found) == served.identity.digest
@@ -150,6 +163,74 @@ def test_what_is_nowhere_is_refused_with_what_it_was_what_it_is_and_the_way_out(
         assert told in text
     if harm is remove:
         assert "there is no " in text
+
+
+def damage_sizes(head: Path) -> None:
+    for file in head.iterdir():
+        os.truncate(file, 0)
+
+
+def damage_bytes(head: Path) -> None:
+    for file in head.iterdir():
+        with file.open("r+b") as stream:
+            stream.seek(24)
+            stream.write(b"\xff" * 16)
+
+
+def remove_one(head: Path) -> None:
+    next(head.iterdir()).unlink()
+
+
+@pytest.mark.parametrize("harm", [damage_sizes, damage_bytes, remove_one])
+def test_a_restored_head_that_is_damaged_is_made_anew(served: Served, harm: Callable[[Path], None]) -> None:
+    spec = open_source(served.file.path).spec
+    remove(served)
+    (found,) = {one.parent for one in served.find().content}
+    harm(found)
+    again = served.find()
+    assert open_source(again.path).spec == spec
+    assert {one.parent for one in again.content} == {found}
+    assert {one.name for one in found.parent.iterdir() if "restored" in one.name} == {found.name}, "nothing is left"
+
+
+def refuse_writes(number: int) -> Callable[..., int]:
+    def open_or_refuse(path: str, mode: int = 0o777) -> None:
+        if "restored-head" in str(path) and "outrider-head-" not in str(path):
+            raise OSError(number, os.strerror(number))
+        real(path, mode)
+
+    real = os.mkdir
+    return open_or_refuse
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_store_that_cannot_be_written_restores_elsewhere(
+    served: Served, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = open_source(served.file.path).spec
+    remove(served)
+    monkeypatch.setattr(os, "mkdir", refuse_writes(number))
+    found = served.find()
+    assert open_source(found.path).spec == spec
+    assert served.store not in found.path.parents
+    assert served.find().path == found.path
+    monkeypatch.setattr("tempfile.tempdir", str(served.base / "nowhere"))
+    monkeypatch.setattr("adapters.served_model._own_places", {})
+    with pytest.raises(StoreFull if number == errno.ENOSPC else StoreUnwritable, match=re.escape(str(served.store))):
+        served.find()
+
+
+def test_a_draft_keeps_which_tokens_its_outputs_are(tmp_path: Path) -> None:
+    target = tiny_models.write_model(tmp_path / "target", "llama")
+    tiny_models.write_reduced(tmp_path / "model", target, np.array([3, 5, 9, 40]), "some vocabulary")
+    before, store = open_source(tmp_path / "model"), ModelStore(tmp_path / "store")
+    file = resolve("model", tmp_path)
+    keep_head(store, file, Said())
+    served = Served(tmp_path, store.root, file, ModelIdentity("model", store.digest(file), file.name, file.source))
+    remove(served)
+    found = open_source(served.find().path)
+    assert (found.spec, found.output_ids) == (before.spec, before.output_ids)
+    assert before.output_ids
 
 
 def test_a_damaged_head_is_none(served: Served) -> None:
