@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +24,12 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.decoder.source import open_source
+from adapters.decoder.spec import DecoderSpec
 from adapters.devices_there import check_device
 from adapters.model_checks import describe_draft
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import ModelSource, check_model, resolve
-from adapters.model_store import ModelStore
+from adapters.model_store import ModelChanged, ModelStore
 from adapters.served_model import find_served, keep_head
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
@@ -58,6 +60,8 @@ from policies.models.quantization import PrecisionChoice
 SIMULATED_PREFIX = "simulated:toy"
 _SHARES = (1, 2, 4)
 _LEAST_BATCH_ROWS = 16
+_TRIES = 3
+"""Of preparing a model whose files are replaced meanwhile."""
 
 OnProgress = Callable[[str, float], None]
 
@@ -145,7 +149,7 @@ def load_model(
 ) -> LoadedSource:
     """Prepare (once) and load a model for so many sequences; `serves`: with its tokenizer, which a draft does not need
     and may not have; `refresh`: find its numerical class again. Raises what adapters raise."""
-    found = prepare_model(options, progress)
+    found, tokenizer_dir, identity = _prepare_alike(options, progress, serves=serves)
     adapter, file, prepared, choice = found.adapter, found.file, found.prepared, found.choice
     asked = LoadOptions(
         device=adapter.device
@@ -176,16 +180,44 @@ def load_model(
         plan = predict(replace(asked, max_batch_rows=rows), process_bytes=plan.process)
     shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
     parts = adapter.parts if isinstance(adapter, PipelineLoader) else ()
-    told = (prepared, choice, plan, classes, shards, parts, found.split, None)
-    loaded = LoadedSource(model, found.name, file.name if file is not None else found.name, found.source, "", *told)
+    published = file.name if file is not None else found.name
+    told = (prepared, choice, plan, classes, shards, parts, found.split, identity)
+    return LoadedSource(model, found.name, published, found.source, tokenizer_dir, *told)
+
+
+def _prepare_alike(
+    options: ModelOptions, progress: OnProgress, *, serves: bool
+) -> tuple[PreparedModel, str, ModelIdentity | None]:
+    """Return what `load_model` loads, the directory of its tokenizer ("" where it has none) and its content, all of one
+    and the same model: its files may be replaced at any time. Raises what adapters raise, ModelChanged among it."""
+    for _ in range(_TRIES - 1):
+        with suppress(ModelChanged):
+            return _prepare_once(options, progress, serves=serves)
+    return _prepare_once(options, progress, serves=serves)
+
+
+def _prepare_once(
+    options: ModelOptions, progress: OnProgress, *, serves: bool
+) -> tuple[PreparedModel, str, ModelIdentity | None]:
+    found = prepare_model(options, progress)
+    file = found.file
     if file is None:
-        return loaded
+        return found, "", None
     store = found.store or ModelStore(Path(options.store))
     if serves:
-        _refuse_draft(model, found.source)
-        loaded = replace(loaded, tokenizer_dir=prepare_tokenizer_of(options, file, progress, store))
-    keep_head(store, file, progress)
-    return replace(loaded, identity=identify(options, file, store))
+        _refuse_draft(check_model(file), found.source)
+    tokenizer_dir = prepare_tokenizer_of(options, file, progress, store) if serves else ""
+    head = keep_head(store, file, progress)
+    digest = found.prepared.parent.name
+    others = [place.parent.name for place in (Path(tokenizer_dir) if tokenizer_dir else None, head) if place]
+    if options.identity is not None:
+        others.append(options.identity.digest)
+    for other in others:
+        if other != digest:
+            raise ModelChanged(
+                f"{found.source}: it changed while it was prepared, from the digest {digest} to {other}. Try again."
+            )
+    return found, tokenizer_dir, options.identity or ModelIdentity(options.source, digest, file.name, file.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +241,6 @@ def find_model(options: ModelOptions, store: ModelStore, progress: OnProgress) -
     if options.identity is not None:
         return find_served(store, options.identity, Path(options.base), progress)
     return store.whole(resolve(options.source, Path(options.base), progress), progress)
-
-
-def identify(options: ModelOptions, file: ModelSource, store: ModelStore) -> ModelIdentity:
-    """Return the content of a model that was prepared. Raises ModelRefused."""
-    return options.identity or ModelIdentity(options.source, store.digest(file), file.name, file.source)
 
 
 def prepare_tokenizer_of(
@@ -353,11 +380,9 @@ def _question(
     )
 
 
-def _refuse_draft(model: LoadedModel, source: str) -> None:
-    spec = model.spec
-    if spec.output_ids:
-        model.close()
-        raise ModelRefused(describe_draft(source, spec.outputs, spec.vocabulary_size))
+def _refuse_draft(spec: DecoderSpec, source: str) -> None:
+    if spec.draft_outputs:
+        raise ModelRefused(describe_draft(source, spec.draft_outputs, spec.vocabulary_size))
 
 
 def load_tokenizer(directory: str) -> Tokenizer:

@@ -16,7 +16,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.hf_hub import DownloadFailed
-from adapters.model_store import ModelReplaced, StoreFull, StoreUnwritable
+from adapters.model_store import ModelChanged, ModelReplaced, StoreFull, StoreUnwritable
 from orchestrator.workers.messages import Failed, FailureKind
 
 _KINDS: tuple[tuple[type[AdapterError], FailureKind], ...] = (
@@ -34,6 +34,7 @@ _LOADING_KINDS: tuple[tuple[type[AdapterError], FailureKind], ...] = (
     (CapacityError, "unknown"),
     (AdapterUnavailable, "configuration"),
     (ModelReplaced, "model_replaced"),
+    (ModelChanged, "unknown"),
     (ModelRefused, "configuration"),
     (Unsupported, "configuration"),
     (GrammarFailed, "configuration"),
