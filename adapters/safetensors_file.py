@@ -67,7 +67,8 @@ class Stored:
         return None
 
     def locate(self, first: int = 0, count: int | None = None) -> tuple[Path, int, int]:
-        """Return the file of `count` elements from the `first` on (None: of all), and their place and length in bytes."""
+        """Return the file of `count` elements from the `first` on (None: of all), and their place and length there, in
+        bytes."""
         size = np.dtype(KINDS.get(self.kind) or _ID_KINDS[self.kind]).itemsize
         return self.path, self.offset + first * size, (math.prod(self.shape) if count is None else count) * size
 

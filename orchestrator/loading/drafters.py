@@ -58,7 +58,8 @@ class Remotes:
     def build(
         self, options: ModelDraftOptions, remote: RemoteOptions, target: LoadedTarget, pair: VocabularyPair
     ) -> Drafter:
-        """Return a drafter that waits to be attached."""
+        """Return a drafter that waits to be attached. Raises what preparing its tokenizer does."""
+        tokenizer_dir = prepare_tokenizer(options) if pair.match is Match.DIFFERS else ""
         drafter = RemoteDrafter(
             options.name,
             fingerprint=pair.draft_fingerprint,
@@ -68,7 +69,7 @@ class Remotes:
             report=self._report,
         )
         self._drafters.setdefault(options.name, []).append(drafter)
-        return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepare_tokenizer(options))
+        return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, tokenizer_dir)
 
     def attach(self, command: AttachDraft) -> None:
         """Connect a drafter to its process; one that was exchanged meanwhile is ignored."""
@@ -156,8 +157,7 @@ def _build_chain(
     try:
         for draft in drafters:
             if remotes is not None and isinstance(draft, ModelDraftOptions) and draft.remote is not None:
-                pair = remote_pair(draft, options.model, target)
-                built.append(remotes.build(draft, draft.remote, target, pair))
+                built.append(_build_remote(draft, draft.remote, options, target, remotes))
                 continue
             found = _build(draft, options, target, progress, flight, cheaper)
             built.append(guarded := GuardedDrafter(found))
@@ -169,6 +169,15 @@ def _build_chain(
         raise
     # One alone, too: its word is calibrated there.
     return ChainDrafter(built, PredictionDrafter(SystemClock())) if built else None
+
+
+def _build_remote(
+    options: ModelDraftOptions, remote: RemoteOptions, engine: EngineOptions, target: LoadedTarget, remotes: Remotes
+) -> Drafter:
+    try:
+        return remotes.build(options, remote, target, remote_pair(options, engine.model, target))
+    except ModelReplaced as error:
+        return _build_failed(options, error)
 
 
 def _build(
@@ -235,6 +244,7 @@ def _build_model(
 
     try:
         pair = compare_vocabularies(options, engine.model, report_stage)
+        tokenizer_dir = prepare_tokenizer(options) if pair.match is Match.DIFFERS else ""
         if options.name not in flight.models:
             flight.models[options.name] = load_model(wanted, engine.max_running * flight.count, report_stage)
         loaded = flight.models[options.name]
@@ -250,7 +260,7 @@ def _build_model(
     own = Cascade(tuple(cheaper) if options.cascade and pair.match is not Match.DIFFERS else (), clock)
     drafter = ModelDrafter(model, state, clock, vocabulary=vocabulary, prefill_ms=options.prefill_ms, cascade=own)
     drafter.measure()
-    return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, prepare_tokenizer(options))
+    return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, tokenizer_dir)
 
 
 def _build_failed(options: ModelDraftOptions, error: AdapterError) -> FailedDrafter:

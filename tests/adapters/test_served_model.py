@@ -193,7 +193,7 @@ def test_a_restored_head_that_is_damaged_is_made_anew(served: Served, harm: Call
     assert {one.name for one in found.parent.iterdir() if "restored" in one.name} == {found.name}, "nothing is left"
 
 
-def refuse_writes(number: int) -> Callable[..., int]:
+def refuse_writes(number: int) -> Callable[..., None]:
     def open_or_refuse(path: str, mode: int = 0o777) -> None:
         if "restored-head" in str(path) and "outrider-head-" not in str(path):
             raise OSError(number, os.strerror(number))
