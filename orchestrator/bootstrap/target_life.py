@@ -12,6 +12,7 @@ import msgspec
 
 from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
+from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.metrics.cost_series import HourlyPrice
 from orchestrator.api.served import ServedTarget, TargetTerms
@@ -92,7 +93,7 @@ class TargetLife:
         self._workers: WorkerSet | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._scaling: asyncio.Task[None] | None = None
-        self._checking: asyncio.Task[None] | None = None
+        self._checking: set[asyncio.Task[None]] = set()
         # Only the first may go without a name, and its workers are called as ever.
         self._cluster = ground.cluster.share(f"{config.model.name}/" if config.number else "")
         self.control = self._build_control()
@@ -274,7 +275,7 @@ class TargetLife:
         if change.workers is None:
             return
         if change.how == "roll":
-            await asyncio.to_thread(self._prepare_tokenizer, change.workers)
+            await self._prepare_tokenizer(change.workers)
         keeper = self._keeper
         if keeper is None or change.plan is None:
             await self._move(change.workers, change.how)
@@ -294,12 +295,21 @@ class TargetLife:
         self._follow_keeper(after)
         self._take_sources(change.config.sources)
 
-    def _prepare_tokenizer(self, workers: WorkerSet) -> None:
+    async def _prepare_tokenizer(self, workers: WorkerSet) -> None:
         """Load the tokenizer of a model before its first worker serves: requests are translated by it from then on.
-        Raises AdapterError."""
+        Those of models that no worker has any more are forgotten. Raises AdapterError."""
         options = msgspec.convert(workers.targets[0].options["model"], ModelOptions)
-        if options.identity is not None:
-            self._load_tokenizer(prepare_own_tokenizer(options))
+        if options.source.startswith(SIMULATED_PREFIX):
+            return
+        identity = options.identity or self.control.list_identities().get(options.source)
+        told = msgspec.structs.replace(options, identity=identity)
+        directory = await asyncio.to_thread(prepare_own_tokenizer, told)
+        used = self.control.list_tokenizers()
+        kept = {one: found for one, found in self._tokenizers.items() if one in used}
+        if directory not in kept:
+            kept[directory] = await asyncio.to_thread(self._load_tokenizer, directory)
+            self._try_template(kept[directory])
+        self._tokenizers = kept
 
     async def _move(self, workers: WorkerSet, how: How) -> list[int]:
         """Let these be the workers; returns the numbers of the replicas, in their order. Raises WorkerError."""
@@ -364,8 +374,14 @@ class TargetLife:
             tokenizer = self._load_tokenizer(view.ready.tokenizer_dir)
         except AdapterError as error:
             raise DaemonError(str(error)) from error
-        self._checking = asyncio.create_task(self._check_template(tokenizer), name="try the chat template")
+        self._try_template(tokenizer)
         return view.ready
+
+    def _try_template(self, tokenizer: Tokenizer) -> None:
+        """Try a chat template in the background, before anybody asks for it."""
+        checking = asyncio.create_task(self._check_template(tokenizer), name="try the chat template")
+        self._checking.add(checking)
+        checking.add_done_callback(self._checking.discard)
 
     async def _check_template(self, tokenizer: Tokenizer) -> None:
         """Tell an operator what every chat would be told."""
@@ -397,8 +413,8 @@ class TargetLife:
 
     async def close(self) -> None:
         """End the workers, and the draft store behind them."""
-        if self._checking is not None:
-            self._checking.cancel()
+        for checking in self._checking:
+            checking.cancel()
         await self.control.close()
         if (store := self.served.use(None)) is not None:
             await store.close()

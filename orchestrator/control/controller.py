@@ -414,6 +414,11 @@ class TargetControl:
         """Return the content that each model had when it was loaded first, by its source."""
         return self._state.identities.known
 
+    def list_tokenizers(self) -> set[str]:
+        """Return the directories of the tokenizers that workers name, standbys among them."""
+        ready = [one.state.ready for one in self._state.replicas.list_all()]
+        return {one.tokenizer_dir for one in ready if one is not None}
+
     def list_replaced(self) -> list[int]:
         """Return the replicas, by their numbers, that have failed as their model is neither at its place nor in the
         store; standbys left out."""

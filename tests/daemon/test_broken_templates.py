@@ -11,7 +11,7 @@ from openai import BadRequestError
 from orchestrator.bootstrap.template_faults import find_template_fault
 from tests.adapters.test_tokenizer import write_vocabulary
 from tests.support import tiny_models
-from tests.support.daemon import running
+from tests.support.daemon import outrider_process, running
 from tests.support.waiting import until
 
 BROKEN = "{% for m in messages %}{{ m.content | frobnicate }}{% endfor %}"
@@ -75,3 +75,13 @@ def test_requests_are_told_whose_fault_it_is(tmp_path: Path) -> None:
         with pytest.raises(BadRequestError, match=r"template itself is at fault.*frobnicate.*/v1/completions"):
             daemon.client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "hi"}])
         assert daemon.client.completions.create(model="tiny", prompt="hi", max_tokens=2).choices[0].text is not None
+
+
+def test_the_template_of_a_model_that_a_reload_takes_is_told(tmp_path: Path) -> None:
+    config = write_cluster(tmp_path, "{{ messages[0].content }}")
+    with running(config) as daemon:
+        for template, times in ((BROKEN, 1), ("{{ messages[0].content }}!", 1), (BROKEN, 2)):
+            (tmp_path / "model" / "chat_template.jinja").write_text(template)
+            done = outrider_process("reload", "--socket", str(daemon.admin))
+            assert done.returncode == 0, done.stderr
+            until(lambda: daemon.log.read_text().count("the chat template is at fault") == times, 20.0)  # noqa: B023
