@@ -8,8 +8,7 @@ import psutil
 
 from adapters.artefact import NOTES
 from adapters.contract import Adapter, FixedShapes, Footprint, LayerRange, LoadOptions
-from adapters.decoder.source import open_source
-from adapters.model_source import ModelSource
+from adapters.decoder.spec import DecoderSpec
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
 
 _KV_VALUE_BYTES = 2
@@ -19,7 +18,7 @@ _KV_VALUE_BYTES = 2
 def predict_memory(
     asked: LoadOptions,
     adapter: Adapter,
-    file: ModelSource,
+    spec: DecoderSpec,
     prepared: Path,
     layers: LayerRange | None = None,
     process_bytes: int = 0,
@@ -33,7 +32,6 @@ def predict_memory(
     device = next((found for found in adapter.devices() if found.name == asked.device), None)
     if device is None or device.memory_costs is None:
         return None
-    spec = open_source(file.path).spec
     fixed = Footprint(asked.kv_cache_bytes, 0, 0)
     if isinstance(adapter, FixedShapes):
         fixed = adapter.footprint(prepared, asked)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,6 @@ from adapters.contract import (
     Precision,
     Unsupported,
 )
-from adapters.decoder.source import open_source
 from adapters.decoder.spec import DecoderSpec
 from adapters.devices_there import check_device
 from adapters.model_checks import describe_draft
@@ -167,7 +166,7 @@ def load_model(
     )
     predict = None
     if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
-        predict = partial(predict_memory, adapter=adapter, file=file, prepared=prepared)
+        predict = partial(predict_memory, adapter=adapter, spec=check_model(file), prepared=prepared)
     plan = predict(asked) if predict else None
     classes: MeasuredClasses | None = None
     if serves or asked.exactness is Exactness.BIT:
@@ -190,7 +189,7 @@ def _prepare_alike(
 ) -> tuple[PreparedModel, str, ModelIdentity | None]:
     """Return what `load_model` loads, the directory of its tokenizer ("" where it has none) and its content, all of one
     and the same model: its files may be replaced at any time. Raises what adapters raise, ModelChanged among it."""
-    for _ in range(_TRIES - 1):
+    for _ in range(0 if options.shards else _TRIES - 1):  # other workers have layers of the first
         with suppress(ModelChanged):
             return _prepare_once(options, progress, serves=serves)
     return _prepare_once(options, progress, serves=serves)
@@ -214,9 +213,7 @@ def _prepare_once(
         others.append(options.identity.digest)
     for other in others:
         if other != digest:
-            raise ModelChanged(
-                f"{found.source}: it changed while it was prepared, from the digest {digest} to {other}. Try again."
-            )
+            raise _describe_change(found.source, digest, other)
     return found, tokenizer_dir, options.identity or ModelIdentity(options.source, digest, file.name, file.source)
 
 
@@ -262,20 +259,50 @@ def _prepare_shards(options: ModelOptions, progress: OnProgress) -> PreparedMode
     endpoints = iter(options.shard_endpoints)
     by_place: dict[tuple[str, str], PreparedModel] = {}
     parts: list[PlacedLayers] = []
-    for shard in options.shards:
-        if shard.own:
-            parts.append(_place_remote(RemoteRuntime(next(endpoints)), shard))
-            continue
-        place = (shard.adapter, shard.device)
-        if place not in by_place:
-            mine = msgspec.structs.replace(options, adapter=shard.adapter, device=shard.device, shards=[])
-            by_place[place] = prepare_part(mine, progress)
-        parts.append(_place_local(by_place[place], shard, options.threads))
-    base = next(iter(by_place.values()), None) or _find_source(options, progress)
-    counts = [shard.layers for shard in options.shards]
-    ranges = cut_layers(counts, count_layers(options, base.file), base.name)
+    others: list[RemoteRuntime] = []
+    with ExitStack() as calls:
+        for shard in options.shards:
+            if shard.own:
+                others.append(RemoteRuntime(next(endpoints)))
+                calls.callback(others[-1].close)
+                parts.append(_place_remote(others[-1], shard))
+                continue
+            place = (shard.adapter, shard.device)
+            if place not in by_place:
+                mine = msgspec.structs.replace(options, adapter=shard.adapter, device=shard.device, shards=[])
+                by_place[place] = prepare_part(mine, progress)
+            parts.append(_place_local(by_place[place], shard, options.threads))
+        base = next(iter(by_place.values()), None) or _find_source(options, progress)
+        _refuse_other_copies(base, list(by_place.values()), others)
+        counts = [shard.layers for shard in options.shards]
+        ranges = cut_layers(counts, count_layers(options, base.file), base.name)
+        calls.pop_all()
     placed = [replace(part, layers=layers) for part, layers in zip(parts, ranges, strict=True)]
     return replace(base, adapter=PipelineLoader(placed))
+
+
+def _refuse_other_copies(
+    base: PreparedModel, here: Sequence[PreparedModel], elsewhere: Sequence[RemoteRuntime]
+) -> None:
+    """Refuse layers of several models: each host prepares its own copy of the files. Raises ModelRefused, and
+    ModelChanged where this process has several."""
+    if base.file is None:
+        return
+    mine = base.prepared.parent.name
+    for one in here:
+        if one.prepared.parent.name != mine:
+            raise _describe_change(base.source, mine, one.prepared.parent.name)
+    for runtime in elsewhere:
+        said = runtime.description
+        if said.digest != mine:
+            raise ModelRefused(
+                f"{base.source}: the worker for layers on {said.where} has a copy with the digest {said.digest}, and "
+                f"this process one with {mine}. Put the same files on both hosts, and run `outrider reload`."
+            )
+
+
+def _describe_change(source: str, first: str, second: str) -> ModelChanged:
+    return ModelChanged(f"{source}: it changed while it was prepared, from the digest {first} to {second}. Try again.")
 
 
 def _place_local(found: PreparedModel, shard: ShardOptions, threads: int) -> PlacedLayers:
@@ -323,7 +350,7 @@ def count_layers(options: ModelOptions, file: ModelSource | None) -> int:
     """Return how many layers a model has. Raises ModelRefused."""
     if file is None:
         return Script.parse(parse_simulated_script(options.source)).layers
-    return open_source(file.path).spec.layers
+    return check_model(file).layers
 
 
 def prepare_part(options: ModelOptions, progress: OnProgress) -> PreparedModel:

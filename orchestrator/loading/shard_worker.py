@@ -16,6 +16,7 @@ from adapters.contract import (
     ShardingAdapter,
     Unsupported,
 )
+from adapters.model_source import check_model
 from orchestrator.loading.devices import class_mark_of, device_name, effective_device, find_device, threads_on
 from orchestrator.loading.memory import predict_memory
 from orchestrator.loading.models import PreparedModel, count_layers, prepare_part, silent
@@ -50,6 +51,7 @@ class _PreparedLayers:
         self._adapter, self._loader = adapter, adapter
         self._found = found
         self._process_bytes = 0
+        self._spec = check_model(found.file) if found.file is not None else None
         device = effective_device(model.adapter, model.device)
         there = find_device(model.adapter, model.device)
 
@@ -65,6 +67,7 @@ class _PreparedLayers:
             found.prepared.name if found.file is not None else "",
             found.choice.activations.value if found.choice and found.choice.activations else "",
             found.choice.kv_cache.value if found.choice and found.choice.kv_cache else "",
+            found.prepared.parent.name if found.file is not None else "",
         )
 
     def classes(self, options: LoadOptions) -> list[list[NumericalClass]]:
@@ -74,11 +77,11 @@ class _PreparedLayers:
     def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
         """See shards.server.LayerSource."""
         found = self._found
-        if found.file is None:
+        if self._spec is None:
             return 0
         # Before the first layers are loaded: by then the runtime has been asked for its devices and its classes.
         self._process_bytes = self._process_bytes or psutil.Process().memory_info().rss
-        plan = predict_memory(options, self._adapter, found.file, found.prepared, layers, self._process_bytes)
+        plan = predict_memory(options, self._adapter, self._spec, found.prepared, layers, self._process_bytes)
         return plan.total if plan is not None else 0
 
     def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:

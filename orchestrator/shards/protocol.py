@@ -20,7 +20,7 @@ from device_profiles.workload import ModelSpec
 from orchestrator.links.endpoint import LinkLost, ProtocolError
 from orchestrator.links.silence import notice_silence
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_ARRAY_BYTES = 1024 * 1024 * 1024
 """Longer ones can only be a broken stream: 4,096 rows of 65,536 numbers have as many."""
@@ -129,7 +129,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
 class Description(msgspec.Struct, frozen=True, tag="description"):
     """What a worker can load layers of. `mark`: what decides bits there, of its device and runtime; `where`: its host
     and process, for people; `weights`: of the prepared files. `activations` and `kv_cache`: the formats that were
-    chosen there, "" where they were not."""
+    chosen there, "" where they were not. `digest`: of the model's files, "" for the simulated one."""
 
     version: int
     adapter: str
@@ -142,6 +142,7 @@ class Description(msgspec.Struct, frozen=True, tag="description"):
     weights: str = ""
     activations: str = ""
     kv_cache: str = ""
+    digest: str = ""
 
 
 class Classes(msgspec.Struct, frozen=True, tag="classes"):

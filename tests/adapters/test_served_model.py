@@ -17,7 +17,7 @@ import pytest
 from adapters.contract import LoadOptions, ModelRefused
 from adapters.decoder.source import open_source
 from adapters.model_identity import ModelIdentity
-from adapters.model_source import ModelSource, resolve
+from adapters.model_source import ModelSource, check_model, resolve
 from adapters.model_store import ModelReplaced, ModelStore, StoreFull, StoreUnwritable
 from adapters.registry import get
 from adapters.served_model import find_served, keep_head
@@ -136,7 +136,7 @@ def test_the_head_stands_for_files_that_were_replaced(served: Served, harm: Call
     store = ModelStore(served.store)
     (prepared,) = served.store.glob(f"{served.identity.digest}/tokenizer-*/")
     assert sizes_of(found) == known
-    assert predict_memory(asked, get("openvino_rt"), found, prepared) is not None
+    assert predict_memory(asked, get("openvino_rt"), check_model(found), prepared) is not None
     assert store.prepare(found, TokenizerRecipe(), said) == prepared
     assert store.find(found, TokenizerRecipe()) == prepared
     assert store.digest(found) == served.identity.digest

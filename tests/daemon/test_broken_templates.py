@@ -12,6 +12,7 @@ from orchestrator.bootstrap.template_faults import find_template_fault
 from tests.adapters.test_tokenizer import write_vocabulary
 from tests.support import tiny_models
 from tests.support.daemon import outrider_process, running
+from tests.support.hub_server import Hub, serving
 from tests.support.waiting import until
 
 BROKEN = "{% for m in messages %}{{ m.content | frobnicate }}{% endfor %}"
@@ -85,3 +86,24 @@ def test_the_template_of_a_model_that_a_reload_takes_is_told(tmp_path: Path) -> 
             done = outrider_process("reload", "--socket", str(daemon.admin))
             assert done.returncode == 0, done.stderr
             until(lambda: daemon.log.read_text().count("the chat template is at fault") == times, 20.0)  # noqa: B023
+
+
+def test_a_reload_tries_the_template_of_a_new_revision_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_cluster(tmp_path, "{{ messages[0].content }}")
+    config.write_text(config.read_text().replace("source: model", "source: hf:org/tiny"))
+    files = {path.name: path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    hub = Hub({"org/tiny": files})
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with serving(hub):
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        with running(config) as daemon:
+            before = daemon.status()["ready"]["model_digest"]
+            files["chat_template.jinja"] = BROKEN.encode()
+            for known in (tmp_path / "home").glob("hub/*/refs/*"):  # the cache's word goes first
+                known.unlink()
+            done = outrider_process("reload", "--socket", str(daemon.admin))
+            assert done.returncode == 0, done.stderr
+            until(lambda: "the chat template is at fault" in daemon.log.read_text(), 20.0)
+            assert daemon.status()["ready"]["model_digest"] != before
