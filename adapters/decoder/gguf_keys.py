@@ -35,9 +35,18 @@ _READ = frozenset(
     }
 )
 _READ_BY_FAMILY = {
-    "gemma3": frozenset({"rope.freq_base_swa", "final_logit_softcapping", "attention.sliding_window_pattern"}),
+    "gemma3": frozenset(
+        {
+            *("rope.freq_base_swa", "final_logit_softcapping", "attention.sliding_window_pattern"),
+            *("rope.global.freq_base", "rope.local.freq_base"),
+        }
+    ),
 }
+_ALIASES = {"rope.freq_base": "rope.global.freq_base", "rope.freq_base_swa": "rope.local.freq_base"}
+"""What Ollama's converter calls some keys of Gemma 3."""
 _HARMLESS = frozenset({"rope.scaling.finetuned", "tensor_data_layout"})
+_HARMLESS_PREFIXES = {"gemma3": ("mm.", "vision.")}
+"""Of the half that sees pictures, which text files name, too. Its tensors are refused where they are there."""
 _IDLE: dict[str, frozenset[int | float | bool | str]] = {
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), frozenset({1})),
     **dict.fromkeys(("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), frozenset({1})),
@@ -78,17 +87,35 @@ def refuse_unread_keys(header: GgufHeader, family: str) -> None:
     """Refuse a key that could change what the model computes and that nothing here applies. Raises ModelRefused, by
     the key."""
     read = _READ | _READ_BY_FAMILY.get(family, frozenset()) | _HARMLESS
+    other_half = _HARMLESS_PREFIXES.get(family, ())
     for key, value in header.metadata.items():
         if not key.startswith(f"{family}."):
             continue
         rest = key.removeprefix(f"{family}.")
-        if rest in read or (not isinstance(value, GgufArray) and value in _IDLE.get(rest, ())):
+        if (
+            rest in read
+            or rest.startswith(other_half)
+            or (not isinstance(value, GgufArray) and value in _IDLE.get(rest, ()))
+        ):
             continue
         told = "a list" if isinstance(value, GgufArray) else repr(value)
         raise ModelRefused(
             f"{header.path.name}: {key}: it is {told}, and no {family} model here is computed with that. "
             "Choose another model."
         )
+
+
+def find_key(header: GgufHeader, family: str, rest: str) -> str:
+    """Return the whole key by which a file says a fact: under llama.cpp's name, or where it lacks that under Ollama's
+    for a family that has one."""
+    key, alias = f"{family}.{rest}", _ALIASES.get(rest, "")
+    if (
+        key not in header.metadata
+        and alias in _READ_BY_FAMILY.get(family, ())
+        and f"{family}.{alias}" in header.metadata
+    ):
+        return f"{family}.{alias}"
+    return key
 
 
 def read_count(

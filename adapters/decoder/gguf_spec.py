@@ -17,6 +17,7 @@ from adapters.decoder.gguf_blocks import can_read, type_name
 from adapters.decoder.gguf_keys import (
     MOST_HEAD_DIM,
     MOST_LAYERS,
+    find_key,
     read_count,
     read_number,
     refuse_key,
@@ -165,7 +166,7 @@ def _read_rope(header: GgufHeader, family: str, head_dim: int) -> tuple[Rope, in
     given = f"{at}factor" if f"{at}factor" in header.metadata else f"{family}.rope.scale_linear"
     factor = read_number(header, given, 0.0) or 1.0
     original = read_count(header, f"{at}original_context_length", read_count(header, f"{family}.context_length"))
-    base = read_number(header, f"{family}.rope.freq_base", _DEFAULT_BASE)
+    base = read_number(header, find_key(header, family, "rope.freq_base"), _DEFAULT_BASE)
     parameters: dict[str, Any] = {"rope_theta": base, "rope_type": "default" if kind == "none" else kind}
     parameters |= {"factor": factor, "original_max_position_embeddings": original}
     try:
@@ -181,7 +182,7 @@ def _read_rope(header: GgufHeader, family: str, head_dim: int) -> tuple[Rope, in
 
 def _as_gemma(header: GgufHeader, spec: DecoderSpec) -> DecoderSpec:
     """Add what every Gemma 3 model has and its file need not say."""
-    base = read_number(header, "gemma3.rope.freq_base_swa", _GEMMA_LOCAL_BASE)
+    base = read_number(header, find_key(header, "gemma3", "rope.freq_base_swa"), _GEMMA_LOCAL_BASE)
     local = rope_from({"rope_theta": base, "rope_type": "default"}, spec.head_dim)
     sliding = _read_sliding_layers(header, spec)
     query_dim = spec.hidden // spec.heads if spec.layers == _GEMMA_27B_LAYERS else spec.head_dim

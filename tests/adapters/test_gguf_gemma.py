@@ -13,8 +13,9 @@ from gguf import GGUFWriter
 from adapters.contract import ModelRefused
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.hf_directory import open_weights
+from adapters.model_checks import check_files
 from tests.support import reference_decoder, tiny_models
-from tests.support.tiny_gguf import add_value
+from tests.support.tiny_gguf import Tiny, add_value, write
 
 _NAMES = {
     "self_attn.q_proj": "attn_q",
@@ -51,10 +52,11 @@ def write_gguf(
         "attention.key_length": config["head_dim"],
         "attention.value_length": config["head_dim"],
         "attention.sliding_window": config["sliding_window"],
+        "rope.freq_base": config["rope_theta"],
         **(metadata or {}),
     }.items():
-        add_value(writer, f"gemma3.{key}", value)
-    writer.add_float32("gemma3.rope.freq_base", config["rope_theta"])
+        if value is not None:
+            add_value(writer, f"gemma3.{key}", value)
     writer.add_string("gemma3.rope.scaling.type", "linear")
     writer.add_float32("gemma3.rope.scaling.factor", config["rope_scaling"]["factor"])
     writer.add_float32("gemma3.attention.layer_norm_rms_epsilon", config["rms_norm_eps"])
@@ -72,6 +74,8 @@ def _rename_tensor(name: str) -> str:
     if name in whole:
         return whole[name]
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
+    if not layer.isdigit():
+        return name
     return f"blk.{layer}.{_NAMES[rest.removesuffix('.weight')]}.weight"
 
 
@@ -108,6 +112,10 @@ def test_both_files_give_the_same_decoder(pair):
             {"layer_types": [SLIDING, FULL, SLIDING, SLIDING, FULL, FULL, SLIDING]},
         ),
         ({"attention.sliding_window": 0}, {"layer_types": [FULL] * 7}),
+        ({"rope.local.freq_base": 5000.0}, {"rope_local_base_freq": 5000.0}),
+        ({"rope.freq_base": None, "rope.global.freq_base": 5e5}, {"rope_theta": 5e5}),
+        ({"rope.global.freq_base": 7.0, "rope.freq_base_swa": 5000.0}, {"rope_local_base_freq": 5000.0}),
+        ({"mm.tokens_per_image": 256, "vision.block_count": 27, "vision.attention.layer_norm_epsilon": 1e-6}, {}),
     ],
 )
 def test_what_a_file_says_beyond_the_usual_is_applied(tmp_path, metadata, changes):
@@ -120,6 +128,21 @@ def test_what_a_file_says_beyond_the_usual_is_applied(tmp_path, metadata, change
     assert np.abs(found - expected).max() < 2e-3 * expected.std()
     plain = reference_decoder.logits(GgufWeights(write_gguf(file, config, tiny_models.tensors_of(config))), tokens)
     assert (np.abs(found - plain).max() > 0.01 * expected.std()) == bool(changes)
+
+
+def test_keys_of_the_half_that_sees_are_harmless_to_gemma_alone(tmp_path):
+    for key in ("mm.tokens_per_image", "vision.block_count", "rope.global.freq_base"):
+        write(tmp_path / "m.gguf", Tiny("llama", layers=1), {key: 256})
+        with pytest.raises(ModelRefused, match=rf"llama\.{key}"):
+            check_files(tmp_path / "m.gguf")
+
+
+def test_a_tensor_of_the_half_that_sees_is_refused(tmp_path, pair):
+    config = tiny_models.config_of("gemma3", **CHANGES)
+    for name in ("v.patch_embd.weight", "mm.input_projection.weight"):
+        tensors = tiny_models.tensors_of(config) | {name: np.ones((2, 2), np.float32)}
+        with pytest.raises(ModelRefused, match=name):
+            check_files(write_gguf(tmp_path / "m.gguf", config, tensors, {"vision.block_count": 27}))
 
 
 def test_a_norm_that_is_missing_is_named(pair):
