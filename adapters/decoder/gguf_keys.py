@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 
 from adapters.contract import ModelRefused
-from adapters.gguf_header import GgufArray, GgufHeader
+from adapters.decoder.spec import DecoderSpec
+from adapters.gguf_header import GgufArray, GgufHeader, Scalar
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 MOST_LAYERS, MOST_HEAD_DIM = 10_000, 10_000
@@ -44,15 +45,25 @@ _READ_BY_FAMILY = {
 }
 _ALIASES = {"rope.freq_base": "rope.global.freq_base", "rope.freq_base_swa": "rope.local.freq_base"}
 """What Ollama's converter calls some keys of Gemma 3."""
-_HARMLESS = frozenset({"rope.scaling.finetuned", "tensor_data_layout"})
+_OF_EXPERTS = frozenset(
+    {
+        *("expert_used_count", "expert_shared_count", "expert_group_count", "expert_group_used_count"),
+        *("expert_weights_scale", "expert_weights_norm", "expert_gating_func", "leading_dense_block_count"),
+        *("expert_feed_forward_length", "expert_shared_feed_forward_length"),
+    }
+)
+"""How experts are chosen and mixed: nothing where there are none, and files with some are refused before."""
+_HARMLESS = _OF_EXPERTS | {"rope.scaling.finetuned", "tensor_data_layout", "pooling_type"}
+"""`pooling_type` says how embeddings are made of what is computed."""
 _HARMLESS_PREFIXES = {"gemma3": ("mm.", "vision.")}
 """Of the half that sees pictures, which text files name, too. Its tensors are refused where they are there."""
+_HEADS_OF_SLIDING = frozenset({"rope.dimension_count_swa", "attention.key_length_swa", "attention.value_length_swa"})
+_SAME_SCALE = 1e-6  # files hold it in float32
 _IDLE: dict[str, frozenset[int | float | bool | str]] = {
     **dict.fromkeys(("logit_scale", "residual_scale", "embedding_scale"), frozenset({1})),
     **dict.fromkeys(("rope.scaling.yarn_ext_factor", "rope.scaling.yarn_attn_factor"), frozenset({1})),
     **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), frozenset({0})),
-    **dict.fromkeys(("expert_used_count", "expert_shared_count", "expert_group_count"), frozenset({0})),
-    **dict.fromkeys(("leading_dense_block_count", "nextn_predict_layers", "pooling_type"), frozenset({0})),
+    **dict.fromkeys(("nextn_predict_layers", "attention.shared_kv_layers"), frozenset({0})),
     **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias"), frozenset({0})),
     "attention.causal": frozenset({True}),
     "use_parallel_residual": frozenset({False}),
@@ -83,26 +94,36 @@ def refuse_other_files(header: GgufHeader) -> None:
         )
 
 
-def refuse_unread_keys(header: GgufHeader, family: str) -> None:
-    """Refuse a key that could change what the model computes and that nothing here applies. Raises ModelRefused, by
-    the key."""
+def refuse_unread_keys(header: GgufHeader, spec: DecoderSpec) -> None:
+    """Refuse a key that could change what the model computes and that nothing here applies. `spec`: what was read of
+    the file, with which a key may agree. Raises ModelRefused, by the key."""
+    family = spec.family
     read = _READ | _READ_BY_FAMILY.get(family, frozenset()) | _HARMLESS
     other_half = _HARMLESS_PREFIXES.get(family, ())
     for key, value in header.metadata.items():
         if not key.startswith(f"{family}."):
             continue
         rest = key.removeprefix(f"{family}.")
-        if (
-            rest in read
-            or rest.startswith(other_half)
-            or (not isinstance(value, GgufArray) and value in _IDLE.get(rest, ()))
-        ):
+        if rest in read or rest.startswith(other_half) or _is_idle(rest, value, spec):
             continue
         told = "a list" if isinstance(value, GgufArray) else repr(value)
         raise ModelRefused(
             f"{header.path.name}: {key}: it is {told}, and no {family} model here is computed with that. "
             "Choose another model."
         )
+
+
+def _is_idle(rest: str, value: Scalar | GgufArray, spec: DecoderSpec) -> bool:
+    """Return whether a key says at this value what is computed without it."""
+    if rest in _HEADS_OF_SLIDING and not any(spec.windows):
+        return True
+    if isinstance(value, GgufArray):
+        return False
+    if rest in _HEADS_OF_SLIDING:
+        return value == spec.head_dim
+    if rest == "attention.scale" and isinstance(value, float):
+        return value == 0 or math.isclose(value, spec.query_scale, rel_tol=_SAME_SCALE)
+    return value in _IDLE.get(rest, ())
 
 
 def find_key(header: GgufHeader, family: str, rest: str) -> str:

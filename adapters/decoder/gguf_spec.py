@@ -94,7 +94,6 @@ def _read_shape(header: GgufHeader) -> DecoderSpec:
     facts, tensors = _FAMILIES[family], {tensor.name: tensor for tensor in header.tensors}
     if read_count(header, f"{family}.expert_count", 0, least=0):
         raise refuse_key(header, f"{family}.expert_count", "it is a mixture of experts, which is not supported")
-    refuse_unread_keys(header, family)
     layers = read_count(header, f"{family}.block_count", most=MOST_LAYERS)
     hidden = read_count(header, f"{family}.embedding_length")
     heads = read_count(header, f"{family}.attention.head_count")
@@ -124,7 +123,9 @@ def _read_shape(header: GgufHeader) -> DecoderSpec:
         qk_norm=facts.qk_norm,
         post_norms=facts.post_norms,
     )
-    return _as_gemma(header, spec) if family == "gemma3" else spec
+    spec = _as_gemma(header, spec) if family == "gemma3" else spec
+    refuse_unread_keys(header, spec)
+    return spec
 
 
 def _read_head_dim(header: GgufHeader, family: str, default: int) -> int:
@@ -165,7 +166,8 @@ def _read_rope(header: GgufHeader, family: str, head_dim: int) -> tuple[Rope, in
         raise refuse_key(header, f"{at}type", f"its rope is scaled by {kind!r}; supported are {supported}")
     given = f"{at}factor" if f"{at}factor" in header.metadata else f"{family}.rope.scale_linear"
     factor = read_number(header, given, 0.0) or 1.0
-    original = read_count(header, f"{at}original_context_length", read_count(header, f"{family}.context_length"))
+    trained = read_count(header, f"{family}.context_length")
+    original = read_count(header, f"{at}original_context_length", 0, least=0) or trained
     base = read_number(header, find_key(header, family, "rope.freq_base"), _DEFAULT_BASE)
     parameters: dict[str, Any] = {"rope_theta": base, "rope_type": "default" if kind == "none" else kind}
     parameters |= {"factor": factor, "original_max_position_embeddings": original}
@@ -173,7 +175,7 @@ def _read_rope(header: GgufHeader, family: str, head_dim: int) -> tuple[Rope, in
         rope = rope_from(parameters, head_dim)
     except RopeRefused as error:
         raise refuse_key(header, f"{family}.rope", str(error)) from error
-    attention_factor = read_number(header, f"{at}attn_factor", 1.0)
+    attention_factor = read_number(header, f"{at}attn_factor", 0.0) or 1.0
     if attention_factor != 1.0 and family == "gemma3":
         raise refuse_key(header, f"{at}attn_factor", "it is not supported where ropes differ by layer")
     rope = replace(rope, magnitude=rope.magnitude * attention_factor)

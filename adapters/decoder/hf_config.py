@@ -189,8 +189,8 @@ def _layer_kinds(reader: ConfigReader, family: Family, layers: int) -> list[str]
         sliding = [reader.get("sliding_window") is not None] * layers
     elif family.name in ("qwen2", "qwen3"):
         slides = reader.flag("use_sliding_window") and reader.get("sliding_window") is not None
-        first = int(reader.number("max_window_layers"))
-        sliding = [slides and layer >= first for layer in range(layers)]
+        first = int(reader.number("max_window_layers")) if slides else layers
+        sliding = [layer >= first for layer in range(layers)]
     elif family.post_norms:
         period = reader.count("sliding_window_pattern")
         sliding = [(layer + 1) % period != 0 for layer in range(layers)]

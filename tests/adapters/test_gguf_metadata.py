@@ -80,7 +80,8 @@ def test_yarn_is_what_config_json_means_by_it(tmp_path, attention_factor):
     ("key", "value"),
     [
         *[("rope.scaling.yarn_log_multiplier", 0.1), ("rope.scaling.yarn_beta_fast", 16.0), ("logit_scale", 8.0)],
-        *[("attention.scale", 0.05), ("attention.causal", False), ("attention.clamp_kqv", 8.0), ("pooling_type", 3)],
+        *[("attention.scale", 0.05), ("attention.causal", False), ("attention.clamp_kqv", 8.0)],
+        *[("attention.shared_kv_layers", 2), ("attention.scale", 0.17), ("nextn_predict_layers", 1)],
         *[("final_logit_softcapping", 30.0), ("attention.sliding_window_pattern", 6), ("rope.freq_base_swa", 1e4)],
         *[("attn_logit_softcapping", 50.0), ("expert_count", 8), ("a.key.of.tomorrow", 1), ("embedding_scale", 12.0)],
         *[("rope.dimension_sections", [16, 24, 24, 0]), ("residual_scale", 0.2), ("attention.head_count", [4, 2])],
@@ -103,6 +104,33 @@ def test_keys_of_real_files_that_change_nothing_are_taken(tmp_path):
     known |= {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.yarn_beta_slow": 1.0}
     spec = check_files(write_file(tmp_path / "m.gguf", **known))
     assert spec == check_files(write_file(tmp_path / "plain.gguf"))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"rope.scaling.original_context_length": 0, "rope.scaling.attn_factor": 0.0},
+        {"expert_weights_scale": 0.0, "expert_weights_norm": False, "expert_gating_func": 0},
+        {"expert_group_used_count": 0, "attention.shared_kv_layers": 0},
+        {"expert_feed_forward_length": 768, "expert_used_count": 8, "expert_weights_norm": True},
+        {"expert_count": 0, "expert_used_count": 2, "expert_gating_func": 2},
+        {"attention.scale": 1 / math.sqrt(32)},
+        {"attention.scale": 0.0},
+        {"rope.dimension_count_swa": 32, "attention.key_length_swa": 32, "attention.value_length_swa": 32},
+        {"rope.dimension_count_swa": 8, "attention.key_length_swa": 9, "attention.value_length_swa": 7},
+        {"pooling_type": 3},
+    ],
+)
+def test_known_keys_that_say_what_is_computed_anyway_are_taken(tmp_path, values):
+    assert check_files(write_file(tmp_path / "m.gguf", **values)) == check_files(write_file(tmp_path / "plain.gguf"))
+
+
+@pytest.mark.parametrize("key", ["rope.dimension_count_swa", "attention.key_length_swa", "attention.value_length_swa"])
+def test_other_heads_are_refused_where_layers_slide(tmp_path, key):
+    window = {"attention.sliding_window": 16}
+    assert check_files(write_file(tmp_path / "m.gguf", **window, **{key: 32})).windows == (16, 16)
+    with pytest.raises(ModelRefused, match=rf"llama\.{key}"):
+        check_files(write_file(tmp_path / "m.gguf", **window, **{key: 16}))
 
 
 def test_what_llama_cpp_loads_is_loaded(tmp_path):

@@ -50,6 +50,14 @@ def find_refusal(config: dict[str, Any]) -> str:
     return ""
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_where_windows_begin_is_asked_only_where_there_are_some(family):
+    idle = tiny_models.config_of(family, use_sliding_window=False, sliding_window=16, max_window_layers=None)
+    assert set(read_spec(idle, "config.json")[1].windows) == {0}
+    with pytest.raises(ModelRefused, match="max_window_layers"):
+        read_spec(idle | {"use_sliding_window": True}, "config.json")
+
+
 @pytest.mark.parametrize("scaling", [YARN | {"beta_fast": 32, "mscale": 1.0, "mscale_all_dim": 1.0}, LLAMA3])
 @pytest.mark.parametrize("where", ["rope_scaling", "rope_parameters"])
 def test_no_value_inside_a_rope_is_more_than_refused(scaling, where):
