@@ -20,7 +20,7 @@ from adapters.gguf_header import GgufHeader, read_header
 from adapters.hf_directory import open_weights, read_declared_fingerprint, read_json, title
 from adapters.safetensors_file import Stored
 from adapters.tokenizer_gguf import check_tokenizer
-from adapters.tokenizer_hf import vocabulary_texts
+from adapters.tokenizer_hf import check_tokenizer as check_hf_tokenizer
 
 
 def check_files(path: Path, file_bytes: int | None = None) -> DecoderSpec:
@@ -33,7 +33,7 @@ def check_files(path: Path, file_bytes: int | None = None) -> DecoderSpec:
     if not path.is_dir():
         return _check_file(path, file_bytes, _mark(path))
     spec = open_weights(path, heads_only=True).spec
-    _check_vocabulary(path, spec)
+    _check_directory_tokenizer(path, spec)
     return spec
 
 
@@ -63,7 +63,7 @@ def check_directory_heads(directory: Path, tensors: Mapping[str, Stored]) -> Dec
     """Check a directory whose small files are there and whose weights are not, but for what their heads list."""
     config = read_json(directory / CONFIG_FILE)
     spec = SafetensorsWeights(config, tensors, title(directory), heads_only=True).spec
-    _check_vocabulary(directory, spec)
+    _check_directory_tokenizer(directory, spec)
     return spec
 
 
@@ -86,6 +86,6 @@ def describe_draft(name: str, outputs: int, vocabulary_size: int) -> str:
     )
 
 
-def _check_vocabulary(directory: Path, spec: DecoderSpec) -> None:
+def _check_directory_tokenizer(directory: Path, spec: DecoderSpec) -> None:
     if not read_declared_fingerprint(directory):  # such a draft has no tokenizer: it speaks its target's ids
-        vocabulary_texts(directory, spec.vocabulary_size)
+        check_hf_tokenizer(directory, spec.vocabulary_size)

@@ -15,7 +15,7 @@ from adapters.contract import ModelRefused, Progress
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.tokenizer_cuts import Cut, cut_of, list_cuts
 from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, write_meta
-from adapters.tokenizer_spm import library_of, read_scores
+from adapters.tokenizer_spm import adds_space, library_of, read_scores
 from device_profiles.workload import vocabulary_fingerprint
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -37,7 +37,7 @@ def write_gguf_tokenizer(source: Path, target: Path, progress: Progress) -> None
     _add(tokenizer, header, tokens, meta)
     progress("writing the tokenizer", 0.8)
     tokenizer.save(str(target / TOKENIZER_FILE), pretty=False)
-    write_meta(meta, header.text("tokenizer.chat_template"), target)
+    write_meta(meta, _template(header), target)
     progress("writing the tokenizer", 1.0)
 
 
@@ -45,25 +45,33 @@ def check_tokenizer(header: GgufHeader) -> None:
     """Check all that a file's header says of its tokenizer, in a fraction of a second and with no library.
 
     Raises ModelRefused where `write_gguf_tokenizer` would: for a vocabulary of another kind, an unknown
-    `tokenizer.ggml.pre`, missing merges or scores, ids outside the vocabulary, damage.
+    `tokenizer.ggml.pre`, missing merges or scores, ids outside the vocabulary, keys of another type, damage.
     """
     tokens, kinds = _vocabulary(header)
     _meta(header, tokens, kinds)
+    _template(header)
+    _strips_spaces(header)
     if header.text("tokenizer.ggml.model") == _PIECES:
         read_scores(header, tokens)
+        adds_space(header)
+        _unknown(header, tokens)
     else:
         _merges(header, tokens)
 
 
 def read_template(header: GgufHeader) -> ChatTemplate | None:
     """Return the chat template of a file; None where it has none. Raises ModelRefused as `check_tokenizer`."""
-    source = header.text("tokenizer.chat_template")
+    source = _template(header)
     if not source:
         return None
     tokens, kinds = _vocabulary(header)
     meta = _meta(header, tokens, kinds)
     bos, eos = ("" if index is None else tokens[index] for index in (meta.bos_id, meta.eos_id))
     return ChatTemplate(source, bos_token=bos, eos_token=eos)
+
+
+def _template(header: GgufHeader) -> str | None:
+    return header.text("tokenizer.chat_template")
 
 
 def token_texts(header: GgufHeader) -> list[str]:
@@ -182,16 +190,17 @@ def _merges(header: GgufHeader, tokens: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _pieces(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> Any:
-    unknown = _token_id(header, "unknown", len(tokens))
-    return library_of(header, tokens, _of_kind(kinds, {_NORMAL}), unknown)
+    return library_of(header, tokens, _of_kind(kinds, {_NORMAL}), _unknown(header, tokens))
+
+
+def _unknown(header: GgufHeader, tokens: Sequence[str]) -> int | None:
+    return _token_id(header, "unknown", len(tokens))
 
 
 def _add(tokenizer: Any, header: GgufHeader, tokens: Sequence[str], meta: TokenizerMeta) -> None:
     from tokenizers import AddedToken
 
-    # A GGUF file cannot say what a token takes with it. llama.cpp knows Phi-3's by the model's name, and so do we.
-    name = (header.text("general.name") or "").lower()
-    strips = "phi-3" in name or "phi3" in name
+    strips = _strips_spaces(header)
     tokenizer.add_tokens(
         [
             AddedToken(text, special=special, normalized=False, rstrip=strips and text not in _PHI3_PLAIN)
@@ -199,6 +208,13 @@ def _add(tokenizer: Any, header: GgufHeader, tokens: Sequence[str], meta: Tokeni
             for text in (tokens[index] for index in ids)
         ]
     )
+
+
+def _strips_spaces(header: GgufHeader) -> bool:
+    """Return whether control tokens take the spaces behind them. A GGUF file cannot say so: llama.cpp knows Phi-3's by
+    the model's name, and so do we."""
+    name = (header.text("general.name") or "").lower()
+    return "phi-3" in name or "phi3" in name
 
 
 def _split_merge(header: GgufHeader, merge: str) -> tuple[str, str]:

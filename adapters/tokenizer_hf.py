@@ -60,6 +60,15 @@ def read_template(source: Path) -> ChatTemplate | None:
     return ChatTemplate(text, bos_token=bos, eos_token=eos) if text else None
 
 
+def check_tokenizer(source: Path, size: int) -> None:
+    """Check a model directory's files of the tokenizer. Raises ModelRefused where `write_hf_tokenizer` would, but for
+    what config.json says; `size` of the vocabulary."""
+    _read_vocabulary(source, size)
+    for name in (TOKENIZER_CONFIG, GENERATION_CONFIG):
+        read_optional_json(source / name)
+    _template(source)
+
+
 def vocabulary_texts(source: Path, size: int) -> list[str]:
     """Return the text of every token id of a model directory, as the model's GGUF files have them.
 

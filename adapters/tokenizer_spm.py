@@ -33,12 +33,17 @@ def library_of(header: GgufHeader, tokens: Sequence[str], normal: Collection[int
         )
     )
     spaces = normalizers.Replace(" ", METASPACE)
-    prefixed = header.flag("tokenizer.ggml.add_space_prefix")
     tokenizer.normalizer = (
-        spaces if prefixed is False else normalizers.Sequence([normalizers.Prepend(METASPACE), spaces])
+        normalizers.Sequence([normalizers.Prepend(METASPACE), spaces]) if adds_space(header) else spaces
     )
     tokenizer.decoder = decoders.Sequence([decoders.Replace(METASPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     return tokenizer
+
+
+def adds_space(header: GgufHeader) -> bool:
+    """Return whether a space is put before a text; it is unless the file says no. Raises ModelRefused where what it
+    says is neither."""
+    return header.flag("tokenizer.ggml.add_space_prefix") is not False
 
 
 def read_scores(header: GgufHeader, tokens: Sequence[str]) -> list[float]:

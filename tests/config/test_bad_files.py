@@ -61,6 +61,16 @@ def model(
     return prepare
 
 
+def beside(name: str, content: bytes) -> Prepare:
+    """A configuration of a directory with a small file of another content."""
+
+    def prepare(directory: Path) -> str:
+        (tiny_models.write_model(directory / "m", "llama") / name).write_bytes(content)
+        return "model: {source: m}"
+
+    return prepare
+
+
 def draft(write_draft: Callable[[Path], Any], source: str = "d.gguf", more: str = "") -> Prepare:
     """A configuration of a good target with a draft that cannot serve."""
 
@@ -121,7 +131,15 @@ CASES: dict[str, tuple[Prepare, str]] = {
     "no merges": (gguf(BYTES), "tokenizer.ggml.merges"),
     "tokens without rows": (gguf({"tokenizer.ggml.tokens": ["a", "b"]}), "tokenizer.ggml.tokens"),
     "another kind of tokenizer": (gguf({"tokenizer.ggml.model": "rwkv"}), "'rwkv'"),
+    "a template of a number": (gguf({"tokenizer.chat_template": 5}), "tokenizer.chat_template"),
+    "an unknown token outside": (gguf({"tokenizer.ggml.unknown_token_id": 9}), "tokenizer.ggml.unknown_token_id"),
+    "a name of a number": (gguf({"general.basename": "m", "general.name": 5}), "general.name"),
+    "a space of a number": (gguf({"tokenizer.ggml.add_space_prefix": 5}), "tokenizer.ggml.add_space_prefix"),
     # directories
+    "a list for a generation": (beside("generation_config.json", b"[]"), "generation_config.json"),
+    "a broken tokenizer": (beside("tokenizer_config.json", b"{"), "tokenizer_config.json"),
+    "a tokenizer of a text": (beside("tokenizer_config.json", b'"x"'), "tokenizer_config.json"),
+    "a template of bytes": (beside("chat_template.jinja", b"\xff\xfe{{"), "chat_template.jinja"),
     "an architecture of code": (model(architectures=["MyModel"], auto_map={"AutoModel": "x.py"}), "auto_map"),
     "already quantised": (model(quantization_config={"bits": 4}), "quantization_config"),
     "a text in yarn": (
