@@ -15,6 +15,7 @@ from device_profiles.units import MIB
 _FIRST_BYTES = MIB
 _REQUEST_TIMEOUT_S = 30.0
 _AT_ONCE = 8
+_PARTIAL = 206
 
 
 @lru_cache(maxsize=4)
@@ -37,7 +38,8 @@ def _read_range(repo: str, commit: str, file: str, start: int, end: int) -> byte
     from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-    headers = build_hf_headers() | {"Range": f"bytes={start}-{end - 1}"}
+    # Compressed, the bytes of a range are not those of the file.
+    headers = build_hf_headers() | {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
     url = hf_hub_url(repo, file, revision=commit)
     found = bytearray()
     with get_session().stream("GET", url, headers=headers, timeout=_REQUEST_TIMEOUT_S) as response:
@@ -48,9 +50,6 @@ def _read_range(repo: str, commit: str, file: str, start: int, end: int) -> byte
             if len(found) >= skipped + end - start:
                 break
     return bytes(found[skipped : skipped + end - start])
-
-
-_PARTIAL = 206
 
 
 def read_safetensors_heads(repo: str, commit: str, files: Sequence[str]) -> dict[str, Stored]:

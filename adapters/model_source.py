@@ -57,6 +57,12 @@ class ModelSource:
         """The files whose content is the model, in a fixed order."""
         return self.files or (self.path,)
 
+    @property
+    def whole_bytes(self) -> int | None:
+        """How long the file is whose first part `path` is, which has its head; None where it does not come in parts.
+        Raises OSError."""
+        return sum(part.stat().st_size for part in self.content) if self.parts else None
+
 
 def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fraction: None) -> ModelSource:
     """Find what `source` names, downloading a model of the hub; a relative path is relative to `base`.
@@ -112,8 +118,7 @@ def check_source(source: str, base: Path, adapter: str = "", *, static: bool = F
 
 def check_model(file: ModelSource) -> DecoderSpec:
     """Check what a model's files say without their weights, and return its shape. Raises ModelRefused."""
-    # The head of a file that comes in parts is in the first.
-    return check_files(file.path, sum(part.stat().st_size for part in file.content) if file.parts else None)
+    return check_files(file.path, file.whole_bytes)
 
 
 _MOST_SHOWN = 200

@@ -24,9 +24,7 @@ def vocabulary_of(file: ModelSource) -> list[str]:
     if file.path.is_dir():
         _, spec = read_spec(read_json(file.path / CONFIG_FILE), f"{title(file.path)}/{CONFIG_FILE}")
         return vocabulary_texts(file.path, spec.vocabulary_size)
-    # The head of a file that comes in parts is in the first.
-    whole = sum(part.stat().st_size for part in file.content) if file.parts else None
-    texts = token_texts(read_header(file.path, whole))
+    texts = token_texts(read_header(file.path, file.whole_bytes))
     if not texts:
         raise ModelRefused(f"{file.path.name}: it has no vocabulary (tokenizer.ggml.tokens). Choose another model.")
     return texts

@@ -193,6 +193,26 @@ def test_a_configuration_names_its_line(hub: Hub, tmp_path: Path) -> None:
     )  # no fault of the file
 
 
+def test_templates_are_tried_without_the_weights(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
+    tiny = Tiny("llama", layers=1, vocabulary=8, hidden=512, mlp=4096)
+    write(tmp_path / "m.gguf", tiny, {"tokenizer.chat_template": "{{ 1 | frobnicate }}"})
+    hub.models["org/file"] = {"m.gguf": (tmp_path / "m.gguf").read_bytes()}
+    hub.models["org/directory"] = files | {"chat_template.jinja": b"{{ 1 | frobnicate }}"}
+    config = tmp_path / "c.yaml"
+    command = [sys.executable, "-m", "orchestrator.cli.main", "config", "check", str(config)]
+    for source in ("hf:org/file/m.gguf", "hf:org/directory"):
+        config.write_text(f"model:\n  source: {source}\n")
+        for changes in ({}, {"HF_HUB_OFFLINE": "1"}):
+            of = environment(hub, tmp_path, XDG_STATE_HOME=str(tmp_path / "state"), **changes)
+            done = subprocess.run(command, env=of, capture_output=True, text=True, check=False)
+            assert done.returncode == 0
+            if not changes or source == "hf:org/directory":  # its small files are here now
+                assert f"{config}:2: model.source: chats with it will be refused" in done.stderr
+                assert "frobnicate" in done.stderr
+    for name in ("m.gguf", *(name for name in files if name.endswith(".safetensors"))):
+        assert hub.downloads(f"/{name}") == []
+
+
 def bad_ggufs(directory: Path) -> dict[str, bytes]:
     """GGUF files that cannot be served, and whose heads say so."""
     tiny = Tiny("llama", layers=1, vocabulary=8, hidden=512, mlp=4096)  # megabytes of weights
