@@ -127,10 +127,10 @@ def test_known_keys_that_say_what_is_computed_anyway_are_taken(tmp_path, values)
 
 @pytest.mark.parametrize("key", ["rope.dimension_count_swa", "attention.key_length_swa", "attention.value_length_swa"])
 def test_other_heads_are_refused_where_layers_slide(tmp_path, key):
-    window = {"attention.sliding_window": 16}
-    assert check_files(write_file(tmp_path / "m.gguf", **window, **{key: 32})).windows == (16, 16)
+    window: dict[str, Any] = {"attention.sliding_window": 16}
+    assert check_files(write_file(tmp_path / "m.gguf", **(window | {key: 32}))).windows == (16, 16)
     with pytest.raises(ModelRefused, match=rf"llama\.{key}"):
-        check_files(write_file(tmp_path / "m.gguf", **window, **{key: 16}))
+        check_files(write_file(tmp_path / "m.gguf", **(window | {key: 16})))
 
 
 def test_what_llama_cpp_loads_is_loaded(tmp_path):
