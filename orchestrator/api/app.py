@@ -318,8 +318,10 @@ class ApiRoutes:
         mark_followed(request.scope)
         follow.log_accepted(request.url.path, asked, body, resumed=again)
         model.liveness.observe_request()
-        # Not on the event loop: an echo of many prompts takes a while.
-        choices = await asyncio.to_thread(choices_of, body, asked, tokenizer, arrived_s)
+        if len(asked) > body.n:  # off the event loop: echoes of many prompts take a while
+            choices = await asyncio.to_thread(choices_of, body, asked, tokenizer, arrived_s)
+        else:
+            choices = choices_of(body, asked, tokenizer, arrived_s)
         told = [self._deltas(model.control, *pair, kept, follow) for pair in zip(asked, choices, strict=True)]
         pieces = merge_pieces(
             [texts(deltas, choice, self._clock) for deltas, choice in zip(told, choices, strict=True)]
