@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from adapters.contract import ModelRefused
+from adapters.decoder.spec import MOST_COUNT
 
 _MOST_NUMBER = 1e30  # more is damage
 
@@ -21,7 +22,7 @@ class ConfigReader:
         """Return a value as it is, None where there is none."""
         return self.values.get(key)
 
-    def count(self, key: str, default: int | None = None, most: int = 1 << 31) -> int:
+    def count(self, key: str, default: int | None = None, most: int = MOST_COUNT) -> int:
         """Return a whole number from 1. Raises ModelRefused."""
         value = self._present(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:

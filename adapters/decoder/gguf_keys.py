@@ -10,13 +10,10 @@ from __future__ import annotations
 import math
 
 from adapters.contract import ModelRefused
-from adapters.decoder.spec import DecoderSpec
+from adapters.decoder.spec import MOST_COUNT, DecoderSpec
 from adapters.gguf_header import GgufArray, GgufHeader, Scalar
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
-MOST_LAYERS, MOST_HEAD_DIM = 10_000, 10_000
-"""More is damage, and would be answered with all memory."""
-_MOST_COUNT = 1 << 31
 KINDS = {
     "adapter": "a LoRA adapter, which changes another model. Merge it into that model",
     "mmproj": "the part of a model that sees pictures. Choose the file with the text model",
@@ -139,9 +136,7 @@ def find_key(header: GgufHeader, family: str, rest: str) -> str:
     return key
 
 
-def read_count(
-    header: GgufHeader, key: str, default: int | None = None, least: int = 1, most: int = _MOST_COUNT
-) -> int:
+def read_count(header: GgufHeader, key: str, default: int | None = None, least: int = 1, most: int = MOST_COUNT) -> int:
     """Return a whole number; one number for each layer is taken where all are the same. Raises ModelRefused, by the
     key."""
     value = header.metadata.get(key)

@@ -14,10 +14,9 @@ from typing import Any, Literal
 from adapters.contract import ModelRefused
 from adapters.decoder.config_reader import ConfigReader
 from adapters.decoder.hf_rope import SLIDING, read_context_length, read_ropes
-from adapters.decoder.spec import DecoderSpec
+from adapters.decoder.spec import MOST_HEAD_DIM, MOST_LAYERS, DecoderSpec
 
 CONFIG_FILE = "config.json"
-_MOST_LAYERS, _MOST_HEAD_DIM = 10_000, 10_000  # more is damage, and would be answered with all memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +106,11 @@ def read_spec(config: Mapping[str, Any], where: str) -> tuple[Family, DecoderSpe
     reader = ConfigReader(values, where)
     _refuse_unsupported(reader, family)
     layers, heads, hidden = (
-        reader.count("num_hidden_layers", most=_MOST_LAYERS),
+        reader.count("num_hidden_layers", most=MOST_LAYERS),
         reader.count("num_attention_heads"),
         reader.count("hidden_size"),
     )
-    head_dim = reader.count("head_dim", default=max(1, hidden // heads), most=_MOST_HEAD_DIM)
+    head_dim = reader.count("head_dim", default=max(1, hidden // heads), most=MOST_HEAD_DIM)
     if head_dim % 2:
         raise reader.build_refusal("head_dim", f"a rope cannot turn heads of {head_dim} elements in pairs")
     kv_heads = reader.count("num_key_value_heads", default=heads)

@@ -10,10 +10,9 @@ from typing import Any
 
 from adapters.decoder.config_reader import ConfigReader
 from adapters.decoder.rope import RopeRefused, rope_from
-from adapters.decoder.spec import Rope
+from adapters.decoder.spec import MOST_COUNT, Rope
 
 SLIDING = "sliding_attention"
-_MOST_TOKENS = 1 << 31
 
 
 def read_ropes(reader: ConfigReader, family: str, kinds: list[str], head_dim: int) -> tuple[Rope, ...]:
@@ -76,6 +75,6 @@ def read_context_length(reader: ConfigReader, family: str, kinds: list[str]) -> 
         parameters = _rope_parameters(reader, family, kind)
         if _is_yarn(parameters):
             context = max(context, int(parameters["original_max_position_embeddings"] * parameters["factor"]))
-    if context > _MOST_TOKENS:
+    if context > MOST_COUNT:
         raise reader.build_refusal(_rope_key(reader), f"it extends the context to {context} tokens")
     return context

@@ -30,6 +30,11 @@ from numpy.typing import NDArray
 
 from adapters.contract import LayerRange
 
+MOST_LAYERS, MOST_HEAD_DIM = 10_000, 10_000
+"""More, in a model's file, is damage, and would be answered with all memory."""
+MOST_COUNT = 1 << 31
+"""Of anything that a file counts: positions, rows, heads."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rope:
