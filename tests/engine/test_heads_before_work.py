@@ -9,7 +9,7 @@ import pytest
 
 from adapters.contract import ModelRefused
 from orchestrator.loading.models import prepare_model, silent
-from orchestrator.loading.options import ModelOptions
+from tests.support.options import build_options
 from tests.support.tiny_gguf import Tiny, write
 
 BYTE_LEVEL = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "cut-of-tomorrow"}
@@ -28,21 +28,7 @@ BYTE_LEVEL = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "cut-of-tomo
 @pytest.mark.parametrize("adapter", ["openvino_rt", "onnx_rt", "torch_device"])
 def test_nothing_is_prepared_of_a_file_that_cannot_serve(tmp_path: Path, metadata, extra, named, adapter) -> None:
     write(tmp_path / "m.gguf", Tiny("llama"), metadata, extra)
-    options = ModelOptions(
-        source="m.gguf",
-        base=str(tmp_path),
-        store=str(tmp_path / "store"),
-        name="",
-        adapter=adapter,
-        device="CPU",
-        exactness="bit",
-        weights="auto",
-        activations="auto",
-        kv_cache_precision="auto",
-        threads=0,
-        kv_cache_bytes=1 << 24,
-        max_batch_rows=64,
-    )
+    options = build_options(tmp_path, "m.gguf", adapter, exactness="bit", threads=0)
     with pytest.raises(ModelRefused, match=rf"m\.gguf: .*{named}"):
         prepare_model(options, silent)
     assert not [path for path in tmp_path.glob("store/**/*") if path.suffix in (".xml", ".onnx", ".safetensors")]

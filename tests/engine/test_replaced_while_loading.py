@@ -9,9 +9,9 @@ import pytest
 
 from adapters.model_store import ModelChanged
 from orchestrator.loading.models import load_model
-from orchestrator.loading.options import ModelOptions
 from orchestrator.workers.failures import describe_loading_failure
 from tests.support import tiny_gguf
+from tests.support.options import build_options
 from tests.support.tiny_gguf import Tiny
 
 WORDS = (*map(chr, range(33, 126)), "xy")
@@ -33,24 +33,6 @@ class Swap:
             tiny_gguf.write(self._place, replace(MODELS[self.done % 2], seed=self.done))
 
 
-def options_in(directory: Path) -> ModelOptions:
-    return ModelOptions(
-        source="m.gguf",
-        base=str(directory),
-        store=str(directory / "store"),
-        name="",
-        adapter="openvino_rt",
-        device="CPU",
-        exactness="kernel",
-        weights="auto",
-        activations="fp32",
-        kv_cache_precision="auto",
-        threads=1,
-        kv_cache_bytes=1 << 24,
-        max_batch_rows=64,
-    )
-
-
 @pytest.mark.parametrize(
     "stage", ["convert", "reading the vocabulary", "writing to disk", "keeping the model's head", "load"]
 )
@@ -63,7 +45,7 @@ def test_a_model_is_never_of_two_files(tmp_path: Path, stage: str) -> None:
         stages.append(told)
         swap(told, fraction)
 
-    loaded = load_model(options_in(tmp_path), 1, progress, serves=True)
+    loaded = load_model(build_options(tmp_path, "m.gguf", activations="fp32"), 1, progress, serves=True)
     try:
         assert swap.done, stages
         assert loaded.identity is not None
@@ -78,5 +60,5 @@ def test_a_model_that_changes_again_and_again_is_refused_and_may_be_tried_later(
     tiny_gguf.write(tmp_path / "m.gguf", MODELS[0])
     swap = Swap(tmp_path / "m.gguf", "keeping the model's head", times=99)
     with pytest.raises(ModelChanged, match="it changed while it was prepared") as refusal:
-        load_model(options_in(tmp_path), 1, swap, serves=True)
+        load_model(build_options(tmp_path, "m.gguf", activations="fp32"), 1, swap, serves=True)
     assert describe_loading_failure(refusal.value).restartable

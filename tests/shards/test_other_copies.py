@@ -10,29 +10,16 @@ import pytest
 from adapters.contract import ModelRefused
 from adapters.registry import get
 from orchestrator.loading.models import count_layers, prepare_model, prepare_part, silent
-from orchestrator.loading.options import ModelOptions, ShardOptions
+from orchestrator.loading.options import ShardOptions
 from orchestrator.loading.pipeline import PipelineLoader
 from orchestrator.shards.remote import RemoteRuntime
 from tests.support import tiny_models
+from tests.support.options import build_options
 from tests.support.shard_servers import Layers, serving
 
 
 def test_a_host_whose_copy_differs_is_named_with_both_digests(tmp_path: Path) -> None:
-    options = ModelOptions(
-        source="model",
-        base=str(tmp_path / "here"),
-        store=str(tmp_path / "here" / "store"),
-        name="",
-        adapter="openvino_rt",
-        device="CPU",
-        exactness="kernel",
-        weights="auto",
-        activations="auto",
-        kv_cache_precision="auto",
-        threads=1,
-        kv_cache_bytes=1 << 24,
-        max_batch_rows=64,
-    )
+    options = build_options(tmp_path / "here", "model")
     tiny_models.write_model(tmp_path / "here" / "model", "llama")
     alike = tiny_models.write_model(tmp_path / "alike" / "model", "llama")
     other = tiny_models.write_model(tmp_path / "other" / "model", "llama")
