@@ -170,28 +170,51 @@ class _ForkedNursery(_ForkedWorker):
     """What the sandbox asks of subprocess.Popen."""
 
     def kill(self) -> None:
-        """Send SIGKILL to a process that was not waited for."""
-        if self.returncode is None:
+        """Send SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> None:
-        """Wait for its end. Idempotent."""
-        if self.returncode is None:
-            with contextlib.suppress(ChildProcessError):  # another thread waited, too
-                self.returncode = os.waitpid(self.pid, 0)[1]
+        """Do nothing: it is no child of the daemon's."""
 
 
-def _fork_nursery(descriptor: int, environment: dict[str, str]) -> _ForkedNursery:
-    """Implements orchestrator.sandbox.sandbox._popen."""
+class _NurseryForks:
+    """A process that forks nurseries for a daemon. It has one thread: a fork of the daemon could find a lock held by a
+    thread that it has not, and every child of such a nursery would wait for it for ever."""
 
-    def run() -> int:
-        sys.argv = ["orchestrator.sandbox.nursery", str(descriptor)]
-        from orchestrator.sandbox.nursery import main
+    def __init__(self) -> None:
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            self._link.close()
+            os.setsid()  # what the daemon's group is sent is not for this process
+            self._fork_for(theirs)
+        theirs.close()
 
-        main()
-        return 0
+    def start(self, descriptor: int, environment: dict[str, str]) -> _ForkedNursery:
+        """Implements orchestrator.sandbox.sandbox._popen."""
+        socket.send_fds(self._link, [json.dumps(environment).encode()], [descriptor])
+        return _ForkedNursery(int(self._link.recv(64)))
 
-    return _ForkedNursery(_fork_into(run, [descriptor], 2, environment))
+    @staticmethod
+    def _fork_for(link: socket.socket) -> NoReturn:
+        """Fork until the daemon has gone."""
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits
+        while True:
+            asked, descriptors, _, _ = socket.recv_fds(link, _MOST_BYTES, 1)
+            if not asked:
+                os._exit(0)
+            (descriptor,) = descriptors
+            pid = _fork_into(functools.partial(_run_nursery, descriptor), [descriptor], 2, json.loads(asked))
+            os.close(descriptor)
+            link.send(str(pid).encode())
+
+
+def _run_nursery(descriptor: int) -> int:
+    sys.argv = ["orchestrator.sandbox.nursery", str(descriptor)]
+    from orchestrator.sandbox.nursery import main
+
+    main()
+    return 0
 
 
 def _fork_into(run: Callable[[], int], inherited: list[int], printing: int, environment: dict[str, str]) -> int:
@@ -272,7 +295,7 @@ def main() -> None:
     from orchestrator.workers import local
 
     local._popen = _fork_worker  # type: ignore[assignment]
-    sandbox._popen = _fork_nursery  # type: ignore[assignment]
+    sandbox._popen = _NurseryForks().start  # type: ignore[assignment]
     command_line.main()
 
 
