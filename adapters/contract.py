@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -294,6 +295,15 @@ def check_layers(layers: LayerRange, count: int) -> None:
     """Refuse a range that a model of so many layers does not have. Raises Unsupported."""
     if not 0 <= layers.first < layers.end <= count:
         raise Unsupported(f"{layers} are not in the model, which has {count}")
+
+
+def cut_layers(counts: Sequence[int], layers: int, model: str) -> list[LayerRange]:
+    """Return the ranges of so many layers each. Raises ModelRefused where they are not all of the model's `layers`."""
+    if sum(counts) != layers:
+        named = " + ".join(map(str, counts))
+        raise ModelRefused(f"{model} has {layers} layers, and its shards name {sum(counts)} ({named}); name each once")
+    ends = list(accumulate(counts))
+    return [LayerRange(first, end) for first, end in zip([0, *ends], ends, strict=False)]
 
 
 @dataclass(frozen=True, slots=True)

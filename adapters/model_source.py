@@ -102,18 +102,25 @@ def pin_source(source: str) -> str:
     return str(pin_revision(parse_id(source))) if source.startswith(HUB_PREFIX) else source
 
 
-def check_source(source: str, base: Path, adapter: str = "", *, static: bool = False, draft: bool = False) -> None:
+def check_source(
+    source: str, base: Path, adapter: str = "", *, static: bool = False, draft: bool = False
+) -> DecoderSpec | None:
     """Check all that the files of `source` say without their weights, downloading none of these: see
-    adapters.model_checks. `adapter`: what is to run it, "" where a plan chooses; `static`: with fixed shapes;
-    `draft`: as a draft. Raises ModelRefused, by the key or the tensor, and as `resolve` does.
+    adapters.model_checks. Return the model's shape.
 
-    A hub that cannot be reached is no fault of the source: that shows when the model is loaded.
+    `adapter`: what is to run it, "" where a plan chooses; `static`: with fixed shapes; `draft`: as a draft. Raises
+    ModelRefused, by the key or the tensor, and as `resolve` does. A hub that cannot be reached is no fault of the
+    source: then the shape is None, and faults show when the model is loaded.
     """
-    if source.startswith(HUB_PREFIX):
-        with suppress(DownloadFailed):
-            check_use(check(parse_id(source)), source, adapter, static=static, draft=draft)
+    spec: DecoderSpec | None = None
+    if not source.startswith(HUB_PREFIX):
+        spec = check_model(resolve(source, base))
     else:
-        check_use(check_model(resolve(source, base)), source, adapter, static=static, draft=draft)
+        with suppress(DownloadFailed):
+            spec = check(parse_id(source))
+    if spec is not None:
+        check_use(spec, source, adapter, static=static, draft=draft)
+    return spec
 
 
 def check_model(file: ModelSource) -> DecoderSpec:

@@ -5,22 +5,35 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.devices_there import check_device
+from orchestrator.bootstrap.tracing import INSTALL as INSTALL_OTEL
+from orchestrator.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
 from orchestrator.config.drafts import AnyDraft, ModelDraft
 from orchestrator.config.load import admin_socket_path, state_directory, store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place
 from orchestrator.config.target import AUTO, THIS_NODE, Target
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, WorkerError
+from orchestrator.workers.ray_settings import JOB_LIBRARIES, JOB_SERVER_WAY_OUT, find_head_problem, require_token
 
 
-def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> list[str]:
-    """Return what was checked, in a few words each. Raises ConfigError, one line for each thing that is missing."""
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """`checked`: in a few words each. `warnings`: lines about what may be put right until the daemon starts."""
+
+    checked: list[str]
+    warnings: list[str]
+
+
+def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readiness:
+    """Return what was checked. Raises ConfigError, one line for each thing that is missing."""
     checked: list[str] = []
-    missing: list[str] = []
+    missing = [_refuse(path, lines, place, text) for place, text in _list_missing_libraries(config)]
     for place, adapter, device, here in _list_devices(config):
         if not here:
             checked.append(f"not {format_place(place)}: it is for another host")
@@ -47,7 +60,43 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> list[str
         missing.append(_refuse(path, lines, place, f"there is no directory {socket.parent}; make it"))
     if missing:
         raise ConfigError("\n".join(dict.fromkeys(missing)))
-    return list(dict.fromkeys(checked))
+    warnings = [_refuse(path, lines, place, text) for place, text in _list_ray_problems(config)]
+    if config.cluster.on_ray and config.cluster.address and not warnings:
+        checked.append(f"Ray at {config.cluster.address} answers")
+    return Readiness(list(dict.fromkeys(checked)), warnings)
+
+
+def _list_missing_libraries(config: ClusterConfig) -> Iterator[tuple[Place, str]]:
+    """Return the keys that need libraries which are not installed, with the command that installs them."""
+    if config.cluster.on_ray and not _is_installed("ray"):
+        yield ("cluster", "runtime"), "Ray is not installed: pip install ray, or set cluster.runtime: local"
+    if config.cluster.job_server and (names := [one for one in JOB_LIBRARIES if not _is_installed(one)]):
+        yield ("cluster", "job_server"), f"{', '.join(names)} not installed: {JOB_SERVER_WAY_OUT}"
+    if config.tracing.endpoint and not _is_installed(OTEL_LIBRARY):
+        yield ("tracing", "endpoint"), f"{OTEL_LIBRARY} is not installed: {INSTALL_OTEL}, or leave tracing out"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # what it is in is not installed
+        return False
+
+
+def _list_ray_problems(config: ClusterConfig) -> Iterator[tuple[Place, str]]:
+    """Return what keeps a daemon with this user's environment from having its Ray now. Its head may start later."""
+    cluster = config.cluster
+    if not cluster.on_ray:
+        return
+    key = "address" if cluster.address else "job_server"
+    if cluster.auth == "token" and (cluster.address or cluster.job_server):
+        try:
+            require_token(cluster.address, os.environ)
+        except WorkerError as error:
+            yield ("cluster", key), str(error)
+    if cluster.address and (why := find_head_problem(cluster.address)):
+        text = f"{why}. Start Ray there (`ray start --head`), or name the address of its head"
+        yield ("cluster", "address"), text
 
 
 def find_write_problem(directory: Path) -> str:

@@ -16,6 +16,7 @@ from orchestrator.telemetry import get_logger
 from orchestrator.tracing.port import TracedDaemon
 
 INSTALL = "pip install 'outrider[otel]'"
+LIBRARY = "opentelemetry.exporter.otlp.proto.http"
 _CLOSE_WITHIN_S = 8.0
 
 _log = get_logger(__name__)

@@ -31,7 +31,8 @@ def check(
 ) -> None:
     """Check keys, types, units, ranges and files, and whether this machine has the devices and can write the store.
 
-    Chat templates are tried on a plain chat. One that fails is told on standard error, and is no error.
+    Chat templates are tried on a plain chat, and the Ray of cluster.address is looked for. What fails there is told on
+    standard error, and is no error.
 
     No model is loaded. The last line says what was checked, and what was not.
     """
@@ -43,8 +44,8 @@ def check(
     path = file or default_config_path()
     config = load_config(path)
     lines = parse_config(read_text(path), path)[1]
-    checked = check_readiness(config, path, lines)
-    for line in list_template_faults(config, path, lines):
+    readiness = check_readiness(config, path, lines)
+    for line in (*readiness.warnings, *list_template_faults(config, path, lines)):
         sys.stderr.write(f"outrider: {line}\n")
     if as_json:
         print(config.model_dump_json(indent=1))
@@ -53,7 +54,7 @@ def check(
         sys.stderr.write(f"outrider: {line}\n")
     if verbose:
         _print(config)
-    _print_ok(f"{path}: ok (checked: keys, values, sources; {'; '.join(checked)})")
+    _print_ok(f"{path}: ok (checked: keys, values, sources; {'; '.join(readiness.checked)})")
 
 
 @app.command()

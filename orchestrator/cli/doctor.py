@@ -111,14 +111,15 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     try:
         loaded = load_config(path)
         lines = parse_config(read_text(path), path)[1]
-        found = check_readiness(loaded, path, lines)
+        readiness = check_readiness(loaded, path, lines)
     except ConfigError as error:
         wrong = [Check(f"configuration {path}", "fail", line, "mend that line") for line in str(error).splitlines()]
         return loaded, wrong
     faults = list_template_faults(loaded, path, lines)
     todo = "use completions, or another model file"
     return loaded, [
-        Check(f"configuration {path}", "ok", "; ".join(found)),
+        Check(f"configuration {path}", "ok", "; ".join(readiness.checked)),
+        *(Check("Ray", "warn", line, "before outrider serve, or it does not start") for line in readiness.warnings),
         *(Check("chat template", "warn", fault, todo) for fault in faults),
     ]
 

@@ -25,6 +25,14 @@ OWN_KEYS: dict[str, tuple[str, ...]] = {
 """Beside `model`: the sections of which a further target has its own, and which keys of them; () for all."""
 
 
+def find_first_place(key: str) -> str:
+    """Return where a key of a further target stands for the first one, which has sections of their own for what is not
+    in `model`; "" where it has no such key."""
+    if key in OWN_KEYS:
+        return key
+    return next((f"{section}.{key}" for section, keys in OWN_KEYS.items() if key in keys), "")
+
+
 class FurtherTarget(Target):
     """A further target model. Beside what stands here it has all keys of `model`, with the same meaning."""
 

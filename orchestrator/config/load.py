@@ -10,16 +10,18 @@ import platformdirs
 from pydantic import ValidationError
 
 from adapters.contract import ModelRefused
+from adapters.decoder.spec import DecoderSpec
 from adapters.distributions import list_foreign
 from adapters.model_source import check_source
 from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
 from orchestrator.config.access_checks import check_access
 from orchestrator.config.adapter_names import INSTALLED
+from orchestrator.config.cluster_checks import check_cluster, check_cluster_hosts
 from orchestrator.config.draft_store import check_stores
 from orchestrator.config.drafts import DraftWorkersSection, IndexDraft, ModelDraft, SuffixDraft
 from orchestrator.config.further_checks import check_names, check_own_placement
-from orchestrator.config.hosts import check_hosts, check_running_hosts
+from orchestrator.config.hosts import check_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.language_changes import accept_old_keys
 from orchestrator.config.model import ClusterConfig
@@ -60,25 +62,26 @@ def check_config(config: ClusterConfig, path: Path, lines: Lines, *, sources: bo
     check_hosts(config.hosts, config.links, path, lines)
     check_names(config, path, lines)
     if sources:
+        decoders: list[DecoderSpec | None] = []
         for target in config.targets:
-            _check_sources(target, path, lines)
+            decoders.append(_check_sources(target, path, lines))
             _check_depths(target, path, lines)
             _check_tolerance(target, path, lines)
         _check_canary(config, path, lines)
         for target in config.targets:
             _check_processes(target, path, lines)
             _check_stores(target, path, lines)
-        _check_cluster(config, path, lines)
+        check_cluster(config, path, lines)
         if there:
-            _check_hosts(config, path, lines)
-        for target in config.targets:
+            check_cluster_hosts(config, path, lines)
+        for target, decoder in zip(config.targets, decoders, strict=True):
             _check_replicas(target, path, lines)
             _check_cores(target, path, lines)
             _check_objectives(target, path, lines)
             _check_vocabularies(target, path, lines)
             check_own_placement(target, path, lines)
-            check_shards(target, path, lines)
-            check_tensor_parallel(target, path, lines)
+            check_shards(target, decoder, path, lines)
+            check_tensor_parallel(target, decoder, path, lines)
         check_access(config.api, path, lines)
         _check_keys(config, path, lines)
         check_tracing(config.tracing, path, lines)
@@ -143,8 +146,9 @@ def list_outdated(path: Path) -> list[str]:
     return [f"{path}:{told}" for told in accept_old_keys(*parse_text(read_text(path), path))]
 
 
-def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
-    """Find the models' files now, so that a wrong source is told with its line. Raises ConfigError."""
+def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> DecoderSpec | None:
+    """Find the models' files now, so that a wrong source is told with its line. Return the target's shape, None where
+    that is not known here. Raises ConfigError."""
     own = (config.find_place("model", "source"), config.model.source, config.model.adapter, config.model)
     sources: list[tuple[Place, str, str, Target | ModelDraft]] = [own]
     for index, shard in enumerate(config.model.shards):
@@ -156,6 +160,7 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
             sources.append(((*at, "source"), draft.source, draft.adapter, draft))
     _check_indexes(config, path, lines)
     _check_statistics(config, path, lines)
+    decoder: DecoderSpec | None = None
     for place, source, adapter, model in sources:
         where = describe_place(path, lines, place)
         simulated = source.startswith(SIMULATED_PREFIX)
@@ -169,9 +174,11 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> None:
         try:
             static = model.static_shapes == "on" or model.device.upper().startswith("NPU")
             draft_like = isinstance(model, ModelDraft)
-            check_source(source, path.resolve().parent, adapter, static=static, draft=draft_like)
+            found = check_source(source, path.resolve().parent, adapter, static=static, draft=draft_like)
         except ModelRefused as error:
             raise ConfigError(f"{where} {error}") from error
+        decoder = found if model is config.model else decoder
+    return decoder
 
 
 def _check_indexes(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -322,39 +329,6 @@ def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
         if placement.host and not config.cluster.on_ray:
             place: Place = (*at, "host")
             raise ConfigError(f"{path}:{lines.get(place, 1)}: {format_place(place)}: {ONLY_ON_RAY}")
-
-
-def _check_cluster(config: ClusterConfig, path: Path, lines: Lines) -> None:
-    """Refuse keys that would change nothing. Raises ConfigError."""
-    cluster = config.cluster
-    for key in ("address", "auth"):
-        where = f"{path}:{lines.get(('cluster', key), 1)}: cluster.{key}:"
-        if key in cluster.model_fields_set and getattr(cluster, key) and cluster.runtime == "local":
-            raise ConfigError(f"{where} goes with Ray, and cluster.runtime is 'local'; leave one of them out")
-    if cluster.job_server and (not cluster.on_ray or cluster.address):
-        where = f"{path}:{lines.get(('cluster', 'job_server'), 1)}: cluster.job_server:"
-        raise ConfigError(f"{where} goes with a Ray of the daemon's own: cluster.runtime 'ray' and no cluster.address")
-    if "auth" in cluster.model_fields_set and not cluster.address:
-        where = f"{path}:{lines.get(('cluster', 'auth'), 1)}: cluster.auth:"
-        raise ConfigError(f"{where} goes with cluster.address; a Ray of the daemon's own always has a token")
-
-
-def _check_hosts(config: ClusterConfig, path: Path, lines: Lines) -> None:
-    """Refuse hosts that no daemon can use. Raises ConfigError."""
-    if not config.cluster.address:
-        for key in ("hosts", "links"):
-            if key in config.model_fields_set and getattr(config, key):
-                where = f"{path}:{lines.get((key,), 1)}: {key}:"
-                raise ConfigError(f"{where} go with cluster.address, the Ray of these hosts; add it, or leave them out")
-        return
-    check_running_hosts(config.hosts, path, lines)
-    if (config.hosts or "discover" in config.cluster.model_fields_set) and not any(
-        one.planned for one in config.targets
-    ):
-        key = "hosts" if config.hosts else "discover"
-        place: Place = ("hosts",) if config.hosts else ("cluster", "discover")
-        where = f"{path}:{lines.get(place, 1)}: {key}:"
-        raise ConfigError(f"{where} goes with a plan; set model.adapter or model.device to auto, or leave it out")
 
 
 def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from adapters.contract import ModelRefused, cut_layers
+from adapters.decoder.spec import DecoderSpec
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, describe_place, format_place
@@ -13,8 +15,9 @@ from orchestrator.errors import ConfigError
 ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
 
 
-def check_shards(config: ClusterConfig, path: Path, lines: Lines) -> None:
-    """Refuse layer shards that contradict the model's other keys. Raises ConfigError."""
+def check_shards(config: ClusterConfig, decoder: DecoderSpec | None, path: Path, lines: Lines) -> None:
+    """Refuse layer shards that contradict the model's other keys, or its shape where that is known. Raises
+    ConfigError."""
     model = config.model
     if not model.shards:
         return
@@ -37,3 +40,8 @@ def check_shards(config: ClusterConfig, path: Path, lines: Lines) -> None:
             )
     if model.static_shapes == "on":
         raise ConfigError(f"{where} graphs of fixed shape hold whole targets; leave one of static_shapes and this out")
+    if decoder is not None:
+        try:
+            cut_layers([shard.layers for shard in model.shards], decoder.layers, model.source)
+        except ModelRefused as error:
+            raise ConfigError(f"{where} {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from orchestrator.config.drafts import DRAFTS
+from orchestrator.config.further_target import OWN_KEYS, FurtherTarget, find_first_place
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place, format_value
-from orchestrator.config.target import BOUNDED, COUNTED, PLACED, Placement, ReplicaBounds
+from orchestrator.config.target import BOUNDED, COUNTED, PLACED, Placement, ReplicaBounds, Target
 
 _KINDS = {
     "int_type": "must be an integer",
@@ -25,7 +27,8 @@ _KINDS = {
     "model_attributes_type": "must be a mapping of keys to values",
     "bool_type": "must be true or false",
 }
-_SURELY_MEANT = 0.85  # similar by difflib: both of two are named
+_NEAR = 0.6  # similar by difflib: fewer letters than that in common are chance
+_SURELY_MEANT = 0.85  # both of two are named
 _TAG_ERRORS = ("union_tag_invalid", "union_tag_not_found")
 _RANGE_ERRORS = ("greater_than_equal", "less_than_equal")
 
@@ -75,7 +78,7 @@ def describe_error(error: ErrorDetails, root: type[BaseModel] = ClusterConfig) -
     place: Place = tuple(error["loc"])
     name = format_place(place_of(error))
     if error["type"] == "extra_forbidden":
-        return f"{name}: unknown key; {_nearest(str(place[-1]), sorted(_model_at(place[:-1], root).model_fields))}"
+        return f"{name}: unknown key; {_find_way_out(place, root)}"
     if error["type"] in ("missing", "union_tag_not_found"):
         return f"{name}: is missing"
     if error["type"] == "union_tag_invalid":
@@ -122,11 +125,24 @@ def _range_of(place: Place, root: type[BaseModel]) -> str:
     return f"at least {bounds['ge']}" if "ge" in bounds else f"at most {bounds['le']}"
 
 
-def _nearest(key: str, valid: list[str]) -> str:
-    close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-    as_close = difflib.get_close_matches(key, valid, n=2, cutoff=_SURELY_MEANT)
-    meant = " or ".join(map(repr, as_close or close))
+def _find_way_out(place: Place, root: type[BaseModel]) -> str:
+    """Say what an unknown key was meant to be: one that stands elsewhere for this target, or one that looks like it."""
+    key, section = str(place[-1]), _model_at(place[:-1], root)
+    if section is Target and (elsewhere := find_first_place(key)):
+        return f"of the first target it is {elsewhere}"
+    if section is FurtherTarget and key in OWN_KEYS and OWN_KEYS[key]:
+        return f"write {', '.join(OWN_KEYS[key])} here, without {key}"
+    valid = sorted(section.model_fields)
+    meant = " or ".join(map(repr, find_near(key, valid)))
     return f"did you mean {meant}?" if meant else f"valid keys are {', '.join(valid)}"
+
+
+def find_near(name: str, known: Iterable[str]) -> list[str]:
+    """Return which of the `known` names looks like one that is not there: both of two that are very much like it, and
+    none that is only the least unlike."""
+    known = list(known)
+    surely = difflib.get_close_matches(name, known, n=2, cutoff=_SURELY_MEANT)
+    return surely or difflib.get_close_matches(name, known, n=1, cutoff=_NEAR)
 
 
 def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:

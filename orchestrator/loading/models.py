@@ -22,6 +22,7 @@ from adapters.contract import (
     OutOfMemory,
     Precision,
     Unsupported,
+    cut_layers,
 )
 from adapters.decoder.spec import DecoderSpec
 from adapters.devices_there import check_device
@@ -49,7 +50,7 @@ from orchestrator.loading.fallback import Attempt, execute_with_fallback
 from orchestrator.loading.memory import predict_memory
 from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.loading.options import EngineOptions, ModelOptions, ShardOptions
-from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, check_whole_runtime, cut_layers
+from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, check_whole_runtime
 from orchestrator.loading.precision import choose_model_precision
 from orchestrator.loading.split import describe_split, mark_bits
 from orchestrator.planning.digests import digest_simulated_model, parse_simulated_script

@@ -15,7 +15,6 @@ from adapters.contract import (
     LayerRange,
     LoadedModel,
     LoadOptions,
-    ModelRefused,
     NumericalClass,
     Precision,
     Progress,
@@ -164,13 +163,3 @@ def check_whole_runtime(adapter: Adapter | PipelineLoader) -> Adapter:
     if isinstance(adapter, PipelineLoader):
         raise Unsupported("a part of a target cannot be cut into shards itself")
     return adapter
-
-
-def cut_layers(counts: Sequence[int], layers: int, model: str) -> list[LayerRange]:
-    """Return the ranges of so many layers each. Raises ModelRefused where they are not all of the model's."""
-    if sum(counts) != layers:
-        raise ModelRefused(
-            f"{model} has {layers} layers, and model.shards name {sum(counts)} ({' + '.join(map(str, counts))})"
-        )
-    ends = [sum(counts[: number + 1]) for number in range(len(counts))]
-    return [LayerRange(first, end) for first, end in zip([0, *ends], ends, strict=False)]

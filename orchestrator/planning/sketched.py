@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from device_profiles.link import LinkProfile
 from device_profiles.profile import Exactness
 from orchestrator.config.hosts import ClusterHost, ClusterLink, ClusterLinks, HostDevice, host_names
 from orchestrator.config.sketch import Sketch
+from orchestrator.config.wording import find_near
 from orchestrator.errors import ConfigError
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.source import DeviceSource
@@ -55,10 +55,13 @@ def build_sketched_cluster(
 
 
 def _find_source(one: HostDevice, sources: Mapping[str, DeviceSource], place: str) -> DeviceSource:
-    if one.device in sources:
-        return sources[one.device]
-    close = difflib.get_close_matches(one.device, sources, n=1, cutoff=0.4)
-    hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(sources)}"
+    by_name = {name.casefold(): name for name in sources}
+    asked = one.device.casefold()
+    if asked in by_name:
+        return sources[by_name[asked]]
+    near = find_near(asked, by_name) or [name for name in by_name if asked in name]
+    meant = " or ".join(repr(by_name[name]) for name in near)
+    hint = f"did you mean {meant}?" if meant else f"there are {', '.join(sources)}"
     raise ConfigError(f"{place}.device: neither the library nor a stored profile has {one.device!r}; {hint}")
 
 

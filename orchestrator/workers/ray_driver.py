@@ -52,7 +52,7 @@ from orchestrator.workers.ray_messages import (
     with_length,
 )
 from orchestrator.workers.ray_places import Places
-from orchestrator.workers.ray_settings import NAMESPACE, init_options
+from orchestrator.workers.ray_settings import JOB_SERVER_WAY_OUT, NAMESPACE, init_options
 
 START_TIMEOUT_S = 60.0
 """Bounds the wait for a place and for the actor's process, while the head answers."""
@@ -303,8 +303,7 @@ def _require_job_server() -> None:
         for name in ("ray.dashboard.optional_deps", "ray.dashboard.modules.job.job_head"):
             importlib.import_module(name)
     except ImportError as error:
-        way_out = "pip install 'outrider[jobs]' (that is ray[default]), or leave cluster.job_server out"
-        raise WorkerError(f"Ray's job server cannot run: {error}; {way_out}") from error
+        raise WorkerError(f"Ray's job server cannot run: {error}; {JOB_SERVER_WAY_OUT}") from error
 
 
 def reason_of(error: Exception) -> str:

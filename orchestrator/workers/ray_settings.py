@@ -9,7 +9,9 @@ import asyncio
 import logging
 import os
 import secrets
+import socket
 import sys
+import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,8 +20,12 @@ from typing import Any
 from orchestrator.errors import ClusterAway, WorkerError
 
 NAMESPACE = "outrider"
+JOB_LIBRARIES = ("aiohttp", "aiohttp_cors", "opencensus")
+"""What Ray's job server imports and Ray alone does not bring. `ray_driver` tries the server itself."""
+JOB_SERVER_WAY_OUT = "pip install 'outrider[jobs]' (that is ray[default]), or leave cluster.job_server out"
 
 _PROBE_TIMEOUT_S = 5.0
+_ASKED_WITHIN_S = 1.5
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
 _LOGICAL_CPUS = 64  # of an embedded Ray: its only tenants are our workers, so it is not to ration them
 _LOG_FILE_BYTES = 10 * 1024 * 1024  # of an embedded Ray: its files may lie in memory
@@ -48,13 +54,13 @@ def driver_environment(
         wanted["RAY_NUM_REDIS_GET_RETRIES"] = "1"  # of 40 s each; Ray's own default is 20
         if has_token:
             wanted["RAY_AUTH_MODE"] = "token"
-            _require_token(address, environment)
+            require_token(address, environment)
         else:
             forced["RAY_AUTH_MODE"] = "disabled"
     else:
         if jobs:
             wanted["RAY_AUTH_MODE"] = "token"
-            _require_token("", environment)
+            require_token("", environment)
             # Jobs find `outrider` where this one is.
             programs = str(Path(sys.executable).parent)
             forced["PATH"] = os.pathsep.join(filter(None, (programs, environment.get("PATH"))))
@@ -69,8 +75,9 @@ def driver_environment(
     return found
 
 
-def _require_token(address: str, environment: Mapping[str, str]) -> None:
-    """Refuse to join where nobody is asked for a token: whoever reaches such a cluster runs code on its hosts."""
+def require_token(address: str, environment: Mapping[str, str]) -> None:
+    """Refuse to join where nobody is asked for a token: whoever reaches such a cluster runs code on its hosts. Raises
+    WorkerError with the way out."""
     what = f"join Ray at {address}" if address else "start Ray with a job server"
     way_out = "or set cluster.auth: none, if that cluster has none" if address else "or leave cluster.job_server out"
     mode = environment.get("RAY_AUTH_MODE", "token").lower()
@@ -93,12 +100,12 @@ def _require_token(address: str, environment: Mapping[str, str]) -> None:
 
 async def probe(address: str) -> None:
     """Raise ClusterAway where nothing listens: at once, while Ray tries for 40 s."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
+    place = _split_address(address)
+    if place is None:
         return
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.open_connection(*place)
     except OSError as error:  # TimeoutError is one
         raise ClusterAway(
             f"cannot join Ray at {address}: {type(error).__name__}: {error}; is it running (ray start --head)?"
@@ -106,6 +113,45 @@ async def probe(address: str) -> None:
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()
+
+
+def find_head_problem(address: str) -> str:
+    """Return why nothing can be joined at an address of Ray now, "" where something listens there. Blocks for 1.5 s at
+    most, whatever name servers do."""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS", "") or _read_last_started()
+        if not address:
+            return "nobody has started Ray on this machine (ray start)"
+    place = _split_address(address)
+    if place is None:
+        return f"{address} is no HOST:PORT"
+    found = [f"{address} does not answer within {_ASKED_WITHIN_S:g} s"]
+
+    def connect() -> None:
+        try:
+            socket.create_connection(place, _ASKED_WITHIN_S).close()
+            found.append("")
+        except OSError as error:
+            found.append(f"{address} does not answer: {error.strerror or error}")
+
+    asking = threading.Thread(target=connect, daemon=True)
+    asking.start()
+    asking.join(_ASKED_WITHIN_S)
+    return found[-1]
+
+
+def _read_last_started() -> str:
+    """Return the address that `ray start` left for `auto`; "" where nobody has run it."""
+    directory = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  # as Ray looks for it
+    try:
+        return (Path(directory) / "ray" / "ray_current_cluster").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _split_address(address: str) -> tuple[str, int] | None:
+    host, colon, port = address.rpartition(":")
+    return (host.strip("[]"), int(port)) if colon and port.isdecimal() else None
 
 
 def init_options(address: str, directory: str, *, jobs: bool = False) -> dict[str, Any]:

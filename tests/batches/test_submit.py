@@ -19,7 +19,7 @@ from orchestrator import ray_jobs
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
 from orchestrator.ray_jobs import JobError, follow, format_entrypoint, submit
-from orchestrator.workers.ray_settings import driver_environment
+from orchestrator.workers.ray_settings import JOB_LIBRARIES, driver_environment
 from tests.batches.support import (
     count_results,
     find_batch,
@@ -31,7 +31,7 @@ from tests.batches.support import (
 )
 from tests.support.daemon import Daemon, configuration, running
 
-HAS_JOB_SERVER = all(importlib.util.find_spec(name) for name in ("aiohttp", "aiohttp_cors", "opencensus"))
+HAS_JOB_SERVER = all(importlib.util.find_spec(name) for name in JOB_LIBRARIES)
 
 
 def info_of(status: str, entrypoint: str = "exec outrider batch", message: str = "") -> Any:

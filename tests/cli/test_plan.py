@@ -99,6 +99,8 @@ def test_operators_may_rule_devices_out(outrider, sketch):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ([("nvidia-l40s", "apple-m3")], ["has 'apple-m3'; there are amd-"]),
+        ([("nvidia-l40s", "H100")], ["did you mean 'nvidia-h100-pcie' or 'nvidia-h100-sxm'?"]),
         ([("nvidia-l40s", "nvidia-l40")], ["hosts[0].devices[0].device", "did you mean 'nvidia-l40s'"]),
         ([("concurrency: 4", "pin_target: [gpu-9]")], ["there is no plan", "pin_target", "'gpu-9'"]),
         ([("layers: 32, hidden: 4096", "layers: 32000, hidden: 4096")], ["target.shape.layers: must be 1 to 1024"]),

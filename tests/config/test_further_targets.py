@@ -55,6 +55,7 @@ WRONG = [
     (ONE + ONE, 8, ["models[1].name", "models[0].name in line 5"]),
     (ONE.replace("    name: second\n", ""), 3, ["models[0].name: is missing"]),
     (ONE + "    canary: {share: 0.1}\n", 6, ["models[0].canary: unknown key"]),
+    (ONE + "    devices: {cores: [0]}\n", 6, ["models[0].devices: unknown key; write cores, threads here"]),
     (ONE + "    kv_cash: 1 MiB\n", 6, ["models[0].kv_cash", "did you mean 'kv_cache'"]),
     (ONE + "    max_running: 0\n", 6, ["models[0].max_running: must be 1 to 1024, not 0"]),
     (ONE + "    placement: {concurrency: 3}\n", 6, ["models[0].placement: goes with a plan"]),

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
 from orchestrator.loading.options import ShardOptions, engine_options
+from tests.support import tiny_gguf, tiny_models
 from tests.support.config import parse_config
 
 HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\n"
@@ -45,6 +46,32 @@ def test_what_contradicts_itself_is_refused_at_its_line(tmp_path: Path, text: st
     with pytest.raises(ConfigError) as refused:
         load_config(path)
     assert f"c.yaml:{said}" in str(refused.value)
+
+
+@pytest.mark.parametrize(("shards", "wrong"), [("1, 2", "3 (1 + 2)"), ("2, 2, 1", "5 (2 + 2 + 1)"), ("1, 3", "")])
+@pytest.mark.parametrize("further", [False, True])
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_layers_that_the_model_has_not_are_refused_at_their_line(
+    tmp_path: Path, shards: str, wrong: str, further: bool, kind: str
+) -> None:
+    if kind == "file":
+        tiny_gguf.write(tmp_path / "tiny.gguf", tiny_gguf.Tiny("llama", layers=4))
+    else:
+        tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16", num_hidden_layers=4)
+    source = "tiny.gguf" if kind == "file" else "tiny"
+    layers = ", ".join(f"{{layers: {one}}}" for one in shards.split(", "))
+    model = f"source: {source}\n  shards: [{layers}]\n"
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        HEAD + f"  name: toy\nmodels:\n- name: tiny\n  {model}" if further else f"# cut\n\nmodel:\n  {model}"
+    )
+    if not wrong:
+        load_config(path)
+        return
+    with pytest.raises(ConfigError) as refused:
+        load_config(path)
+    place = "8: models[0].shards" if further else "5: model.shards"
+    assert f"c.yaml:{place}: {source} has 4 layers, and its shards name {wrong}; name each once" in str(refused.value)
 
 
 def test_a_shard_has_what_the_model_has_where_it_says_nothing(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_shard_that_is_killed_or_stopped_costs_a_pause_and_no_token(tmp_path: 
     ("shard", "said"),
     [
         ("{layers: 3, host: 10.0.0.2}", "model.shards[1].host: goes with Ray"),
-        ("{layers: 2, cores: [0]}", "has 4 layers, and model.shards name 3 (1 + 2)"),
+        ("{layers: 2, cores: [0]}", "has 4 layers, and its shards name 3 (1 + 2)"),
         ("{layers: 3, cores: [0], device: SIM.7}", "target-shard-1: simulated sees no device 'SIM.7' here"),
     ],
 )

@@ -101,7 +101,10 @@ def test_streams_at_once_over_two_devices_get_what_the_whole_target_says(tmp_pat
     ("shards", "said"),
     [
         ("[{layers: 4}]", "c.yaml:1: model.shards: one shard is the whole target"),
-        ("[{layers: 2}, {layers: 1}]", f"tiny has {LAYERS} layers, and model.shards name 3 (2 + 1)"),
+        (
+            "[{layers: 2}, {layers: 1}]",
+            f"c.yaml:1: model.shards: tiny has {LAYERS} layers, and its shards name 3 (2 + 1)",
+        ),
         ("[{layers: 2}, {layers: 2, device: NPU}]", "no device 'NPU' here; there is CPU"),
     ],
 )

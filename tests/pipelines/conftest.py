@@ -16,10 +16,10 @@ from adapters.conformance.case import Case, Prepared, load, prepare_case
 from adapters.conformance.fixtures import all_free as all_free
 from adapters.conformance.fixtures import far as far
 from adapters.conformance.fixtures import model as model
-from adapters.contract import LoadedModel, LoadOptions, NumericalClass, Progress
+from adapters.contract import LoadedModel, LoadOptions, NumericalClass, Progress, cut_layers
 from adapters.pipeline import PipelineModel
 from device_profiles.profile import DeviceProfile, WeightsFormat
-from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, cut_layers
+from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers
 from tests.support import tiny_models
 from tests.support.conformance import DEVICES
 from tests.support.failing import poison

@@ -13,9 +13,9 @@ from adapters.conformance.case import Case, Prepared, leave_clean
 from adapters.conformance.fixtures import all_free as all_free
 from adapters.conformance.fixtures import far as far
 from adapters.conformance.fixtures import model as model
-from adapters.contract import LoadedModel, LoadOptions, Progress
+from adapters.contract import LoadedModel, LoadOptions, Progress, cut_layers
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, cut_layers
+from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers
 from orchestrator.shards.remote import RemoteRuntime
 from tests.pipelines.conftest import LAYERS, OPENVINO, SIMULATED, Cut, InShards
 from tests.pipelines.conftest import case as whole_case  # noqa: F401  # another fixture's own

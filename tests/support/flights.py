@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from adapters.borrowed_slots import borrow_slots
-from adapters.contract import LoadOptions, StagedModel
+from adapters.contract import LoadOptions, StagedModel, cut_layers
 from adapters.grammar import GrammarCompiler
 from adapters.pipeline import PipelineModel
 from adapters.simulated.adapter import SimulatedAdapter
 from adapters.tokenizer import Tokenizer
 from orchestrator.drafting.port import Drafter
 from orchestrator.engine.flights import Flights
-from orchestrator.loading.pipeline import cut_layers
 from tests.support.loops import loop_over
 
 LAYERS = 4
