@@ -1,6 +1,24 @@
-"""The names that adapters have, without importing any."""
+"""The names that adapters and their devices have, without importing any."""
+
+import re
 
 OWN_ADAPTERS = ("onnx_rt", "openvino_rt", "simulated", "torch_device")
 """Those of this distribution, installed or not. All load ranges of layers (adapters.contract.ShardingAdapter)."""
 ADAPTER_NAME_PATTERN = "[a-z][a-z0-9_]{0,63}"
 """What one of another distribution is called."""
+
+_KINDS = ("BATCH", "CPU", "CUDA", "DirectML", "GPU", "HETERO", "MULTI", "NPU", "OpenVINO", "QNN", "SIM", "VitisAI")
+"""How our runtimes spell their devices, without numbers. OpenVINO's AUTO is told from `auto` by its case alone."""
+_BY_ANY_CASE = {kind.casefold(): kind for kind in _KINDS}
+
+
+def normalise_device(adapter: str, device: str) -> str:
+    """Return a device's name as its runtime spells it: "cuda:0" is "CUDA:0", and "directml:1" is "DirectML:1".
+
+    What other distributions' adapters call their devices stays as it is, and so does a kind that is not known.
+    """
+    if re.fullmatch(ADAPTER_NAME_PATTERN, adapter) and adapter not in (*OWN_ADAPTERS, "auto"):
+        return device
+    kind = re.split("[:.]", device, maxsplit=1)[0]
+    spelt = _BY_ANY_CASE.get(kind.casefold())
+    return device if spelt is None else f"{spelt}{device[len(kind) :].upper()}"

@@ -1,4 +1,4 @@
-"""The names of adapters as values of keys: ours, and those that other distributions bring.
+"""The names of adapters and of their devices as values of keys: ours, and those that other distributions bring.
 
 What is installed is looked up by whoever reads a file (load.py), which gives it as the validation's context. Without
 one, any name that an adapter could have is right.
@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ValidationInfo, WithJsonSchema
 
-from adapters.names import ADAPTER_NAME_PATTERN, OWN_ADAPTERS
+from adapters.names import ADAPTER_NAME_PATTERN, OWN_ADAPTERS, normalise_device
 
 AUTO = "auto"
 """The plan chooses (`placement`)."""
@@ -51,3 +51,12 @@ def _describe(own: tuple[str, ...]) -> dict[str, Any]:
 AdapterName = Annotated[str, AfterValidator(_check_adapter), WithJsonSchema(_describe((*OWN_ADAPTERS, AUTO)))]
 RuntimeName = Annotated[str, AfterValidator(_check_runtime), WithJsonSchema(_describe(OWN_ADAPTERS))]
 """The same without `auto`."""
+
+
+def _normalise(device: str, info: ValidationInfo) -> str:
+    """Return the device as its runtime spells it. The section's `adapter` stands before it."""
+    return normalise_device(info.data.get("adapter") or "", device)
+
+
+DeviceName = Annotated[str, AfterValidator(_normalise)]
+"""A device, written in any case."""

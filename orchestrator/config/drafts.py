@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import ByteSize, Field
 
-from orchestrator.config.adapter_names import AdapterName
+from orchestrator.config.adapter_names import AdapterName, DeviceName
 from orchestrator.config.draft_store import MEMORY, DraftStoreOptions
 from orchestrator.config.section import Section, Size
 from orchestrator.config.target import (
@@ -80,7 +80,7 @@ class ModelDraft(StaticShapesSection):
     """Where the weights are: written as `model.source`."""
     adapter: AdapterName = "openvino_rt"
     """The runtime that runs it. `auto`: the plan chooses among those that are installed (`placement`)."""
-    device: str = "CPU"
+    device: DeviceName = "CPU"
     """The device, as the runtime names it. `auto`: the plan chooses."""
     weights: WeightsPrecision = "auto"
     """The number format of the weights: as `model.weights`."""

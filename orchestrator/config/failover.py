@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from orchestrator.config.adapter_names import RuntimeName
+from orchestrator.config.adapter_names import DeviceName, RuntimeName
 from orchestrator.config.section import Section, Size
 from orchestrator.config.target import (
     ActivationPrecision,
@@ -21,7 +21,7 @@ class StandbyTarget(Section):
 
     adapter: RuntimeName | None = None
     """The runtime that runs it."""
-    device: str | None = None
+    device: DeviceName | None = None
     """The device, as the runtime names it."""
     weights: WeightsPrecision | None = None
     """The number format of the weights."""

@@ -20,8 +20,8 @@ class HostDevice(Section):
     """Devices of one kind on a host."""
 
     device: Name
-    """Of a host that is there: the device as its runtime names it (`CPU`, `GPU.0`, `cuda:0`). Of one that is not: a
-    device of the shipped library (`outrider plan --library` lists them), or of a stored profile."""
+    """Of a host that is there: the device as its runtime names it (`CPU`, `GPU.0`, `CUDA:0`). Of one that is not: a
+    device of the shipped library (`outrider plan --library` lists them), or of a stored profile. In any case."""
     count: int = Field(default=1, ge=1, le=1024)
     """How many of them a host has that is not there."""
     memory: Size | None = None

@@ -172,7 +172,7 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> DecoderSp
         if simulated:
             continue
         try:
-            static = model.static_shapes == "on" or model.device.upper().startswith("NPU")
+            static = model.static_shapes == "on" or model.device.startswith("NPU")
             draft_like = isinstance(model, ModelDraft)
             found = check_source(source, path.resolve().parent, adapter, static=static, draft=draft_like)
         except ModelRefused as error:

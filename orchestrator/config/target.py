@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from device_profiles.profile import Exactness
 from orchestrator.config.adapter_names import AUTO as AUTO
-from orchestrator.config.adapter_names import AdapterName, RuntimeName
+from orchestrator.config.adapter_names import AdapterName, DeviceName, RuntimeName
 from orchestrator.config.section import Section
 
 MAX_REPLICAS = 64
@@ -72,7 +72,7 @@ class TargetShard(Section):
     """How many; the first shard has the first layers."""
     adapter: RuntimeName = ""
     """The runtime that runs them. Empty: `model.adapter`."""
-    device: str = ""
+    device: DeviceName = ""
     """The device, as the runtime names it. Empty: `model.device`."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads of its runtime; 0 is one for each of its `cores`, and as many as the target would have where it has
@@ -117,8 +117,8 @@ class Target(StaticShapesSection):
     """The model's name in the API. Empty: taken from the source."""
     adapter: AdapterName = "openvino_rt"
     """The runtime that runs it. `auto`: the plan chooses among those that are installed (`placement`)."""
-    device: str = "CPU"
-    """The device, as the runtime names it. `auto`: the plan chooses."""
+    device: DeviceName = "CPU"
+    """The device, as the runtime names it, in any case. `auto`: the plan chooses."""
     exactness: Annotated[Exactness, Field(strict=False)] = Exactness.BIT
     """`bit`: output is identical to the last bit whatever shares the batch. `kernel`: faster with many sequences,
     and the last bits may depend on the batch."""

@@ -263,7 +263,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
 
 def _name_first_device(model: Target) -> str:
     """Return the device of rank 0: where layers are split, `CUDA` is all devices of that name from the first one on."""
-    return "CUDA:0" if model.tensor_parallel > 1 and model.device.upper() == "CUDA" else model.device
+    return "CUDA:0" if model.tensor_parallel > 1 and model.device == "CUDA" else model.device
 
 
 def objectives_of(slo: SloSection) -> Objectives:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from device_profiles.link import LinkProfile
 from device_profiles.measured import Hardware
@@ -11,8 +12,10 @@ from device_profiles.profile import Exactness
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.sketched import build_device
 from orchestrator.planning.stored import MeasuredHardware
+from policies.planning.overlap import name_compute_unit
 from policies.planning.plan import DefaultLinks, Device, Host, Inventory, Option
 
+T = TypeVar("T")
 Allowed = Callable[[Option, str], bool]
 
 
@@ -72,8 +75,11 @@ def cluster_present(
         for one in mine:
             profile = names[one.hardware] + (f", {host.cores} of its cores" if host.cores and one.cores else "")
             behind[profile] = one
-            memory = max(0, host.free_bytes.get(one.name, one.hardware.memory_bytes) - left(one))
-            price = max((host.device_prices.get(seen.device, 0.0) for seen in one.devices), default=0.0)
+            memory = max(
+                0, _by_unit(host.free_bytes).get(name_compute_unit(one.name), one.hardware.memory_bytes) - left(one)
+            )
+            prices = _by_unit(host.device_prices)
+            price = max((prices.get(name_compute_unit(seen.device), 0.0) for seen in one.devices), default=0.0)
             devices.append(build_device(one, f"{host.node}/{one.name}", host.node, profile, memory, price))
             options.setdefault(
                 profile,
@@ -88,7 +94,13 @@ def cluster_present(
 
 
 def _may_use(host: PresentHost, one: MeasuredHardware) -> bool:
-    return not host.devices or any(device.device in host.devices for device in one.devices)
+    named = {name_compute_unit(name) for name in host.devices}
+    return not named or any(name_compute_unit(device.device) in named for device in one.devices)
+
+
+def _by_unit(figures: Mapping[str, T]) -> dict[str, T]:
+    """Return figures of devices by one name for each, whichever of its names they came by; the last one counts."""
+    return {name_compute_unit(name): value for name, value in figures.items()}
 
 
 def _name_profiles(found: Sequence[MeasuredHardware]) -> dict[Hardware, str]:

@@ -11,7 +11,7 @@ import msgspec
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable, Unsupported
-from adapters.names import OWN_ADAPTERS
+from adapters.names import OWN_ADAPTERS, normalise_device
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile
@@ -147,7 +147,7 @@ def remote_work(
     engine = engine_options(config, base)
     work = []
     for one in wanted:
-        adapter, _, device = one.partition(":")
+        adapter, device = _split_name(one)
         for count in threads or (engine.model.threads,):
             model = engine.with_model(adapter=adapter, device=device, threads=count).model
             job = ProfileJob(engine, model, "target")
@@ -199,7 +199,14 @@ def _places(draft: ModelDraftOptions, wanted: Sequence[str]) -> list[DeviceProfi
 
 
 def _is_wanted(device: DeviceProfile, wanted: Sequence[str]) -> bool:
-    return not wanted or device.adapter in wanted or f"{device.adapter}:{device.name}" in wanted
+    mine = ((device.adapter, ""), (device.adapter, device.name))
+    return not wanted or any(_split_name(one) in mine for one in wanted)
+
+
+def _split_name(wanted: str) -> tuple[str, str]:
+    """Return the runtime and the device of "RUNTIME:DEVICE", "" where no device is named."""
+    adapter, _, device = wanted.partition(":")
+    return adapter, normalise_device(adapter, device)
 
 
 def _device(adapter: str, name: str) -> DeviceProfile | None:

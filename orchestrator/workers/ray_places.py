@@ -66,7 +66,7 @@ class Places:
     def _reserve(self, spec: WorkerSpec) -> _Place:
         ip = self._own_ip if spec.node == THIS_NODE else spec.node
         bundle = {"CPU": spec.reserved_cpus, f"node:{ip}": _NODE_SHARE}
-        if spec.device.startswith("cuda"):
+        if spec.device.startswith("CUDA"):
             bundle["GPU"] = 1.0
         group = None
         try:

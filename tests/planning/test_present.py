@@ -73,6 +73,14 @@ def test_a_device_that_is_not_allowed_is_not_used_and_a_host_without_a_profile_i
     assert "10.0.0.3 is left out: no device of it has a profile" in proposal.assumed
 
 
+def test_devices_of_a_host_are_named_in_any_case_and_what_is_stated_of_them_holds(store: ProfileStore):
+    stated = {"free_bytes": {"SIM": GIB, "sim": GIB // 2}, "device_prices": {"Sim:0": 3.0}}
+    _, proposal = propose(store, [PresentHost(THIS_NODE, frozenset({FAST}), devices=("sim",), **stated)])
+    (device,) = proposal.cluster.devices
+    assert device.price_per_hour == 3.0
+    assert 0 < device.memory_bytes <= GIB // 2
+
+
 def test_equal_hosts_share_a_profile_and_links_are_those_between_nodes(store: ProfileStore):
     hosts = [PresentHost(THIS_NODE, frozenset({FAST})), PresentHost("b", frozenset({FAST}))]
     far = LinkProfile(THIS_NODE, "b", 30.0, 1e8)

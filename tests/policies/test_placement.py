@@ -156,6 +156,25 @@ def test_every_device_that_is_not_in_use_has_a_reason(cluster: Inventory, load: 
 
 @FEW
 @given(clusters(), loads(), st.data())
+def test_devices_are_named_in_any_case_and_the_first_of_a_kind_without_its_number(
+    cluster: Inventory, load: Workload, data: st.DataObject
+) -> None:
+    kinds = ("CUDA:0", "CUDA:1", "GPU", "GPU.1", "CPU")
+    ids = {one.id: f"{one.host}/{kinds[number]}" for number, one in enumerate(cluster.devices)}
+    named = replace(cluster, devices=tuple(replace(one, id=ids[one.id]) for one in cluster.devices))
+    other = {"CUDA:0": "cuda", "CUDA:1": "cuda:1", "GPU": "gpu.0", "GPU.1": "Gpu.1", "CPU": "cpu"}
+    places = st.lists(st.sampled_from(sorted(ids.values())), max_size=2, unique=True).map(tuple)
+    exact = {key: data.draw(places) for key in ("pin_target", "pin_draft", "exclude")}
+    loose = {
+        key: tuple(f"{host}/{other[kind]}" for host, _, kind in (one.partition("/") for one in found))
+        for key, found in exact.items()
+    }
+    plans = [plan_or_none(named, PlanGoal(load, Constraints(**found))) for found in (exact, loose)]
+    assert plans[0] == plans[1]
+
+
+@FEW
+@given(clusters(), loads(), st.data())
 def test_constraints_hold(cluster: Inventory, load: Workload, data: st.DataObject) -> None:
     names = [one.id for one in cluster.devices] + [one.name for one in cluster.hosts]
     some = st.lists(st.sampled_from(names), max_size=2, unique=True).map(tuple)

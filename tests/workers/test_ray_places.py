@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.ray_places import Places
 from orchestrator.workers.ray_runtime import RayCluster
 from tests.support import engines
 
@@ -14,6 +15,28 @@ MOST_CPUS = 64  # of a Ray of our own
 
 def spec_at(device: str, cpus: float) -> WorkerSpec:
     return msgspec.structs.replace(engines.spec(), name=device, node="here", device=device, reserved_cpus=cpus)
+
+
+class RecordingRay:
+    """Stands for Ray where the groups that are asked for count, and hands out none."""
+
+    class exceptions:  # as Ray's module is called
+        RayError = RuntimeError
+
+    def __init__(self) -> None:
+        self.bundles: list[dict[str, float]] = []
+        self.util = self
+
+    def placement_group(self, bundles: list[dict[str, float]], **_: object) -> None:
+        self.bundles += bundles
+        raise self.exceptions.RayError("there is none")
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("CUDA:0", 1.0), ("CUDA", 1.0), ("CPU", None), ("GPU", None)])
+def test_a_worker_on_cuda_asks_for_one_of_rays_gpus(device: str, gpus: float | None) -> None:
+    ray = RecordingRay()
+    Places(ray, "10.0.0.1").take(1, spec_at(device, 2))
+    assert [one.get("GPU") for one in ray.bundles] == [gpus]
 
 
 @pytest.mark.ray

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from device_profiles.profile import Exactness
 from policies.planning.merit import tells_burden
+from policies.planning.overlap import name_compute_unit
 from policies.planning.plan import (
     Constraints,
     Device,
@@ -41,18 +42,41 @@ def usable(cluster: Inventory, wanted: PlanGoal) -> Usable:
     what the objective counts.
     """
     hosts = {host.name: host for host in cluster.hosts}
-    _check(cluster, hosts, wanted.constraints)
+    constraints = _spell_places(wanted.constraints, cluster)
+    _check(cluster, hosts, constraints)
     rejected: list[RejectedCandidate] = []
-    allowed = _devices(cluster.devices, hosts, wanted.constraints, rejected)
+    allowed = _devices(cluster.devices, hosts, constraints, rejected)
     models = {one.model.name for one in wanted.workload.drafters if one.model is not None}
     targets = _options(cluster.options, Role.TARGET, {wanted.workload.target.name}, wanted, rejected)
     drafts = _options(cluster.options, Role.DRAFT, models, wanted, rejected)
-    may_target = _filter_by_pins(allowed, wanted.constraints.pin_target, Role.TARGET, rejected)
-    may_draft = _filter_by_pins(allowed, wanted.constraints.pin_draft, Role.DRAFT, rejected)
+    may_target = _filter_by_pins(allowed, constraints.pin_target, Role.TARGET, rejected)
+    may_draft = _filter_by_pins(allowed, constraints.pin_draft, Role.DRAFT, rejected)
     choice = {one.id: one for one in may_target if one.profile in targets}
     choice |= {one.id: one for one in may_draft if one.profile in drafts}
     _check_figures([choice[name] for name in sorted(choice)], hosts, wanted.objective)
     return Usable(hosts, may_target, may_draft, targets, drafts, tuple(rejected))
+
+
+def _spell_places(constraints: Constraints, cluster: Inventory) -> Constraints:
+    """Return the constraints with devices named as the cluster names them: people write them in any case, and the first
+    of a kind with its number or without."""
+    ids = {one.id for one in cluster.devices}
+    spelt = {_fold(one): one for one in sorted(ids)}
+
+    def spell(places: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(one if one in ids else spelt.get(_fold(one), one) for one in places)
+
+    return replace(
+        constraints,
+        pin_target=spell(constraints.pin_target),
+        pin_draft=spell(constraints.pin_draft),
+        exclude=spell(constraints.exclude),
+    )
+
+
+def _fold(place: str) -> str:
+    host, slash, device = place.rpartition("/")
+    return f"{host}/{name_compute_unit(device)}" if slash else place
 
 
 def _check_figures(choice: Sequence[Device], hosts: dict[str, Host], objective: Objective) -> None:

@@ -1,0 +1,56 @@
+"""Devices are written in any case, and are called what their runtimes call them from then on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adapters.names import normalise_device
+from adapters.onnx_rt.providers import device_names
+from tests.support.config import parse_config
+
+OURS = {
+    "openvino_rt": ("CPU", "GPU", "GPU.0", "GPU.1", "NPU", "HETERO:GPU,CPU", "MULTI:GPU.0,GPU.1", "BATCH:GPU"),
+    "torch_device": ("CPU", "CUDA", "CUDA:0", "CUDA:12"),
+    "onnx_rt": ("CPU", "CUDA", "CUDA:1", "DirectML", "DirectML:0", "OpenVINO:GPU", "QNN", "VitisAI"),
+    "simulated": ("SIM", "SIM.1"),
+}
+NAMED = [(adapter, device) for adapter, devices in OURS.items() for device in devices]
+
+
+@given(st.sampled_from(NAMED), st.lists(st.booleans(), min_size=20, max_size=20))
+def test_any_case_is_the_runtimes_own(named: tuple[str, str], upper: list[bool]) -> None:
+    adapter, device = named
+    written = "".join(sign.upper() if up else sign.lower() for sign, up in zip(device, upper, strict=False))
+    assert normalise_device(adapter, written) == normalise_device("auto", written) == device
+
+
+def test_every_device_of_onnx_runtime_that_we_know_is_known_by_name() -> None:
+    known = device_names(["CPUExecutionProvider", "CUDAExecutionProvider", "DmlExecutionProvider"])
+    known += device_names(["OpenVINOExecutionProvider", "QNNExecutionProvider", "VitisAIExecutionProvider"])
+    assert [normalise_device("onnx_rt", one.lower()) for one in known] == known
+
+
+@pytest.mark.parametrize(
+    ("adapter", "device"), [("vulkan", "cuda:0"), ("openvino_rt", "auto"), ("openvino_rt", "AUTO"), ("onnx_rt", "x:y")]
+)
+def test_the_plans_auto_and_what_others_call_their_devices_stay_as_they_are(adapter: str, device: str) -> None:
+    assert normalise_device(adapter, device) == device
+
+
+def test_every_key_that_names_a_device_takes_any_case() -> None:
+    config = parse_config(
+        "model: {source: x, adapter: torch_device, device: cuda:0,\n"
+        "  shards: [{layers: 1, device: Cuda:1}, {layers: 1}]}\n"
+        "drafts: [{method: model, source: y, adapter: onnx_rt, device: directml:0}]\n"
+        "failover: {standby: [{adapter: openvino_rt, device: gpu.1}, {}]}\n"
+        "models: [{source: z, name: z, device: cpu}]\n",
+        Path("c.yaml"),
+    )
+    assert (config.model.device, config.model.shards[0].device) == ("CUDA:0", "CUDA:1")
+    assert config.drafts[0].device == "DirectML:0"  # type: ignore[union-attr]  # a model draft
+    assert [one.device for one in config.failover.standby] == ["GPU.1", None]
+    assert config.models[0].device == "CPU"
