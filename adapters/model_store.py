@@ -208,6 +208,24 @@ class ModelStore:
         found = ((path.parent, read_manifest(path.parent)) for path in sorted(self.root.glob(f"*/*/{MANIFEST}")))
         return [(path, manifest) for path, manifest in found if manifest is not None]
 
+    def remove(self, artefact: Path) -> bool:
+        """Remove an artefact, whole or not at all; False where another process makes or verifies it now.
+
+        Whoever has loaded it keeps what is mapped. The next load that wants it makes it again. Raises StoreUnwritable.
+        """
+        with explain_errors(self.root):
+            lock = FileLock(artefact.with_name(f"{artefact.name}.lock"))
+            try:
+                lock.acquire(blocking=False)
+            except Timeout:
+                return False
+            try:
+                artefact.rename(_draft_name(artefact, "old"))
+            finally:
+                _remove_drafts(artefact)
+                lock.release()
+        return True
+
     def read_again(self, before_s: float, wait: Callable[[int], bool]) -> Iterator[tuple[Path, str]]:
         """Read artefacts that were loaded since the machine was started and were not read since `before_s` (seconds
         since the epoch). Yields those that are damaged, marked, with what is wrong.

@@ -57,6 +57,7 @@ from orchestrator.config.access_checks import find_keyless
 from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path, state_directory
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.store_use import measure_store_use
 from orchestrator.config.tls_files import tls_paths
 from orchestrator.control.device_watch import watch_devices
 from orchestrator.control.state import STARTING
@@ -84,7 +85,7 @@ class Daemon:
 
     def __init__(self, config: ClusterConfig, standing: FileStanding, log: KeptLog | None = None) -> None:
         path = standing.path
-        base = path.resolve().parent
+        base = self._base = path.resolve().parent
         self._config = config
         self._log = log
         self._notifier = Notifier()
@@ -192,7 +193,10 @@ class Daemon:
         reloading = ReloadPort(self._reloads.reload, self._reloader.describe, self._reloader.list_values)
         pages = SupportPages(lambda: self._config.model_dump(mode="json"), metrics.render)
         ports = (name_owner, reloading, self._log, pages, self._alerts, self._book.view, self._deadly)
-        return create_admin_app(targets, f"{url}/v1", version("outrider"), self._audit, *ports)
+        return create_admin_app(
+            *(targets, f"{url}/v1", version("outrider"), self._audit, *ports),
+            measure_store=lambda: measure_store_use(self._config, self._base),
+        )
 
     async def _serve(self, url: str, admin_path: Path) -> None:
         interrupted = self._book.recover()

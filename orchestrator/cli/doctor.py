@@ -86,6 +86,7 @@ def examine(path: Path | None = None) -> list[Check]:
         *_rooms(),
         *configuration,
         *_machine(store),
+        _store(loaded, None if any(one.verdict == "fail" for one in configuration) else path),
         *_journal(loaded, path),
         *_artefacts(store),
         *_nvidia_library(),
@@ -204,6 +205,17 @@ def _journal(config: ClusterConfig, path: Path | None) -> list[Check]:
         todo = "set state.directory to a local disk, if streams are to outlive the daemon while the disk is full"
         return [Check(name, "warn", problem, todo)]
     return [_least(name, found, wanted, "free space, set state.directory, or lower journal.reserve")]
+
+
+def _store(config: ClusterConfig, path: Path | None) -> Check:
+    """What prepared models take, and where there is a configuration how much of them it does not use."""
+    from orchestrator.cli.store_line import PRUNE, format_store, format_total
+    from orchestrator.config.store_use import measure_store_use
+
+    usage = measure_store_use(config, (path or Path()).resolve().parent)
+    if path is None:
+        return Check("prepared models", "ok", format_total(usage.to_status()))
+    return Check("prepared models", "ok", format_store(usage.to_status()), PRUNE if usage.unused else "")
 
 
 def _artefacts(store: Path) -> list[Check]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from device_profiles.units import human_bytes
 from orchestrator.bench.progress import show_progress
-from orchestrator.cli.options import ConfigFile
+from orchestrator.cli.options import ConfigFile, Yes, confirm
 
 if TYPE_CHECKING:  # loaded where something is done
     from orchestrator.loading.options import EngineOptions
@@ -57,6 +58,34 @@ def quality(
     for name in ("weights", "positions", "perplexity", "perplexity_ratio", "greedy_agreement", "step_ms"):
         value = found[name]
         print(f"{name:18} {value:.4f}" if isinstance(value, float) else f"{name:18} {value}")
+
+
+@app.command()
+def prune(config: ConfigFile = None, yes: Yes = False, as_json: _Json = False) -> None:
+    """Remove the prepared models that the configuration does not use. It asks first; --yes does not.
+
+    Another configuration with the same store makes again what it needs, at its next start.
+    """
+    from adapters.model_store import ModelStore
+    from orchestrator.config.load import default_config_path, load_config
+    from orchestrator.config.store_use import measure_store_use
+
+    path = config or default_config_path()
+    usage = measure_store_use(load_config(path, sources=False), path.resolve().parent)
+    if usage.unused:
+        for one in usage.unused:
+            sys.stderr.write(f"{one.path}: {human_bytes(one.size_bytes)} of {one.source}: {one.why}\n")
+        confirm(f"remove {human_bytes(usage.unused_bytes)} of prepared models", yes=yes)
+    store = ModelStore(usage.root)
+    removed = [one for one in usage.unused if store.remove(one.path)]
+    freed = sum(one.size_bytes for one in removed)
+    kept = [str(one.path) for one in usage.unused if one not in removed]
+    if as_json:
+        print(json.dumps({"removed": [str(one.path) for one in removed], "freed_bytes": freed, "kept": kept}, indent=1))
+        return
+    print(f"removed {len(removed)} of {len(usage.unused)} prepared models, {human_bytes(freed)}")
+    for name in kept:
+        print(f"kept {name}: another process makes or verifies it now")
 
 
 def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:

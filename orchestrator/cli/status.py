@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from device_profiles.units import human_bytes
 from orchestrator.cli.speculation_rows import pair_gauges, speculation_rows, warning_rows
+from orchestrator.cli.store_line import format_store
 from orchestrator.workers.cores import spans
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ def list_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
             ),
         ]
     rows += _how_it_runs(answer)
+    if answer.get("store"):
+        rows.append(("store", format_store(answer["store"])))
     if answer["plan"]:
         rows.append(("plan", plan_line(answer["plan"])))
     if answer["costs"]:

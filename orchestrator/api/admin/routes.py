@@ -12,6 +12,7 @@ import msgspec
 from fastapi import FastAPI, Query
 from starlette.responses import Response
 
+from adapters.store_usage import StoreUsage
 from device_profiles.device_load import DeviceLoad
 from orchestrator.alerts.watch import AlertWatch
 from orchestrator.api import errors
@@ -39,11 +40,12 @@ def create_admin_app(
     alerts: AlertWatch | None = None,
     journal: Callable[[], JournalView] = JournalView,
     deadly: DeadlyBodies | None = None,
+    measure_store: Callable[[], StoreUsage] | None = None,
 ) -> FastAPI:
     """Return the app. `api_url` is where the public API listens. `audit` has each call that may change something.
     `name_owner` returns the name of a key by its id. `reloading`: None has no route for it. `log` is the daemon's own,
     `pages` are for its support, `alerts` is its own watch, and `journal` returns how that stands. `deadly`: the bodies
-    that ended the daemon."""
+    that ended the daemon. `measure_store` returns what prepared models take; it reads the disk."""
     app = FastAPI(
         title="Outrider admin",
         version=version,
@@ -62,7 +64,9 @@ def create_admin_app(
         first, *further = (describe_target(one, most_devices) for one in targets)
         told = reloading.describe() if reloading is not None else None
         kept = dataclasses.asdict(journal())
+        store = await asyncio.to_thread(measure_store) if measure_store is not None else None
         found = {"version": version, **first, "api": api_url, "models": further, "reload": told, "journal": kept}
+        found["store"] = store.to_status() if store is not None else None
         return Response(await asyncio.to_thread(write_status, found), media_type="application/json")
 
     @app.get("/admin/plan")

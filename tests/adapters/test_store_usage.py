@@ -1,0 +1,132 @@
+"""What a store takes, what of it a configuration uses, and the command that removes the rest."""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adapters.artefact import Origin, write_manifest
+from adapters.model_store import ModelStore, short_hash
+from adapters.store_usage import SourceUse, measure_store
+from tests.support.daemon import configuration, running
+
+SOURCES = ("one.gguf", "two.gguf", "hf:org/three@0123")
+ADAPTERS = ("openvino_rt", "onnx_rt", "torch_device")
+
+
+def digest_of(source: str) -> str:
+    return blake2b(source.encode(), digest_size=16).hexdigest()
+
+
+def put(root: Path, source: str, adapter: str, recipe: str = "graph, 1; lib 1", size: int = 70_000) -> Path:
+    digest = digest_of(source)
+    artefact = root / digest[:16] / f"{adapter}-{short_hash(recipe)}"
+    artefact.mkdir(parents=True)
+    (artefact / "weights.bin").write_bytes(b"x" * size)
+    write_manifest(artefact, Origin(source, digest, adapter, recipe))
+    return artefact
+
+
+def note_created(artefact: Path, when: str) -> None:
+    file = artefact / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "created": when}))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    made=st.sets(st.tuples(st.sampled_from(SOURCES), st.sampled_from(ADAPTERS)), max_size=6),
+    used=st.sets(st.tuples(st.sampled_from(SOURCES), st.sampled_from((*ADAPTERS, "auto"))), max_size=3),
+)
+def test_what_is_used_and_what_could_go_are_all_there_is(tmp_path_factory, made, used):
+    root = tmp_path_factory.mktemp("store")
+    for source, adapter in made:
+        put(root, source, adapter)
+        if not list((root / digest_of(source)[:16]).glob("tokenizer-*")):
+            put(root, source, "tokenizer", size=5_000)
+    usage = measure_store(root, [SourceUse(*one) for one in used])
+    sources = {source for source, _ in used}
+    unused = {(one.source, one.path.name.rpartition("-")[0]) for one in usage.unused}
+    for source, adapter in made:
+        runs = {runtime for of, runtime in used if of == source}
+        assert ((source, adapter) in unused) == (not runs & {adapter, "auto"})
+        assert ((source, "tokenizer") in unused) == (source not in sources)
+    assert usage.sources == len({source for source, _ in made})
+    assert usage.used_bytes + usage.unused_bytes <= usage.total_bytes
+    assert all(one.size_bytes >= 5_000 and one.why for one in usage.unused)
+
+
+def test_an_older_one_of_the_same_could_go_and_another_number_format_not(tmp_path: Path):
+    old, new = (put(tmp_path, "a", "onnx_rt", f"graph, {n}; lib {n}") for n in (1, 2))
+    other = put(tmp_path, "a", "onnx_rt", "graph, int8 weights, 1; lib 1")
+    for artefact, when in ((old, "2026-01-01"), (new, "2026-02-01"), (other, "2025-01-01")):
+        note_created(artefact, when)
+    usage = measure_store(tmp_path, [SourceUse("a", "onnx_rt")])
+    assert [(one.path, one.why) for one in usage.unused] == [(old, "a later one was made of the same")]
+
+
+def test_a_commit_of_the_hub_is_the_same_model_and_files_are_known_by_their_digest(tmp_path: Path):
+    hub, file = put(tmp_path, "hf:org/three@0123", "onnx_rt"), put(tmp_path, "elsewhere.gguf", "onnx_rt")
+    uses = [SourceUse("hf:org/three", "onnx_rt"), SourceUse("here.gguf", "onnx_rt", file.parent.name)]
+    assert measure_store(tmp_path, uses).unused == ()
+    replaced = [SourceUse("hf:org/three", "onnx_rt"), SourceUse("elsewhere.gguf", "onnx_rt", "0" * 16)]
+    assert [one.path for one in measure_store(tmp_path, replaced).unused] == [file]
+    assert hub.is_dir()
+
+
+def test_what_somebody_makes_or_verifies_is_not_removed(tmp_path: Path):
+    artefact = put(tmp_path, "a", "onnx_rt")
+    with FileLock(f"{artefact}.lock"):
+        assert not ModelStore(tmp_path).remove(artefact)
+        assert artefact.is_dir()
+    assert ModelStore(tmp_path).remove(artefact)
+    assert [one for one in artefact.parent.iterdir() if one.is_dir()] == []
+
+
+@pytest.fixture
+def configured(tmp_path: Path) -> Path:
+    store = tmp_path / "store"
+    put(store, "other.gguf", "onnx_rt")
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "model: {source: 'simulated:toy', adapter: simulated}\n"
+        f"store: {{directory: {store}}}\nstate: {{directory: {tmp_path}}}\n"
+    )
+    return path
+
+
+def test_doctor_tells_what_could_go_and_prune_removes_it_when_asked(configured: Path, outrider):
+    def look() -> dict[str, str]:
+        told = json.loads(outrider("doctor", "--json", "--config", str(configured)).stdout)
+        return next(one for one in told if one["name"] == "prepared models")
+
+    before = look()
+    assert "of 1 source(s): 0 B in use by the configuration, " in before["found"]
+    assert "could go (`outrider models prune`)" in before["found"]
+    assert before["todo"] == "outrider models prune"
+    asked = outrider("models", "prune", "--config", str(configured))
+    assert asked.returncode == 2
+    assert "say --yes" in asked.stderr
+    assert look() == before
+    done = outrider("models", "prune", "--config", str(configured), "--yes", "--json")
+    found = json.loads(done.stdout)
+    assert (len(found["removed"]), found["kept"]) == (1, [])
+    assert "other.gguf: the configuration has no such model" in done.stderr
+    assert look()["todo"] == ""
+
+
+def test_status_tells_what_the_store_takes_now(tmp_path: Path, outrider):
+    path = configuration(tmp_path)
+    with running(path) as daemon:
+        assert daemon.status()["store"]["unused"] == []
+        artefact = put(tmp_path / "store", "other.gguf", "onnx_rt")
+        (unused,) = daemon.status()["store"]["unused"]
+        assert (unused["path"], unused["source"]) == (str(artefact), "other.gguf")
+        shown = outrider("status", "--socket", str(daemon.admin)).stdout.replace("│", " ")
+    assert "0 B in use by the configuration" in " ".join(shown.split())
+    assert "could go (`outrider models prune`)" in " ".join(shown.split())
