@@ -21,7 +21,7 @@ from orchestrator.cli.options import (
 
 
 def failover(
-    worker: Annotated[str, typer.Argument(metavar="WORKER", help="As `outrider status` names it: `target-0`.")],
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="`target`, or `target-0` of several replicas.")],
     to: Annotated[str | None, typer.Option("--to", help="The replica or the standby that goes on.")] = None,
     back: Annotated[bool, typer.Option("--back", help="Let the worker have its requests again.")] = False,
     yes: Yes = False,

@@ -27,7 +27,7 @@ _Name = Annotated[
     list[str],
     typer.Argument(
         metavar="[KIND] NAME",
-        help="A host, a device (`here/CPU`) or a worker (`target-0`).",
+        help="A host, a device (`here/CPU`) or a worker (`target`, or `target-0` of several).",
         autocompletion=complete_part,
     ),
 ]

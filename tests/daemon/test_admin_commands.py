@@ -205,7 +205,7 @@ def test_a_cordoned_worker_takes_nothing_and_the_older_form_of_the_command_goes_
         fleet.client.completions.create(model="toy", prompt=f"x{number}", max_tokens=2)
     answer = fleet.client.completions.create(model="toy", prompt="y", max_tokens=2)
     assert fleet.read("explain", answer.id)["routes"][0]["replica"] == "target-1"
-    fleet.run("uncordon", "worker", "target-0")
+    fleet.run("uncordon", "worker", "target")
     fleet.run("cordon", "worker", "target-1", "--drain")
     fleet.run("uncordon", "target-1")
     unknown = fleet.run("cordon", "target-7", code=1)

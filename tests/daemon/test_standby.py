@@ -73,7 +73,9 @@ def test_while_the_target_is_cordoned_a_standby_is_loaded_and_answers_and_says_s
             'outrider_part_health{engine="0",kind="worker",model_name="toy",name="target",state="cordoned"}'
             in metrics(daemon)
         )
-        assert "all parts are healthy" in outrider_process("uncordon", "worker", "target", *socket).stdout
+        assert "all parts are healthy" in outrider_process("uncordon", "target-0", *socket).stdout, (
+            "its name of several"
+        )
         assert ask_for_headers(daemon) == ("", expected[0])
         unknown = outrider_process("cordon", "device", "here/none", *socket)
         assert unknown.returncode == 1
@@ -101,7 +103,7 @@ def test_a_device_that_drains_hands_its_streams_to_a_standby(tmp_path: Path, exp
 
 def test_an_operator_fails_the_target_over_to_its_standby_and_back(tmp_path: Path, expected) -> None:
     with running(configuration(tmp_path, script="base_ms=10", extra=STANDBY % "warm")) as daemon:
-        steer = ("failover", "target", "--yes", "--socket", str(daemon.admin))
+        steer = ("failover", "target-0", "--yes", "--socket", str(daemon.admin))
         readers = Readers(daemon, range(4))
         readers.until_all_have_begun()
         found = outrider_process(*steer, "--to", "standby")

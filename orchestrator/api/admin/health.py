@@ -9,7 +9,7 @@ from typing import Any, get_args
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict
 
-from orchestrator.api.admin.targets import AdminTarget, AdminTargets
+from orchestrator.api.admin.targets import AdminTarget, AdminTargets, spell_worker
 from orchestrator.api.audit import note_change
 from orchestrator.errors import RequestError
 from policies.serving.failover.health import Held, PartKind
@@ -45,21 +45,22 @@ def install_health_routes(app: FastAPI, targets: AdminTargets) -> None:
     @app.post("/admin/hold")
     async def hold(asked: Hold, request: Request) -> dict[str, Any]:
         chosen = targets.choose(asked.model)
-        kind = asked.kind or find_kind(chosen, asked.name)
+        name = spell_worker(chosen, asked.name) if asked.kind in (None, "worker") else asked.name
+        kind = asked.kind or find_kind(chosen, name)
         if kind == "worker":
-            chosen = _list_having(chosen, asked.name)
+            chosen = _list_having(chosen, name)
             if len(chosen) != 1:
-                chosen = [targets.choose_one(asked.model, f"worker {asked.name}")]
+                chosen = [targets.choose_one(asked.model, f"worker {name}")]
         missing: list[RequestError] = []
         for one in chosen:
             try:
-                one.control.hold(kind, asked.name, asked.state)
+                one.control.hold(kind, name, asked.state)
             except RequestError as error:
                 missing.append(error)
         if len(missing) == len(chosen):
             raise missing[0]
-        note_change(request.scope, f"{kind} {asked.name}: {asked.state or 'may work again'}")
-        return {"kind": kind, "name": asked.name, "state": asked.state, **list_parts(asked.model)}
+        note_change(request.scope, f"{kind} {name}: {asked.state or 'may work again'}")
+        return {"kind": kind, "name": name, "state": asked.state, **list_parts(asked.model)}
 
 
 def find_kind(targets: Sequence[AdminTarget], name: str) -> PartKind:

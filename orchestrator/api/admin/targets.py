@@ -70,3 +70,15 @@ class AdminTargets:
     def label(self, target: AdminTarget) -> dict[str, str]:
         """Return what tells a target's entries from those of others, where there are others."""
         return {"model": target.name()} if self.several else {}
+
+
+_ONLY, _FIRST = "target", "target-0"
+"""What the first replica is called, where it is the only one and where there may be others."""
+
+
+def spell_worker(targets: Sequence[AdminTarget], name: str) -> str:
+    """Return what a worker is called here: who means the first replica may use either of its names."""
+    other = {_ONLY: _FIRST, _FIRST: _ONLY}.get(name)
+    parts = [part for one in targets for part in one.control.steering.list_parts()]
+    workers = {part.name for part in parts if part.kind == "worker"}
+    return other if other in workers and name not in workers else name

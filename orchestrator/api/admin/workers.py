@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.api.admin.requests import MOST_NAME
-from orchestrator.api.admin.targets import AdminTargets
+from orchestrator.api.admin.targets import AdminTargets, spell_worker
 from orchestrator.api.audit import note_change
 from orchestrator.control.steering_port import DraftersView
 
@@ -48,12 +48,16 @@ def install_worker_routes(app: FastAPI, targets: AdminTargets) -> None:
     @app.post("/admin/failover")
     async def fail_over(asked: Failover, request: Request) -> dict[str, Any]:
         target = targets.choose_one(asked.model, f"worker {asked.worker}")
-        if asked.to is None:
-            target.control.steering.give_back(asked.worker)
+        worker, to = (
+            spell_worker([target], asked.worker),
+            None if asked.to is None else spell_worker([target], asked.to),
+        )
+        if to is None:
+            target.control.steering.give_back(worker)
         else:
-            target.control.steering.fail_over(asked.worker, asked.to)
-        note_change(request.scope, f"failover {asked.worker} {f'to {asked.to}' if asked.to else 'back'}")
-        return {"worker": asked.worker, "to": asked.to, **targets.label(target)}
+            target.control.steering.fail_over(worker, to)
+        note_change(request.scope, f"failover {worker} {f'to {to}' if to else 'back'}")
+        return {"worker": worker, "to": to, **targets.label(target)}
 
     @app.get("/admin/drafters")
     async def list_drafters(model: str | None = None) -> dict[str, Any]:
