@@ -87,7 +87,10 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """Return where it is, what it serves, how fast, and how many requests there are."""
     detail = f" ({answer['detail']})" if answer["detail"] else ""
     ready, gauges, totals = answer["ready"], answer["gauges"], answer["totals"]
-    rows = [("state", f"{answer['phase']}{detail}"), ("API", answer["api"])]
+    degraded = ", DEGRADED" if answer["phase"] == "ready" and answer["serving"]["missing"] else ""
+    rows = [("state", f"{answer['phase']}{degraded}{detail}"), ("API", answer["api"])]
+    if away := answer["cluster_away"]:
+        rows.append(("RAY AWAY", f"{away} Workers that run go on; none is started."))
     if ready:
         rows.append(("model", ready["model"]))
     rows += speed_rows(answer["speed"])
@@ -231,6 +234,9 @@ def draft_store_line(store: dict[str, Any]) -> str:
 def plan_line(plan: dict[str, Any]) -> str:
     """Return what the running plan predicts, and what came of it."""
     line = f"best for {plan['objective']}; {plan['predicted_tokens_per_s']:.1f} tokens/s predicted"
+    if plan["missing"]:
+        lost = ", ".join(one["name"] for one in plan["missing"])
+        line += f", {plan['serving_tokens_per_s']:.1f} of it by what serves ({lost} does not)"
     if cost := plan["predicted_cost_per_million_tokens"]:
         line += f", {cost:.3g} {plan['currency']} a million tokens"
     if joules := plan["predicted_joules_per_token"]:

@@ -160,7 +160,10 @@ class History:
         for one in _list_targets(self.newest):
             gauges = one["gauges"] or {"running": 0, "waiting": 0}
             speed, slo = one["speed"] or {}, one["slo"]
-            line = f"{one['model'] or 'no model yet'}: {one['phase']}, {speed.get('tokens_per_s', 0.0):.1f} tokens/s"
+            missing = len(one["serving"]["missing"])
+            line = f"{one['model'] or 'no model yet'}: {one['phase']}"
+            line += f", {missing} of {one['serving']['planned']} replicas do not serve" if missing else ""
+            line += f", {speed.get('tokens_per_s', 0.0):.1f} tokens/s"
             if speed.get("ttft_ms") is not None:
                 line += f", first token {speed['ttft_ms']:.0f} ms"
             line += f", {gauges['running']} running, {gauges['waiting']} waiting, {one['streams']} streams"
