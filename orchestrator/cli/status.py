@@ -102,7 +102,7 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         rows += [
             ("device", f"{ready['adapter']} {ready['device']}: {ready['device_name']}"),
             *(("", one) for one in (*ready["shards"], ready["split"]) if one),
-            ("drafts", drafts_line(ready)),
+            ("drafts", drafts_line(ready, totals)),
         ]
     if totals["acceptance_rate"] is not None:
         rows.append(
@@ -132,13 +132,14 @@ def speed_rows(speed: dict[str, Any] | None) -> list[tuple[str, str]]:
     return rows
 
 
-def drafts_line(ready: dict[str, Any]) -> str:
-    """Return who drafts, how many tokens, and what that begins with."""
+def drafts_line(ready: dict[str, Any], totals: dict[str, Any]) -> str:
+    """Return who drafts, how many tokens, and what that begins with, or came to."""
     if not ready["drafters"] or not ready["max_depth"]:
         return "none: every token is the target's own"
     who = ", then ".join(ready["drafters"])
     if ready["fixed_depth"]:
-        return f"{who}; always {ready['max_depth']} tokens"
+        mean = f", {totals['drafted'] / totals['drafts']:.1f} on the average so far" if totals["drafts"] else ""
+        return f"{who}; up to {ready['max_depth']} tokens in every round, as many as it proposes{mean}"
     better = "" if ready["costs_from"].startswith("stored profile") else "; `outrider profile` gives a better start"
     return f"{who}; {ready['starting_depth']:g} tokens at first, then adapts, up to {ready['max_depth']}{better}"
 
@@ -348,6 +349,8 @@ def drafter_line(state: dict[str, Any], counts: dict[str, int] | None = None) ->
         what += f"static forwards of {_join_widths(state['static_widths'])} rows; "
     if state["state"] != "ok":
         what = f"{state['state'].upper()} ({state['reason']}); {what}"
+    elif state["rests"]:
+        what = f"RESTS ({state['rests']}); {what}"
     elif state["reason"]:
         what = f"without statistics ({state['reason']}); {what}"
     took = f", {state['draft_ms'] / state['rounds']:.1f} ms a round" if state["rounds"] else ""

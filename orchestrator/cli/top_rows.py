@@ -136,7 +136,17 @@ class History:
                 took = drafter["draft_ms"] / drafter["rounds"] if drafter["rounds"] else None
                 rate = self._divide_by_time(drafted)
                 share = accepted / drafted if drafted > 0 else None
-                rows.append([drafter["name"], _name(key), drafter["state"], rate, share, took, None])
+                rows.append(
+                    [
+                        drafter["name"],
+                        _name(key),
+                        "rests" if drafter["rests"] else drafter["state"],
+                        rate,
+                        share,
+                        took,
+                        None,
+                    ]
+                )
         for target in _list_targets(self.newest):
             for draft in target["drafts"]:
                 busy = draft["load"]["busy"] if draft["load"] else None

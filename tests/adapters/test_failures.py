@@ -64,7 +64,7 @@ def test_a_cap_of_instruction_sets_is_named_where_it_leaves_no_code(monkeypatch)
 
 @pytest.mark.model
 def test_a_runtime_without_code_for_the_model_says_so_once_and_names_the_cap(first_layers_path, tmp_path):
-    """OpenVINO looks at the processor itself, so that under the cap it asks oneDNN for products that this leaves out."""
+    """OpenVINO looks at the processor itself: under the cap it asks oneDNN for products that this leaves out."""
     if "avx512f" not in processor().isa:
         pytest.skip("nothing to take away: this processor has no avx512f")
     (tmp_path / "cluster.yaml").write_text(
