@@ -30,7 +30,6 @@ ONLY_OURS = frozenset(
         "outrider_quarantined_requests",
         "outrider_replicas_failed",
         "outrider_replicas_planned",
-        "outrider_replicas_serving",
         "outrider_slo_error_budget",
         "outrider_slo_requests_judged",
         "outrider_speculation_plain_seconds",
