@@ -96,6 +96,10 @@ class RuntimeFailed(DeviceLost):
     """The runtime failed for a reason that nobody could place; the loaded model can no longer be used."""
 
 
+class NoKernel(DeviceLost):
+    """The runtime has no code for a part of the model on this device, and will have none: nothing was lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Consecutive tokens of one sequence, written at `start`, and the rows of logits wanted from them.

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
-from adapters.contract import DeviceLost, MemoryCorrupt, OutOfMemory, Overheated, RuntimeFailed
+from adapters.contract import DeviceLost, MemoryCorrupt, NoKernel, OutOfMemory, Overheated, RuntimeFailed
+from adapters.hardware import ISA_CAPS
+
+_NO_KERNEL = ("could not create a primitive descriptor",)
+"""oneDNN looks for code that fits the shapes, the formats and the instruction sets; it allocates next to nothing."""
 
 _OUT_OF_MEMORY = (
     "alloc_failed",  # CUBLAS_STATUS_ALLOC_FAILED and the like
@@ -46,7 +51,13 @@ _LOST = (
     "npu hang",
     "xid ",
 )
-_WORDS = ((OutOfMemory, _OUT_OF_MEMORY), (MemoryCorrupt, _CORRUPT), (Overheated, _HOT), (DeviceLost, _LOST))
+_WORDS = (
+    (NoKernel, _NO_KERNEL),  # before the words for memory, which are a part of its own
+    (OutOfMemory, _OUT_OF_MEMORY),
+    (MemoryCorrupt, _CORRUPT),
+    (Overheated, _HOT),
+    (DeviceLost, _LOST),
+)
 
 
 def classify_failure(
@@ -60,6 +71,8 @@ def classify_failure(
     lines = str(error).strip().splitlines() or ["no reason given"]
     kinds = [_find_kind(line.lower()) for line in lines]
     told = next((line for line, kind in zip(lines, kinds, strict=True) if kind), lines[-1 if last_line else 0])
+    if NoKernel in kinds and OutOfMemory not in kinds:
+        return NoKernel(f"{runtime} has no code for a part of the model on this device: {told}{_describe_caps()}")
     if isinstance(error, (MemoryError, *out_of_memory)) or OutOfMemory in kinds:
         return OutOfMemory(f"{runtime} ran out of memory: {told}")
     if MemoryCorrupt in kinds:
@@ -69,6 +82,12 @@ def classify_failure(
     if DeviceLost in kinds:
         return DeviceLost(f"{runtime} lost its device: {told}")
     return RuntimeFailed(f"{runtime} failed: {told}")
+
+
+def _describe_caps() -> str:
+    """Return what keeps runtimes from instruction sets here, and the way out; "" where nothing does."""
+    caps = [f"{name}={value}" for name in ISA_CAPS if (value := os.environ.get(name))]
+    return f" (the environment has {' and '.join(caps)}, which takes instruction sets away: unset it)" if caps else ""
 
 
 def _find_kind(line: str) -> type[DeviceLost] | None:

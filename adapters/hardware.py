@@ -27,7 +27,7 @@ _ISA = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
 )
-_CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+ISA_CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 """Variables of the environment that keep runtimes from instruction sets: another processor, as far as bits go."""
 _WHOLE = 256 * MIB
 """What a machine says of its memory differs a little from start to start."""
@@ -79,7 +79,7 @@ def processor() -> Hardware:
         physical_cores=cores(),
         isa=(
             *(flag for flag in _ISA if flag in flags),
-            *(f"{name}={os.environ[name]}" for name in _CAPS if os.environ.get(name)),
+            *(f"{name}={os.environ[name]}" for name in ISA_CAPS if os.environ.get(name)),
         ),
     )
 

@@ -146,6 +146,13 @@ def _starve(stage: Stage) -> None:
     stage.signal_worker(signal.SIGKILL)
 
 
+def _lose_replica(stage: Stage) -> None:
+    """Let the second replica have no worker any more: each of its next ones ends while it loads."""
+    until(lambda: [one["phase"] for one in stage.daemon.status()["replicas"]] == ["ready"] * 2, "both replicas serve")
+    stage.spoil("full")
+    os.kill(stage.daemon.status()["replicas"][1]["ready"]["pid"], signal.SIGKILL)
+
+
 def _feed(stage: Stage) -> None:
     stage.mend("full")
     stage.signal_worker(signal.SIGKILL)
@@ -256,6 +263,14 @@ STANDING_BY = (
         lambda stage: stage.run("uncordon", "worker", "target"),
     ),
 )
+LOSING = (
+    Cause(
+        "a replica's worker is killed, and its next ones find no room; then they do",
+        {"OutriderReplicaFailed": {}},
+        _lose_replica,
+        lambda stage: stage.mend("full"),
+    ),
+)
 
 
 def write_config(directory: Path, port: int = 0, alerts: str = "time_factor: 0.01") -> Path:
@@ -296,6 +311,15 @@ def _write_standing_by(directory: Path, port: int, alerts: str) -> Path:
     return _set_port(configuration(directory, script=script, extra=extra), port)
 
 
+def _write_losing(directory: Path, port: int, alerts: str) -> Path:
+    """Write one with two replicas, of which a lost one is out at once."""
+    script = f"base_ms=5&room_kib=1&room_while={directory}/full"
+    extra = f"drafts: []\nalerts: {{every_s: 0.5, {alerts}}}"
+    path = configuration(directory, script=script, extra=extra, replicas="2")
+    path.write_text(path.read_text().replace("runtime: local", "runtime: local, max_restarts: 0"))
+    return _set_port(path, port)
+
+
 def _set_port(path: Path, port: int) -> Path:
     path.write_text(path.read_text().replace("port: 0", f"port: {port}"))
     return path
@@ -305,6 +329,7 @@ SCENES = (
     Scene(write_config, MAIN),
     Scene(_write_drifting, DRIFTING),
     Scene(_write_standing_by, STANDING_BY),
+    Scene(_write_losing, LOSING),
 )
 
 

@@ -139,12 +139,25 @@ ALERTS = (
         300.0,
         "warning",
         "What runs is not what cluster.yaml says: a drafter failed, an operator's override holds, memory was too "
-        "small, a standby with other bits serves, or a replica failed for good, as its model was replaced. The label "
-        "`what` says which.",
-        "lost requests: all of these still answer, but for the last replica that failed.",
+        "small, a standby with other bits serves, or Ray's head is away. The label `what` says which.",
+        "lost requests: all of these still answer. While Ray's head is away no lost worker is replaced.",
         "`outrider status` says what failed and why.",
-        "Mend the part, or take the override back with `outrider speculation reset`. After a replaced model run "
-        "`outrider reload`.",
+        "Mend the part, or take the override back with `outrider speculation reset`. Start Ray's head again with "
+        "`ray start --head`.",
+    ),
+    Alert(
+        "OutriderReplicaFailed",
+        _MODEL,
+        (Condition(Read("outrider_replicas_failed", fold="max"), ">", 0.0),),
+        0.0,
+        "warning",
+        "A planned replica does not serve: its worker was refused, as none can work there, or each is lost at its "
+        "start. The other replicas have all requests, and less is served than was planned.",
+        "lost requests, while another replica serves. A replica that still loads is not counted.",
+        "`outrider health` names the worker and says why; `outrider plan diff` says what the plan lacks.",
+        "Mend what it names. Tokens that would differ need one precision (`model.activations`) and one set of library "
+        "versions. `outrider reload` starts workers anew where a key of theirs or the model is another one; else "
+        "restart the daemon.",
     ),
     Alert(
         "OutriderFailover",

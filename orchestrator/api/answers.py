@@ -27,12 +27,24 @@ class DecodeHealth(Answered):
     """Where there are several models: how the decoding of each goes."""
 
 
+class Serving(Answered):
+    """How much of what is to serve does. Of a model that is ready and of which not all does, `status` is "degraded"."""
+
+    planned: int
+    """Replicas that are to serve: those of the plan, or of cluster.yaml."""
+    serving: int
+    """Those of them that do."""
+    missing: list[str] = Field(default=[])
+    """Each of the others, with what became of it."""
+
+
 class Health(Answered):
     """`GET /health`."""
 
-    status: Literal["ok"]
+    status: Literal["ok", "degraded"]
     phase: Literal["starting", "ready", "restarting", "draining"]
     detail: str
+    replicas: Serving
     decode: DecodeHealth
     models: dict[str, str] = Field(default={})
     """Where there are several models: the phase of each."""
@@ -41,8 +53,9 @@ class Health(Answered):
 class Readiness(Answered):
     """`GET /ready`."""
 
-    status: Literal["ready"]
+    status: Literal["ready", "degraded"]
     model: str
+    replicas: Serving
     models: dict[str, str] = Field(default={})
     """Where there are several models: the phase of each."""
     warnings: list[str] = Field(default=[])

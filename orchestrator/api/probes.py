@@ -16,6 +16,7 @@ from orchestrator.api.keys import STRANGER
 from orchestrator.api.metrics.page import MetricsPage
 from orchestrator.api.openapi import operation
 from orchestrator.api.served import NOT_READY_RETRY_S, ServedModel, ServedModels, not_ready
+from orchestrator.control.shortfall import list_missing, list_wanted
 from orchestrator.control.state import DRAINING, FAILED, READY, RESTARTING, STARTING
 from orchestrator.errors import RequestError
 from orchestrator.journal.standing import JournalView
@@ -91,7 +92,9 @@ def _tell_ready(asked: Sequence[ServedModel], journal: JournalView, *, whole: bo
         return _refuse((coming or asked)[0], asked, whole=whole)
     warnings = [f"journal: {one.text}" for one in journal.problems]
     told = {"warnings": warnings} if warnings else {}
-    return JSONResponse({"status": "ready", "model": asked[0].name, **_list_phases(asked), **told})
+    replicas = _count_serving(asked, whole=whole)
+    status = "degraded" if replicas["missing"] else "ready"
+    return JSONResponse({"status": status, "model": asked[0].name, "replicas": replicas, **_list_phases(asked), **told})
 
 
 def _tell_health(asked: Sequence[ServedModel], *, whole: bool) -> Response:
@@ -99,10 +102,12 @@ def _tell_health(asked: Sequence[ServedModel], *, whole: bool) -> Response:
     phase = sum_up_phase(asked)
     if phase == FAILED:
         return _refuse(asked[0], asked, whole=whole)
+    replicas = _count_serving(asked, whole=whole)
     told = {
-        "status": "ok",
+        "status": "degraded" if phase == READY and replicas["missing"] else "ok",
         "phase": phase,
         "detail": _sum_up_detail(asked) if whole else "",
+        "replicas": replicas,
         "decode": describe_decoding(asked),
     }
     return JSONResponse({**told, **_list_phases(asked)})
@@ -143,6 +148,21 @@ def _sum_up_detail(models: Sequence[ServedModel]) -> str:
         (name, view.phase, f": {view.detail}" if view.detail else "") for name, view in views if view.phase != READY
     ]
     return "; ".join(f"{name} is {phase}{detail}" for name, phase, detail in away)
+
+
+def _count_serving(models: Sequence[ServedModel], *, whole: bool) -> dict[str, Any]:
+    """Return how many replicas of these models are to serve and do, and what became of the others. Not `whole`: without
+    the reasons, which name hosts and paths."""
+    views = [(f"{one.name}: " if len(models) > 1 else "", one.control.view()) for one in models]
+    missing: list[str] = []
+    for whose, view in views:
+        gone = [(f"{whose}{one.name}", one.phase, one.detail) for one in list_missing(view)]
+        if not view.replicas and view.phase != READY:  # it has none, and may never have any
+            gone = [(whose.removesuffix(": ") or "the model", view.phase, view.detail)]
+        missing += [f"{name} is {phase}{f': {why}' if why and whole else ''}" for name, phase, why in gone]
+    wanted = [one for _, view in views for one in list_wanted(view)]
+    serving = sum(one.phase == READY for one in wanted)
+    return {"planned": len(wanted), "serving": serving, "missing": missing}
 
 
 def _list_phases(models: Sequence[ServedModel]) -> dict[str, Any]:

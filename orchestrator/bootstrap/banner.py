@@ -53,7 +53,7 @@ def describe_drafting(ready: Ready) -> str:
         return "none: every token is the target's own"
     who = ", then ".join(ready.drafters)
     if ready.fixed_depth:
-        return f"{who}; always {ready.max_depth} tokens"
+        return f"{who}; up to {ready.max_depth} tokens in every round, as many as it proposes"
     return f"{who}; {ready.starting_depth:g} tokens at first, then as many as pay, up to {ready.max_depth}"
 
 

@@ -101,5 +101,6 @@ def _show(answer: dict[str, Any], *, as_json: bool) -> None:
 def _describe_drafter(drafter: dict[str, Any]) -> tuple[str, str, str, str]:
     drafted = drafter["drafted"]
     rate = f"{drafter['accepted'] / drafted:.0%} of {drafted}" if drafted else "-"
-    state = f"{drafter['state']}: {drafter['reason']}" if drafter["reason"] else drafter["state"]
+    state = "rests" if drafter["rests"] else drafter["state"]
+    state += f": {why}" if (why := drafter["rests"] or drafter["reason"]) else ""
     return drafter["name"], drafter["method"], state, rate

@@ -72,19 +72,22 @@ def diff(
     cluster: Cluster = None,
     profiles: Profiles = None,
 ) -> None:
-    """Say what is different between two plans: by default between the daemon's and what would be planned now."""
+    """Say what is different between two plans: by default between what runs of the daemon's and what would be planned
+    now."""
     from dataclasses import asdict
 
     from orchestrator.cli.plan_table import print_diff
     from policies.planning.plan import diff as differences
 
-    plans = [_load_plan(name, config, cluster, profiles, model) for name in (before, after)]
-    found = differences(*plans)
+    (old, missing), (new, _) = (_load_plan(name, config, cluster, profiles, model) for name in (before, after))
+    found = differences(old, new, [one["replica"] for one in missing])
     if as_json:
         gain = found.gain if found.before_tokens_per_s else None
-        print(json.dumps({**asdict(found), "gain": gain}, indent=1))
+        print(json.dumps({**asdict(found), "gain": gain, "missing": missing}, indent=1))
     else:
-        print_diff(found, before, after, plans[-1].currency)
+        print_diff(found, before, after, new.currency)
+        for one in missing:
+            print(f"replica {one['replica']} is planned and does not run: {one['why']}")
 
 
 def propose_plan(
@@ -201,18 +204,20 @@ def _config(path: Path | None, *, there: bool = True) -> tuple[ClusterConfig, Pa
     return load_config(found, there=there), found.resolve().parent
 
 
-def _load_plan(name: str, config: Path | None, cluster: Path | None, profiles: Path | None, model: str | None) -> Plan:
+def _load_plan(
+    name: str, config: Path | None, cluster: Path | None, profiles: Path | None, model: str | None
+) -> tuple[Plan, list[dict[str, Any]]]:
+    """Return a plan, and which of its replicas do not run, where a daemon runs it. Raises OutriderError."""
     import msgspec
 
     from orchestrator.planning.proposal import PlanError
     from policies.planning.plan import Plan
 
     if name == PROPOSED:
-        return propose_plan(config, cluster, profiles, model).plan
+        return propose_plan(config, cluster, profiles, model).plan, []
     try:
-        if name == RUNNING:
-            return msgspec.convert(_running(config, model)["plan"], Plan)
-        return msgspec.convert(json.loads(Path(name).read_text(encoding="utf-8"))["plan"], Plan)
+        told = _running(config, model) if name == RUNNING else json.loads(Path(name).read_text(encoding="utf-8"))
+        return msgspec.convert(told["plan"], Plan), told.get("missing", [])
     except OSError as error:
         raise PlanError(f"{name}: cannot be read: {error.strerror}; write it with `outrider plan --json`") from error
     except (ValueError, KeyError, TypeError) as error:

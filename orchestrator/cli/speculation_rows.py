@@ -32,7 +32,7 @@ def _line(recorded: dict[str, Any]) -> str:
 def _describe(override: str) -> str:
     """Return an override in plain words; the daemon says it in those of the command."""
     kind, _, count = override.rpartition(" ")
-    plain = {"depth": f"always {count} draft tokens", "at most": f"up to {count} draft tokens"}
+    plain = {"depth": f"up to {count} draft tokens in every round", "at most": f"up to {count} draft tokens"}
     return plain.get(kind) or {"off": "no draft tokens", "auto": "as many draft tokens as pay"}.get(override, override)
 
 

@@ -90,7 +90,10 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """Return where it is, what it serves, how fast, and how many requests there are."""
     detail = f" ({answer['detail']})" if answer["detail"] else ""
     ready, gauges, totals = answer["ready"], answer["gauges"], answer["totals"]
-    rows = [("state", f"{answer['phase']}{detail}"), ("API", answer["api"])]
+    degraded = ", DEGRADED" if answer["phase"] == "ready" and answer["serving"]["missing"] else ""
+    rows = [("state", f"{answer['phase']}{degraded}{detail}"), ("API", answer["api"])]
+    if away := answer["cluster_away"]:
+        rows.append(("RAY AWAY", f"{away} Workers that run go on; none is started."))
     if ready:
         rows.append(("model", ready["model"]))
     rows += speed_rows(answer["speed"])
@@ -102,7 +105,7 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         rows += [
             ("device", f"{ready['adapter']} {ready['device']}: {ready['device_name']}"),
             *(("", one) for one in (*ready["shards"], ready["split"]) if one),
-            ("drafts", drafts_line(ready)),
+            ("drafts", drafts_line(ready, totals)),
         ]
     if totals["acceptance_rate"] is not None:
         rows.append(
@@ -132,13 +135,14 @@ def speed_rows(speed: dict[str, Any] | None) -> list[tuple[str, str]]:
     return rows
 
 
-def drafts_line(ready: dict[str, Any]) -> str:
-    """Return who drafts, how many tokens, and what that begins with."""
+def drafts_line(ready: dict[str, Any], totals: dict[str, Any]) -> str:
+    """Return who drafts, how many tokens, and what that begins with, or came to."""
     if not ready["drafters"] or not ready["max_depth"]:
         return "none: every token is the target's own"
     who = ", then ".join(ready["drafters"])
     if ready["fixed_depth"]:
-        return f"{who}; always {ready['max_depth']} tokens"
+        mean = f", {totals['drafted'] / totals['drafts']:.1f} on the average so far" if totals["drafts"] else ""
+        return f"{who}; up to {ready['max_depth']} tokens in every round, as many as it proposes{mean}"
     better = "" if ready["costs_from"].startswith("stored profile") else "; `outrider profile` gives a better start"
     return f"{who}; {ready['starting_depth']:g} tokens at first, then adapts, up to {ready['max_depth']}{better}"
 
@@ -234,6 +238,9 @@ def draft_store_line(store: dict[str, Any]) -> str:
 def plan_line(plan: dict[str, Any]) -> str:
     """Return what the running plan predicts, and what came of it."""
     line = f"best for {plan['objective']}; {plan['predicted_tokens_per_s']:.1f} tokens/s predicted"
+    if plan["missing"]:
+        lost = ", ".join(one["name"] for one in plan["missing"])
+        line += f", {plan['serving_tokens_per_s']:.1f} of it by what serves ({lost} does not)"
     if cost := plan["predicted_cost_per_million_tokens"]:
         line += f", {cost:.3g} {plan['currency']} a million tokens"
     if joules := plan["predicted_joules_per_token"]:
@@ -345,6 +352,8 @@ def drafter_line(state: dict[str, Any], counts: dict[str, int] | None = None) ->
         what += f"static forwards of {_join_widths(state['static_widths'])} rows; "
     if state["state"] != "ok":
         what = f"{state['state'].upper()} ({state['reason']}); {what}"
+    elif state["rests"]:
+        what = f"RESTS ({state['rests']}); {what}"
     elif state["reason"]:
         what = f"without statistics ({state['reason']}); {what}"
     took = f", {state['draft_ms'] / state['rounds']:.1f} ms a round" if state["rounds"] else ""

@@ -136,7 +136,17 @@ class History:
                 took = drafter["draft_ms"] / drafter["rounds"] if drafter["rounds"] else None
                 rate = self._divide_by_time(drafted)
                 share = accepted / drafted if drafted > 0 else None
-                rows.append([drafter["name"], _name(key), drafter["state"], rate, share, took, None])
+                rows.append(
+                    [
+                        drafter["name"],
+                        _name(key),
+                        "rests" if drafter["rests"] else drafter["state"],
+                        rate,
+                        share,
+                        took,
+                        None,
+                    ]
+                )
         for target in _list_targets(self.newest):
             for draft in target["drafts"]:
                 busy = draft["load"]["busy"] if draft["load"] else None
@@ -160,7 +170,10 @@ class History:
         for one in _list_targets(self.newest):
             gauges = one["gauges"] or {"running": 0, "waiting": 0}
             speed, slo = one["speed"] or {}, one["slo"]
-            line = f"{one['model'] or 'no model yet'}: {one['phase']}, {speed.get('tokens_per_s', 0.0):.1f} tokens/s"
+            missing = len(one["serving"]["missing"])
+            line = f"{one['model'] or 'no model yet'}: {one['phase']}"
+            line += f", {missing} of {one['serving']['planned']} replicas do not serve" if missing else ""
+            line += f", {speed.get('tokens_per_s', 0.0):.1f} tokens/s"
             if speed.get("ttft_ms") is not None:
                 line += f", first token {speed['ttft_ms']:.0f} ms"
             line += f", {gauges['running']} running, {gauges['waiting']} waiting, {one['streams']} streams"

@@ -32,8 +32,8 @@ class Speculation(Section):
     """How speculation runs when a request does not say otherwise."""
 
     method: Literal["auto", "fixed", "off"] = "auto"
-    """`auto`: the depth follows what pays. `fixed`: every round drafts `num_speculative_tokens`, whatever it costs.
-    `off` switches every drafter off: plain decoding in the same loop."""
+    """`auto`: the depth follows what pays. `fixed`: every round drafts up to `num_speculative_tokens`, as many as a
+    drafter proposes, whatever they cost. `off` switches every drafter off: plain decoding in the same loop."""
     num_speculative_tokens: int = Field(default=12, ge=0, le=64)
     """The most tokens drafted for one sequence in one round (depth); 0 is plain decoding. No override goes beyond."""
     max_predicted_tokens: int = Field(default=64, ge=0, le=64)

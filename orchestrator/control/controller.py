@@ -77,6 +77,7 @@ from orchestrator.control.port import (
 from orchestrator.control.replicas import Rank, Replica, has_lost_model, unlike_any
 from orchestrator.control.room import check_room
 from orchestrator.control.scale_load import SeenReplicas, measure_load
+from orchestrator.control.shortfall import judge_workers
 from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
 from orchestrator.control.steering_port import QuarantinedView
 from orchestrator.control.step import State, step
@@ -109,8 +110,8 @@ class TargetControl:
     `drafts` are started beside them once one is ready; nothing waits for them. Of each there are as many workers as
     `draft_pools` says of its name, else as there are replicas.
     `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one, and
-    `scale_view` how many replicas are wanted, where load decides, `draft_store_view` how the draft store does,
-    `recent_outputs_view` what users were answered of late.
+    what of it runs with these replicas. `scale_view` says how many replicas are wanted, where load decides,
+    `draft_store_view` how the draft store does, `recent_outputs_view` what users were answered of late.
     `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
     `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices; in the
     event loop, and what they raise is logged. `kv_moves`:
@@ -131,7 +132,7 @@ class TargetControl:
         share_memory: bool = True,
         draft_pools: Mapping[str, PoolSize] = NO_POOLS,
     ) -> None:
-        self.plan_view: Callable[[], PlanView] | None = None
+        self.plan_view: Callable[[Sequence[ReplicaView]], PlanView] | None = None
         self.scale_view: Callable[[], ScaleView] | None = None
         self.draft_store_view: Callable[[], DraftStoreView] | None = None
         self.recent_outputs_view: Callable[[], RecentOutputsView] | None = None
@@ -226,7 +227,7 @@ class TargetControl:
             phase = DRAINING if state.draining else FAILED if self._given_up else STARTING
             devices = state.loads.view(now_s)
             told = (phase, self._preparing, "", self._cluster.runtime, None, None)
-            return StateView(*told, uptime_s=uptime_s, devices=devices)
+            return StateView(*told, uptime_s=uptime_s, devices=devices, cluster_away=self._cluster.away)
         replicas = [self._view_replica(one, now_s) for one in serving]
         held, gauges = state.streams.held, replicas[0].gauges
         if held and gauges is not None:  # they wait, and no worker knows of them
@@ -239,20 +240,22 @@ class TargetControl:
             uptime_s=uptime_s,
             draining=state.draining,
         )
-        plan = self.plan_view() if self.plan_view is not None else None
+        plan = self.plan_view(view.replicas) if self.plan_view is not None else None
         least = self._limits.least_depth
         if view.ready is not None:
             theirs = bounds_of(view.ready, least, CanaryVariant.CANARY.value)
             view = replace(view, bounds=bounds_of(view.ready, least), canary_bounds=theirs)
         shown = replace(view, totals=add_totals([state.replicas.gone, view.totals]), plan=plan)
         idle = [self._view_replica(one, now_s) for one in state.standbys.list_idle()]
+        drafts = state.drafts.views()
+        out = judge_workers([*replicas, *idle], drafts, state.standbys.list_refused())
         return replace(
             shown,
-            drafts=state.drafts.views(),
+            drafts=drafts,
             overrides=self._overrides,
             losses=dict(state.losses),
             kv_moves=dict(state.router.moves.totals),
-            health=state.health.views(now_s),
+            health=(*state.health.views(now_s), *out),
             standbys=tuple(idle),
             taken_over=dict(state.standbys.taken),
             devices=state.loads.view(now_s),
@@ -260,6 +263,7 @@ class TargetControl:
             draft_store=self.draft_store_view() if self.draft_store_view is not None else None,
             recent_outputs=self.recent_outputs_view() if self.recent_outputs_view is not None else None,
             quarantined=len(state.blame.list_quarantined(now_s)),
+            cluster_away=self._cluster.away,
         )
 
     def _view_replica(self, replica: Replica, now_s: float) -> ReplicaView:
@@ -274,6 +278,7 @@ class TargetControl:
             judged = self._state.health.judge(replica.parts, now_s, replica.name)
             view.held = judged.why if judged.held else ""
         view.draft, view.route = replica.draft, replica.taken_by
+        view.device = replica.device if replica.spec.device else ""
         return view
 
     def hold(self, kind: PartKind, name: str, held: Held) -> None:

@@ -183,7 +183,8 @@ def _fold_retuned(state: State, replica: Replica, answer: Retuned) -> list[Actio
 
 
 def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
-    """A replica's worker is of no use any more, whatever is left of its process: its streams are due again."""
+    """A replica's worker is of no use any more, whatever is left of its process: its streams are due again. One that
+    was refused is no loss: neither its streams nor its device nor its host are to blame."""
     if replica.death is not None:
         return []
     replica.death = state.blame.number_death()
@@ -192,12 +193,15 @@ def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_
     replica.state.mark_worker_lost(cause)
     state.drafts.forget_links(replica.name)
     if not state.replicas.closed:
-        state.health.observe_loss(replica.name, replica.parts, kind, replica.life.failure_kind, cause, now_s)
+        if not replica.life.refused:
+            state.health.observe_loss(replica.name, replica.parts, kind, replica.life.failure_kind, cause, now_s)
         state.standbys.observe_lost(replica)
     if state.replicas.closed or replica.rank not in (Rank.SERVING, Rank.RETIRING):
         return []
-    state.losses[replica.engine, kind] += 1
     seen = state.router.recall_streams(replica, now_s)
+    if replica.life.refused:
+        return []
+    state.losses[replica.engine, kind] += 1
     convicted = state.blame.observe_death(replica.death, kind, cause, seen, now_s)
     if convicted is None:
         return []

@@ -18,8 +18,10 @@ from orchestrator.control.events import StandbySpec
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.load_watch import LoadWatch
 from orchestrator.control.loads import explain_rounds, name_device
-from orchestrator.control.port import PlanView
+from orchestrator.control.port import PlanView, ReplicaView
 from orchestrator.control.profile_watch import ProfileWatch
+from orchestrator.control.shortfall import list_missing_of_plan
+from orchestrator.control.state import READY
 from orchestrator.errors import OutriderError
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
 from orchestrator.planning.demand import ReplicaDemand, ask_for_replicas
@@ -159,8 +161,10 @@ class PlanKeeper:
         """The running plan, and what it was made from."""
         return self._running.proposal
 
-    def view(self) -> PlanView:
-        """Return what was predicted and what is measured."""
+    def view(self, replicas: Sequence[ReplicaView] = ()) -> PlanView:
+        """Return what was predicted and what is measured, and what of the plan runs where these are the `replicas`."""
+        serving = {self._places[one.engine] for one in replicas if one.phase == READY and one.engine in self._places}
+        predicted = [one.prediction.goodput_tokens_per_s for one in self.proposal.plan.replicas]
         worst = max(self._drifts, key=lambda one: abs(one.log_ratio))
         return PlanView(
             predicted_tokens_per_s=self.proposal.plan.goodput_tokens_per_s,
@@ -177,6 +181,8 @@ class PlanKeeper:
             predicted_joules_per_token=self.proposal.plan.joules_per_token,
             price_per_hour=self.proposal.plan.price_per_hour,
             corrections=tuple(self._corrections.values()),
+            serving_tokens_per_s=sum(predicted[number] for number in sorted(serving)),
+            missing=list_missing_of_plan(replicas, self._places),
         )
 
     def observe(self, done: RoundReport) -> None:

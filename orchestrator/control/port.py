@@ -77,8 +77,9 @@ class ReplicaView:
     nothing (0 where it has none). `spent`: it was lost too often of late, and is tried again from time to time;
     `back_in_s`: when it can be expected to serve, by its last start. `standby`: it takes the target's place only;
     `unlike`: in what its tokens may differ from the target's ("": in nothing). `held`: why it takes no requests, as an
-    operator wants it. `draft`: what proposes tokens there; `route`: by which the last request went there. The rest is
-    as in StateView. Nobody changes one: there may be thousands each time, and frozen ones take four times as long."""
+    operator wants it. `draft`: what proposes tokens there; `route`: by which the last request went there. Its workers
+    are started on `device`, "HOST/DEVICE" ("": their runtime chooses). The rest is as in StateView. Nobody changes one:
+    there may be thousands each time, and frozen ones take four times as long."""
 
     engine: int
     name: str
@@ -97,6 +98,7 @@ class ReplicaView:
     held: str = ""
     draft: str = ""
     route: Route | None = None
+    device: str = ""
 
     @property
     def last_route(self) -> str:
@@ -117,6 +119,16 @@ class HealthView:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingReplica:
+    """A replica of the plan, by its number there, that is out (control.shortfall). `name`: of its worker; `why`: what
+    became of that, in one line."""
+
+    replica: int
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanView:
     """What the running plan predicts, and what came of it. Tokens per second are output tokens of all streams;
     `predicted` is for the planned load, prompts included, `measured` a running mean over rounds that
@@ -125,7 +137,8 @@ class PlanView:
     how often it was made anew; `moves`: how often workers were replaced for that; `last`: what came of it last.
     `drifted`: profiles that do not hold any more, and when they are measured again. `objective`: of what it has most;
     cost and energy are those predicted, `price_per_hour` that of the devices in use, all 0 where not known.
-    `corrections`: by how much predictions of devices were already made longer."""
+    `corrections`: by how much predictions of devices were already made longer. `serving_tokens_per_s`: as `predicted`,
+    of the replicas that serve now; `missing`: those that are out."""
 
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
@@ -141,6 +154,8 @@ class PlanView:
     predicted_joules_per_token: float = 0.0
     price_per_hour: float = 0.0
     corrections: tuple[float, ...] = ()
+    serving_tokens_per_s: float = 0.0
+    missing: tuple[MissingReplica, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +291,7 @@ class StateView:
     of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
     does not follow load. `draft_store`: None where answers stay in the worker's memory; `recent_outputs`:
     None until an answer to a user tag is there. `quarantined`: requests that are refused for having ended workers.
+    `cluster_away`: why no worker can be started, while a cluster does not answer; "" where one can.
     """
 
     phase: str
@@ -303,6 +319,7 @@ class StateView:
     draft_store: DraftStoreView | None = None
     recent_outputs: RecentOutputsView | None = None
     quarantined: int = 0
+    cluster_away: str = ""
 
 
 class Control(Protocol):

@@ -125,6 +125,10 @@ class Standbys:
         """Return the standbys that are loaded or being loaded, and do not serve."""
         return [one.replica for one in self._all if one.replica is not None and one.replica.rank is Rank.STANDBY]
 
+    def list_refused(self) -> dict[str, str]:
+        """Return why standbys may not serve that are not even loaded any more, by their names."""
+        return {one.wanted.spec.name: one.refused for one in self._all if one.refused and one.replica is None}
+
     def list_names(self) -> list[str]:
         """Return the names of all, loaded or not."""
         return [one.wanted.spec.name for one in self._all]

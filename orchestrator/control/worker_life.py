@@ -91,6 +91,14 @@ class WorkerLife:
         return self._failure.kind if self._failure is not None else ""
 
     @property
+    def refused(self) -> bool:
+        """Whether its worker said, or was told, that none can ever work here."""
+        failure = self._failure
+        if failure is None or failure.restartable:
+            return False
+        return not self.served or failure.kind == "model_replaced"
+
+    @property
     def coming(self) -> bool:
         """True while a process is due."""
         return self.stage is Stage.COMING
@@ -176,7 +184,7 @@ class WorkerLife:
         cause, kind = self.explain(cause, kind)
         if self._closed:
             return Loss(cause)
-        if failure is not None and not failure.restartable and (not self.served or failure.kind == "model_replaced"):
+        if failure is not None and self.refused:
             return Loss(cause, failure=failure.message)
         served_s = now_s - self._ready_s if self._ready_s is not None else 0.0
         self.budget = self.budget.observe_loss(number, kind, cause, now_s, served_s)

@@ -64,6 +64,11 @@ class DraftGate:
     _usual_tokens: float = _USUAL_TOKENS
     _ended: int = 0
 
+    @property
+    def rests(self) -> bool:
+        """Whether trials have shown under every rule so far that drafts do not pay."""
+        return bool(self._worths) and all(one.rounds and not one.asked for one in self._worths.values())
+
     def choose_asks(self, asks: Sequence[Ask], known: Mapping[str, DraftSequence], step_ms: float) -> list[Ask]:
         """Return those to draft for in this round; a round with whoever asks was completed since the last call."""
         self._settle(max((ask.last_ms for ask in asks), default=0.0))

@@ -44,6 +44,7 @@ _MEASURED_ROWS = 128
 _MEASURED_STEPS = 4
 _RIVALS = 3  # of a token, that branches are made for
 _NEVER = np.float32(-1e30)  # a logit; infinity is refused
+_RESTS = "its last trial brought less than it took; it is tried again when rounds without it have paid for that"
 _FOLLOWED_TOKENS = 2  # fed anyway: the target's own token, and the last accepted one
 
 
@@ -266,7 +267,8 @@ class ModelDrafter:
 
     def states(self) -> list[DrafterState]:
         """See the port."""
-        return [msgspec.structs.replace(self._meter.state, memory_bytes=self.memory_bytes())]
+        rests = _RESTS if self._guard.rests else ""
+        return [msgspec.structs.replace(self._meter.state, memory_bytes=self.memory_bytes(), rests=rests)]
 
     def close(self) -> None:
         """See the port."""

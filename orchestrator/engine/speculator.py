@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from adapters.contract import LoadedModel
 from orchestrator.drafting.port import NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.drafting.tally import TallyingDrafter
@@ -17,11 +19,16 @@ from orchestrator.engine.draft_pause import DraftPause
 from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import DrafterShare
-from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundSequence, RoundTimes
+from policies.speculation import DraftComparison, DraftSummary, Rest, RoundContext, RoundSequence, RoundTimes
 from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
 from policies.speculation.probe import Probe
 
 _NEW_DRAFTERS = Probe(16)
+
+_RESTS = {
+    Rest.ALL: "its drafts bring less than asking for them takes; it is asked again every few rounds",
+    Rest.DEAR: "rounds with its drafts made fewer tokens than plain ones; it is tried again now and then",
+}
 
 _WATCHED = 4
 """So many drafts a round are shown to the watch, in turn: it takes about 4 us each."""
@@ -307,7 +314,15 @@ class Speculator:
 
     def states(self) -> list[DrafterState]:
         """Return the effective state of each drafter."""
-        return self._drafter.states()
+        rest = self._policy.rest
+        states = self._drafter.states()
+        return states if rest is Rest.NONE else [_let_rest(one, rest) for one in states]
+
+
+def _let_rest(one: DrafterState, rest: Rest) -> DrafterState:
+    """Return a drafter's state, with why the policy leaves it alone where it does."""
+    concerned = one.state == "ok" and (rest is Rest.ALL or one.method == "model")
+    return msgspec.structs.replace(one, rests=_RESTS[rest]) if concerned else one
 
 
 def _within_room(now: RoundContext, depths: Sequence[int]) -> list[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -202,8 +203,16 @@ def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None
     return read_short_text(path) if done.returncode == 0 else None
 
 
+def _count_classes(names: Sequence[str]) -> str:
+    """Return what classes are called together: a reason is told once."""
+    return names[0] if len(names) == 1 else f"{names[0]}, and {len(names) - 1} more"
+
+
 def _describe_refusal(question: ClassQuestion, found: MeasuredClasses) -> str:
-    tried = "; ".join(f"{one.numerical_class}: {one.why}" for one in found.findings)
+    classes: defaultdict[str, list[str]] = defaultdict(list)
+    for one in found.findings:
+        classes[one.why].append(str(one.numerical_class))
+    tried = "; ".join(f"{_count_classes(names)}: {why}" for why, names in classes.items())
     way = "Set exactness: kernel, or choose another adapter or device"
     if question.asked.exactness is not Exactness.BIT:
         way = "Choose another adapter or device"

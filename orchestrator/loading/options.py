@@ -153,9 +153,9 @@ class CanaryOptions(msgspec.Struct, frozen=True):
 
 class EngineOptions(msgspec.Struct, frozen=True):
     """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of every
-    request. `fixed_depth`: requests that say nothing get `max_depth` drafts in every round. `across_hosts`: workers on
-    other machines may have to reach it. `predicted_depth`: the most drafts in a round of a request that brings a
-    prediction, where depths are not fixed and `max_depth` is not more."""
+    request. `fixed_depth`: requests that say nothing get up to `max_depth` drafts in every round, as many as are
+    proposed. `across_hosts`: workers on other machines may have to reach it. `predicted_depth`: the most drafts in a
+    round of a request that brings a prediction, where depths are not fixed and `max_depth` is not more."""
 
     model: ModelOptions
     max_running: int

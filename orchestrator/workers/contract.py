@@ -107,6 +107,12 @@ class Cluster(Protocol):
         """Which of `nodes` is the daemon's own host; "" where that is not known."""
         ...
 
+    @property
+    def away(self) -> str:
+        """Why no worker can be started now, where that was possible before, and may be again; "" where one can.
+        Thread-safe."""
+        ...
+
     async def start(self, spec: WorkerSpec) -> Worker:
         """Start a worker process; returns before it is ready. Raises WorkerStartFailed."""
         ...

@@ -80,6 +80,7 @@ class DrafterState(msgspec.Struct, frozen=True):
     `vocabulary`: how a model's goes with the target's ("identical", "padded", "translated"). `planned_memory_bytes`:
     what its model was announced to add to its process at the peak (0: not known). Where the model has a process of its
     own, it is what that process was announced to hold. `identity`: the content of its model, where it is one of files.
+    `rests`: why one that is "ok" is left alone for now, as drafting goes ("": it is asked).
     """
 
     name: str
@@ -105,6 +106,7 @@ class DrafterState(msgspec.Struct, frozen=True):
     statistics_drafted: int = 0
     statistics_accepted: int = 0
     identity: ModelIdentity | None = None
+    rests: str = ""
 
 
 class DraftReady(msgspec.Struct, frozen=True, tag="draft_ready"):

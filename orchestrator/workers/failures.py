@@ -10,6 +10,7 @@ from adapters.contract import (
     GrammarFailed,
     MemoryCorrupt,
     ModelRefused,
+    NoKernel,
     OutOfMemory,
     Overheated,
     RuntimeFailed,
@@ -23,6 +24,7 @@ _KINDS: tuple[tuple[type[AdapterError], FailureKind], ...] = (
     (OutOfMemory, "out_of_memory"),
     (MemoryCorrupt, "ecc"),
     (Overheated, "thermal"),
+    (NoKernel, "configuration"),
     (RuntimeFailed, "unknown"),
     (DeviceLost, "device_lost"),
 )

@@ -113,6 +113,11 @@ class LocalCluster:
         """See workers.contract.Cluster."""
         return ""
 
+    @property
+    def away(self) -> str:
+        """See workers.contract.Cluster."""
+        return ""
+
     async def start(self, spec: WorkerSpec) -> LocalWorker:
         """See workers.contract.Cluster. A worker that the last daemon left behind is adopted, if it is the same."""
         environment = _environment(spec)

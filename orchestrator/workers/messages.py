@@ -181,7 +181,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     ends in its commit. `model_digest`: of the model's files. `static_widths`: where shapes are static, the rows of
     the forwards that there are graphs for. `precision_reason` says why the number formats are what they are,
     `precision_rejected` what else was possible and why not ("int8: not measured on this device").
-    `fixed_depth`: requests that say nothing get `max_depth` drafts in every round.
+    `fixed_depth`: requests that say nothing get up to `max_depth` drafts in every round, as many as are proposed.
     `drafters`: of whoever is not the canary's; `canary_drafters`: those that only the canary has. `canary_depth`: the
     most drafts that one of its requests gets in a round, `canary_fixed`: as `fixed_depth`, for these.
     `planned_memory_bytes`: what the worker was announced to hold at its peak before it loaded (0: its costs on this

@@ -98,7 +98,8 @@ class DriverLink:
         self._starting: dict[int, asyncio.Future[Appeared]] = {}
         self._actors: dict[int, ActorEnd] = {}
         self._nodes: list[asyncio.Future[list[str]]] = []
-        self._answered_s = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()
+        self._answered_s = self._loop.time()
         self._ticks = 0
         self._leaving: asyncio.Task[None] | None = None
         self._leave_when_empty = False
@@ -109,8 +110,8 @@ class DriverLink:
 
     @property
     def silent_s(self) -> float:
-        """How long the cluster's head has not answered."""
-        return asyncio.get_running_loop().time() - self._answered_s
+        """How long the cluster's head has not answered. Thread-safe."""
+        return self._loop.time() - self._answered_s
 
     def send(self, order: Order) -> None:
         """Queue an order; never blocks. One that is gone drops it."""
@@ -123,7 +124,7 @@ class DriverLink:
         if self.retired.is_set():
             raise ClusterAway(self.why)
         number = next(self._numbers)
-        appeared = self._starting[number] = asyncio.get_running_loop().create_future()
+        appeared = self._starting[number] = self._loop.create_future()
         self._actors[number] = actor  # from now on: its frames are close behind its appearance
         self.send(StartActor(number, spec))
         try:
@@ -140,7 +141,7 @@ class DriverLink:
 
     async def nodes(self) -> list[str]:
         """Return the hosts' addresses. Raises ClusterAway."""
-        asked: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        asked: asyncio.Future[list[str]] = self._loop.create_future()
         self._nodes.append(asked)
         self.send(AskNodes())
         with suppress(TimeoutError):
@@ -234,7 +235,7 @@ class DriverLink:
                 if stale:
                     self.retire(stale)
                 elif head:
-                    self._answered_s = asyncio.get_running_loop().time()
+                    self._answered_s = self._loop.time()
             case Ended(number, how, host):
                 if (actor := self._actors.get(number)) is not None:
                     actor.take_end(how, host=host)

@@ -72,6 +72,15 @@ class RayCluster:
         """See workers.contract.Cluster."""
         return self._link.node if self._link is not None else ""
 
+    @property
+    def away(self) -> str:
+        """See workers.contract.Cluster."""
+        if self._keeping is None:
+            return ""
+        if self._link is None:
+            return f"Ray is away: {self._why}"
+        return self._describe_silence(self._link) if self._link.silent_s > AWAY_AFTER_S else ""
+
     async def start(self, spec: WorkerSpec) -> RayWorker:
         """See workers.contract.Cluster."""
         if self._keeping is None:
@@ -103,11 +112,10 @@ class RayCluster:
 
     def _require_link(self, asked: str) -> DriverLink:
         """Return the link to start workers through. Raises ClusterAway where there is none now."""
-        if self._link is None:
-            raise ClusterAway(f"{asked}: Ray is away: {self._why}")
-        if self._link.silent_s > AWAY_AFTER_S:
-            raise ClusterAway(f"{asked}: {self._describe_silence(self._link)}")
-        return self._link
+        link = self._link
+        if link is None or self.away:
+            raise ClusterAway(f"{asked}: {self.away or self._why}")
+        return link
 
     def _describe_silence(self, link: DriverLink) -> str:
         where = f" at {self._address}" if self._address else ""

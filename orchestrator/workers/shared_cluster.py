@@ -61,6 +61,11 @@ class ClusterShare:
         """See workers.contract.Cluster."""
         return self._cluster.own_node
 
+    @property
+    def away(self) -> str:
+        """See workers.contract.Cluster."""
+        return self._cluster.away
+
     async def open(self) -> None:
         """See workers.contract.Cluster."""
         await self._shared.enter(self)

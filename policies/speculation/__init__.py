@@ -9,7 +9,7 @@ correct each request's chances (policies.speculation.odds), rounds correct the c
 and the switches leave drafters alone whose drafts do not pay for what they cost.
 """
 
-from policies.speculation.ask import decide_draft_limits, decide_pause, least_chance, observe_pause
+from policies.speculation.ask import decide_draft_limits, decide_pause, find_rest, least_chance, observe_pause
 from policies.speculation.learn import observe_round
 from policies.speculation.select import decide_depths
 from policies.speculation.state import SpeculationState, end_request, start_request
@@ -17,6 +17,7 @@ from policies.speculation.types import (
     DepthDecision,
     DraftComparison,
     DraftSummary,
+    Rest,
     RoundContext,
     RoundSequence,
     RoundTimes,
@@ -26,6 +27,7 @@ __all__ = [
     "DepthDecision",
     "DraftComparison",
     "DraftSummary",
+    "Rest",
     "RoundContext",
     "RoundSequence",
     "RoundTimes",
@@ -34,6 +36,7 @@ __all__ = [
     "decide_draft_limits",
     "decide_pause",
     "end_request",
+    "find_rest",
     "least_chance",
     "observe_pause",
     "observe_round",

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from policies.speculation import (
     DepthDecision,
     DraftSummary,
+    Rest,
     RoundContext,
     SpeculationState,
     decide_depths,
     decide_draft_limits,
     decide_pause,
     end_request,
+    find_rest,
     least_chance,
     observe_pause,
     observe_round,
@@ -44,6 +46,11 @@ class Adaptive:
     def cost(self) -> CostModel:
         """See the port."""
         return self.state.cost
+
+    @property
+    def rest(self) -> Rest:
+        """See the port."""
+        return find_rest(self.state, self._last) if self._last is not None else Rest.NONE
 
     def begin(self, key: str, most: int, *, sure: bool = False) -> None:
         """See the port."""

@@ -6,7 +6,7 @@ from policies.speculation import switching
 from policies.speculation.cost_model import KNOWN_ROUNDS
 from policies.speculation.probe import Probe
 from policies.speculation.state import SpeculationState, base_ms, worth_per_ms
-from policies.speculation.types import RoundContext, RoundSequence
+from policies.speculation.types import Rest, RoundContext, RoundSequence
 
 NOTICED = 0.01  # drafting that takes less than this share of a forward costs nothing
 MANY = 8  # sequences: see `_choose_probe`
@@ -52,6 +52,15 @@ def is_unprofitable(state: SpeculationState, now: RoundContext) -> bool:
     if sequences * state.ask_ms > _CHEAP * round_ms:
         return False
     return state.brought * round_ms < worth * sequences * state.ask_ms * (1.0 + _LEARNING)
+
+
+def find_rest(state: SpeculationState, now: RoundContext) -> Rest:
+    """Return who is left alone in rounds like `now`, the last one."""
+    if state.cost.seen < KNOWN_ROUNDS or any(place.fixed and place.max_draft_tokens for place in now.places):
+        return Rest.NONE
+    if is_unprofitable(state, now):
+        return Rest.ALL
+    return Rest.NONE if state.switch.on else Rest.DEAR
 
 
 def decide_pause(state: SpeculationState, now: RoundContext) -> int:

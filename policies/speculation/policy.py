@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundTimes
+from policies.speculation import DraftComparison, DraftSummary, Rest, RoundContext, RoundTimes
 from policies.speculation.cost_model import CostModel
 
 
@@ -43,6 +43,11 @@ class DepthPolicy(Protocol):
     @property
     def cost(self) -> CostModel:
         """What forwards cost, by what is known: the one model of a worker, which its scheduler and drafters read."""
+        ...
+
+    @property
+    def rest(self) -> Rest:
+        """Who is left alone now."""
         ...
 
     def begin(self, key: str, most: int, *, sure: bool = False) -> None:

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import NamedTuple
 
 from policies.speculation.widths import pad_to_width
+
+
+class Rest(StrEnum):
+    """Which drafters are left alone for now, as their drafts bring less than they take. `DEAR`: those to which tokens
+    cost time; `ALL`: all of them. They are asked again now and then."""
+
+    NONE = ""
+    DEAR = "dear"
+    ALL = "all"
 
 
 class RoundSequence(NamedTuple):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
-from adapters.contract import DeviceLost, MemoryCorrupt, OutOfMemory, Overheated, RuntimeFailed
+from adapters.contract import DeviceLost, MemoryCorrupt, NoKernel, OutOfMemory, Overheated, RuntimeFailed
 from adapters.failures import classify_failure
+from adapters.hardware import ISA_CAPS, processor
 from tests.support import engines
 
 
@@ -36,6 +38,8 @@ class ItsOwnOutOfMemory(RuntimeError):
         ("CUDA error: an illegal memory access was encountered", DeviceLost),
         ("DXGI_ERROR_DEVICE_REMOVED", DeviceLost),
         ("ZE_RESULT_ERROR_DEVICE_LOST", DeviceLost),
+        ("could not create a primitive", OutOfMemory),
+        ("[CPU] node 'MatMul_52' could not create a primitive descriptor for the inner product", NoKernel),
         ("could not execute a primitive", RuntimeFailed),
         ("", RuntimeFailed),
     ],
@@ -46,6 +50,42 @@ def test_words_tell_what_happened(said, kind):
     assert "\n" not in str(found)
     assert "a runtime" in str(found)
     assert not getattr(found, "can_go_on", False)
+
+
+def test_a_cap_of_instruction_sets_is_named_where_it_leaves_no_code(monkeypatch):
+    said = RuntimeError("could not create a primitive descriptor for the inner product")
+    for name in ISA_CAPS:
+        monkeypatch.delenv(name, raising=False)
+    assert "environment" not in str(classify_failure(said, "it"))
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    assert "ONEDNN_MAX_CPU_ISA=AVX2" in str(classify_failure(said, "it"))
+    assert "memory" not in str(classify_failure(said, "it"))
+
+
+@pytest.mark.model
+def test_a_runtime_without_code_for_the_model_says_so_once_and_names_the_cap(first_layers_path, tmp_path):
+    """OpenVINO looks at the processor itself: under the cap it asks oneDNN for products that this leaves out."""
+    if "avx512f" not in processor().isa:
+        pytest.skip("nothing to take away: this processor has no avx512f")
+    (tmp_path / "cluster.yaml").write_text(
+        f"model: {{source: '{first_layers_path}', adapter: openvino_rt}}\n"
+        f"store: {{directory: '{tmp_path}'}}\nlimits: {{kv_cache: 96 MiB}}\ndrafts: []\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.loading", str(tmp_path / "cluster.yaml")],
+        capture_output=True,
+        text=True,
+        cwd=engines.ROOT,
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"},
+        check=False,
+        timeout=240,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["kind"] == "configuration", "it can never work here"
+    assert not found["restartable"]
+    assert found["message"].count("could not create a primitive descriptor") == 1
+    assert "ONEDNN_MAX_CPU_ISA=AVX2" in found["message"]
+    assert "memory" not in found["message"]
 
 
 def test_types_tell_too_and_the_line_that_tells_is_shown():

@@ -127,6 +127,13 @@ RECORDED = {
         32 * _MIN,
         {"model_name": "toy", "what": "drafter"},
     ),
+    "OutriderReplicaFailed": Recorded(
+        {name("replicas_failed"): hold(0, 10) + hold(1, 20) + hold(0, 20)},
+        9 * _MIN,
+        12 * _MIN,
+        32 * _MIN,
+        {"model_name": "toy"},
+    ),
     "OutriderFailover": Recorded(
         _event("worker_losses_total", kind="killed"),
         19 * _MIN,

@@ -317,6 +317,19 @@ def test_the_timeline_tells_each_loss_once_also_where_no_phase_was_seen_to_chang
     assert len(timeline.describe()) == 200
 
 
+def test_a_replica_that_was_refused_is_said_so_with_the_reason_and_stands_where_it_was_to_run():
+    timeline, map_of = FailoverTimeline(HandClock()), []
+    for phase in ("starting", "failed"):
+        replica = ReplicaView(0, "target-1", phase, "no such device", "", None, None, Totals(), 0, device="here/NPU")
+        view = StateView("starting", "", "", "local", None, None, replicas=(replica,))
+        timeline.observe(0, "toy", view)
+        shard = {"device": "here/CPU", "first_layer": 0, "end_layer": 4}
+        map_of = build_map(view, {"plan": {"replicas": [{"shards": [shard]}]}}, [])["workers"]
+    (told,) = timeline.describe()
+    assert (told["kind"], told["who"], told["text"]) == ("phase", "target-1", "was refused: no such device")
+    assert map_of[0]["device"] == "here/NPU", "another replica's place in the plan is not its own"
+
+
 @pytest.mark.parametrize("phase", ["starting", "failed"])
 async def test_a_model_that_never_served_is_shown_as_well(phase):
     page = dashboard_over(ScriptedControl(phase=phase, ready=None))

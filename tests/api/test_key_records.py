@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import httpx
 import openai
@@ -15,6 +16,7 @@ from orchestrator.api.audit import AuditLog
 from orchestrator.api.keys import OPEN_ROUTES, Keys
 from orchestrator.config.keys_change import create_key, hash_plain_keys, revoke_key
 from orchestrator.config.keys_file import SCOPES
+from orchestrator.control.port import ReplicaView, StateView, Totals
 from orchestrator.errors import ConfigError
 from tests.api.support import HandClock, ScriptedControl, app_over, serving
 from tests.api.test_keys import ASK, key_file
@@ -176,6 +178,27 @@ async def test_probes_without_a_key_show_no_addresses(tmp_path, path):
         assert "so says the script" not in (await client.get(path)).text
         known = await client.get(path, headers={"Authorization": "Bearer alpha-1"})
         assert "so says the script" in known.text
+
+
+class OneIsOut(ScriptedControl):
+    """Of two replicas one was refused."""
+
+    def view(self) -> StateView:
+        refused = ReplicaView(1, "r1", "failed", "/secret/model is refused", "", None, None, Totals(), 0)
+        found = super().view()
+        return replace(found, replicas=(*found.replicas, refused))
+
+
+async def test_probes_say_how_much_serves_and_why_the_rest_does_not_to_those_with_a_key(tmp_path):
+    app = app_over(OneIsOut(), keys=Keys(key_file(tmp_path)))
+    counted = {"planned": 2, "serving": 1}
+    async with serving(app) as url, httpx.AsyncClient(base_url=url) as client:
+        for path in ("/ready", "/health"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+            assert answer.json()["replicas"] == counted | {"missing": ["r1 is failed"]}
+            known = (await client.get(path, headers={"Authorization": "Bearer alpha-1"})).json()
+            assert known["replicas"] == counted | {"missing": ["r1 is failed: /secret/model is refused"]}
 
 
 async def test_refused_keys_are_in_the_audit_log_and_no_secret_is(tmp_path):

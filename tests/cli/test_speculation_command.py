@@ -133,7 +133,7 @@ def test_an_engines_wish_holds_where_nobody_nearer_says_anything(daemon, outride
     assert overrides == [
         "speculation: requests may ask for 2 to 6 draft tokens, or none",
         "override for replica 0: up to 9 draft tokens",
-        "override for replica 1: always 3 draft tokens",
+        "override for replica 1: up to 3 draft tokens in every round",
         "override for session ada: as many draft tokens as pay",
     ]
     assert "override for replica 0" in outrider("status", *at)[1]

@@ -181,7 +181,7 @@ def test_a_killed_worker_costs_no_token_in_either_arm_and_the_rule_rolls_back_wh
         assert status["phase"] == "rolled_back"
         assert (status["decision"]["by"], status["decision"]["figure"]) == ("rule", "tpot_ms")
         assert status["decision"]["low"] > 0
-        assert "suffix; always 4 tokens" in run_command(daemon, "status")
+        assert "suffix; up to 4 tokens in every round" in run_command(daemon, "status")
         assert count_by_arm(daemon, "outrider_arm_draft_tokens_total")["canary"] == 0
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,7 +46,7 @@ def metrics(url: str) -> dict[str, float]:
 
 def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_losing_a_token(tmp_path, plain, outrider):
     expected = plain.client.completions.create(**ASK).choices[0].text
-    assert query_daemon(plain.admin, "/admin/plan") == {"plan": None}
+    assert query_daemon(plain.admin, "/admin/plan") == {"plan": None, "missing": []}
     assert plain.status()["plan"] is None
     script = "base_ms=2&other_ms=3&drift_at=60&drift_ms=20"
     store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 5.0}, script=script)
@@ -80,6 +82,48 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
     log = config.with_suffix(".log").read_text()
     assert "times what was predicted" in log
     assert "takes the place of target: 1 streams move" in log, "the stream was moved while it ran"
+
+
+def test_a_planned_replica_without_a_worker_is_told_by_everybody_who_is_asked(tmp_path, outrider):
+    script = f"base_ms=2&room_kib=1&room_while={tmp_path}/full"
+    store_simulated_profiles(tmp_path / "store" / "profiles", {"SIM": 2.0, "SIM.1": 2.0}, script=script)
+    extra = "placement: {profile: never, concurrency: 8}\ndrafts: []\nalerts: {every_s: 0.2}"
+    config = write_planned_config(tmp_path, script, extra)
+    text = config.read_text().replace("replicas: 1", "replicas: 2")
+    config.write_text(text.replace("runtime: local", "runtime: local, max_restarts: 0"))
+    diff = ("plan", "diff", "--config", str(config))
+    with running(config) as daemon:
+        until(lambda: [one["phase"] for one in daemon.status()["replicas"]] == ["ready", "ready"])
+        whole = httpx.get(f"{daemon.url}/ready").json()
+        assert (whole["status"], whole["replicas"]) == ("ready", {"planned": 2, "serving": 2, "missing": []})
+        assert json.loads(outrider(*diff, "--json")[1])["missing"] == []
+        assert query_daemon(daemon.admin, "/admin/health")["parts"] == []
+        (tmp_path / "full").touch()
+        os.kill(daemon.status()["replicas"][1]["ready"]["pid"], signal.SIGKILL)
+        until(lambda: query_daemon(daemon.admin, "/admin/health")["parts"])
+        (part,) = query_daemon(daemon.admin, "/admin/health")["parts"]
+        assert (part["kind"], part["name"], part["state"]) == ("worker", "target-1", "open")
+        assert "SIGKILL" in part["why"]
+        answer = httpx.get(f"{daemon.url}/ready")
+        degraded = answer.json()
+        assert (answer.status_code, degraded["status"]) == (200, "degraded")
+        assert (degraded["replicas"]["planned"], degraded["replicas"]["serving"]) == (2, 1)
+        assert part["why"] in degraded["replicas"]["missing"][0]
+        assert httpx.get(f"{daemon.url}/health").json()["status"] == "degraded"
+        found = json.loads(outrider(*diff, "--json")[1])
+        assert [one["part"] for one in found["changes"]] == ["replica 1 target", "replica 1 depth"]
+        assert {one["kind"] for one in found["changes"]} == {"added"}
+        assert 0.0 < found["before_tokens_per_s"] < found["after_tokens_per_s"]
+        assert (found["missing"][0]["replica"], found["missing"][0]["name"]) == (1, "target-1")
+        assert f"replica 1 is planned and does not run: {found['missing'][0]['why']}" in outrider(*diff)[1]
+        plan = daemon.status()["plan"]
+        assert plan["serving_tokens_per_s"] == pytest.approx(found["before_tokens_per_s"])
+        assert plan["predicted_tokens_per_s"] == pytest.approx(found["after_tokens_per_s"])
+        shown = " ".join(outrider("status", "--socket", str(daemon.admin)).stdout.replace("│", " ").split())
+        assert "ready, DEGRADED (1 of 2 replicas serve; replica 1 is " in shown
+        assert "of it by what serves (target-1 does not)" in shown
+        until(lambda: "OutriderReplicaFailed" in outrider("alerts", "--socket", str(daemon.admin)).stdout)
+        assert text_of(daemon, ASK | {"max_tokens": 5})
 
 
 @pytest.mark.slow

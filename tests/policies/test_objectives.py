@@ -313,3 +313,30 @@ def test_drafts_that_are_left_out_of_large_clusters_are_never_the_best(
         plans.append(plan_placement(replace(cluster, devices=found, hosts=hosts, options=options), wish))
     assert plans[0].replicas == plans[1].replicas
     assert plans[0].replicas[0].draft is not None
+
+
+@SOME
+@given(clusters(memory_mib=(60, 900)), loads(), st.sampled_from(Objective), st.integers(1, 4), st.sampled_from((0, 2)))
+def test_without_indifference_nothing_better_is_left_out_and_no_reason_says_so(
+    cluster: Inventory, load: Workload, objective: Objective, replicas: int, shards: int
+) -> None:
+    """What is compared with a replica has that replica's part of the requests."""
+    limits = Constraints(max_replicas=replicas, min_replicas=min(2, replicas), shards=shards)
+    try:
+        found = plan_placement(cluster, PlanGoal(load, limits, objective=objective))
+    except NoPlan:
+        return
+    told = [one.why for one in found.rejected if "better than" in one.why]
+    assert not any("indifference" in why for why in told)
+    assert not told or shards
+
+
+def test_what_one_replica_alone_could_do_is_not_compared_with_one_of_several() -> None:
+    """Ten rows at once make more tokens than five; two replicas of five make more than either."""
+    cost = StepCost((1.0, 8.0), (10.0, 12.0))
+    known = [(device(f"d{number}"), replace(option(f"d{number}", 1.0), cost=cost)) for number in range(3)]
+    found = plan_placement(cluster_of(*known), goal(Objective.THROUGHPUT, concurrency=8, prompt=1, max_replicas=2))
+    assert len(found.replicas) == 2
+    third = next(one for one in found.rejected if one.what == "d2")
+    assert third.goodput_tokens_per_s == pytest.approx(found.replicas[0].prediction.goodput_tokens_per_s)
+    assert "as replica 0's" in third.why

@@ -8,6 +8,7 @@ from device_profiles.cost import StepCost
 from policies.speculation import (
     DraftComparison,
     DraftSummary,
+    Rest,
     RoundContext,
     RoundSequence,
     RoundTimes,
@@ -239,9 +240,12 @@ def test_drafters_whose_drafts_bring_nothing_are_asked_seldom_and_found_again(se
         return asks
 
     every = (SELDOM if sequences < MANY else SELDOM_OF_MANY).interval
+    assert policy.rest is Rest.NONE
     rounds(20 * every, 0)
     rests = 0
     assert rounds(5 * every, 0) == 5
     assert rests == 5 * (every - REST_LOOKS)
+    assert policy.rest is Rest.ALL
     rounds(20 * every, 12)
     assert rounds(32, 12) == 32
+    assert policy.rest is Rest.NONE

@@ -114,7 +114,7 @@ class ToldCluster:
     """Starts workers when the story has come so far."""
 
     runtime = "local"
-    own_node = ""
+    own_node = away = ""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, str]] = []

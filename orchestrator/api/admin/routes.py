@@ -23,6 +23,7 @@ from orchestrator.api.audit import AdminAudit, AuditLog
 from orchestrator.api.deadly_bodies import DeadlyBodies
 from orchestrator.api.trace_scope import NO_TELEMETRY
 from orchestrator.control.port import DeviceView, DraftView, ReplicaView, Totals
+from orchestrator.control.shortfall import describe_missing, list_missing, list_wanted
 from orchestrator.journal.standing import JournalView
 
 _SHOWN = tuple(one.name for one in dataclasses.fields(DeviceLoad) if one.name != "sampled_s")
@@ -72,7 +73,9 @@ def create_admin_app(
     @app.get("/admin/plan")
     async def plan(model: str | None = None) -> dict[str, Any]:
         target = served.choose(model)[0]
-        return target.running_plan() or {"plan": None}
+        progress = target.control.view().plan
+        missing = [dataclasses.asdict(one) for one in progress.missing] if progress is not None else []
+        return {**(target.running_plan() or {"plan": None}), "missing": missing}
 
     @app.get("/admin/alerts")
     async def show_alerts() -> dict[str, Any]:
@@ -127,6 +130,11 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "scaling": dataclasses.asdict(view.scaling) if view.scaling is not None else None,
         "draft_store": dataclasses.asdict(view.draft_store) if view.draft_store is not None else None,
         "recent_outputs": dataclasses.asdict(view.recent_outputs) if view.recent_outputs is not None else None,
+        "serving": {
+            "planned": len(list_wanted(view)),
+            "missing": [describe_missing(one) for one in list_missing(view)],
+        },
+        "cluster_away": view.cluster_away,
         "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
         "speculation": speculation.describe_overrides(view, trial),
         "canary": canary.trial_of(trial.view()) if trial is not None else None,

@@ -42,7 +42,7 @@ def build_map(view: StateView, plan: Mapping[str, Any] | None, hosts: Sequence[M
             workers.append({**_describe_replica(replica, shard), "id": worker_id})
         links += [_link(one, other, "layers", True) for one, other in pairwise(ids)]
     for standby in view.standbys:
-        shard = {"device": _find_device(_name_device(standby), known), "layers": ""}
+        shard = {"device": _find_device(_name_device(standby), known) or standby.device, "layers": ""}
         workers.append({**_describe_replica(standby, shard), "role": "standby", "id": f"standby/{standby.name}"})
     for draft in view.drafts:
         described = _describe_draft(draft, known)
@@ -69,7 +69,9 @@ def _take_shards(planned: list[Any], replica: ReplicaView, known: Sequence[str])
     """Return where a replica's layers are, and take its entry out of the plan's. Without one its worker says so."""
     name = _name_device(replica)
     for index, one in enumerate(planned):
-        if not name or "+".join(shard["device"].rpartition("/")[2] for shard in one["shards"]) == name:
+        devices = [shard["device"] for shard in one["shards"]]
+        mine = "+".join(device.rpartition("/")[2] for device in devices) == name if name else replica.device in devices
+        if mine:
             shards = planned.pop(index)["shards"]
             several = len(shards) > 1
             return [
@@ -81,7 +83,7 @@ def _take_shards(planned: list[Any], replica: ReplicaView, known: Sequence[str])
             ]
     cut = replica.ready.shards if replica.ready is not None else []
     if not cut:
-        return [{"device": _find_device(name, known), "layers": ""}]
+        return [{"device": _find_device(name, known) or replica.device, "layers": ""}]
     return [
         {"device": _find_device(device, known), "layers": layers.partition(" on ")[0]}
         for device, layers in zip(name.split("+"), cut, strict=True)

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from orchestrator.clock import Clock
 from orchestrator.control.port import StateView
-from orchestrator.control.state import STARTING
+from orchestrator.control.state import FAILED, READY, RESTARTING, STARTING
 
 _MOST_EVENTS: Final = 200
 
@@ -44,8 +44,9 @@ class FailoverTimeline:
         self._seen[index] = now
         if before is None:
             return
+        reasons = {one.name: one.detail for one in view.replicas}
         for (kind, who), value in now.items():
-            if text := _describe_change(kind, before.get((kind, who)), value):
+            if text := _describe_change(kind, before.get((kind, who)), value, reasons.get(who, "")):
                 self._events.append(FailoverEvent(self._clock.wall_s(), model, kind, who, text))
         for kind, who in before.keys() - now.keys():
             if kind == "phase":
@@ -84,10 +85,12 @@ _COUNTED: Final = {
 }
 
 
-def _describe_change(kind: str, before: Any, now: Any) -> str:
-    """Return what happened, "" where nothing did."""
+def _describe_change(kind: str, before: Any, now: Any, why: str) -> str:
+    """Return what happened, "" where nothing did. `why`: of a replica that failed."""
     if before == now:
         return ""
+    if kind == "phase" and now == FAILED:
+        return f"serves no more: {why}" if before in (READY, RESTARTING) else f"was refused: {why}"
     if kind in _COUNTED:
         return _COUNTED[kind] if now > (before or 0) else ""
     if before == STARTING:

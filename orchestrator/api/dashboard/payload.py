@@ -16,6 +16,7 @@ from orchestrator.api.request_lives import RequestLife, RequestLives, hide_respo
 from orchestrator.api.served import ServedModel
 from orchestrator.clock import Clock
 from orchestrator.control.port import PlanView
+from orchestrator.control.shortfall import list_missing, list_wanted
 from orchestrator.errors import RequestError
 
 _LAST_REQUESTS: Final = 50
@@ -51,7 +52,14 @@ class DashboardState:
             view = target.control.view()
             plan = self._read_plan(index, target, view.plan)
             own = {
-                "state": {"name": target.name(), "phase": view.phase, "detail": view.detail, "streams": view.streams},
+                "state": {
+                    "name": target.name(),
+                    "phase": view.phase,
+                    "detail": "; ".join(filter(None, [view.detail, view.cluster_away])),
+                    "streams": view.streams,
+                    "planned": len(list_wanted(view)),
+                    "missing": len(list_missing(view)),
+                },
                 "figures": read_figures(model.metrics),
                 "map": build_map(view, plan, target.hosts()),
                 "plan": _describe_plan(plan),

@@ -9,7 +9,6 @@ from device_profiles.units import MS_PER_S
 from orchestrator.api.metrics.series import Engine, Registered
 from orchestrator.control.overrides import NO_OVERRIDES
 from orchestrator.control.port import StateView
-from orchestrator.control.state import FAILED
 from orchestrator.workers.messages import RoundReport
 
 _USUAL_TOKENS = 50_000
@@ -18,7 +17,7 @@ _KNOWN_TOKENS = 200
 """Drafted tokens from which on it is told."""
 _NEW_SHARE = 0.1
 """The weight of a plain round in the running mean of its number of sequences."""
-_WHAT = ("drafter", "override", "memory", "standby", "replica")
+_WHAT = ("drafter", "override", "memory", "standby", "cluster")
 
 
 @dataclass(slots=True)
@@ -100,7 +99,7 @@ class AlertSeries:
             "override": view.overrides != NO_OVERRIDES,
             "memory": any(one.ready.memory_reduced for one in view.replicas if one.ready is not None),
             "standby": any(one.unlike for one in view.replicas),
-            "replica": any(one.phase == FAILED for one in view.replicas),
+            "cluster": bool(view.cluster_away),
         }
         for what in _WHAT:
             self._differs.labels(model, "0", what).set(found[what])

@@ -1,4 +1,4 @@
-"""How many replicas load asks for, and how many there are, as metrics."""
+"""How many replicas load asks for, as a metric."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ class ScaleSeries:
 
     def __init__(self, make: Registered) -> None:
         self._wanted = make.gauge("replicas_wanted", "Replicas that load asks for.")
-        self._ready = make.gauge("replicas_ready", "Replicas that serve.")
 
     def refresh(self, of: Engine, scaling: ScaleView) -> None:
         """Tell what is so now."""
         self._wanted.labels(*of).set(scaling.wanted)
-        self._ready.labels(*of).set(scaling.ready)

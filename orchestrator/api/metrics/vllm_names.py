@@ -28,6 +28,8 @@ ONLY_OURS = frozenset(
         "outrider_journal_reserve_bytes",
         "outrider_plan_misprediction_factor",
         "outrider_quarantined_requests",
+        "outrider_replicas_failed",
+        "outrider_replicas_planned",
         "outrider_slo_error_budget",
         "outrider_slo_requests_judged",
         "outrider_speculation_plain_seconds",

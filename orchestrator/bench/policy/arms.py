@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from device_profiles.cost import StepCost
-from policies.speculation import DraftSummary, RoundContext
+from policies.speculation import DraftSummary, Rest, RoundContext
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import CostModel, start_cost_model
 from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
@@ -59,6 +59,11 @@ class Timed:
     def cost(self) -> CostModel:
         """See the port."""
         return self.policy.cost
+
+    @property
+    def rest(self) -> Rest:
+        """See the port."""
+        return self.policy.rest
 
     def begin(self, key: str, most: int, *, sure: bool = False) -> None:
         """See the port."""

@@ -35,11 +35,13 @@ def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
     placed = [replica(one, taken_cores, left.hosts, wanted.workload) for one in chosen]
     replicas = share_expenses(placed, chosen, left.hosts)
     instead, why_none = standby(chosen, looked, left, links, wanted)
+    part = max(1, -(-wanted.workload.concurrency // len(chosen)))
+    alike = looked if len(chosen) == 1 else search(SearchSpace(left, links, wanted, part))
     rejected = (
         *left.rejected,
         *looked.rejected,
-        *alternatives(chosen[0], looked, links, wanted),
-        *device_reasons(chosen, looked, left, wanted),
+        *alternatives(chosen, alike, links, wanted),
+        *device_reasons(chosen, alike, left, wanted),
     )
     told = (*reasons, *why_none)
     return Plan(wanted.workload.target.name, replicas, instead, rejected, told, wanted.objective, wanted.currency)

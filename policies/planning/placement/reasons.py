@@ -24,6 +24,21 @@ _MOST_TOLD = 4  # of what was rejected, where there is no plan
 
 
 @dataclass(frozen=True, slots=True)
+class _Chosen:
+    """What everything else is compared with: the plan's first replica, its merit and whose people call it."""
+
+    first: ScoredCandidate
+    merit: float
+    whose: str
+    wanted: PlanGoal
+
+    @classmethod
+    def of(cls, chosen: Sequence[ScoredCandidate], wanted: PlanGoal) -> _Chosen:
+        whose = "the plan's" if len(chosen) == 1 else "replica 0's"
+        return cls(chosen[0], chosen[0].merit[0], whose, wanted)
+
+
+@dataclass(frozen=True, slots=True)
 class _Figures:
     """What was predicted of something that lost, 0 where it is not known."""
 
@@ -33,57 +48,59 @@ class _Figures:
     joules_per_token: float
     tpot_ms: float
 
-    def reject(self, what: str, best: float, wanted: PlanGoal, role: str) -> RejectedCandidate:
-        """Return it as a reason of a plan with that merit."""
-        why = _explain_loss(self.merit, best, wanted)
+    def reject(self, what: str, chosen: _Chosen, role: str) -> RejectedCandidate:
+        """Return it as a reason for what was chosen."""
+        why = _explain_loss(self.merit, chosen)
         rates = (self.goodput_tokens_per_s, self.cost_per_million_tokens, self.joules_per_token, self.tpot_ms)
         return RejectedCandidate(what, why, role, *rates)
 
 
 def alternatives(
-    chosen: ScoredCandidate, found: SearchResult, links: Links, wanted: PlanGoal
+    chosen: Sequence[ScoredCandidate], found: SearchResult, links: Links, wanted: PlanGoal
 ) -> list[RejectedCandidate]:
-    """Return the other depths of what was chosen, the best plan with every other drafter, and the other options on the
-    same devices."""
-    return [
-        *_depths(chosen, links, wanted),
-        *_drafters(chosen, found, wanted),
-        *_options(chosen, found, wanted),
-    ]
+    """Return the other depths of the first replica, the best one with every other drafter, and the other options on the
+    same devices. `found`: all that could be in its place, with its part of the requests."""
+    first = _Chosen.of(chosen, wanted)
+    return [*_depths(first, links), *_drafters(first, found), *_options(first, found)]
 
 
-def _explain_loss(merit: float, best: float, wanted: PlanGoal) -> str:
-    aim, currency = wanted.objective, wanted.currency
+def _explain_loss(merit: float, chosen: _Chosen) -> str:
+    wanted, best = chosen.wanted, chosen.merit
+    aim, currency, shards = wanted.objective, wanted.currency, wanted.constraints.shards
     told, plan = (describe_merit(aim, one, currency) for one in (merit, best))
-    number = plan.partition(" ")[0]
+    whose = f"{chosen.whose} {plan.partition(' ')[0]}"
     if merit <= 0.0:
         return f"{told} predicted"
-    if 1.0 - merit / best < 1e-6:
-        if merit <= best * (1.0 + 1e-6):
-            return f"{told} predicted, as the plan; it scores lower, takes more devices, or is later by name"
-        return f"{told} predicted, better than the plan's {number} by no more than `indifference` allows"
-    return f"{told} predicted, {describe_loss(aim, merit, best)} than the plan's {number}"
+    if 1.0 - merit / best >= 1e-6:
+        return f"{told} predicted, {describe_loss(aim, merit, best)} than {whose}"
+    if merit <= best * (1.0 + 1e-6):
+        return f"{told} predicted, as {whose}; it scores lower, takes more devices, or is later by name"
+    if shards > 1:
+        return f"{told} predicted whole on one device, better than {whose}, but `shards` asks for {shards}"
+    return f"{told} predicted, better than {whose} by no more than `indifference` allows"
 
 
-def _depths(chosen: ScoredCandidate, links: Links, wanted: PlanGoal) -> list[RejectedCandidate]:
-    load, merit = wanted.workload, merit_at(chosen.candidate, links, wanted)
-    target, draft = sides(chosen.candidate, links, load)
+def _depths(chosen: _Chosen, links: Links) -> list[RejectedCandidate]:
+    one_replica, wanted = chosen.first, chosen.wanted
+    load, merit = wanted.workload, merit_at(one_replica.candidate, links, wanted)
+    target, draft = sides(one_replica.candidate, links, load)
     if draft is None:
         return []
     lost = []
     for depth in range(depth_bound(load, draft.drafter) + 1):
-        if depth != chosen.prediction.depth:
-            used = chosen.candidate.placed if depth else chosen.candidate.target
+        if depth != one_replica.prediction.depth:
+            used = one_replica.candidate.placed if depth else one_replica.candidate.target
             one = predict(target, draft, load, depth, merit)
             one = fill_in_expense(one, sum_expense([placed.device for placed in used], links.hosts))
             what = f"depth {depth}" if depth else "depth 0, not speculating"
             rates = (one.goodput_tokens_per_s, one.cost_per_million_tokens, one.joules_per_token, one.tpot_ms)
-            lost.append(_Figures(merit(one), *rates).reject(what, chosen.merit[0], wanted, "depth"))
+            lost.append(_Figures(merit(one), *rates).reject(what, chosen, "depth"))
     return lost
 
 
-def _drafters(chosen: ScoredCandidate, found: SearchResult, wanted: PlanGoal) -> list[RejectedCandidate]:
-    mine = chosen.candidate.drafter.name if chosen.candidate.drafter else ""
+def _drafters(chosen: _Chosen, found: SearchResult) -> list[RejectedCandidate]:
+    drafter = chosen.first.candidate.drafter
+    mine = drafter.name if drafter else ""
     top: dict[str, tuple[_Figures, Candidate]] = {}
     for pairs in found.pairs:
         name = pairs.drafter.name if pairs.drafter else ""
@@ -92,15 +109,12 @@ def _drafters(chosen: ScoredCandidate, found: SearchResult, wanted: PlanGoal) ->
         at = int(np.argmax(pairs.merit))
         if name not in top or pairs.merit[at] > top[name][0].merit:
             top[name] = (_figures_of(found.index, pairs, at), candidate_of(found, pairs, at))
-    return [
-        figures.reject(candidate.label, chosen.merit[0], wanted, "plan")
-        for _, (figures, candidate) in sorted(top.items())
-    ]
+    return [figures.reject(candidate.label, chosen, "plan") for _, (figures, candidate) in sorted(top.items())]
 
 
-def _options(chosen: ScoredCandidate, found: SearchResult, wanted: PlanGoal) -> list[RejectedCandidate]:
+def _options(chosen: _Chosen, found: SearchResult) -> list[RejectedCandidate]:
     """Return the best that every other option on the target's device could do."""
-    placed = chosen.candidate.target[0]
+    placed = chosen.first.candidate.target[0]
     top: dict[str, tuple[float, Pairs, int]] = {}
     for pairs in found.pairs:
         rows = pairs.targets
@@ -110,9 +124,7 @@ def _options(chosen: ScoredCandidate, found: SearchResult, wanted: PlanGoal) -> 
             if label not in top or pairs.merit[pair] > top[label][0]:
                 top[label] = (float(pairs.merit[pair]), pairs, int(pair))
     return [
-        _figures_of(found.index, pairs, pair).reject(
-            f"{label} on {placed.device.id}", chosen.merit[0], wanted, Role.TARGET
-        )
+        _figures_of(found.index, pairs, pair).reject(f"{label} on {placed.device.id}", chosen, Role.TARGET)
         for label, (_, pairs, pair) in sorted(top.items())
         if label != placed.option.label
     ]
@@ -140,7 +152,8 @@ def _number(found: SearchResult, device: str) -> int:
 def device_reasons(
     chosen: Sequence[ScoredCandidate], found: SearchResult, left: Usable, wanted: PlanGoal
 ) -> list[RejectedCandidate]:
-    """Return why each usable device that is not in use is not."""
+    """Return why each usable device that is not in use is not. `found`: as `alternatives` takes it."""
+    first = _Chosen.of(chosen, wanted)
     in_use = {placed.device.id for one in chosen for placed in one.in_use}
     as_target, as_draft = _best_by_device(found)
     as_shard = _layer_times(chosen[0], found.index, left, wanted) if len(chosen[0].candidate.target) > 1 else {}
@@ -152,9 +165,9 @@ def device_reasons(
         if number in as_shard:
             reasons.append(RejectedCandidate(device.id, as_shard[number], "shard"))
         elif number in as_target:
-            reasons.append(as_target[number].reject(device.id, chosen[0].merit[0], wanted, Role.TARGET))
+            reasons.append(as_target[number].reject(device.id, first, Role.TARGET))
         elif number in as_draft:
-            reasons.append(as_draft[number].reject(device.id, chosen[0].merit[0], wanted, Role.DRAFT))
+            reasons.append(as_draft[number].reject(device.id, first, Role.DRAFT))
         elif device.id not in told:
             reasons.append(RejectedCandidate(device.id, _why_nothing(device.profile, left)))
     return reasons

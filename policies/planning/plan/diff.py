@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from policies.planning.plan.result import Plan, ReplicaPlacement, Shard
@@ -41,12 +42,14 @@ class PlanDiff:
         return self.after_tokens_per_s / self.before_tokens_per_s - 1.0
 
 
-def diff(before: Plan, after: Plan) -> PlanDiff:
-    """Return what would change; predictions alone are no change."""
-    parts = {**_parts(before), **_parts(after)}
-    old, new = _parts(before), _parts(after)
+def diff(before: Plan, after: Plan, missing: Collection[int] = ()) -> PlanDiff:
+    """Return what would change; predictions alone are no change. `missing`: the replicas of `before`, by their numbers,
+    that do not run."""
+    there = [(number, one) for number, one in enumerate(before.replicas) if number not in missing]
+    before = replace(before, replicas=tuple(one for _, one in there))
+    old, new = _list_parts(before, there), _list_parts(after, enumerate(after.replicas))
     changes = []
-    for part in parts:
+    for part in {**old, **new}:
         left, right = old.get(part, ""), new.get(part, "")
         if left != right:
             kind: Literal["added", "removed", "changed"] = (
@@ -64,9 +67,9 @@ def diff(before: Plan, after: Plan) -> PlanDiff:
     )
 
 
-def _parts(plan: Plan) -> dict[str, str]:
+def _list_parts(plan: Plan, replicas: Iterable[tuple[int, ReplicaPlacement]]) -> dict[str, str]:
     parts = {"model": plan.target}
-    for index, replica in enumerate(plan.replicas):
+    for index, replica in replicas:
         parts |= {f"replica {index} {name}": text for name, text in _replica(replica).items()}
     if plan.standby is not None:
         parts["standby"] = "; ".join(_shard(shard) for shard in plan.standby.shards)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from policies.speculation import DraftSummary, RoundContext, RoundSequence
+from policies.speculation import DraftSummary, Rest, RoundContext, RoundSequence
 from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import DraftLimits, RoundOutcome
 
 
 class FixedDepth:
     """`by_key`: depths of single requests, where they differ from `depth`. Depth 0 is plain decoding."""
+
+    rest = Rest.NONE
 
     def __init__(self, depth: int, by_key: Mapping[str, int] | None = None, name: str = "") -> None:
         self.name = name or f"fixed-{depth}"

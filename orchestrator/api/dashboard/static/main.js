@@ -36,10 +36,12 @@ function take(kind, event) {
 
 function show() {
   showAbout(state.parts.about);
-  const { phase, detail } = part("state");
-  if (byId("phase").textContent !== phase) byId("news").textContent = `The model is ${phase}. ${detail}`;
-  setText(byId("phase"), phase);
-  setAttribute(byId("phase"), "class", `pill ${phase}`);
+  const { phase, detail, planned, missing } = part("state");
+  const degraded = phase === "ready" && missing > 0;
+  const told = degraded ? `degraded: ${planned - missing} of ${planned} replicas serve` : phase;
+  if (byId("phase").textContent !== told) byId("news").textContent = `The model is ${told}. ${detail}`;
+  setText(byId("phase"), told);
+  setAttribute(byId("phase"), "class", `pill ${degraded ? "restarting" : phase}`);
   setAttribute(byId("phase"), "title", detail);
   const history = state.histories.get(chosenModel());
   showFigures(history.at(-1));

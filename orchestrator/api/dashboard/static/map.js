@@ -24,7 +24,7 @@ export function showMap(map, progress) {
   last = map;
   const width = Math.max(NODE_WIDTH, byId("map").clientWidth);
   const columns = Math.max(1, Math.floor((width - GAP) / (NODE_WIDTH + GAP)));
-  const now = JSON.stringify([columns, map.nodes, map.devices.map((one) => one.name), map.workers.map((one) => [one.id, one.device, one.layers]), map.links.map((one) => [one.from, one.to])]);
+  const now = JSON.stringify([columns, map.nodes, map.devices.map((one) => one.name), map.workers.map((one) => [one.id, one.device, one.layers, one.phase === "failed"]), map.links.map((one) => [one.from, one.to])]);
   if (now !== shape) {
     shape = now;
     draw(map, columns);
@@ -58,7 +58,7 @@ function placeNodes(map, columns) {
   const busy = new Set(map.workers.map((one) => nodeOf(one.device)));
   const sorted = map.nodes.toSorted((one, other) => busy.has(other.name) - busy.has(one.name) || one.name.localeCompare(other.name, "en", { numeric: true }));
   const homeless = map.workers.filter((one) => !one.device);
-  const all = homeless.length ? [...sorted, { name: null, title: "not placed yet", zone: "", left_out: "" }] : sorted;
+  const all = homeless.length ? [...sorted, { name: null, title: homeless.every((one) => one.phase === "failed") ? "could not be placed" : "not placed yet", zone: "", left_out: "" }] : sorted;
   const nodes = all.map((node) => {
     const column = heights.indexOf(Math.min(...heights));
     const x = column * (NODE_WIDTH + GAP);
@@ -184,7 +184,7 @@ function update(map) {
     setText(one.label, shorten(`${worker.name}${layers}`, 24));
     setText(one.load, describeLoad(worker));
     setAttribute(one.group, "class", `part-of chip ${worker.role} ${phaseClass(worker.phase)}`);
-    setAttribute(one.group, "aria-label", `${worker.role} ${worker.name}${layers}, ${worker.phase}, on ${shortDevice(worker.device) || "no device yet"}`);
+    setAttribute(one.group, "aria-label", `${worker.role} ${worker.name}${layers}, ${worker.phase}${worker.phase === "failed" ? `: ${worker.detail}` : ""}, on ${shortDevice(worker.device) || "no device yet"}`);
   }
   for (const { line, from, to } of drawn.links) {
     const link = map.links.find((one) => one.from === from && one.to === to);
@@ -228,7 +228,7 @@ function listDevice(device) {
 /** The same as tables, made while they are open only. */
 export function showTables(map) {
   const devices = map.devices.map((one) => [shortDevice(one.name), percent(one.utilisation), percent(one.ours), percent(one.others), bytes(one.memory_free_bytes), one.temperature_c ? `${decimal(one.temperature_c, 0)} °C` : "–", one.power_w ? `${decimal(one.power_w, 0)} W` : "–"]);
-  const workers = map.workers.map((one) => [one.role, one.name, one.phase, shortDevice(one.device) || "–", one.layers || "all", describeLoad(one)]);
+  const workers = map.workers.map((one) => [one.role, one.name, one.phase, shortDevice(one.device) || "–", one.layers || "all", one.phase === "ready" ? describeLoad(one) : one.detail]);
   const links = map.links.map((one) => [one.kind, one.from, one.to, one.up ? "up" : "down", milliseconds(one.answer_ms)]);
   byId("map-tables").replaceChildren(
     table("Workers", ["Role", "Name", "Phase", "Device", "Layers", "Load"], workers),

@@ -19,6 +19,7 @@ const roundProgress = (one) => ({ ...one, measured_tokens_per_s: Math.round(one.
 function describePlan(plan, progress) {
   const predicted = progress?.predicted_tokens_per_s ?? plan.goodput_tokens_per_s;
   const rows = [["Target", plan.target], ["Predicted", `${decimal(predicted)} tokens/s`]];
+  if (progress?.missing.length) rows.push(["Of which serve", `${decimal(progress.serving_tokens_per_s)} tokens/s`], ["Does not run", progress.missing.map((one) => one.why).join("; ")]);
   if (progress) rows.push(["Measured", progress.measured_tokens_per_s ? `${decimal(progress.measured_tokens_per_s)} tokens/s` : "–"], ["Rounds take", `${decimal(progress.ratio, 2)} × what was predicted`], ["Objective", progress.objective], ["Made anew", `${progress.plans} times, ${progress.moves} with other workers`], ["Came of it last", progress.last], ["Profiles that drifted", progress.drifted.join(", ")]);
   return [
     html("dl", { class: "facts" }, rows.filter(([, value]) => value).map(([name, value]) => [html("dt", {}, name), html("dd", {}, value)])),

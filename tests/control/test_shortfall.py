@@ -1,0 +1,112 @@
+"""A replica, a standby or a draft worker that nothing can run is told by its name, and blamed on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from orchestrator.clock import SystemClock
+from orchestrator.control.controller import TargetControl
+from orchestrator.control.events import StandbySpec
+from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.control.port import StateView
+from orchestrator.control.shortfall import describe_missing, is_out, list_missing, list_wanted
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.local import LocalCluster
+from policies.serving.failover.standby import FailoverRules, Readiness
+from tests.control.test_controller import PROMPT, at_once, decode, until
+from tests.control.test_plan_keeper import Clock, Making, Planned, Workers, first_plan
+from tests.control.test_replicas import LIMITS
+from tests.support import engines
+
+
+def named(name: str, **options: object) -> WorkerSpec:
+    """A worker on a device of that name."""
+    return msgspec.structs.replace(engines.spec(**options), name=name, device=name.upper())
+
+
+@asynccontextmanager
+async def started(
+    *specs: WorkerSpec, drafts: tuple[WorkerSpec, ...] = (), standbys: tuple[StandbySpec, ...] = ()
+) -> AsyncIterator[TargetControl]:
+    limits = replace(LIMITS, failover=FailoverRules(2.0, 10.0, "never"))
+    control = TargetControl(LocalCluster(), specs, limits, SystemClock(), at_once, drafts, standbys)
+    await control.start()
+    try:
+        await control.wait_settled()
+        yield control
+    finally:
+        await control.close()
+
+
+def list_out(view: StateView) -> list[tuple[str, str, str]]:
+    return [(part.kind, part.name, part.state) for part in view.health]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        ({}, {"fail_start": "final"}, "no such device"),
+        ({"activations": "bf16"}, {"activations": "fp32"}, "its tokens would differ"),
+    ],
+    ids=["said by the worker", "said of its tokens"],
+)
+async def test_a_refused_replica_is_named_and_neither_its_device_nor_a_crash_is(one, other, told) -> None:
+    async with started(named("one", **one), named("other", **other)) as control:
+        await until(lambda: any(map(is_out, control.view().replicas)))
+        view = control.view()
+        (missing,) = list_missing(view)
+        assert list_out(view) == [("worker", missing.name, "failed")]
+        assert told in view.health[0].why
+        assert view.losses == {}, "it was not lost"
+        assert [replica.name for replica in list_wanted(view)] == ["one", "other"]
+        assert describe_missing(missing) == f"{missing.name} is failed: {view.health[0].why}"
+        assert missing.device == f"here/{missing.name.upper()}"
+        assert await decode(control, "a", PROMPT, 5) == engines.tokens(PROMPT, 5)
+
+
+async def test_a_replica_that_ends_at_each_start_is_named_while_it_is_tried_again() -> None:
+    async with started(named("good"), named("bad", fail_start="exit")) as control:
+        await until(lambda: control.view().replicas[1].spent)
+        view = control.view()
+        assert list_out(view) == [("device", "here/BAD", "suspect"), ("worker", "bad", "open")]
+        assert view.replicas[1].phase == "starting"
+        assert "started once a minute" in view.health[1].why
+
+
+async def test_a_standby_with_other_bits_is_named_though_nothing_is_left_of_it() -> None:
+    spare = StandbySpec(named("spare", activations="fp32"), Readiness.HOT)
+    async with started(named("good", activations="bf16"), standbys=(spare,)) as control:
+        await until(lambda: control.view().health)
+        view = control.view()
+        assert list_out(view) == [("worker", "spare", "failed")]
+        assert "its tokens could differ" in view.health[0].why
+        assert list_missing(view) == []
+
+
+async def test_a_draft_worker_that_cannot_start_is_named() -> None:
+    async with started(named("good"), drafts=(named("small", fail_start="final"),)) as control:
+        await until(lambda: control.view().health)
+        assert list_out(control.view()) == [("worker", "small", "failed")]
+
+
+async def test_what_serves_of_a_plan_is_what_its_replicas_reach_that_are_ready(tmp_path) -> None:
+    proposal = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 2.5}, replicas=2)
+    keeper = PlanKeeper(Planned(proposal), Workers(), Making(), DriftPolicy(0.2, 3.0), Clock())
+    async with started(named("good"), named("bad", fail_start="final")) as control:
+        control.plan_view = keeper.view
+        await until(lambda: any(map(is_out, control.view().replicas)))
+        plan = control.view().plan
+        reached = [one.prediction.goodput_tokens_per_s for one in proposal.plan.replicas]
+        assert plan is not None
+        assert (plan.predicted_tokens_per_s, plan.serving_tokens_per_s) == (sum(reached), reached[0])
+        assert [(one.replica, one.name) for one in plan.missing] == [(1, "bad")]
+        keeper.set_places([1, 0])  # the plan's first replica runs in the second place
+        plan = control.view().plan
+        assert plan is not None
+        assert plan.serving_tokens_per_s == reached[1]
+        assert [one.replica for one in plan.missing] == [0]
