@@ -72,11 +72,11 @@ def profile(
     todo = [one for one in work if refresh or not one.is_done(store)]
     across = bool(loaded.cluster.address)  # which nodes there are is known only there
     started, done = time.perf_counter(), _Done()
-    drifted = [f"{one.title}: drifted ({why}): measured again" for one in todo if (why := one.describe_drift(store))]
+    doubts = [f"{one.title}: {why}: measured again" for one in todo if (why := one.describe_doubt(store))]
     if todo or across or refresh or not store.links():
         if not force:
             _refuse_while_serving(loaded)
-        for line in drifted:
+        for line in doubts:
             print(f"outrider: {line}", file=sys.stderr)
         with _alone(store):
             asyncio.run(_measure(loaded, todo, store, _How(refresh, seconds), done))

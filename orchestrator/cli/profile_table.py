@@ -81,7 +81,8 @@ def _models(models: list[MeasuredModel], devices: list[MeasuredDevice]) -> list[
                 f"{times} ms",
                 f"{_CHUNK * MS_PER_S / one.cost.prefill_ms(_CHUNK):.0f} tok/s",
                 f"+ {beside:.2f} ms",
-                f"{one.decode_error:.0%}, {one.prefill_error:.0%}",
+                f"{one.decode_error:.0%}, {one.prefill_error:.0%}"
+                + (f"; {one.disturbed}, so ± {one.error:.0%}" if one.disturbed else ""),
                 f"{one.load_s:.1f} s",
                 f"{human_bytes(one.peak_bytes)}"
                 + (f" of {human_bytes(one.planned_bytes)} planned" if one.planned_bytes else ""),

@@ -68,7 +68,11 @@ class PlacementSection(Section):
     keep_free: float = Field(default=0.05, ge=0, le=0.9)
     """The share of each device's memory that stays free."""
     profile: Literal["if_missing", "never"] = "if_missing"
-    """Where something is `auto`: whether the daemon measures, before it serves, what has no stored profile."""
+    """Where something is `auto`: whether the daemon measures what has no stored profile: before it serves, as long as
+    `profile_budget_s` lasts, and then when nobody asks."""
+    profile_budget_s: float = Field(default=300.0, ge=0, le=86400)
+    """For how long the daemon measures before it serves, at most. It ends sooner where a request waits and one target
+    is measured. What is left is measured when nobody asks; until then the plan rests on what is known."""
     drift_tolerance: float = Field(default=0.2, gt=0, le=10)
     """By how much of the predicted tokens per second rounds may differ for long before the daemon plans again."""
     replan_pause_s: float = Field(default=30.0, ge=0, le=3600)

@@ -125,7 +125,8 @@ class PlanView:
     how often it was made anew; `moves`: how often workers were replaced for that; `last`: what came of it last.
     `drifted`: profiles that do not hold any more, and when they are measured again. `objective`: of what it has most;
     cost and energy are those predicted, `price_per_hour` that of the devices in use, all 0 where not known.
-    `corrections`: by how much predictions of devices were already made longer."""
+    `corrections`: by how much predictions of devices were already made longer. `doubts`: which of its figures are
+    estimates, or were measured while others took the device. `to_measure`: what is measured when nobody asks."""
 
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
@@ -141,6 +142,8 @@ class PlanView:
     predicted_joules_per_token: float = 0.0
     price_per_hour: float = 0.0
     corrections: tuple[float, ...] = ()
+    doubts: tuple[str, ...] = ()
+    to_measure: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
