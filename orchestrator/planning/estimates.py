@@ -16,6 +16,7 @@ from policies.planning.plan import Option, Role
 KV_BYTES = 2  # a 16-bit KV cache, which exactness `bit` needs
 _PAID_ROWS = 2  # docs/adr/0002-two-rows-per-segment.md
 _FIXED_BYTES = 1 * GIB  # assumed: a process with its libraries and, on GPUs, its context
+_PROCESS_BYTES = GIB // 2  # of a process that serves here, as the runtimes' loaders count it: they see what is free
 _LOGITS_ROWS = 64  # rows of a forward whose logits are in memory at once
 _ROW_FLOATS = 8  # float32 values of a row's activations at the peak, as multiples of the MLP's width
 _CHUNK_ROWS = 512
@@ -94,7 +95,7 @@ def estimate_option(device: MeasuredDevice, model: PlannedModel) -> Option:
     )
     error = efficiency.error if bandwidth and flops else _ASSUMED_ERROR
     whole = _size_option(model, Role.TARGET, device.adapter, weights, replace(cost, error=error))
-    return replace(whole, threads=device.threads, source="estimate")
+    return replace(whole, threads=device.threads, fixed_bytes=_PROCESS_BYTES, source="estimate")
 
 
 def _options(sheet: Datasheet, model: PlannedModel, role: Role, cores: int) -> Iterator[Option]:

@@ -75,7 +75,7 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
         changed = json.loads(outrider("plan", "diff", "--config", str(config), "--json")[1])
         assert any("here/SIM.1" in change["before"] for change in changed["changes"]), "stored profiles are as before"
     shown = " ".join(outrider("plan", "--config", str(config)).stdout.split())
-    assert "here/SIM: the profile of toy in simulated has drifted (rounds took" in shown
+    assert "here/SIM: the profile of toy in simulated: drifted (rounds took" in shown
     assert "run `outrider profile` to measure it again" in shown
     log = config.with_suffix(".log").read_text()
     assert "times what was predicted" in log
