@@ -22,7 +22,7 @@ from orchestrator.control.port import StateView
 from orchestrator.control.state import READY
 from orchestrator.errors import OutriderError, WorkerError
 from orchestrator.planning.proposal import PlanError
-from orchestrator.profiling.run import Watch, measure_on_cluster
+from orchestrator.profiling.run import Watch, measure_until
 from orchestrator.profiling.work import Work, predict_needed_bytes, profile_store
 
 _IDLE_S: Final = 10.0
@@ -108,24 +108,21 @@ class IdleMeasuring:
         return measured
 
     async def _measure(self, one: Work) -> bool:
-        """Return whether nobody asked meanwhile. Raises WorkerError."""
+        """Return whether nothing was in the way meanwhile. Raises WorkerError."""
         cluster = local_cluster()
         await cluster.open()
-        spec = one.spec(self._store, refresh=False)
         watch = Watch(lambda stage, fraction: None, self._store.save)
-        measuring = asyncio.create_task(measure_on_cluster(cluster, spec, watch))
         try:
-            while not measuring.done():
-                if why := self._find_obstacle(one):
-                    _log.info("%s: %s is measured later", why, one.title)
-                    return False
-                await asyncio.wait({measuring}, timeout=_LOOK_S)
-            measuring.result()
+            return await measure_until(cluster, one.spec(self._store, refresh=False), watch, self._wait_obstacle(one))
         finally:
-            measuring.cancel()
-            await asyncio.gather(measuring, return_exceptions=True)
             await cluster.close()
-        return True
+
+    async def _wait_obstacle(self, one: Work) -> None:
+        while True:
+            if why := self._find_obstacle(one):
+                _log.info("%s: %s is measured later", why, one.title)
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def _wait_idle(self, one: Work) -> None:
         """Return once nothing has been in the way for long enough."""

@@ -15,16 +15,20 @@ import numpy as np
 
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
+from device_profiles.device_load import PROCESSOR
 from device_profiles.store import ProfileStore
 from orchestrator.loading.models import SIMULATED_PREFIX
 from orchestrator.profiling.measuring_worker import STEPS_S
 from orchestrator.profiling.work import Work
+from orchestrator.workers.device_sampler import DeviceSampler
+from policies.serving.device_load import predict_stretch
 
 _GB: Final = 1e9
 _START_S: Final = 3.0  # a process with its libraries
 _DEVICE_S: Final = 4.0
 _PROBE_BYTES: Final = 32 << 20
 _PROBES: Final = 8
+_OTHERS_S: Final = 1.0
 _PROBE_S: Final = 0.0105  # one of them there
 _LEAST_PACE, _MOST_PACE = 0.3, 10.0
 
@@ -49,13 +53,18 @@ _COMPARE: Final = _Seconds(1.0, 15.0)
 
 
 def measure_pace() -> float:
-    """Return how many times as long this machine takes now, by reading memory for a tenth of a second."""
+    """Return how many times as long this machine takes now: by reading memory for a moment, and by what other programs
+    take of the processor. Takes a second."""
+    sampler = DeviceSampler()
+    sampler.sample()
+    time.sleep(_OTHERS_S)
+    others = predict_stretch(sampler.sample()[PROCESSOR].find_share()).factor
     numbers = np.ones(_PROBE_BYTES // 8)
     began = time.perf_counter()
     for _ in range(_PROBES):
         numbers.sum()
     took_s = (time.perf_counter() - began) / _PROBES
-    return min(_MOST_PACE, max(_LEAST_PACE, took_s / _PROBE_S))
+    return others * min(_MOST_PACE, max(_LEAST_PACE, took_s / _PROBE_S))
 
 
 def predict_duration_s(work: Work, store: ProfileStore, pace: float, *, texts: bool = False) -> float:

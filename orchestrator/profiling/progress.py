@@ -48,9 +48,9 @@ class MeasuringProgress:
         self._stage, self._fraction = stage, fraction
         self._repeat()
 
-    def end(self) -> None:
-        """The piece that was begun last has ended."""
-        self._left_s.pop(self._title, None)
+    def end(self, title: str) -> None:
+        """A piece has ended."""
+        self._left_s.pop(title, None)
         self._done_s = self.elapsed_s
 
     async def keep_telling(self) -> None:
