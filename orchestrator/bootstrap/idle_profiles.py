@@ -14,7 +14,7 @@ from device_profiles.device_load import PROCESSOR, DeviceLoad, name_counters
 from device_profiles.units import human_bytes
 from orchestrator.bootstrap.clusters import local_cluster
 from orchestrator.bootstrap.planning import propose_again
-from orchestrator.bootstrap.start_profiles import find_processor_load, list_wanted, measuring_alone
+from orchestrator.bootstrap.start_profiles import list_wanted, measuring_alone
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
 from orchestrator.control.plan_keeper import PlanKeeper

@@ -80,7 +80,7 @@ class PlacementSection(Section):
     up to an hour, so that two plans do not alternate."""
     drift_after_s: float = Field(default=60.0, ge=0, le=86400)
     """For how long rounds must differ so, in seconds of decoding, before the target's profile is marked as drifted. The
-    profile is then measured again at the daemon's next start, and by `outrider profile`."""
+    profile is then measured again when nobody asks, at the daemon's next start, and by `outrider profile`."""
     load_smoothing: float = Field(default=0.3, gt=0, le=1)
     """The weight of the newest sample in the moving mean of a device's load; it is sampled each second."""
     load_lasts_s: float = Field(default=10.0, ge=1, le=3600)
