@@ -69,7 +69,8 @@ class IdleMeasuring:
         self._keeper.to_measure = ()
 
     async def _plan(self) -> None:
-        ours_bytes = find_processor_load(self._served.list_loads()).memory_ours_bytes
+        loads = self._served.list_loads()
+        ours_bytes = loads.get(f"{THIS_NODE}/{PROCESSOR}", DeviceLoad()).memory_ours_bytes
         try:
             first = await asyncio.to_thread(propose_again, self._config, self._base, self._keeper.first, ours_bytes)
         except PlanError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +33,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartWatch:
-    """Who hears of a start's measuring, and what it goes by. `awaited` is set once a request waits for the target;
-    `loads`: what other programs take of the devices."""
+    """Who hears of a start's measuring. `awaited` is set once a request waits for the target."""
 
     tell: OnProgress
     awaited: asyncio.Event
-    loads: Mapping[str, DeviceLoad]
     clock: Clock
 
 

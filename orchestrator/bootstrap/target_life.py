@@ -158,7 +158,7 @@ class TargetLife:
         """Measure what has no profile and may be planned with on this machine, as long as the budget lasts. Raises
         OutriderError."""
         if self.config.planned and self._fleet is None:
-            watch = StartWatch(self._prepares, self.control.awaited, self.control.list_loads(), self._ground.clock)
+            watch = StartWatch(self._prepares, self.control.awaited, self._ground.clock)
             await profile_missing(self.config, self._base, watch)
 
     async def plan(self) -> None:

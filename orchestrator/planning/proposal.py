@@ -48,6 +48,10 @@ class PlanError(OutriderError):
     """Nothing can be planned; the message says why, and the way out."""
 
 
+class NoProfile(PlanError):
+    """The target was measured nowhere where it may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
@@ -114,7 +118,25 @@ def propose_here(
 
     Raises PlanError.
     """
-    found, left_out = choose_present(add_devices(load_measured_hardware(store), estimable), present)
+    measured = load_measured_hardware(store)
+    try:
+        return _propose_here(asked, store, free_bytes, allowed, choose_present(measured, present))
+    except NoProfile:
+        if not estimable:
+            raise
+    chosen = choose_present(add_devices(measured, estimable), present)
+    return _propose_here(asked, store, free_bytes, allowed, chosen, estimable)
+
+
+def _propose_here(
+    asked: PlanRequest,
+    store: ProfileStore,
+    free_bytes: Mapping[str, int],
+    allowed: Allowed | None,
+    chosen: tuple[list[MeasuredHardware], list[str]],
+    estimable: Sequence[MeasuredDevice] = (),
+) -> PlanProposal:
+    found, left_out = chosen
     devices = frozenset(one.hardware for one in found)
     host = PresentHost(THIS_NODE, devices, free_bytes, price_per_hour=asked.price_per_hour)
     return _propose_hosts(asked, store, [host], found, PresentLinks(tuple(store.links())), allowed, left_out, estimable)
@@ -161,7 +183,7 @@ def _propose_hosts(
     if not any(option.role is Role.TARGET for option in cluster.options):
         cluster = replace(cluster, options=tuple(_estimate_options(asked.target, behind, estimable)))
     if not cluster.options:
-        raise PlanError(_no_profile(asked, store, found))
+        raise NoProfile(_no_profile(asked, store, found))
     stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
     cluster, untold = _leave_out_untold(cluster, Objective(asked.placement.objective), stated)
     cluster = share_time(leave_taken(cluster, behind, asked.taken), behind, asked.taken)

@@ -1,7 +1,7 @@
 """How long measuring will take, said before it begins.
 
 The seconds are those of two Zen 4 cores, by the size of a model's files. A short piece of work, done now, tells how
-many times as long this machine takes.
+many times as long this machine takes, beside what other programs do.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -47,6 +47,7 @@ SLOTS = 33
 STEPS_S = 7.0
 """How long forwards of a model are measured, about."""
 _IDLE_S = 0.5
+_ENDED_FIRST = "500"
 _SEQUENCES = (1, 4, 16)
 _BOUNDS = (1, 4, 12)
 
@@ -76,6 +77,8 @@ def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:
 def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:
     """Return the engine of a measuring worker. Called inside the worker process."""
     job = msgspec.convert(options, ProfileJob)
+    with suppress(OSError):  # where memory runs out, this ends, and not what serves beside it
+        Path("/proc/self/oom_score_adj").write_text(_ENDED_FIRST, encoding="ascii")
     return MeasuringEngine(lambda progress: _keep(job, _measure(job, progress)))
 
 
