@@ -17,15 +17,14 @@ from orchestrator.bootstrap.planning import propose_again
 from orchestrator.bootstrap.start_profiles import list_wanted, measuring_alone
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
-from orchestrator.control.plan_keeper import PlanKeeper
 from orchestrator.control.port import StateView
 from orchestrator.control.state import READY
 from orchestrator.errors import OutriderError, WorkerError
-from orchestrator.planning.proposal import PlanError
+from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.profiling.run import Watch, measure_until
 from orchestrator.profiling.work import Work, predict_needed_bytes, profile_store
 
-_IDLE_S: Final = 10.0
+IDLE_S: Final = 10.0
 _LONGEST_IDLE_S: Final = 640.0
 _LOOK_S: Final = 0.2
 _MOST_TRIES: Final = 3
@@ -42,14 +41,27 @@ class Served(Protocol):
     def list_loads(self) -> dict[str, DeviceLoad]: ...
 
 
+class Planning(Protocol):
+    """What plans by what is measured: control.plan_keeper.PlanKeeper."""
+
+    to_measure: tuple[str, ...]
+
+    @property
+    def first(self) -> PlanProposal: ...
+
+    def observe_profiles(self, first: PlanProposal) -> None: ...
+
+
 class IdleMeasuring:
     """Measures one piece of work at a time, and lets the keeper plan by it. A request that comes meanwhile ends it, and
     the next try waits longer."""
 
-    def __init__(self, config: ClusterConfig, base: Path, served: Served, keeper: PlanKeeper) -> None:
+    def __init__(
+        self, config: ClusterConfig, base: Path, served: Served, keeper: Planning, idle_s: float = IDLE_S
+    ) -> None:
         self._config, self._base, self._served, self._keeper = config, base, served, keeper
         self._store = profile_store(config)
-        self._idle_s = _IDLE_S
+        self._idle_s = idle_s
         self._tries: dict[str, int] = {}
 
     async def run(self) -> None:

@@ -12,7 +12,6 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from device_profiles.device_load import DeviceLoad
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import measuring_cluster
 from orchestrator.clock import Clock
