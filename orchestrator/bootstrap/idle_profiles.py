@@ -27,6 +27,7 @@ from orchestrator.profiling.work import Work, predict_needed_bytes, profile_stor
 IDLE_S: Final = 10.0
 _LONGEST_IDLE_S: Final = 640.0
 _LOOK_S: Final = 0.2
+_LOOK_AGAIN_S: Final = 60.0
 _MOST_TRIES: Final = 3
 """A machine that is never quiet is not measured for ever."""
 
@@ -65,14 +66,16 @@ class IdleMeasuring:
         self._tries: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Measure until nothing is left that can be measured here. What goes wrong is logged."""
+        """Measure what is left, and later what turns out not to hold; until cancelled. What goes wrong is logged."""
         try:
-            await self._run()
+            wanted = await asyncio.to_thread(list_wanted, self._config, self._base)
+            while wanted:
+                await self._measure_left(wanted)
+                await asyncio.sleep(_LOOK_AGAIN_S)
         except (OutriderError, AdapterError, OSError) as error:
             _log.warning("nothing more is measured while nobody asks: %s", error)
 
-    async def _run(self) -> None:
-        wanted = await asyncio.to_thread(list_wanted, self._config, self._base)
+    async def _measure_left(self, wanted: Sequence[Work]) -> None:
         while todo := await asyncio.to_thread(self._list_todo, wanted):
             self._keeper.to_measure = tuple(one.title for one in todo)
             await self._wait_idle(todo[0])

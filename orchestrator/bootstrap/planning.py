@@ -144,7 +144,8 @@ class PlanMaking:
         for one in profiles_behind(first, key):
             store.mark_drifted(one, how)
         never = self.config.placement.profile == "never"
-        again = "run `outrider profile`" if never else "it is measured again when nobody asks"
+        later = "at the next start" if self.config.plans_hosts else "when nobody asks"
+        again = "run `outrider profile`" if never else f"it is measured again {later}"
         return f"the profile of {first.asked.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
 
 

@@ -220,7 +220,8 @@ def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_
     assert store.mark_drifted(before, "rounds took 2.00 times what it predicts")
     profile = ("profile", "--config", str(config), "--seconds", "0.2")
     said = outrider(*profile).stderr
-    assert "simulated SIM, target: drifted (rounds took 2.00 times what it predicts): measured again" in said
+    assert "simulated SIM, target: drifted (rounds took 2.00 times what it predicts)" in said
+    assert "measured again" in said
     assert [one.drifted for one in store.models()] == [""]
     with running(config) as daemon:
         assert "profile simulated" not in config.with_suffix(".log").read_text()
