@@ -26,10 +26,10 @@ from policies.serving.device_load import predict_stretch
 _GB: Final = 1e9
 _START_S: Final = 3.0  # a process with its libraries
 _DEVICE_S: Final = 4.0
-_PROBE_BYTES: Final = 32 << 20
+_PROBE_BYTES: Final = 64 << 20
 _PROBES: Final = 8
 _OTHERS_S: Final = 1.0
-_PROBE_S: Final = 0.0105  # one of them there
+_PROBE_S: Final = 0.002  # one of them there
 _LEAST_PACE, _MOST_PACE = 0.3, 10.0
 
 
