@@ -8,6 +8,8 @@ from statistics import fmean
 from typing import Final
 
 PROCESSOR: Final = "CPU"
+COUNTS_FROM: Final = 0.15
+"""The share of a device's time from which on what other programs take counts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 
 from device_profiles.cost import StepCost
 from device_profiles.curve_fit import StepSample
+from device_profiles.device_load import COUNTS_FROM
 from device_profiles.profile import Precision
 from device_profiles.units import GIB
 
@@ -65,7 +66,8 @@ class Energy:
 class MeasuredDevice:
     """A device as one runtime drives it, with so many threads (0 where it has cores of its own).
 
-    `fingerprint` is of hardware, driver and runtime version. `took_s`: the measuring itself.
+    `fingerprint` is of hardware, driver and runtime version. `took_s`: the measuring itself. `others`: as in
+    MeasuredModel.
     """
 
     fingerprint: str
@@ -78,6 +80,7 @@ class MeasuredDevice:
     energy: Energy = Energy()
     measured_at: str = ""
     took_s: float = 0.0
+    others: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class MeasuredModel:
     forward. `planned_bytes`: what it was announced to hold (0: costs not known); `peak_bytes`: what its process held at
     most. `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to. `drifted`:
     how rounds differed from it while serving, so that it is to be measured again; "" where they did not.
+    `others`: the share of the device, or of the cores that were used, that other programs took meanwhile; None where
+    nobody can tell.
     `numerical_class` and `class_fingerprint`: see device_profiles.numerical_class; `class_reason` and
     `classes_rejected`: why that one, and why not the others, in words.
     """
@@ -145,6 +150,26 @@ class MeasuredModel:
     class_fingerprint: str = ""
     class_reason: str = ""
     classes_rejected: tuple[str, ...] = ()
+    others: float | None = None
+
+    @property
+    def disturbed(self) -> str:
+        """In words, what other programs took while it was measured; "" where that does not count."""
+        if self.others is None or self.others < COUNTS_FROM:
+            return ""
+        return f"other programs took {self.others:.0%} of it while it was measured"
+
+    @property
+    def doubt(self) -> str:
+        """In words, why it is to be measured again; "" where it is not."""
+        drifted = f"drifted ({self.drifted})" if self.drifted else ""
+        return ", ".join(why for why in (drifted, self.disturbed) if why)
+
+    @property
+    def error(self) -> float:
+        """How far a prediction may be off, as a share: the fit's error, and what others took. Alone, forwards may take
+        so much less."""
+        return max(self.cost.error, self.decode_error) + (self.others or 0.0 if self.disturbed else 0.0)
 
 
 def fingerprint(hardware: Hardware, runtime_version: str) -> str:

@@ -110,7 +110,8 @@ class FleetPlanning:
             with FileLock(self._store.directory / MEASURING_LOCK, timeout=0):
                 addresses = list(self.fleet.addresses.values())
                 await measure_links(self._cluster, addresses, stated, self._store, self._progress)
-                await profile_hosts(self._cluster, self.fleet.hosts, self._store, self._progress)
+                budget_s = self._config.placement.profile_budget_s
+                await profile_hosts(self._cluster, self.fleet.hosts, self._store, self._progress, budget_s)
         except Timeout:
             raise PlanError(
                 f"somebody is measuring with {self._store.directory} already; start again when that is done"

@@ -1,4 +1,4 @@
-"""Makes the daemon's plan: measures what has no profile yet, plans, and says what to start."""
+"""Makes the daemon's plan, and says what to start."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from filelock import FileLock, Timeout
 
 from adapters.hardware import list_core_groups
 from adapters.names import OWN_ADAPTERS
 from device_profiles.device_load import DeviceLoad
-from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.clusters import measuring_cluster, workers_directory
+from orchestrator.bootstrap.clusters import workers_directory
 from orchestrator.bootstrap.failover import build_standbys
+from orchestrator.bootstrap.start_profiles import list_wanted
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
 from orchestrator.control.events import StandbySpec
-from orchestrator.errors import WorkerError
 from orchestrator.loading.devices import list_devices_here
 from orchestrator.loading.options import draft_specs, engine_options, worker_specs
 from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device
@@ -33,21 +31,18 @@ from orchestrator.planning.correction import Corrections, Key, apply_health, app
 from orchestrator.planning.demand import start_replicas
 from orchestrator.planning.neighbours import TakenPlace, leave_taken, share_time
 from orchestrator.planning.proposal import (
-    PlanError,
     PlanProposal,
+    PlanRequest,
     build_proposal,
     build_request_from_config,
     propose_here,
 )
 from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware
-from orchestrator.profiling.run import Watch, measure_on_cluster
-from orchestrator.profiling.work import MEASURING_LOCK, Work, is_requested, list_work, profile_store
-from orchestrator.workers.contract import Cluster, WorkerSpec
+from orchestrator.profiling.work import profile_store
+from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.homes import sum_orphans_bytes
 from policies.speculation.state import COLD_DEPTH
-
-OnProgress = Callable[[str, float], None]
 
 _log = logging.getLogger(__name__)
 
@@ -71,50 +66,6 @@ def build_start_specs(
     return worker_specs(options, config), draft_specs(options, config)
 
 
-async def profile_missing(config: ClusterConfig, base: Path, progress: OnProgress) -> None:
-    """Measure what the plan may choose and has no profile. What cannot be measured is logged, and left out of the plan.
-
-    Raises WorkerError where no worker can be started at all, PlanError where somebody else is measuring, and what
-    resolving the models raises.
-    """
-    if config.placement.profile == "never":
-        return
-    store = profile_store(config)
-    todo = [one for one in list_work(config, base) if is_requested(one, config) and not one.is_done(store)]
-    if not todo:
-        return
-    store.directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(store.directory / MEASURING_LOCK, timeout=0):
-            await _measure(todo, store, measuring_cluster(config), progress)
-    except Timeout:
-        raise PlanError(
-            f"somebody is measuring with {store.directory} already; start again when that is done"
-        ) from None
-
-
-async def _measure(todo: Sequence[Work], store: ProfileStore, cluster: Cluster, progress: OnProgress) -> None:
-    await cluster.open()
-    try:
-        for number, one in enumerate(todo, 1):
-            drifted = one.describe_drift(store)
-            if drifted:
-                _log.info("%s: the profile has drifted (%s) and is measured again", one.title, drifted)
-            title = f"profile {one.title} ({number} of {len(todo)})"
-            progress(title, -1.0)
-            try:
-                spec = one.spec(store, refresh=False)
-                await measure_on_cluster(cluster, spec, Watch(partial(_within, progress, title), store.save))
-            except WorkerError as error:
-                _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
-    finally:
-        await cluster.close()
-
-
-def _within(progress: OnProgress, title: str, stage: str, fraction: float) -> None:
-    progress(f"{title}: {stage}", fraction)
-
-
 def make_plan(
     config: ClusterConfig,
     base: Path,
@@ -130,12 +81,7 @@ def make_plan(
     """
     asked = build_request_from_config(config, base)
     asked = replace(asked, one_host=True, shard_runtimes=OWN_ADAPTERS, taken=taken)
-    here = list_devices_here()
-    free = {**here.free_bytes}
-    if "CPU" in free:
-        free["CPU"] += sum_orphans_bytes(workers_directory(state))
-    allowed = build_option_filter(config, asked)
-    found = propose_here(asked, profile_store(config), free, allowed, here.hardware)
+    found = _propose(config, base, asked, sum_orphans_bytes(workers_directory(state)))
     if loads:
         busy = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
         cluster = share_time(apply_loads(found.cluster, found.behind, busy), found.behind, taken)
@@ -143,6 +89,24 @@ def make_plan(
     for line in found.assumed:
         _log.info("planned, %s", line)
     return build_start_plan(config, base, found)
+
+
+def _propose(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: int) -> PlanProposal:
+    """Return the plan by the stored profiles. `ours_bytes` of the host's memory, which our workers hold, count as free.
+    Raises PlanError, and what resolving the models raises."""
+    here = list_devices_here()
+    free = {**here.free_bytes}
+    if "CPU" in free:
+        free["CPU"] += ours_bytes
+    store, wanted = profile_store(config), list_wanted(config, base)
+    devices = [one.find_device_profile(store) or one.assume_device() for one in wanted if one.job.role == "target"]
+    return propose_here(asked, store, free, build_option_filter(config, asked), here.hardware, devices)
+
+
+def propose_again(config: ClusterConfig, base: Path, first: PlanProposal, ours_bytes: int) -> PlanProposal:
+    """Return what `first` would be by the profiles that there are now. Raises PlanError, and what resolving the models
+    raises."""
+    return _propose(config, base, first.asked, ours_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +144,8 @@ class PlanMaking:
         for one in profiles_behind(first, key):
             store.mark_drifted(one, how)
         never = self.config.placement.profile == "never"
-        again = "run `outrider profile`" if never else "it is measured again at the next start"
+        later = "at the next start" if self.config.plans_hosts else "when nobody asks"
+        again = "run `outrider profile`" if never else f"it is measured again {later}"
         return f"the profile of {first.asked.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
 
 

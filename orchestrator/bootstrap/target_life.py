@@ -20,10 +20,12 @@ from orchestrator.bootstrap.canary import build_trial
 from orchestrator.bootstrap.draft_store import build_draft_store
 from orchestrator.bootstrap.failover import build_standbys, failover_rules
 from orchestrator.bootstrap.fleet import FleetPlanning
+from orchestrator.bootstrap.idle_profiles import IdleMeasuring
 from orchestrator.bootstrap.model_sources import RenewedSources, bind_sources, renew_sources
 from orchestrator.bootstrap.plan_board import PlanBoard
-from orchestrator.bootstrap.planning import PlanMaking, StartPlan, build_start_specs, make_plan, profile_missing
+from orchestrator.bootstrap.planning import PlanMaking, StartPlan, build_start_specs, make_plan
 from orchestrator.bootstrap.scaling import build_scaler, waits_for_hosts
+from orchestrator.bootstrap.start_profiles import StartWatch, profile_missing
 from orchestrator.bootstrap.target_change import (
     How,
     PlanChange,
@@ -93,6 +95,7 @@ class TargetLife:
         self._workers: WorkerSet | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._scaling: asyncio.Task[None] | None = None
+        self._measuring: asyncio.Task[None] | None = None
         self._checking: set[asyncio.Task[None]] = set()
         # Only the first may go without a name, and its workers are called as ever.
         self._cluster = ground.cluster.share(f"{config.model.name}/" if config.number else "")
@@ -152,9 +155,11 @@ class TargetLife:
         self.trial = build_trial(self.config, self._ground.path, self.control, self._ground.clock)
 
     async def profile(self) -> None:
-        """Measure what has no profile and may be planned with on this machine. Raises OutriderError."""
+        """Measure what has no profile and may be planned with on this machine, as long as the budget lasts. Raises
+        OutriderError."""
         if self.config.planned and self._fleet is None:
-            await profile_missing(self.config, self._base, self._prepares)
+            watch = StartWatch(self._prepares, self.control.awaited, self._ground.clock)
+            await profile_missing(self.config, self._base, watch)
 
     async def plan(self) -> None:
         """Plan, where anything is left to a plan. Raises OutriderError, and what resolving the models raises."""
@@ -170,6 +175,7 @@ class TargetLife:
             depth=replica.depth,
             drafts=replica.draft.drafter if replica.draft else "none",
             predicted_tokens_per_s=round(replica.prediction.goodput_tokens_per_s, 1),
+            basis=", ".join(dict.fromkeys(shard.source for shard in replica.shards)),
             others_rejected=len(found.proposal.plan.rejected),
         )
         if missing := list_unplaced_drafts(self.config, found.proposal):
@@ -202,8 +208,18 @@ class TargetLife:
         if self._fleet is not None and self._keeper is not None:
             self._keeping = asyncio.create_task(self._fleet.keep_plan(self._keeper), name="keep the plan for hosts")
         await self.control.start()
+        self._follow_profiles()
         if scaler is not None:
             self._scaling = asyncio.create_task(scaler.run(), name="follow load")
+
+    def _follow_profiles(self) -> None:
+        """Measure what is left, while nobody asks; what was begun for another configuration ends."""
+        if self._measuring is not None:
+            self._measuring.cancel()
+        if self._keeper is None or self._fleet is not None:
+            return
+        measuring = IdleMeasuring(self.config, self._base, self.control, self._keeper)
+        self._measuring = asyncio.create_task(measuring.run(), name="measure while nobody asks")
 
     async def _make_plan(self, config: ClusterConfig) -> StartPlan:
         if self._fleet is not None:
@@ -294,6 +310,7 @@ class TargetLife:
         after.set_places(engines)
         self._follow_keeper(after)
         self._take_sources(change.config.sources)
+        self._follow_profiles()
 
     async def _prepare_tokenizer(self, workers: WorkerSet) -> None:
         """Load the tokenizer of a model before its first worker serves: requests are translated by it from then on.
@@ -403,9 +420,10 @@ class TargetLife:
         """Plan no more."""
         if self._scaling is not None:
             await end_scaling(self._scaling)
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait([self._keeping])
+        for task in (self._keeping, self._measuring):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait([task])
         if self._keeper is not None:
             await self._keeper.close()
         if self._fleet is not None:

@@ -129,7 +129,7 @@ def _profile_missing(works: Sequence[Work], loaded: ClusterConfig, path: Path, *
     from orchestrator.profiling.work import profile_store
 
     store = profile_store(loaded)
-    missing = [work for work in works if refresh or not work.is_done(store)]
+    missing = [work for work in works if refresh or not work.is_known(store)]
     began = time.perf_counter()
     if missing:
         profile([f"{work.job.model.adapter}:{work.job.model.device}" for work in missing], refresh=refresh, config=path)

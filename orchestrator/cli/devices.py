@@ -75,16 +75,16 @@ def _list_devices() -> list[dict[str, Any]]:
 def _with_profile(
     row: dict[str, Any], known: dict[tuple[str, str, str], str], models: list[MeasuredModel]
 ) -> dict[str, Any]:
-    """Return a device with when it was measured, and which models' profiles on it do not hold any more."""
+    """Return a device with when it was measured, and which models' profiles on it are to be measured again."""
     if "unavailable" in row:
         return row
     me = (row["runtime"], row["device"], row["fingerprint"])
-    drifted = [
-        f"{one.model} ({one.role}): {one.drifted}"
-        for one in models
-        if one.drifted and (one.adapter, one.device, one.fingerprint) == me
-    ]
-    return {**row, "measured_at": known.get(me, ""), "drifted": drifted}
+    mine = [one for one in models if (one.adapter, one.device, one.fingerprint) == me]
+    doubts = {
+        kind: [f"{one.model} ({one.role}): {why}" for one in mine if (why := getattr(one, kind))]
+        for kind in ("drifted", "disturbed")
+    }
+    return {**row, "measured_at": known.get(me, ""), **doubts}
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
@@ -99,7 +99,10 @@ def _print(rows: list[dict[str, Any]]) -> None:
             continue
         runtime, formats = f"{row['runtime']} ({row['runtime_version']})", ", ".join(row["precisions"])
         profile = "; ".join(
-            [row["measured_at"] or "none: run outrider profile", *(f"drifted: {one}" for one in row["drifted"])]
+            [
+                row["measured_at"] or "none: run outrider profile",
+                *(f"{kind}: {one}" for kind in ("drifted", "disturbed") for one in row[kind]),
+            ]
         )
         add_row(table, runtime, row["device"], _hardware(row["hardware"]), formats, profile)
     wide_console().print(table)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from device_profiles.units import human_bytes
 from orchestrator.plain_table import add_row, wide_console
-from orchestrator.planning.basis import basis, list_drifted_profiles
+from orchestrator.planning.basis import basis, list_doubtful_profiles
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -253,7 +253,7 @@ def _next_steps(proposal: PlanProposal, *, explain: bool) -> Iterator[str]:
             f"{', '.join(estimated)}: estimated from datasheets, not measured. Run `outrider profile` on such a "
             "machine, and plan again with its profiles (--profiles DIR)."
         )
-    yield from (f"{line}: run `outrider profile` to measure it again." for line in list_drifted_profiles(proposal))
+    yield from (f"{line}: run `outrider profile` to measure it again." for line in list_doubtful_profiles(proposal))
     if proposal.asked.canary:
         beside = [one.describe_reserve(proposal.asked.replicas) for one in proposal.asked.beside]
         yield "; ".join(["the canary is not planned: all figures are of the other requests", *beside])

@@ -69,14 +69,17 @@ def profile(
             work += remote_work(target, base, device or (), threads or (), node)
         else:
             work += list_work(target, base, device or (), threads or ())
-    todo = [one for one in work if refresh or not one.is_done(store)]
+    todo = [one for one in work if refresh or not one.is_known(store)]
+    serving = "" if force else _describe_daemon(loaded)
+    if not serving:
+        todo = [one for one in work if one in todo or not one.is_done(store)]
     across = bool(loaded.cluster.address)  # which nodes there are is known only there
     started, done = time.perf_counter(), _Done()
-    drifted = [f"{one.title}: drifted ({why}): measured again" for one in todo if (why := one.describe_drift(store))]
+    doubts = [f"{one.title}: {why}: measured again" for one in todo if (why := one.describe_doubt(store))]
     if todo or across or refresh or not store.links():
-        if not force:
-            _refuse_while_serving(loaded)
-        for line in drifted:
+        if serving:
+            raise ProfileError(serving)
+        for line in doubts:
             print(f"outrider: {line}", file=sys.stderr)
         with _alone(store):
             asyncio.run(_measure(loaded, todo, store, _How(refresh, seconds), done))
@@ -103,17 +106,17 @@ class _Done:
     failures: list[str] = field(default_factory=list)
 
 
-def _refuse_while_serving(config: ClusterConfig) -> None:
-    """Raise ProfileError where the configuration's daemon answers: its device would be measured at half its speed, and
-    its streams would stall."""
+def _describe_daemon(config: ClusterConfig) -> str:
+    """Return why nothing is to be measured where the configuration's daemon answers: its device would be measured at
+    half its speed, and its streams would stall. "" where none does."""
     from orchestrator.cli.daemon_socket import StatusError, query_daemon
     from orchestrator.config.load import admin_socket_path
 
     try:
         answer = query_daemon(admin_socket_path(config, config.api.port))
     except StatusError:
-        return
-    raise ProfileError(
+        return ""
+    return (
         f"a daemon serves here ({answer['phase']}, {answer['streams']} streams): stop it, or measure beside it with "
         "--force"
     )

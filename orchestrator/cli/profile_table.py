@@ -49,8 +49,19 @@ def print_profiles(found: dict[str, list[Any]], took_s: float, store: Path) -> N
             add_row(table, *row)
         if rows:
             console.print(table)
+    for line in _list_doubts(found["models"]):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
     spent = f"measured in {took_s:.0f} s" if took_s else "nothing was measured: all of it was stored"
     console.print(f"{spent}; kept in {store}", soft_wrap=True, markup=False, highlight=False)
+
+
+def _list_doubts(models: list[MeasuredModel]) -> list[str]:
+    """Return in a line each which models are to be measured again, why, and how far predictions by them may be off."""
+    return [
+        f"{one.model} ({one.role}) on {one.adapter} {one.device}: {one.doubt}; predictions by it are ± {one.error:.0%}"
+        for one in models
+        if one.doubt
+    ]
 
 
 def _devices(devices: list[MeasuredDevice]) -> list[tuple[str, ...]]:

@@ -252,7 +252,9 @@ def plan_line(plan: dict[str, Any]) -> str:
         )
     if plan["plans"]:
         line += f"; planned again {plan['plans']} times, workers replaced {plan['moves']} times; {plan['last']}"
-    return "; ".join([line, *plan["drifted"]])
+    later = plan["to_measure"]
+    measured = [f"when nobody asks, {len(later)} more are measured: {', '.join(later)}"] if later else []
+    return "; ".join([line, *plan["drifted"], *plan["doubts"], *measured])
 
 
 def cost_line(costs: dict[str, Any]) -> str:

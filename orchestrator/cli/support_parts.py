@@ -112,7 +112,7 @@ def _list_profiles(config: Path | None) -> dict[str, Any]:
 
     store = profile_store(load_or_default(config))
     named = ("fingerprint", "adapter", "device", "runtime_version", "threads", "role", "model", "formats", "exactness")
-    shown = (*named, "measured_at", "drifted")
+    shown = (*named, "measured_at", "drifted", "others")
     return {
         kind: [{name: getattr(one, name) for name in shown if hasattr(one, name)} for one in found]
         for kind, found in (("devices", store.devices()), ("models", store.models()))

@@ -101,7 +101,7 @@ def describe_host(options: AgentOptions) -> HostInventory:
     try:
         work = [one for one in list_work(config, path.parent) if is_requested(one, config)]
         missing = [
-            MissingProfile(one.job, one.fingerprint, one.threads, one.digest) for one in work if not one.is_done(store)
+            MissingProfile(one.job, one.fingerprint, one.threads, one.digest) for one in work if not one.is_known(store)
         ]
     except AdapterError as error:
         failed.append(f"the model: {error}")

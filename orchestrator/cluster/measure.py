@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -27,23 +28,26 @@ _log = get_logger(__name__)
 
 
 async def profile_hosts(
-    cluster: Cluster, hosts: Mapping[str, HostInventory], store: ProfileStore, progress: OnProgress
+    cluster: Cluster, hosts: Mapping[str, HostInventory], store: ProfileStore, progress: OnProgress, budget_s: float
 ) -> None:
     """Keep the profiles that hosts brought, and measure what they lack: at most one piece of work on each host at a
-    time. Equal devices are measured once. What cannot be measured is logged, and left out of plans."""
+    time. Equal devices are measured once. What cannot be measured is logged, and left out of plans.
+
+    After `budget_s` no further piece is begun, once a target is known."""
     for host in hosts.values():
         for device in host.devices_measured:
             store.save(device)
         for model in host.models_measured:
             store.save(model)
+    spent = _Budget(hosts, store, budget_s).is_spent
     for role in ("target", "draft"):  # what drafts are worth is measured on what the target says
         shares = share_work(hosts, role)
         todo = {
-            node: [work for work in (_build_work(one, node) for one in mine) if not work.is_done(store)]
+            node: [work for work in (_build_work(one, node) for one in mine) if not work.is_known(store)]
             for node, mine in shares.items()
         }
         if any(todo.values()):
-            await asyncio.gather(*(_profile_host(cluster, mine, store, progress) for mine in todo.values()))
+            await asyncio.gather(*(_profile_host(cluster, mine, store, progress, spent) for mine in todo.values()))
 
 
 def share_work(hosts: Mapping[str, HostInventory], role: str) -> dict[str, list[MissingProfile]]:
@@ -69,8 +73,34 @@ def _build_work(one: MissingProfile, node: str) -> Work:
     return Work(msgspec.structs.replace(one.job, keep=True), one.fingerprint, one.threads, one.digest, node)
 
 
-async def _profile_host(cluster: Cluster, todo: Sequence[Work], store: ProfileStore, progress: OnProgress) -> None:
-    for one in todo:
+class _Budget:
+    """How long measuring may take from now on."""
+
+    def __init__(self, hosts: Mapping[str, HostInventory], store: ProfileStore, budget_s: float) -> None:
+        missing = [one for host in hosts.values() for one in host.missing if one.job.role == "target"]
+        self._store, self._missing = store, {one.digest for one in missing}
+        self._end_s = time.monotonic() + budget_s
+
+    def is_spent(self) -> bool:
+        """Return whether no more is to be begun: what is known is enough for a plan."""
+        if time.monotonic() < self._end_s:
+            return False
+        known = {one.model_digest for one in self._store.models() if one.role == "target"}
+        return not self._missing or bool(known & self._missing)
+
+
+async def _profile_host(
+    cluster: Cluster,
+    todo: Sequence[Work],
+    store: ProfileStore,
+    progress: OnProgress,
+    is_spent: Callable[[], bool],
+) -> None:
+    for number, one in enumerate(todo):
+        if is_spent():
+            left = "; ".join(work.title for work in todo[number:])
+            _log.warning("placement.profile_budget_s is spent: not measured, and not planned with", left=left)
+            return
         title = f"profile {one.title}"
         progress(title, -1.0)
         watch = Watch(partial(_tell, progress, title), store.save)

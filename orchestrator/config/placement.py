@@ -68,7 +68,11 @@ class PlacementSection(Section):
     keep_free: float = Field(default=0.05, ge=0, le=0.9)
     """The share of each device's memory that stays free."""
     profile: Literal["if_missing", "never"] = "if_missing"
-    """Where something is `auto`: whether the daemon measures, before it serves, what has no stored profile."""
+    """Where something is `auto`: whether the daemon measures what has no stored profile: before it serves, as long as
+    `profile_budget_s` lasts, and then when nobody asks."""
+    profile_budget_s: float = Field(default=300.0, ge=0, le=86400)
+    """For how long the daemon measures before it serves, at most. It ends sooner where a request waits and one target
+    is measured. What is left is measured when nobody asks; until then the plan rests on what is known."""
     drift_tolerance: float = Field(default=0.2, gt=0, le=10)
     """By how much of the predicted tokens per second rounds may differ for long before the daemon plans again."""
     replan_pause_s: float = Field(default=30.0, ge=0, le=3600)
@@ -76,7 +80,7 @@ class PlacementSection(Section):
     up to an hour, so that two plans do not alternate."""
     drift_after_s: float = Field(default=60.0, ge=0, le=86400)
     """For how long rounds must differ so, in seconds of decoding, before the target's profile is marked as drifted. The
-    profile is then measured again at the daemon's next start, and by `outrider profile`."""
+    profile is then measured again when nobody asks, at the daemon's next start, and by `outrider profile`."""
     load_smoothing: float = Field(default=0.3, gt=0, le=1)
     """The weight of the newest sample in the moving mean of a device's load; it is sampled each second."""
     load_lasts_s: float = Field(default=10.0, ge=1, le=3600)

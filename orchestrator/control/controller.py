@@ -141,6 +141,8 @@ class TargetControl:
         self.on_resumed: list[Callable[[ResumedStream], None]] = []
         self.on_health: list[Callable[[dict[Part, PartHealth]], None]] = []
         self.on_loads: list[Callable[[TellLoads], None]] = []
+        self.awaited = asyncio.Event()
+        """Set once a request has come while there is nothing to start yet."""
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
@@ -332,6 +334,8 @@ class TargetControl:
         """See control.port.Control."""
         now_s = self._clock.monotonic_s()
         asked = Asked(wanted, coming)
+        if self._opening is None:
+            self.awaited.set()
         if self._given_up:
             refuse_or_pass(self.view(), self._limits, self._state.streams, now_s, asked)
         else:

@@ -23,6 +23,7 @@ from orchestrator.control.profile_watch import ProfileWatch
 from orchestrator.control.shortfall import list_missing_of_plan
 from orchestrator.control.state import READY
 from orchestrator.errors import OutriderError
+from orchestrator.planning.basis import list_doubts
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
 from orchestrator.planning.demand import ReplicaDemand, ask_for_replicas
 from orchestrator.planning.proposal import PlanError, PlanProposal
@@ -127,6 +128,9 @@ class PlanKeeper:
         self._demand: ReplicaDemand | None = None
         self._planned_s = clock.monotonic_s()
         self._last = ""
+        self._doubts = list_doubts(running.proposal)
+        self.to_measure: tuple[str, ...] = ()
+        """What is measured when nobody asks, for people."""
         self._health: dict[str, PartHealth] = {}
         self._loads = LoadWatch(running.proposal.cluster.devices, patience.load_lasts_s)
         self._unjudged: list[_Round] = []  # it is not known yet how much of the device they had
@@ -150,6 +154,11 @@ class PlanKeeper:
         self._profiles = ProfileWatch(first, self._patience.tolerance, self._patience.marked_after_s)
         self._corrections = dict(before._corrections)
         self._health = dict(before._health)
+
+    @property
+    def first(self) -> PlanProposal:
+        """What is planned by the profiles alone."""
+        return self._first
 
     @property
     def running(self) -> Planned:
@@ -183,6 +192,8 @@ class PlanKeeper:
             corrections=tuple(self._corrections.values()),
             serving_tokens_per_s=sum(predicted[number] for number in sorted(serving)),
             missing=list_missing_of_plan(replicas, self._places),
+            doubts=self._doubts,
+            to_measure=self.to_measure,
         )
 
     def observe(self, done: RoundReport) -> None:
@@ -226,6 +237,23 @@ class PlanKeeper:
         self._profiles.add(first)
         self._loads.set_devices(first.cluster.devices)
         self._begin_planning_without(first=True)
+
+    def observe_profiles(self, first: PlanProposal) -> None:
+        """Plan again at once: something was measured. `first`: what would be planned by all profiles that there are.
+        Corrections of what is measured anew are forgotten."""
+        before = {key_of(one): one.cost for one in self._first.cluster.options if one.role is Role.TARGET}
+        now = {key_of(one): one.cost for one in first.cluster.options if one.role is Role.TARGET}
+        self._corrections = {key: ratio for key, ratio in self._corrections.items() if before.get(key) == now.get(key)}
+        self._profiles.renew(first)
+        self._first = first
+        if self._later is not None:
+            self._later.cancel()
+        if self._task is not None:
+            self._later = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self.observe_profiles, first)
+            return
+        self._later = None
+        self._task = asyncio.get_running_loop().create_task(self._plan_by_profiles(), name="plan by new profiles")
+        self._task.add_done_callback(self._finish_planning)
 
     def observe_loads(self, told: TellLoads) -> None:
         """Devices were sampled: judge the rounds that ran meanwhile, and plan again where other programs take another
@@ -292,6 +320,15 @@ class PlanKeeper:
         """Return the plan for a demand, by all that is known now. Raises OutriderError."""
         known = (self._ask_again(demand), dict(self._corrections), self._running.targets, dict(self._health))
         return await asyncio.to_thread(self._making.again, *known, self._loads.list_loads())
+
+    async def _plan_by_profiles(self) -> None:
+        """Make the plan by profiles that are new. What the running one reaches is predicted by them, too."""
+        _log.info("more was measured: planning again")
+        try:
+            await self._plan_again()
+        except OutriderError as error:
+            self._last = f"kept, though more was measured: {error}"
+            _log.info("the plan is %s", self._last)
 
     async def _plan_by_loads(self, changed: str) -> None:
         """Make the plan for what other programs leave of the devices now."""
@@ -453,6 +490,7 @@ class PlanKeeper:
 
     def _adopt(self, found: Planned, told: str) -> None:
         self._running, self._costs = found, _list_costs(found.proposal)
+        self._doubts = list_doubts(found.proposal)
         self._unjudged.clear()
         self._reset_drifts(told)
 

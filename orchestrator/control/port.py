@@ -138,7 +138,8 @@ class PlanView:
     `drifted`: profiles that do not hold any more, and when they are measured again. `objective`: of what it has most;
     cost and energy are those predicted, `price_per_hour` that of the devices in use, all 0 where not known.
     `corrections`: by how much predictions of devices were already made longer. `serving_tokens_per_s`: as `predicted`,
-    of the replicas that serve now; `missing`: those that are out."""
+    of the replicas that serve now; `missing`: those that are out. `doubts`: which of its figures are estimates, or were
+    measured while others took the device. `to_measure`: what is measured when nobody asks."""
 
     predicted_tokens_per_s: float
     measured_tokens_per_s: float
@@ -156,6 +157,8 @@ class PlanView:
     corrections: tuple[float, ...] = ()
     serving_tokens_per_s: float = 0.0
     missing: tuple[MissingReplica, ...] = ()
+    doubts: tuple[str, ...] = ()
+    to_measure: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

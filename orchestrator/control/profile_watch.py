@@ -28,12 +28,23 @@ class ProfileWatch:
         self._measured.update({key_of(one): one for one in first.cluster.options if one.role is Role.TARGET})
         self._drifts = {key: self._drifts.get(key, Drift()) for key in self._measured}
 
+    def renew(self, first: PlanProposal) -> None:
+        """Know what is measured by now: what differs is compared anew."""
+        now = {key_of(one): one for one in first.cluster.options if one.role is Role.TARGET}
+        for key, option in now.items():
+            if option != self._measured.get(key):
+                self._drifts.pop(key, None)
+                self.marked.pop(key, None)
+        self.add(first)
+
     def ratio(self, key: Key) -> float:
         """Return measured over predicted time."""
         return self._drifts[key].ratio
 
     def observe(self, key: Key, shape: tuple[int, int, float], measured_ms: float) -> bool:
         """Take in a round of so many rows and sequences over such a context; True when the profile is to be marked."""
+        if self._measured[key].source == "estimate":
+            return False  # there is no profile that could be wrong
         predicted_ms = ModelPart(self._measured[key]).ms(*shape)
         self._drifts[key] = drift.observe_drift(self._drifts[key], predicted_ms, measured_ms, self._tolerance)
         if key in self.marked or not drift.lasts(self._drifts[key], self._marked_after_s):

@@ -45,5 +45,5 @@ def find_stored_cost(target: LoadedSource, options: ModelOptions) -> FirstCost |
     found = find_profile(profiles_in(Path(options.store)), build_profile_key(options, "target", *known))
     if found is None:
         return None
-    drifted = f", drifted ({found.drifted})" if found.drifted else ""
-    return FirstCost(with_row_ms(found.cost, found.overhead.row_ms), f"stored profile of {found.measured_at}{drifted}")
+    doubt = f", {found.doubt}" if found.doubt else ""
+    return FirstCost(with_row_ms(found.cost, found.overhead.row_ms), f"stored profile of {found.measured_at}{doubt}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from device_profiles.datasheet import EFFICIENCY
+from device_profiles.datasheet import EFFICIENCY, GB
 from device_profiles.measured import MeasuredModel
 from orchestrator.planning.correction import Key, key_of
 from orchestrator.planning.proposal import PlanProposal
+from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware
-from policies.planning.plan import Role
+from policies.planning.plan import Role, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,7 @@ class Basis:
     `figures`: one line each, with its source."""
 
     device: str
-    source: Literal["measured", "datasheet"]
+    source: Literal["measured", "datasheet", "estimate"]
     error: float
     figures: tuple[str, ...]
 
@@ -62,11 +64,24 @@ def basis(proposal: PlanProposal) -> list[Basis]:
             continue
         options = [one for one in proposal.cluster.options if key_of(one) == key_of(shard)]
         error = max((one.cost.error for one in options), default=0.0)
+        if shard.source == "estimate":
+            found[shard.device] = Basis(shard.device, "estimate", error, (_describe_estimate(source),))
+            continue
         behind = profiles_behind(proposal, key_of(shard))
-        drifted = [f"drifted: {one.drifted}" for one in behind if one.drifted]
-        lines = [f"stored profile of {shard.profile}", *drifted, *(line for one in behind for line in _of_class(one))]
+        doubts = [f"{one.doubt}: to be measured again" for one in behind if one.doubt]
+        lines = [f"stored profile of {shard.profile}", *doubts, *(line for one in behind for line in _of_class(one))]
         found[shard.device] = Basis(shard.device, "measured", error, tuple(lines))
     return list(found.values())
+
+
+def _describe_estimate(source: DeviceSource) -> str:
+    """Return what stands behind the costs of a model that was not measured on a device."""
+    known = source.rates
+    if not known.matmul or not known.bandwidth_bytes_per_s:
+        return f"estimate: the model was not measured yet, and the rates of a {source.kind} are assumed"
+    return (
+        f"estimate: the model was not measured yet; by the device's rates, {known.bandwidth_bytes_per_s / GB:.0f} GB/s"
+    )
 
 
 def _of_class(one: MeasuredModel) -> list[str]:
@@ -92,13 +107,40 @@ def profiles_behind(proposal: PlanProposal, key: Key) -> list[MeasuredModel]:
     ]
 
 
-def list_drifted_profiles(proposal: PlanProposal) -> list[str]:
-    """Return in a line each which of the profiles that a plan's targets rest on do not hold any more."""
-    found = {
-        f"{shard.device}: the profile of {proposal.asked.target.name} in {shard.runtime} has drifted ({one.drifted})"
-        for replica in proposal.plan.replicas
-        for shard in replica.shards
-        for one in profiles_behind(proposal, key_of(shard))
-        if one.drifted
+def list_doubtful_profiles(proposal: PlanProposal) -> list[str]:
+    """Return in a line each which of the profiles that a plan rests on are to be measured again, and why."""
+    return sorted({f"{_name_profile(one, shard)}: {one.doubt}" for shard, one in _list_behind(proposal) if one.doubt})
+
+
+def list_doubts(proposal: PlanProposal) -> tuple[str, ...]:
+    """Return in a line each which of a plan's figures were measured while other programs took the device, or are
+    estimates."""
+    disturbed = {
+        f"{_name_profile(one, shard)}: {one.disturbed}" for shard, one in _list_behind(proposal) if one.disturbed
     }
-    return sorted(found)
+    estimated = {
+        f"{shard.device}: {proposal.asked.target.name} in {shard.runtime} has no profile, and is planned by an estimate"
+        for shard in proposal.plan.shards
+        if shard.source == "estimate"
+    }
+    return (*sorted(estimated), *sorted(disturbed))
+
+
+def _name_profile(one: MeasuredModel, shard: Shard) -> str:
+    return f"{shard.device}: the profile of {one.model} in {one.adapter}"
+
+
+def _list_behind(proposal: PlanProposal) -> Iterator[tuple[Shard, MeasuredModel]]:
+    """Yield the stored profiles behind a plan's targets and draft models."""
+    digests = {draft.model.name: draft.model.digest for draft in proposal.asked.drafts}
+    for replica in proposal.plan.replicas:
+        for shard in replica.shards:
+            yield from ((shard, one) for one in profiles_behind(proposal, key_of(shard)))
+        draft = replica.draft
+        source = proposal.behind.get(draft.shard.profile) if draft is not None and draft.shard is not None else None
+        if draft is None or draft.shard is None or not isinstance(source, MeasuredHardware):
+            continue
+        wanted = (Role.DRAFT, draft.shard.runtime, draft.shard.threads, digests.get(draft.drafter, ""))
+        for one in source.models:
+            if (one.role, one.adapter, one.threads, one.model_digest) == wanted:
+                yield draft.shard, one

@@ -1,12 +1,13 @@
-"""Options of devices that nobody measured: what their datasheets lead to expect."""
+"""Options that nobody measured: what datasheets lead to expect, or the measured rates of a device."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from device_profiles.datasheet import EFFICIENCY, GB, Datasheet, compute_precision, derive_cost
-from device_profiles.measured import DeviceRates, MatmulRate
+from device_profiles.cost import StepCost
+from device_profiles.datasheet import EFFICIENCY, GB, TERA, Datasheet, compute_precision, derive_cost
+from device_profiles.measured import DeviceRates, MatmulRate, MeasuredDevice
 from device_profiles.profile import Exactness, Precision
 from device_profiles.units import GIB
 from orchestrator.planning.models import PlannedModel
@@ -15,10 +16,14 @@ from policies.planning.plan import Option, Role
 KV_BYTES = 2  # a 16-bit KV cache, which exactness `bit` needs
 _PAID_ROWS = 2  # docs/adr/0002-two-rows-per-segment.md
 _FIXED_BYTES = 1 * GIB  # assumed: a process with its libraries and, on GPUs, its context
+_PROCESS_BYTES = GIB // 2  # of a process that serves here, as the runtimes' loaders count it: they see what is free
 _LOGITS_ROWS = 64  # rows of a forward whose logits are in memory at once
 _ROW_FLOATS = 8  # float32 values of a row's activations at the peak, as multiples of the MLP's width
 _CHUNK_ROWS = 512
 _THREAD_SHARES = (1.0, 0.75, 0.25)
+_ASSUMED_BYTES_PER_S = {"cpu": 20.0 * GB, "cuda": 500.0 * GB}  # of a device of which nothing is known
+_ASSUMED_FLOPS = {"cpu": 0.2 * TERA, "cuda": 50.0 * TERA}
+_ASSUMED_ERROR = 1.0
 _CORES_FOR_BANDWIDTH = 0.5  # assumed: half of a processor's cores reach its memory's peak
 
 
@@ -70,6 +75,29 @@ class Stated:
         return found
 
 
+def estimate_option(device: MeasuredDevice, model: PlannedModel) -> Option:
+    """Return how a target is expected to run on a device on which it was not measured: by the device's rates where
+    these are known, else by what is assumed of its kind."""
+    kind = device.hardware.kind if device.hardware.kind in _ASSUMED_FLOPS else "cpu"
+    bandwidth = device.rates.bandwidth_bytes_per_s
+    flops = max((rate.flops for rate in device.rates.matmul), default=0.0)
+    efficiency, weights = (
+        EFFICIENCY["cpu" if kind == "cpu" else "gpu"],
+        model.formats("cpu" if kind == "cpu" else "gpu")[0],
+    )
+    cost = derive_cost(
+        model.shape,
+        weight_bits=model.bits(weights),
+        kv_bytes=KV_BYTES,
+        bandwidth_bytes_per_s=bandwidth or _ASSUMED_BYTES_PER_S[kind],
+        flops=flops or _ASSUMED_FLOPS[kind],
+        efficiency=efficiency,
+    )
+    error = efficiency.error if bandwidth and flops else _ASSUMED_ERROR
+    whole = _size_option(model, Role.TARGET, device.adapter, weights, replace(cost, error=error))
+    return replace(whole, threads=device.threads, fixed_bytes=_PROCESS_BYTES, source="estimate")
+
+
 def _options(sheet: Datasheet, model: PlannedModel, role: Role, cores: int) -> Iterator[Option]:
     precision = compute_precision(sheet)
     if precision is None or not sheet.runtimes or not sheet.bandwidth_bytes_per_s:
@@ -91,26 +119,31 @@ def _has_fp8(sheet: Datasheet) -> bool:
 
 
 def _option(sheet: Datasheet, model: PlannedModel, role: Role, weights: str, precision: Precision) -> Option:
+    cost = derive_cost(
+        model.shape,
+        weight_bits=model.bits(weights),
+        kv_bytes=KV_BYTES,
+        bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s,
+        flops=sheet.flops(precision),
+        efficiency=EFFICIENCY[sheet.kind],
+    )
+    return _size_option(model, role, sheet.runtimes[0], weights, cost)
+
+
+def _size_option(model: PlannedModel, role: Role, runtime: str, weights: str, cost: StepCost) -> Option:
+    """Return an option of this cost, with the memory that the model's shape leads to expect."""
     shape, bits = model.shape, model.bits(weights)
-    row_bytes = 4 * (_ROW_FLOATS * shape.mlp * _CHUNK_ROWS + shape.vocabulary * _LOGITS_ROWS)
     return Option(
         profile="",
         role=role,
         model=model.name,
-        runtime=sheet.runtimes[0],
+        runtime=runtime,
         weights=weights,
-        cost=derive_cost(
-            shape,
-            weight_bits=bits,
-            kv_bytes=KV_BYTES,
-            bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s,
-            flops=sheet.flops(precision),
-            efficiency=EFFICIENCY[sheet.kind],
-        ),
+        cost=cost,
         layer_bytes=shape.layer_elements * bits / 8,
         end_bytes=shape.end_elements * bits / 8,
         fixed_bytes=_FIXED_BYTES,
-        workspace_bytes=row_bytes,
+        workspace_bytes=4 * (_ROW_FLOATS * shape.mlp * _CHUNK_ROWS + shape.vocabulary * _LOGITS_ROWS),
         kv_bytes_per_token=shape.kv_elements * KV_BYTES,
         paid_rows=_PAID_ROWS,
         source="datasheet",

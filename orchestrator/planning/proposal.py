@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import load_known_devices
-from device_profiles.measured import Hardware
+from device_profiles.measured import Hardware, MeasuredDevice
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft, draft_names
@@ -20,13 +20,13 @@ from orchestrator.config.sketch import Sketch
 from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.errors import OutriderError
 from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_reserved_bytes
-from orchestrator.planning.estimates import Stated
+from orchestrator.planning.estimates import Stated, estimate_option
 from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
 from orchestrator.planning.neighbours import TakenPlace, describe_taken, leave_taken, share_time
 from orchestrator.planning.sketched import build_sketched_cluster
 from orchestrator.planning.source import DeviceSource
-from orchestrator.planning.stored import MeasuredHardware, choose_present, load_measured_hardware
+from orchestrator.planning.stored import MeasuredHardware, add_devices, choose_present, load_measured_hardware
 from orchestrator.planning.wanted import (
     SUFFIX,
     DraftCandidate,
@@ -38,7 +38,7 @@ from orchestrator.planning.wanted import (
 )
 from policies.planning.merit import tells_burden
 from policies.planning.placement import plan_placement
-from policies.planning.plan import Inventory, NoPlan, Objective, Plan, PlanGoal, Role
+from policies.planning.plan import Inventory, NoPlan, Objective, Option, Plan, PlanGoal, Role
 
 _FIRST_DEPTH = 4
 _MOST_PLANS = 3
@@ -46,6 +46,10 @@ _MOST_PLANS = 3
 
 class PlanError(OutriderError):
     """Nothing can be planned; the message says why, and the way out."""
+
+
+class NoProfile(PlanError):
+    """The target was measured nowhere where it may be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +110,36 @@ def propose_here(
     free_bytes: Mapping[str, int],
     allowed: Allowed | None = None,
     present: Collection[Hardware] = (),
+    estimable: Sequence[MeasuredDevice] = (),
 ) -> PlanProposal:
     """Return a plan for the machine that a store's profiles were measured on, of the options that are `allowed`.
-    `present`: the devices of this machine; of a store that has some of them the rest is left out.
+    `present`: the devices of this machine; of a store that has some of them the rest is left out. `estimable`: where no
+    target was measured, it is planned on one of these by estimates, without draft models.
 
     Raises PlanError.
     """
-    found, left_out = choose_present(load_measured_hardware(store), present)
+    measured = load_measured_hardware(store)
+    try:
+        return _propose_here(asked, store, free_bytes, allowed, choose_present(measured, present))
+    except NoProfile:
+        if not estimable:
+            raise
+    chosen = choose_present(add_devices(measured, estimable), present)
+    return _propose_here(asked, store, free_bytes, allowed, chosen, estimable)
+
+
+def _propose_here(
+    asked: PlanRequest,
+    store: ProfileStore,
+    free_bytes: Mapping[str, int],
+    allowed: Allowed | None,
+    chosen: tuple[list[MeasuredHardware], list[str]],
+    estimable: Sequence[MeasuredDevice] = (),
+) -> PlanProposal:
+    found, left_out = chosen
     devices = frozenset(one.hardware for one in found)
     host = PresentHost(THIS_NODE, devices, free_bytes, price_per_hour=asked.price_per_hour)
-    return _propose_hosts(asked, store, [host], found, PresentLinks(tuple(store.links())), allowed, left_out)
+    return _propose_hosts(asked, store, [host], found, PresentLinks(tuple(store.links())), allowed, left_out, estimable)
 
 
 def propose_hosts(
@@ -144,6 +168,7 @@ def _propose_hosts(
     links: PresentLinks,
     allowed: Allowed | None,
     left_out: Sequence[str],
+    estimable: Sequence[MeasuredDevice] = (),
 ) -> PlanProposal:
     cluster, behind = cluster_present(
         hosts,
@@ -156,13 +181,25 @@ def _propose_hosts(
         left=lambda one: sum_reserved_bytes(one, asked.beside, asked.replicas),
     )
     if not any(option.role is Role.TARGET for option in cluster.options):
-        raise PlanError(_no_profile(asked, store, found))
+        cluster = replace(cluster, options=tuple(_estimate_options(asked.target, behind, estimable)))
+    if not cluster.options:
+        raise NoProfile(_no_profile(asked, store, found))
     stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
     cluster, untold = _leave_out_untold(cluster, Objective(asked.placement.objective), stated)
     cluster = share_time(leave_taken(cluster, behind, asked.taken), behind, asked.taken)
     made = build_proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
     others = describe_taken(cluster, behind, asked.taken)
     return replace(made, assumed=(*made.assumed, *others, *left_out, *untold))
+
+
+def _estimate_options(
+    target: PlannedModel, behind: Mapping[str, MeasuredHardware], devices: Sequence[MeasuredDevice]
+) -> Iterator[Option]:
+    """Yield how the target is expected to run on these devices."""
+    for profile, source in behind.items():
+        for one in devices:
+            if one.hardware == source.hardware:
+                yield replace(estimate_option(one, target), profile=profile)
 
 
 def _leave_out_untold(cluster: Inventory, objective: Objective, stated: Collection[str]) -> tuple[Inventory, list[str]]:

@@ -103,6 +103,16 @@ def load_measured_hardware(store: ProfileStore) -> list[MeasuredHardware]:
     return sorted(found, key=lambda one: (one.hardware.name, one.name))
 
 
+def add_devices(found: Sequence[MeasuredHardware], more: Sequence[MeasuredDevice]) -> list[MeasuredHardware]:
+    """Return the hardware with these runtimes' views of it, where they are not among what was measured."""
+    known = {one.hardware: one for one in found}
+    for device in more:
+        one = known.get(device.hardware, MeasuredHardware(device.hardware, (), ()))
+        if not one.device_for(device.adapter):
+            known[device.hardware] = replace(one, devices=(*one.devices, device))
+    return list(known.values())
+
+
 def choose_present(
     found: Sequence[MeasuredHardware], present: Collection[Hardware]
 ) -> tuple[list[MeasuredHardware], list[str]]:
@@ -146,7 +156,7 @@ def _option(one: MeasuredModel, role: Role, model: PlannedModel) -> Option:
         model=model.name,
         runtime=one.adapter,
         weights=one.weights,
-        cost=with_row_ms(replace(one.cost, error=max(one.cost.error, one.decode_error)), one.overhead.row_ms),
+        cost=with_row_ms(replace(one.cost, error=one.error), one.overhead.row_ms),
         layer_bytes=one.weights_bytes / one.layers,
         kv_bytes_per_token=one.kv_bytes_per_token,
         threads=one.threads,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -16,7 +16,7 @@ import msgspec
 from adapters import registry
 from adapters.decoder.source import open_source
 from adapters.energy import EnergyMeter, energy_meter
-from adapters.hardware import hardware, name_device_kind, runtime_version
+from adapters.hardware import cores, hardware, name_device_kind, runtime_version
 from adapters.model_source import resolve
 from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
@@ -33,11 +33,13 @@ from orchestrator.loading.options import EngineOptions, ModelOptions, SuffixOpti
 from orchestrator.loading.profile_keys import find_loaded_digest, formats_of, profiles_in, threads_of
 from orchestrator.loading.statistics import find_statistics
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
+from orchestrator.measuring.others import OthersMeter, name_measured
 from orchestrator.measuring.pairs import compare_choices, replay_drafter
 from orchestrator.measuring.steps import Steps, measure_steps
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.profiling.live_loop import LiveLoopResult, measure_policy_yield, prompts_of, talk
 from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.device_sampler import DeviceSampler
 from orchestrator.workers.process_memory import peak_rss_bytes
 
 PROFILE_ENTRY = "orchestrator.profiling.measuring_worker:build_measuring_engine"
@@ -45,6 +47,7 @@ SLOTS = 33
 STEPS_S = 7.0
 """How long forwards of a model are measured, about."""
 _IDLE_S = 0.5
+_ENDED_FIRST = "500"
 _SEQUENCES = (1, 4, 16)
 _BOUNDS = (1, 4, 12)
 
@@ -74,6 +77,8 @@ def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:
 def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:
     """Return the engine of a measuring worker. Called inside the worker process."""
     job = msgspec.convert(options, ProfileJob)
+    with suppress(OSError):  # where memory runs out, this ends, and not what serves beside it
+        Path("/proc/self/oom_score_adj").write_text(_ENDED_FIRST, encoding="ascii")
     return MeasuringEngine(lambda progress: _keep(job, _measure(job, progress)))
 
 
@@ -93,6 +98,7 @@ class _Bench:
     job: ProfileJob
     device: DeviceProfile
     meter: EnergyMeter
+    others: OthersMeter
     progress: OnProgress
     clock: SystemClock
     started_s: float
@@ -110,20 +116,27 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
     device = find_device(job.model.adapter, job.model.device)
     index = int(device.name.partition(":")[2] or 0) if name_device_kind(device) == "cuda" else 0
     meter = energy_meter(name_device_kind(device), index)
-    bench = _Bench(job, device, meter, progress, SystemClock(), time.perf_counter())
+    others = _build_others(job.model, device)
+
+    def tell(stage: str, fraction: float) -> None:
+        others.look_when_due()
+        progress(stage, fraction)
+
+    bench = _Bench(job, device, meter, others, tell, SystemClock(), time.perf_counter())
     if not job.known_device:
         yield _measure_device(bench)
     with ExitStack() as stack:
         loaded, load_s = _load_timed(bench)
         stack.callback(loaded.model.close)
-        steps = measure_steps(loaded.model, bench.clock, progress, budget_s=job.steps_s)
+        others.begin()
+        steps = measure_steps(loaded.model, bench.clock, tell, budget_s=job.steps_s)
         if job.role == "draft":
             yield _describe_model(bench, loaded, steps, load_s, RoundOverhead(), None)
             if job.texts is not None:
                 yield _draft_pair(bench, loaded)
             return
         texts = None if job.texts is None else msgspec.convert(job.texts, TargetTexts)
-        progress("decode", -1.0)
+        tell("decode", -1.0)
         engine = msgspec.structs.replace(job.engine, model=job.model)
         real = talk(loaded, engine, steps.cost, bench.clock, meter, said=texts)
         described = _describe_model(bench, loaded, steps, load_s, real.overhead, real.energy_j_per_token)
@@ -148,8 +161,15 @@ def _load_timed(bench: _Bench) -> tuple[LoadedSource, float]:
     return loaded, time.perf_counter() - (begins[0] if begins else bench.started_s)
 
 
+def _build_others(model: ModelOptions, device: DeviceProfile) -> OthersMeter:
+    threads, kind = threads_of(model, device), name_device_kind(device)
+    counters = name_measured(kind, device.name)
+    return OthersMeter(DeviceSampler().sample, SystemClock(), counters, threads=threads, cores=cores())
+
+
 def _measure_device(bench: _Bench) -> MeasuredDevice:
     bench.progress("measure products of matrices", -1.0)
+    bench.others.begin()
     adapter = registry.get(bench.device.adapter)
     idle = _power(bench.meter, lambda: time.sleep(_IDLE_S))
     rates = DeviceRates()
@@ -173,6 +193,7 @@ def _measure_device(bench: _Bench) -> MeasuredDevice:
         energy=energy,
         measured_at=_now(),
         took_s=time.perf_counter() - bench.started_s,
+        others=bench.others.read(),
     )
 
 
@@ -275,6 +296,7 @@ def _describe_model(
         samples=steps.samples,
         measured_at=_now(),
         took_s=time.perf_counter() - bench.started_s,
+        others=bench.others.read(),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 
 import msgspec
@@ -42,6 +42,24 @@ async def measure_on_cluster(cluster: Cluster, spec: WorkerSpec, watch: Watch) -
         raise
     finally:
         await worker.stop(grace_s)
+
+
+async def measure_until(
+    cluster: Cluster, spec: WorkerSpec, watch: Watch, end: Coroutine[object, object, object]
+) -> bool:
+    """Run one piece of work, and drop it when `end` returns first. Returns whether it was done. Raises WorkerError."""
+    measuring = asyncio.create_task(measure_on_cluster(cluster, spec, watch), name="measure")
+    ending = asyncio.create_task(end, name="wait for a reason to measure later")
+    try:
+        await asyncio.wait({measuring, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if not measuring.done():
+            return False
+        measuring.result()
+        return True
+    finally:
+        measuring.cancel()
+        ending.cancel()
+        await asyncio.gather(measuring, ending, return_exceptions=True)
 
 
 async def measure_path(

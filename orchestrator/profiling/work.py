@@ -11,15 +11,18 @@ import msgspec
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable, Unsupported
+from adapters.hardware import hardware, runtime_version
+from adapters.model_source import resolve
 from adapters.names import OWN_ADAPTERS, normalise_device
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile
 from device_profiles.store import ProfileStore
+from device_profiles.units import GIB
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO, THIS_NODE
-from orchestrator.loading.devices import effective_device, mark_of
+from orchestrator.loading.devices import effective_device, find_device, mark_of
 from orchestrator.loading.models import SIMULATED_PREFIX
 from orchestrator.loading.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
 from orchestrator.loading.profile_keys import build_profile_key, find_profile, profiles_in, threads_of
@@ -28,6 +31,8 @@ from orchestrator.planning.digests import digest_at_hand
 from orchestrator.profiling.measuring_worker import STEPS_S, ProfileJob, job_spec
 from orchestrator.workers.contract import WorkerSpec
 
+_PROCESS_BYTES = GIB // 2
+_MEMORY_PER_FILE = 4  # what preparing and holding a model takes at most, by the size of its files
 MEASURING_LOCK = ".measuring.lock"
 """In the store: whoever measures holds it."""
 
@@ -62,15 +67,20 @@ class Work:
         )
 
     def is_done(self, store: ProfileStore) -> bool:
+        """Return whether all of it is stored, holds, and was measured while nobody else took the device."""
+        model = self.find_model_profile(store)
+        return self.is_known(store) and model is not None and not model.disturbed
+
+    def is_known(self, store: ProfileStore) -> bool:
         """Return whether all of it is stored, and holds."""
         paired = self.job.role == "target" or self.texts(store) is None or self.pair(store) is not None
         model = self.find_model_profile(store)
         return model is not None and not model.drifted and self.find_device_profile(store) is not None and paired
 
-    def describe_drift(self, store: ProfileStore) -> str:
-        """Return how rounds differed from what is stored, "" where they did not."""
+    def describe_doubt(self, store: ProfileStore) -> str:
+        """Return why what is stored is to be measured again, "" where it is not, or nothing is stored."""
         model = self.find_model_profile(store)
-        return model.drifted if model is not None else ""
+        return model.doubt if model is not None else ""
 
     def find_model_profile(self, store: ProfileStore) -> MeasuredModel | None:
         """Return what is stored of the model."""
@@ -81,6 +91,12 @@ class Work:
         """Return what is stored of the device."""
         mine = (self.fingerprint, self.job.model.adapter, self.threads)
         return next((one for one in store.devices() if mine == (one.fingerprint, one.adapter, one.threads)), None)
+
+    def assume_device(self) -> MeasuredDevice:
+        """Return its device as if it had been measured, without rates. Raises AdapterUnavailable, Unsupported."""
+        device = find_device(self.job.model.adapter, self.job.model.device)
+        version = runtime_version(device.adapter)
+        return MeasuredDevice(self.fingerprint, device.adapter, device.name, version, hardware(device), self.threads)
 
     def texts(self, store: ProfileStore) -> TargetTexts | None:
         """Return what the configured target says, where it is stored."""
@@ -153,6 +169,18 @@ def remote_work(
             job = ProfileJob(engine, model, "target")
             work += [Work(job, "", count, find_source_digest(model), node) for node in nodes]
     return work
+
+
+def predict_needed_bytes(work: Work, store: ProfileStore) -> int:
+    """Return the memory that a piece of work is to take, with what is prepared for it. Raises what resolving its model
+    raises."""
+    known, model = work.find_model_profile(store), work.job.model
+    if known is not None:
+        return max(known.planned_bytes, known.peak_bytes)
+    if model.source.startswith(SIMULATED_PREFIX):
+        return _PROCESS_BYTES
+    files = resolve(model.source, Path(model.base)).content
+    return _PROCESS_BYTES + _MEMORY_PER_FILE * sum(path.stat().st_size for path in files)
 
 
 def find_source_digest(options: ModelOptions) -> str:

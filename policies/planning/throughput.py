@@ -189,8 +189,16 @@ class _Predictor:
             sequences=sequences,
             micro_batches=micro_batches,
             plain_tokens_per_s=goodput,
-            error=self._error,
+            error=self._find_error(depth, verify, drafting),
         )
+
+    def _find_error(self, depth: int, verify: float, drafting: float) -> float:
+        """Return how far a prediction may be off: as the target's cost, and more where the draft's is less sure."""
+        part = self._draft.part if self._draft is not None and depth else None
+        if part is None:
+            return self._error
+        more = max(0.0, part.option.cost.error - self._error)
+        return self._error + more * drafting / (verify + drafting)
 
 
 def together_ms(verify: Values, drafting: Values, late: Values, floor: Values, all_hit: Values) -> Values:

@@ -14,9 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from device_profiles.device_load import CoreLoad, DeviceLoad
+from device_profiles.device_load import COUNTS_FROM, CoreLoad, DeviceLoad
 
-COUNTS_FROM: Final = 0.15
 GONE_BELOW: Final = 0.08
 FAIR_SHARE: Final = 0.5
 LEAST_SHARE: Final = 0.1

@@ -11,6 +11,7 @@ import pytest
 from filelock import FileLock
 
 from device_profiles.cost import StepCost
+from device_profiles.device_load import COUNTS_FROM
 from device_profiles.store import SCHEMA, ProfileStore
 from tests.support import tiny_models
 from tests.support.daemon import configuration, running
@@ -74,6 +75,9 @@ def test_a_scripted_device_comes_out_as_it_was_scripted_and_is_measured_once(tmp
     assert link["bytes_per_s"] > 1e6
 
     again = profile(config)
+    if any(one["others"] >= COUNTS_FROM for one in (target, draft)):
+        assert again["took_s"] > 0.0, "other programs took this machine"
+        return
     assert again["took_s"] == 0.0
     assert {**again, "took_s": 0} == {**found, "took_s": 0}
 
@@ -165,7 +169,7 @@ def test_devices_are_listed_with_what_they_are(tmp_path, outrider):
     assert cpu["device"] == "CPU"
     assert cpu["hardware"]["physical_cores"] >= 1
     assert cpu["hardware"]["memory_bytes"] > 1 << 30
-    assert (cpu["measured_at"], cpu["drifted"]) == ("", [])
+    assert (cpu["measured_at"], cpu["drifted"], cpu["disturbed"]) == ("", [], [])
     assert len(cpu["fingerprint"]) == 12
     shown = outrider("devices", "--config", config).stdout
     assert "none: run outrider profile" in read_last_column(shown)

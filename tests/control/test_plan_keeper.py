@@ -79,10 +79,10 @@ class Planned:
         return ()
 
 
-def first_plan(directory, row_ms, replicas=1, **placement) -> PlanProposal:
+def first_plan(directory, row_ms, replicas=1, others=None, **placement) -> PlanProposal:
     toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
     asked = PlanRequest(toy, (), True, Exactness.BIT, 8, replicas, PlacementSection(concurrency=replicas, **placement))
-    return propose_here(asked, store_simulated_profiles(directory, row_ms), {})
+    return propose_here(asked, store_simulated_profiles(directory, row_ms, others=others), {})
 
 
 @dataclass
@@ -388,3 +388,28 @@ async def test_a_device_that_refuses_work_is_left_whatever_the_next_one_costs(tm
     assert view.objective == "cost"
     assert view.price_per_hour == pytest.approx(5.0)
     assert view.predicted_cost_per_million_tokens == pytest.approx(5.0 / 3600 / view.predicted_tokens_per_s * 1e6)
+
+
+async def test_profiles_that_are_measured_meanwhile_make_another_plan_and_forget_what_was_corrected(tmp_path):
+    workers = Workers()
+    found = keeper(tmp_path / "first", {"SIM": 2.0}, Clock(), workers)
+    rounds(found, 2 * PATIENCE, 8.0)
+    await until(found, 1)
+    assert found.view().corrections
+    found.observe_profiles(first_plan(tmp_path / "then", {"SIM": 8.0, "SIM.1": 3.0}))
+    await until(found, 2)
+    assert workers.replaced == ["here/SIM.1"]
+    assert found.view().corrections == ()
+
+
+async def test_a_plan_by_a_disturbed_profile_says_so_until_it_is_measured_again(tmp_path):
+    workers = Workers()
+    running = Planned(first_plan(tmp_path / "first", {"SIM": 2.0}, others=0.5))
+    found = PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), Clock())
+    (told,) = found.view().doubts
+    assert told == "here/SIM: the profile of toy in simulated: other programs took 50% of it while it was measured"
+    assert running.proposal.plan.replicas[0].prediction.error == pytest.approx(0.52)
+    found.observe_profiles(first_plan(tmp_path / "then", {"SIM": 2.0}, others=0.0))
+    await until(found, 1)
+    assert found.view().doubts == ()
+    assert workers.replaced == []

@@ -77,7 +77,7 @@ def test_the_daemon_runs_the_plan_and_moves_when_rounds_part_from_it_without_los
         changed = json.loads(outrider("plan", "diff", "--config", str(config), "--json")[1])
         assert any("here/SIM.1" in change["before"] for change in changed["changes"]), "stored profiles are as before"
     shown = " ".join(outrider("plan", "--config", str(config)).stdout.split())
-    assert "here/SIM: the profile of toy in simulated has drifted (rounds took" in shown
+    assert "here/SIM: the profile of toy in simulated: drifted (rounds took" in shown
     assert "run `outrider profile` to measure it again" in shown
     log = config.with_suffix(".log").read_text()
     assert "times what was predicted" in log
@@ -264,7 +264,8 @@ def test_what_has_no_profile_is_measured_once_and_again_when_it_has_drifted(tmp_
     assert store.mark_drifted(before, "rounds took 2.00 times what it predicts")
     profile = ("profile", "--config", str(config), "--seconds", "0.2")
     said = outrider(*profile).stderr
-    assert "simulated SIM, target: drifted (rounds took 2.00 times what it predicts): measured again" in said
+    assert "simulated SIM, target: drifted (rounds took 2.00 times what it predicts)" in said
+    assert "measured again" in said
     assert [one.drifted for one in store.models()] == [""]
     with running(config) as daemon:
         assert "profile simulated" not in config.with_suffix(".log").read_text()

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_profiles.device_load import CoreLoad, DeviceLoad, find_device_load, smooth_load
+from device_profiles.device_load import COUNTS_FROM, CoreLoad, DeviceLoad, find_device_load, smooth_load
 from policies.serving.device_load import (
-    COUNTS_FROM,
     GONE_BELOW,
     HOT_STRETCH,
     LEAST_SHARE,

@@ -153,3 +153,15 @@ def test_a_prompt_beside_others_is_charged_what_it_adds() -> None:
     four = predict(TargetSide((ModelPart(prompts),), (), 4), None, load, 0)
     assert four.prefill_ms == pytest.approx(4 * 20.0 / 10)
     assert four.ttft_ms >= 25.0
+
+
+@given(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.integers(1, 8))
+def test_a_draft_that_is_less_sure_than_its_target_makes_the_prediction_less_sure(
+    of_target: float, of_draft: float, depth: int
+) -> None:
+    target = TargetSide((ModelPart(replace(FLAT, cost=replace(FLAT.cost, error=of_target))),))
+    draft = DraftSide(SURE, ModelPart(replace(DRAFT, cost=replace(DRAFT.cost, error=of_draft))))
+    found = predict(target, draft, LOAD, depth).error
+    assert of_target <= found <= max(of_target, of_draft)
+    assert (found > of_target) == (of_draft > of_target) or found == pytest.approx(of_target)
+    assert predict(target, draft, LOAD, 0).error == of_target

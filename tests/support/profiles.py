@@ -28,10 +28,11 @@ def store_simulated_profiles(
     layers: int = 1,
     weights_bytes: int = 1024,
     peak_bytes: int = 64 << 20,
+    others: float | None = None,
 ) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same, and `more_row_ms` for
     each row beyond the first. `hardware_name`: "{}" in it is the device. Where `cores` are given, the devices are
-    processors with so many, and this is measured with so many `threads`."""
+    processors with so many, and this is measured with so many `threads`. `others`: the share that others took."""
     digest = digest_simulated_model(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
@@ -66,6 +67,7 @@ def store_simulated_profiles(
                 weights_bytes=weights_bytes,
                 peak_bytes=peak_bytes,
                 measured_at=measured_at,
+                others=others,
             )
         )
     return store

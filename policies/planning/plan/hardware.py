@@ -13,7 +13,7 @@ from device_profiles.cost import StepCost
 from device_profiles.link import LinkProfile
 from device_profiles.measured import DeviceRates
 
-Source = Literal["measured", "datasheet"]
+Source = Literal["measured", "datasheet", "estimate"]
 
 
 class Role(StrEnum):

@@ -1,0 +1,159 @@
+"""Measures what a start has left, and what was measured on a busy machine, while nobody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from adapters.contract import AdapterError
+from adapters.device_memory import read_host_memory
+from device_profiles.device_load import PROCESSOR, DeviceLoad, name_counters
+from device_profiles.units import human_bytes
+from orchestrator.bootstrap.clusters import local_cluster
+from orchestrator.bootstrap.planning import propose_again
+from orchestrator.bootstrap.start_profiles import list_wanted, measuring_alone
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import THIS_NODE
+from orchestrator.control.port import StateView
+from orchestrator.control.state import READY
+from orchestrator.errors import OutriderError, WorkerError
+from orchestrator.planning.proposal import PlanError, PlanProposal
+from orchestrator.profiling.run import Watch, measure_until
+from orchestrator.profiling.work import Work, predict_needed_bytes, profile_store
+
+IDLE_S: Final = 10.0
+_LONGEST_IDLE_S: Final = 640.0
+_LOOK_S: Final = 0.2
+_LOOK_AGAIN_S: Final = 60.0
+_MOST_TRIES: Final = 3
+"""A machine that is never quiet is not measured for ever."""
+
+_log = logging.getLogger(__name__)
+
+
+class Served(Protocol):
+    """What serves meanwhile: control.controller.TargetControl."""
+
+    def view(self) -> StateView: ...
+
+    def list_loads(self) -> dict[str, DeviceLoad]: ...
+
+
+class Planning(Protocol):
+    """What plans by what is measured: control.plan_keeper.PlanKeeper."""
+
+    to_measure: tuple[str, ...]
+
+    @property
+    def first(self) -> PlanProposal: ...
+
+    def observe_profiles(self, first: PlanProposal) -> None: ...
+
+
+class IdleMeasuring:
+    """Measures one piece of work at a time, and lets the keeper plan by it. A request that comes meanwhile ends it, and
+    the next try waits longer."""
+
+    def __init__(
+        self, config: ClusterConfig, base: Path, served: Served, keeper: Planning, idle_s: float = IDLE_S
+    ) -> None:
+        self._config, self._base, self._served, self._keeper = config, base, served, keeper
+        self._store = profile_store(config)
+        self._idle_s = idle_s
+        self._tries: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Measure what is left, and later what turns out not to hold; until cancelled. What goes wrong is logged."""
+        try:
+            wanted = await asyncio.to_thread(list_wanted, self._config, self._base)
+            while wanted:
+                await self._measure_left(wanted)
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        except (OutriderError, AdapterError, OSError) as error:
+            _log.warning("nothing more is measured while nobody asks: %s", error)
+
+    async def _measure_left(self, wanted: Sequence[Work]) -> None:
+        while todo := await asyncio.to_thread(self._list_todo, wanted):
+            self._keeper.to_measure = tuple(one.title for one in todo)
+            await self._wait_idle(todo[0])
+            if await self._try(todo[0]):
+                await self._plan()
+        self._keeper.to_measure = ()
+
+    async def _plan(self) -> None:
+        loads = self._served.list_loads()
+        ours_bytes = loads.get(f"{THIS_NODE}/{PROCESSOR}", DeviceLoad()).memory_ours_bytes
+        try:
+            first = await asyncio.to_thread(propose_again, self._config, self._base, self._keeper.first, ours_bytes)
+        except PlanError as error:
+            _log.warning("the plan is kept, though more was measured: %s", error)
+        else:
+            self._keeper.observe_profiles(first)
+
+    def _list_todo(self, wanted: Sequence[Work]) -> list[Work]:
+        """Return what is left, what has no profile at all first."""
+        left = [one for one in wanted if self._tries.get(one.title, 0) < _MOST_TRIES and not one.is_done(self._store)]
+        return sorted(left, key=lambda one: one.is_known(self._store))
+
+    async def _try(self, one: Work) -> bool:
+        """Return whether a piece of work was measured."""
+        needed, free = predict_needed_bytes(one, self._store), read_host_memory().free_bytes
+        if needed > free:
+            self._tries[one.title] = _MOST_TRIES
+            text = "%s is not measured beside what serves: of %s that it takes, %s are free; stop the daemon and run %s"
+            _log.warning(text, one.title, human_bytes(needed), human_bytes(free), "`outrider profile`")
+            return False
+        _log.info("nobody asks: measuring %s", one.title)
+        try:
+            with measuring_alone(self._store):
+                measured = await self._measure(one)
+        except PlanError as error:
+            _log.info("%s", error)
+            measured = False
+        except WorkerError as error:
+            _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
+            self._tries[one.title] = _MOST_TRIES
+            return False
+        if measured:
+            self._tries[one.title] = self._tries.get(one.title, 0) + 1
+        if not measured or one.describe_doubt(self._store):
+            self._idle_s = min(_LONGEST_IDLE_S, 2.0 * self._idle_s)
+        return measured
+
+    async def _measure(self, one: Work) -> bool:
+        """Return whether nothing was in the way meanwhile. Raises WorkerError."""
+        cluster = local_cluster()
+        await cluster.open()
+        watch = Watch(lambda stage, fraction: None, self._store.save)
+        try:
+            return await measure_until(cluster, one.spec(self._store, refresh=False), watch, self._wait_obstacle(one))
+        finally:
+            await cluster.close()
+
+    async def _wait_obstacle(self, one: Work) -> None:
+        while True:
+            if why := self._find_obstacle(one):
+                _log.info("%s: %s is measured later", why, one.title)
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def _wait_idle(self, one: Work) -> None:
+        """Return once nothing has been in the way for long enough."""
+        quiet_s = 0.0
+        while quiet_s < self._idle_s:
+            await asyncio.sleep(_LOOK_S)
+            quiet_s = 0.0 if self._find_obstacle(one) else quiet_s + _LOOK_S
+
+    def _find_obstacle(self, one: Work) -> str:
+        """Return why a piece of work is not to be measured now; "" where nothing is in the way."""
+        view, loads = self._served.view(), self._served.list_loads()
+        if view.streams:
+            return "a request has come"
+        if view.phase != READY:
+            return f"the target is {view.phase}"
+        names = (name_counters(one.job.model.device), PROCESSOR)
+        load = next((loads[name] for name in (f"{THIS_NODE}/{name}" for name in names) if name in loads), None)
+        return "other programs take the device" if load is not None and load.others else ""

@@ -1,0 +1,157 @@
+"""Measures what a plan would rest on before its target serves: told beforehand, bounded, and with progress."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from filelock import FileLock, Timeout
+
+from device_profiles.store import ProfileStore
+from orchestrator.bootstrap.clusters import measuring_cluster
+from orchestrator.clock import Clock
+from orchestrator.config.model import ClusterConfig
+from orchestrator.errors import WorkerError
+from orchestrator.planning.proposal import PlanError
+from orchestrator.profiling.duration import measure_pace, predict_duration_s
+from orchestrator.profiling.progress import MeasuringProgress, OnProgress
+from orchestrator.profiling.run import Watch, measure_until
+from orchestrator.profiling.work import MEASURING_LOCK, Work, is_requested, list_work, profile_store
+from orchestrator.workers.contract import Cluster
+
+_SURELY_TOO_LONG: Final = 2.0
+"""So many times what is left of the budget: predictions are off by less."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartWatch:
+    """Who hears of a start's measuring. `awaited` is set once a request waits for the target."""
+
+    tell: OnProgress
+    awaited: asyncio.Event
+    clock: Clock
+
+
+def list_wanted(config: ClusterConfig, base: Path) -> list[Work]:
+    """Return all that a plan for this configuration may rest on here, as far as it is to be measured. Raises what
+    resolving the models raises."""
+    if config.placement.profile == "never":
+        return []
+    return [one for one in list_work(config, base) if is_requested(one, config)]
+
+
+@contextmanager
+def measuring_alone(store: ProfileStore) -> Iterator[None]:
+    """Let nobody else measure with this store meanwhile. Raises PlanError."""
+    store.directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(store.directory / MEASURING_LOCK, timeout=0):
+            yield
+    except Timeout:
+        raise PlanError(
+            f"somebody is measuring with {store.directory} already; start again when that is done"
+        ) from None
+
+
+async def profile_missing(config: ClusterConfig, base: Path, watch: StartWatch) -> None:
+    """Measure what the plan may choose and has no profile, for `placement.profile_budget_s` at most. Where a request
+    waits, that ends as soon as one target is known. What cannot be measured is logged.
+
+    Raises WorkerError where no worker can be started at all, PlanError where somebody else is measuring, and what
+    resolving the models raises.
+    """
+    store = profile_store(config)
+    wanted = list_wanted(config, base)
+    if all(one.is_known(store) for one in wanted):
+        return
+    with measuring_alone(store):
+        await _StartMeasuring(wanted, store, config.placement.profile_budget_s, watch).run(measuring_cluster(config))
+
+
+class _StartMeasuring:
+    """Measures one piece of work after another, as long as the budget lasts."""
+
+    def __init__(self, wanted: Sequence[Work], store: ProfileStore, budget_s: float, watch: StartWatch) -> None:
+        self._wanted, self._store, self._budget_s, self._watch = wanted, store, budget_s, watch
+        self._end_s = watch.clock.monotonic_s() + budget_s
+
+    async def run(self, cluster: Cluster) -> None:
+        """Measure. Raises WorkerError where no worker can be started at all."""
+        todo = self._list_missing()
+        predicted_s = await asyncio.to_thread(_predict, todo, self._store) if self._budget_s else {}
+        progress = MeasuringProgress(predicted_s, self._watch.tell, self._watch.clock)
+        if predicted_s:
+            progress.tell_beforehand(self._budget_s)
+        await cluster.open()
+        telling = asyncio.create_task(progress.keep_telling(), name="tell how far measuring is")
+        try:
+            for one in todo:
+                if self._find_end() or self._is_too_long(predicted_s[one.title]):
+                    continue
+                await self._measure(cluster, one, progress)
+        finally:
+            telling.cancel()
+            await cluster.close()
+        self._tell_left()
+
+    async def _measure(self, cluster: Cluster, one: Work, progress: MeasuringProgress) -> None:
+        if doubt := one.describe_doubt(self._store):
+            _log.info("%s: the profile is measured again: %s", one.title, doubt)
+        progress.begin(one.title)
+        watch = Watch(progress.observe, self._store.save)
+        try:
+            await measure_until(cluster, one.spec(self._store, refresh=False), watch, self._wait_end())
+        except WorkerError as error:
+            _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
+        progress.end(one.title)
+
+    def _list_missing(self) -> list[Work]:
+        return [one for one in self._wanted if not one.is_known(self._store)]
+
+    @property
+    def _left_s(self) -> float:
+        return self._end_s - self._watch.clock.monotonic_s()
+
+    def _find_end(self) -> str:
+        """Return why nothing more is begun; "" where it is."""
+        if self._left_s <= 0.0:
+            return f"placement.profile_budget_s ({self._budget_s:g} s) is spent"
+        return "a request waits" if self._watch.awaited.is_set() and self._can_serve() else ""
+
+    def _is_too_long(self, predicted_s: float) -> bool:
+        """Return whether a piece of work would be dropped unfinished, while something is there to serve with."""
+        return predicted_s > _SURELY_TOO_LONG * self._left_s and self._can_serve()
+
+    def _can_serve(self) -> bool:
+        """Return whether a target is known, so that requests can be answered."""
+        return any(one.job.role == "target" and one.is_known(self._store) for one in self._wanted)
+
+    async def _wait_end(self) -> None:
+        if not self._can_serve():
+            await asyncio.sleep(self._left_s)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._watch.awaited.wait(), self._left_s)
+
+    def _tell_left(self) -> None:
+        left = [one.title for one in self._list_missing()]
+        if left:
+            why = self._find_end() or f"placement.profile_budget_s ({self._budget_s:g} s) is too short for all"
+            _log.warning("%s: left for when nobody asks: %s", why, "; ".join(left))
+
+
+def _predict(todo: Sequence[Work], store: ProfileStore) -> dict[str, float]:
+    """Return the seconds that each piece of work is to take, by its title."""
+    pace = measure_pace()
+    texts, found = False, {}
+    for one in todo:
+        found[one.title] = predict_duration_s(one, store, pace, texts=texts)
+        texts = texts or one.job.role == "target"
+    return found

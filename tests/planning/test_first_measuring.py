@@ -1,0 +1,112 @@
+"""What is said of measuring before and while it goes on, and what is planned before anything was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from device_profiles.measured import DeviceRates, Hardware, MatmulRate, MeasuredDevice
+from device_profiles.profile import Exactness, Precision
+from orchestrator.bootstrap.start_profiles import list_wanted
+from orchestrator.config.load import load_config
+from orchestrator.config.placement import PlacementSection
+from orchestrator.planning.basis import basis, list_doubts
+from orchestrator.planning.estimates import estimate_option
+from orchestrator.planning.models import model_at_hand
+from orchestrator.planning.proposal import PlanError, PlanRequest, propose_here
+from orchestrator.profiling.duration import measure_pace, predict_duration_s
+from orchestrator.profiling.progress import MeasuringProgress
+from orchestrator.profiling.work import profile_store
+from tests.support.profiles import store_simulated_profiles
+
+TOY = Hardware("simulated", "simulated device SIM", 1 << 30)
+seconds = st.floats(0.5, 1e4)
+
+
+class Clock:
+    now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def wall_s(self) -> float:
+        return self.now_s
+
+
+@given(st.lists(seconds, min_size=1, max_size=6), seconds)
+def test_the_time_is_told_beforehand_and_is_never_more_than_the_budget(each: list[float], budget_s: float) -> None:
+    told: list[str] = []
+    progress = MeasuringProgress(
+        {f"part {number}": one for number, one in enumerate(each)}, lambda stage, fraction: told.append(stage), Clock()
+    )
+    progress.tell_beforehand(budget_s)
+    assert f"takes about {min(sum(each), budget_s):.0f} s" in told[0]
+    assert ("placement.profile_budget_s" in told[0]) == (sum(each) > budget_s)
+    for number in range(len(each)):
+        progress.begin(f"part {number}")
+        assert told[-1].startswith(f"profile part {number} ({number + 1} of {len(each)}): ")
+        progress.end(f"part {number}")
+
+
+def write_config(directory: Path, source: str) -> Path:
+    path = directory / "cluster.yaml"
+    path.write_text(
+        f"model: {{source: '{source}', adapter: auto, device: auto, name: toy}}\ndrafts: []\n"
+        f"store: {{directory: '{directory}/store'}}\n"
+    )
+    return path
+
+
+@given(pace=st.floats(0.5, 10.0))
+@pytest.mark.parametrize("texts", [False, True])
+def test_a_slower_machine_takes_longer_and_what_was_measured_takes_what_it_took(tmp_path_factory, texts, pace) -> None:
+    directory = tmp_path_factory.mktemp("config")
+    config = load_config(write_config(directory, "simulated:toy"))
+    store = profile_store(config)
+    one = list_wanted(config, directory)[0]
+    assert predict_duration_s(one, store, pace, texts=texts) == pytest.approx(
+        pace * predict_duration_s(one, store, 1.0, texts=texts)
+    )
+    assert predict_duration_s(one, store, pace, texts=True) < predict_duration_s(one, store, pace)
+
+
+def test_the_pace_of_this_machine_is_a_number_to_multiply_with():
+    assert 0.0 < measure_pace() < 200.0
+
+
+def device(flops: float, bandwidth: float, adapter: str = "simulated") -> MeasuredDevice:
+    rates = DeviceRates((MatmulRate(Precision.FP32, flops),) if flops else (), bandwidth)
+    return MeasuredDevice("", adapter, "SIM", "1", TOY, 0, rates)
+
+
+def ask(directory: Path, **placement: Any) -> PlanRequest:
+    toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
+    return PlanRequest(toy, (), True, Exactness.BIT, 8, 1, PlacementSection(**placement))
+
+
+@given(st.floats(1e9, 1e15), st.floats(1e9, 1e13))
+def test_an_estimate_by_rates_is_surer_than_one_without(tmp_path_factory, flops: float, bandwidth: float) -> None:
+    toy = model_at_hand("simulated:toy", "toy", Path(), "auto", tmp_path_factory.mktemp("store"))
+    known, assumed = estimate_option(device(flops, bandwidth), toy), estimate_option(device(0.0, 0.0), toy)
+    assert known.source == assumed.source == "estimate"
+    assert 0.0 < known.cost.error < assumed.cost.error
+    assert known.cost.ms(1) > 0.0
+    assert estimate_option(device(2 * flops, 2 * bandwidth), toy).cost.ms(1) <= known.cost.ms(1)
+
+
+def test_estimates_stand_only_where_nothing_was_measured(tmp_path):
+    store = store_simulated_profiles(tmp_path / "other", {}, "toy")
+    with pytest.raises(PlanError, match="no profile of toy"):
+        propose_here(ask(tmp_path), store, {})
+    found = propose_here(ask(tmp_path), store, {}, estimable=[device(0.0, 0.0)])
+    assert [one.source for one in found.plan.shards] == ["estimate"]
+    assert [one.source for one in basis(found)] == ["estimate"]
+    assert "is planned by an estimate" in list_doubts(found)[0]
+    measured = store_simulated_profiles(tmp_path / "measured", {"SIM": 500.0})
+    found = propose_here(ask(tmp_path), measured, {}, estimable=[device(1e15, 1e13)])
+    assert [one.source for one in found.plan.shards] == ["measured"]
+    assert list_doubts(found) == ()
