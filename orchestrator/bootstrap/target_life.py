@@ -430,6 +430,7 @@ class TargetLife:
         pools = list_draft_pools(self.config)
         control = TargetControl(self._cluster, (), self._control_limits(), self._ground.clock, draft_pools=pools)
         control.on_progress.append(self._say)
+        control.explain_unserved = lambda: "" if self._tokenizers else "its tokenizer is being read"
         return control
 
     def _control_limits(self) -> ControlLimits:

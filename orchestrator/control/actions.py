@@ -84,7 +84,7 @@ class WakeAfter:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """A replica was ready once, or all have failed for good: nobody needs to wait for the first any more."""
+    """A replica serves for the first time, or all have failed for good: nobody needs to wait for the first any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ from orchestrator.control.port import (
 from orchestrator.control.replicas import Rank, Replica, has_lost_model, unlike_any
 from orchestrator.control.room import check_room
 from orchestrator.control.scale_load import SeenReplicas, measure_load
-from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
+from orchestrator.control.state import DRAINING, FAILED, READY, STARTING, add_totals, format_progress, whole
 from orchestrator.control.steering_port import QuarantinedView
 from orchestrator.control.step import State, step
 from orchestrator.control.supervisor import Supervisor
@@ -110,7 +110,8 @@ class TargetControl:
     `draft_pools` says of its name, else as there are replicas.
     `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one, and
     `scale_view` how many replicas are wanted, where load decides, `draft_store_view` how the draft store does,
-    `recent_outputs_view` what users were answered of late.
+    `recent_outputs_view` what users were answered of late. `explain_unserved` says why requests cannot be served yet
+    though a worker is ready; "" where they can.
     `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
     `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices; in the
     event loop, and what they raise is logged. `kv_moves`:
@@ -135,6 +136,7 @@ class TargetControl:
         self.scale_view: Callable[[], ScaleView] | None = None
         self.draft_store_view: Callable[[], DraftStoreView] | None = None
         self.recent_outputs_view: Callable[[], RecentOutputsView] | None = None
+        self.explain_unserved: Callable[[], str] = str
         self.on_round: list[Callable[[RoundReport], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
         self.on_resumed: list[Callable[[ResumedStream], None]] = []
@@ -232,12 +234,14 @@ class TargetControl:
         if held and gauges is not None:  # they wait, and no worker knows of them
             waiting = msgspec.structs.replace(gauges, waiting=gauges.waiting + held)
             replicas[0] = replace(replicas[0], gauges=waiting)
-        view = whole(
-            replicas,
-            self._cluster.runtime,
-            streams=len(state.streams),
-            uptime_s=uptime_s,
-            draining=state.draining,
+        view = self._tell_whether_it_serves(
+            whole(
+                replicas,
+                self._cluster.runtime,
+                streams=len(state.streams),
+                uptime_s=uptime_s,
+                draining=state.draining,
+            )
         )
         plan = self.plan_view() if self.plan_view is not None else None
         least = self._limits.least_depth
@@ -261,6 +265,15 @@ class TargetControl:
             recent_outputs=self.recent_outputs_view() if self.recent_outputs_view is not None else None,
             quarantined=len(state.blame.list_quarantined(now_s)),
         )
+
+    def _tell_whether_it_serves(self, view: StateView) -> StateView:
+        """Return the view with the phase that requests meet: ready where they are served, and at no other time."""
+        coming = self._state.rollout.list_coming() if view.phase == FAILED else []
+        if coming:
+            started = f"{', '.join(coming)} starts in place of what has failed: {view.detail}"
+            return replace(view, phase=STARTING, detail=started)
+        why = self.explain_unserved() if view.phase == READY else ""
+        return replace(view, phase=STARTING, detail=why) if why else view
 
     def _view_replica(self, replica: Replica, now_s: float) -> ReplicaView:
         live = self._state.streams.counts[replica.name]

@@ -41,6 +41,11 @@ class Rollout:
         """True while there is a change, or a replica that retires."""
         return self._change is not None or bool(self._replicas.list_ranked(Rank.RETIRING))
 
+    def list_coming(self) -> list[str]:
+        """Return the names of the replicas that are started, and are to take the place of those that serve."""
+        change = self._change
+        return [] if change is None or change.switched or change.error else [one.name for one in change.coming]
+
     def ask(self, specs: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> list[Action]:
         """Begin a change: start what is missing, beside what serves. See controller.TargetControl.change."""
         serving = self._replicas.primary
@@ -99,7 +104,7 @@ class Rollout:
         change.switched = True
         actions: list[Action] = []
         for one in change.coming:
-            one.rank = Rank.SERVING
+            one.rank, one.life.served = Rank.SERVING, True
         for old in change.leaving:
             old.rank = Rank.RETIRING
         for old in change.leaving:

@@ -43,7 +43,7 @@ from orchestrator.control.events import (
 from orchestrator.control.fold_worker import fold_worker_event, lose_worker
 from orchestrator.control.health import Part
 from orchestrator.control.replicas import Rank
-from orchestrator.control.rules import give_up_if_hopeless, watch_health
+from orchestrator.control.rules import give_up_if_hopeless, settle_once_ready, watch_health
 from orchestrator.workers.messages import (
     Failed,
 )
@@ -83,6 +83,8 @@ def _follow_rules(state: State, actions: list[Action], now_s: float) -> None:
     if state.drafts.looks(now_s):
         actions += state.drafts.advance(now_s)
     state.fleet.refresh()
+    if not state.settled:
+        actions += settle_once_ready(state)
     if state.fleet.all_failed or state.given_up:
         actions += give_up_if_hopeless(state, now_s)
     if not state.health.quiet or state.unwell:
