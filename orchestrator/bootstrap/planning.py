@@ -135,7 +135,7 @@ def make_plan(
     if "CPU" in free:
         free["CPU"] += sum_orphans_bytes(workers_directory(state))
     allowed = build_option_filter(config, asked)
-    found = propose_here(asked, profile_store(config), free, allowed, here.hardware)
+    found = propose_here(asked, profile_store(config), free, allowed, here.seen, here.lacks)
     if loads:
         busy = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
         cluster = share_time(apply_loads(found.cluster, found.behind, busy), found.behind, taken)
@@ -170,7 +170,9 @@ class PlanMaking:
         cluster = apply_loads(well, first.behind, loads, partial(_count_reserved, first))
         cluster = share_time(cluster, first.behind, taken)
         proposal = build_proposal(cluster, first.asked, first.behind, first.pairs)
-        found = build_start_plan(self.config, self.base, proposal)
+        # What is left out stays so, and goes on being told.
+        told = replace(proposal, assumed=tuple(dict.fromkeys((*proposal.assumed, *first.assumed))))
+        found = build_start_plan(self.config, self.base, told)
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
