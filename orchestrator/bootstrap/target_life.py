@@ -193,6 +193,7 @@ class TargetLife:
         self.control.on_round.append(keeper.observe)
         self.control.on_health.append(keeper.observe_health)
         self.control.on_loads.append(keeper.observe_loads)
+        self.control.on_lacking.append(keeper.observe_lacking)
         keeper.observe_health(self.control.list_unwell())  # it may have changed while nobody followed
 
     async def start(self) -> None:
@@ -355,6 +356,7 @@ class TargetLife:
         self.control.on_round.remove(keeper.observe)
         self.control.on_health.remove(keeper.observe_health)
         self.control.on_loads.remove(keeper.observe_loads)
+        self.control.on_lacking.remove(keeper.observe_lacking)
 
     def _build_workers(self, config: ClusterConfig) -> WorkerSet:
         specs, drafts = build_start_specs(config, self._base)
@@ -368,6 +370,8 @@ class TargetLife:
     async def wait_ready(self) -> Ready:
         """Wait until it serves; returns what its worker says. Raises DaemonError where it never will."""
         view = await self.control.wait_settled()
+        while view.ready is None and self._keeper is not None and await self._keeper.wait_planned():
+            view = self.control.view()
         if view.ready is None:
             raise DaemonError(view.detail)
         try:

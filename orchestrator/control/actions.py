@@ -136,6 +136,14 @@ class TellLoads:
 
 
 @dataclass(frozen=True, slots=True)
+class TellLacking:
+    """A worker of this spec cannot run on its host: a library is not installed there, and `why` says which."""
+
+    spec: WorkerSpec
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellResumed:
     """A traced stream goes on."""
 
@@ -165,6 +173,7 @@ Action = (
     | TellGauges
     | TellHealth
     | TellLoads
+    | TellLacking
     | TellResumed
     | Notify
 )

@@ -34,6 +34,7 @@ from orchestrator.control.actions import (
     StopWorker,
     TellGauges,
     TellHealth,
+    TellLacking,
     TellLoads,
     TellResumed,
     WakeAfter,
@@ -113,8 +114,8 @@ class TargetControl:
     `recent_outputs_view` what users were answered of late. `explain_unserved` says why requests cannot be served yet
     though a worker is ready; "" where they can.
     `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
-    `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices; in the
-    event loop, and what they raise is logged. `kv_moves`:
+    `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices, and
+    `on_lacking` with what a host lacks; in the event loop, and what they raise is logged. `kv_moves`:
     streams that are moved by plan take their KV cache along, where workers share this host's memory.
     """
 
@@ -142,6 +143,7 @@ class TargetControl:
         self.on_resumed: list[Callable[[ResumedStream], None]] = []
         self.on_health: list[Callable[[dict[Part, PartHealth]], None]] = []
         self.on_loads: list[Callable[[TellLoads], None]] = []
+        self.on_lacking: list[Callable[[TellLacking], None]] = []
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
@@ -524,6 +526,8 @@ class TargetControl:
                 self._supervisor.stop(action)
             case TellResumed(resumed):
                 _notify(self.on_resumed, resumed)
+            case TellLacking():
+                _notify(self.on_lacking, action)
             case LogLine(level, text, values):
                 _log.log(_LEVELS[level.upper()], text, *values)
             case _:
@@ -538,6 +542,8 @@ class TargetControl:
                 serving = self._state.replicas.serving
                 if all(one.state.phase == FAILED for one in serving) and not any(map(has_lost_model, serving)):
                     self._failed.set()
+                else:
+                    self._failed.clear()
             case WakeAfter(after_s):
                 asyncio.get_running_loop().call_later(after_s, self._post, Woke())
             case FinishRollout(engines, error) if self._changed is not None and not self._changed.done():

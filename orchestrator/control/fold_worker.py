@@ -10,6 +10,7 @@ from orchestrator.control.actions import (
     LogLine,
     Notify,
     TellGauges,
+    TellLacking,
 )
 from orchestrator.control.blame import NO_RETRY, refuse
 from orchestrator.control.control_state import State
@@ -226,6 +227,8 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     if loss.spent and replica.rank is Rank.SERVING:
         actions += state.drafts.detach_target(replica.name)
     if loss.failure:
+        if replica.life.failure_kind == "not_installed" and not replica.standby:
+            actions.append(TellLacking(replica.spec, loss.failure))
         replica.state.mark_failed(loss.failure)
         actions.append(LogLine("error", "worker %s failed: %s", (replica.name, loss.failure)))
         if replica.rank is Rank.SERVING:

@@ -12,6 +12,7 @@ from orchestrator.control.actions import (
     Action,
     LogLine,
     Notify,
+    TellLacking,
     TellLoads,
     WakeAfter,
 )
@@ -49,7 +50,7 @@ from orchestrator.workers.messages import (
 )
 from policies.serving.failover.health import Health
 
-_OBSERVED = (Notify, TellLoads)
+_OBSERVED = (Notify, TellLoads, TellLacking)
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
 

@@ -29,14 +29,14 @@ def list_lacking(hosts: Sequence[PresentHost], found: Collection[MeasuredHardwar
 def leave_lacking(
     cluster: Inventory, behind: Mapping[str, DeviceSource], lacks: Lacks
 ) -> tuple[Inventory, dict[str, DeviceSource], list[str]]:
-    """Return the cluster without these runtimes on these devices, what stands behind its figures, and a line for each
-    that a plan could have taken else. Devices that lack the same share a profile, as before."""
+    """Return the cluster without these runtimes on these devices, what stands behind its figures (and stood before),
+    and a line for each that a plan could have taken else. Devices that lack the same share a profile, as before."""
     options: dict[str, list[Option]] = {}
     for one in cluster.options:
         options.setdefault(one.profile, []).append(one)
     devices: list[Device] = []
     kept: dict[str, list[Option]] = {}
-    sources: dict[str, DeviceSource] = {}
+    sources = dict(behind)
     told: list[str] = []
     for device in cluster.devices:
         mine = options.get(device.profile, [])
