@@ -21,6 +21,7 @@ from orchestrator.control.actions import (
     Settle,
     StartWorker,
     StopWorker,
+    TellLacking,
 )
 from orchestrator.control.events import (
     ClusterFailed,
@@ -614,3 +615,17 @@ def test_all_is_given_up_where_the_replica_that_was_to_come_fails_too() -> None:
     assert world.outcome is not None
     assert world.outcome.error
     assert world.settled
+
+
+def test_a_worker_for_which_a_library_is_missing_is_told_to_whoever_plans_with_its_host() -> None:
+    state = State(max_restarts=1)
+    there = msgspec.structs.replace(spec("t0"), node="10.0.0.2")
+    step(state, WorkersChosen([there], []), 0.0)
+    step(state, ClusterOpened(), 0.0)
+    step(state, WorkerStarted(0, "pid 1"), 0.0)
+    step(state, WorkerSaid(0, Failed("onnxruntime is not installed", restartable=False, kind="not_installed")), 0.0)
+    step(state, WorkerEnding(0, "it ended", "crashed"), 0.0)
+    actions = step(state, WorkerEnded(0, "it ended", "crashed"), 0.0)
+    why = "host 10.0.0.2: onnxruntime is not installed"
+    assert TellLacking(there, why) in actions
+    assert state.replicas.serving[0].state.detail == why
