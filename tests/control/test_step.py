@@ -460,6 +460,8 @@ class ControlMachine(RuleBasedStateMachine):
             ready = [one for one in self.world.state.replicas.serving if one.serving]
             assert self.world.settled or not ready
             assert all(one.life.served for one in ready), "whatever becomes of it may come right again"
+            joining = [one for one in self.world.state.replicas.list_ranked(Rank.JOINING) if one.serving]
+            assert self.world.settled or not joining, "the first one waits for nobody"
 
     @invariant()
     def there_is_hope_while_other_replicas_come(self) -> None:
