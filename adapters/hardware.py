@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import platform
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from adapters.builds import find_build
 from adapters.contract import AdapterUnavailable
 from adapters.distributions import distribution_version
 from adapters.names import OWN_ADAPTERS
@@ -22,7 +22,7 @@ from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import MIB
 
-_PACKAGES = {"openvino_rt": ("openvino",), "onnx_rt": ("onnxruntime",), "torch_device": ("torch",)}
+_LIBRARIES = {"openvino_rt": "openvino", "onnx_rt": "onnxruntime", "torch_device": "torch"}
 _ISA = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
@@ -42,10 +42,11 @@ def runtime_version(adapter: str) -> str:
     distribution's adapter, that distribution's. Raises AdapterUnavailable."""
     if adapter not in OWN_ADAPTERS:
         return distribution_version(adapter)
-    try:
-        return " ".join(f"{name} {version(name)}" for name in _PACKAGES.get(adapter, ("outrider",)))
-    except PackageNotFoundError as error:
-        raise AdapterUnavailable(f"{error.name} is not installed: it is the runtime of {adapter}") from None
+    library = _LIBRARIES.get(adapter, "outrider")
+    found = find_build(library)
+    if found is None:
+        raise AdapterUnavailable(f"{library} is not installed: it is the runtime of {adapter}")
+    return " ".join(found)
 
 
 def hardware(profile: DeviceProfile) -> Hardware:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from adapters.builds import find_build
 from adapters.contract import (
     AdapterUnavailable,
     LayerRange,
@@ -65,10 +65,10 @@ def list_providers() -> list[str]:
 
 
 def _require_package(name: str) -> str:
-    try:
-        return f"{name} {version(name)}"
-    except PackageNotFoundError:
-        raise AdapterUnavailable(f"{name} is not installed: {INSTALL}") from None
+    found = find_build(name)
+    if found is None:
+        raise AdapterUnavailable(f"{name} is not installed: {INSTALL}")
+    return " ".join(found)
 
 
 def _read_memory(name: str) -> int:

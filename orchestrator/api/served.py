@@ -78,7 +78,7 @@ class ServedModel:
     @property
     def serves(self) -> bool:
         """Whether it answers now."""
-        return self.phase == READY and self._target.tokenizer() is not None
+        return self.phase == READY
 
     @property
     def is_coming_up(self) -> bool:

@@ -136,12 +136,13 @@ class FleetPlanning:
         for node, host in self.fleet.hosts.items():
             said = self.fleet.describe_listed(node)
             own = self._config.devices.price_per_hour if node == THIS_NODE else 0.0
-            present = PresentHost(node, host.hardware, host.free_bytes, price_per_hour=own)
+            present = PresentHost(
+                node, host.hardware, host.free_bytes, price_per_hour=own, seen=host.seen, lacks=host.lacks
+            )
             if said is not None:
-                stated = {one.device: int(one.memory) for one in said.devices if one.memory is not None}
                 present = replace(
                     present,
-                    free_bytes={**host.free_bytes, **stated},
+                    stated_bytes={one.device: int(one.memory) for one in said.devices if one.memory is not None},
                     cores=said.cores,
                     zone=said.zone,
                     name=said.name,

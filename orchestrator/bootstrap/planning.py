@@ -100,7 +100,7 @@ def _propose(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: 
         free["CPU"] += ours_bytes
     store, wanted = profile_store(config), list_wanted(config, base)
     devices = [one.find_device_profile(store) or one.assume_device() for one in wanted if one.job.role == "target"]
-    return propose_here(asked, store, free, build_option_filter(config, asked), here.hardware, devices)
+    return propose_here(asked, store, free, build_option_filter(config, asked), here.seen, here.lacks, devices)
 
 
 def propose_again(config: ClusterConfig, base: Path, first: PlanProposal, ours_bytes: int) -> PlanProposal:
@@ -134,7 +134,9 @@ class PlanMaking:
         cluster = apply_loads(well, first.behind, loads, partial(_count_reserved, first))
         cluster = share_time(cluster, first.behind, taken)
         proposal = build_proposal(cluster, first.asked, first.behind, first.pairs)
-        found = build_start_plan(self.config, self.base, proposal)
+        # What is left out stays so, and goes on being told.
+        told = replace(proposal, assumed=tuple(dict.fromkeys((*proposal.assumed, *first.assumed))))
+        found = build_start_plan(self.config, self.base, told)
         return replace(found, targets=tuple(_as_it_runs(one, running) for one in found.targets))
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:

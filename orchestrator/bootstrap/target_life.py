@@ -199,6 +199,7 @@ class TargetLife:
         self.control.on_round.append(keeper.observe)
         self.control.on_health.append(keeper.observe_health)
         self.control.on_loads.append(keeper.observe_loads)
+        self.control.on_lacking.append(keeper.observe_lacking)
         keeper.observe_health(self.control.list_unwell())  # it may have changed while nobody followed
 
     async def start(self) -> None:
@@ -372,6 +373,7 @@ class TargetLife:
         self.control.on_round.remove(keeper.observe)
         self.control.on_health.remove(keeper.observe_health)
         self.control.on_loads.remove(keeper.observe_loads)
+        self.control.on_lacking.remove(keeper.observe_lacking)
 
     def _build_workers(self, config: ClusterConfig) -> WorkerSet:
         specs, drafts = build_start_specs(config, self._base)
@@ -385,6 +387,8 @@ class TargetLife:
     async def wait_ready(self) -> Ready:
         """Wait until it serves; returns what its worker says. Raises DaemonError where it never will."""
         view = await self.control.wait_settled()
+        while view.ready is None and self._keeper is not None and await self._keeper.wait_planned():
+            view = self.control.view()
         if view.ready is None:
             raise DaemonError(view.detail)
         try:
@@ -448,6 +452,7 @@ class TargetLife:
         pools = list_draft_pools(self.config)
         control = TargetControl(self._cluster, (), self._control_limits(), self._ground.clock, draft_pools=pools)
         control.on_progress.append(self._say)
+        control.explain_unserved = lambda: "" if self._tokenizers else "its tokenizer is being read"
         return control
 
     def _control_limits(self) -> ControlLimits:

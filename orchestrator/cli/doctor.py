@@ -14,6 +14,7 @@ import psutil
 import typer
 
 from adapters.artefact import find_mark
+from adapters.builds import find_build
 from adapters.device_facts import DeviceFacts, device_facts
 from adapters.model_store import ModelStore
 from device_profiles.store import ProfileStore
@@ -33,8 +34,6 @@ FRAMEWORKS = {
     "transformers": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
     "ray": ("warn", "pip install ray, where cluster.address names a cluster of several hosts"),
 }
-BUILDS = {"onnxruntime": tuple(f"onnxruntime-{kind}" for kind in ("gpu", "qnn", "directml", "openvino"))}
-"""Other distributions of the same import package: one of them is as good."""
 _CHECKOUT = (Path(__file__).parents[2] / "pyproject.toml").is_file()
 _OWN = "installed from this checkout" if _CHECKOUT else "installed with Outrider"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # only its size is looked at
@@ -141,16 +140,11 @@ def _find_version(name: str) -> str | None:
 def _frameworks() -> list[Check]:
     checks = []
     for name, (severity, todo) in FRAMEWORKS.items():
-        found = _find_version(name) or _other_build(name)
+        build, version = find_build(name) or ("", "")
+        found = version if build == name else f"{version} ({build})" if build else ""
         verdict: Verdict = "ok" if found else "fail" if severity == "fail" else "warn"
         checks.append(Check(name, verdict, found or "not installed", "" if found else todo))
     return checks
-
-
-def _other_build(name: str) -> str | None:
-    """Return which other build of a library is installed, with its version."""
-    found = ((build, _find_version(build)) for build in BUILDS.get(name, ()))
-    return next((f"{version} ({build})" for build, version in found if version), None)
 
 
 def _nvidia_library() -> list[Check]:

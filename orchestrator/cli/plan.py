@@ -194,7 +194,7 @@ def _propose_target(
     from orchestrator.profiling.work import profile_store
 
     here = list_devices_here()
-    return propose_here(asked, profile_store(target), here.free_bytes, present=here.hardware)
+    return propose_here(asked, profile_store(target), here.free_bytes, seen=here.seen, lacks=here.lacks)
 
 
 def _config(path: Path | None, *, there: bool = True) -> tuple[ClusterConfig, Path]:

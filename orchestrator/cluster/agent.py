@@ -87,13 +87,14 @@ class Agent:
 
 def describe_host(options: AgentOptions) -> HostInventory:
     """Return what this host has. Raises OutriderError where the configuration cannot be read here."""
+    lacks: dict[str, str] = {}
     failed: list[str] = []
     devices: list[FoundDevice] = []
     for name in registry.names():
         try:
             devices += [_describe_device(device) for device in registry.list_devices(name)]
         except AdapterUnavailable as error:
-            failed.append(f"{name}: {error}")
+            lacks[name] = str(error)
     config, path = _read_configuration(options)
     store = profile_store(config)
     marks = {device.fingerprint for device in devices}
@@ -112,6 +113,7 @@ def describe_host(options: AgentOptions) -> HostInventory:
         python=platform.python_version(),
         cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
         devices=tuple(devices),
+        lacks=lacks,
         failed=tuple(failed),
         devices_measured=tuple(one for one in store.devices() if one.fingerprint in marks),
         models_measured=tuple(one for one in store.models() if one.fingerprint in marks),

@@ -104,7 +104,7 @@ class Fleet:
                     "version": host.version,
                     "cores": list(host.cores),
                     "devices": [msgspec.to_builtins(device) for device in host.devices],
-                    "failed": list(host.failed),
+                    "failed": host.problems,
                     "left_out": "",
                 }
             )
@@ -207,7 +207,7 @@ class Fleet:
         _log.info("host found", host=address, hostname=host.hostname, cores=len(host.cores), devices=devices)
         if own is not None and (why := describe_skew(host, own)):
             _log.warning("host left out", host=address, reason=why)
-        for line in (*host.failed, *(list_differences(host, own) if own is not None else ())):
+        for line in (*host.problems, *(list_differences(host, own) if own is not None else ())):
             _log.info("host differs", host=address, what=line)
         self._changed.set()
 

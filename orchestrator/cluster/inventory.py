@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel
 from orchestrator.profiling.measuring_worker import ProfileJob
@@ -36,8 +37,8 @@ class MissingProfile:
 @dataclass(frozen=True, slots=True)
 class HostInventory:
     """A host. `address`: of its Ray node. `version`: of Outrider there, `python` of its interpreter. `cores`: those
-    that workers may run on. `failed`: runtimes and models that cannot be used there, and why. `devices_measured` and
-    `models_measured`: its stored profiles; `missing`: what a plan would need beside."""
+    that workers may run on. `lacks`: why a runtime cannot be used there, by its name; `failed`: why models cannot.
+    `devices_measured` and `models_measured`: its stored profiles; `missing`: what a plan would need beside."""
 
     address: str
     hostname: str
@@ -45,6 +46,7 @@ class HostInventory:
     python: str
     cores: tuple[int, ...]
     devices: tuple[FoundDevice, ...]
+    lacks: Mapping[str, str] = field(default_factory=dict)
     failed: tuple[str, ...] = ()
     devices_measured: tuple[MeasuredDevice, ...] = ()
     models_measured: tuple[MeasuredModel, ...] = ()
@@ -54,6 +56,16 @@ class HostInventory:
     def hardware(self) -> frozenset[Hardware]:
         """What it has, each device once."""
         return frozenset(device.hardware for device in self.devices)
+
+    @property
+    def seen(self) -> frozenset[tuple[str, Hardware]]:
+        """The devices that each runtime sees."""
+        return frozenset((device.adapter, device.hardware) for device in self.devices)
+
+    @property
+    def problems(self) -> list[str]:
+        """What cannot be used there, in a line each."""
+        return [*(f"{runtime}: {why}" for runtime, why in self.lacks.items()), *self.failed]
 
     @property
     def free_bytes(self) -> dict[str, int]:

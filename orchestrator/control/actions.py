@@ -84,7 +84,7 @@ class WakeAfter:
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """A replica was ready once, or all have failed for good: nobody needs to wait for the first any more."""
+    """A replica serves for the first time, or all have failed for good: nobody needs to wait for the first any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,14 @@ class TellLoads:
 
 
 @dataclass(frozen=True, slots=True)
+class TellLacking:
+    """A worker of this spec cannot run on its host: a library is not installed there, and `why` says which."""
+
+    spec: WorkerSpec
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellResumed:
     """A traced stream goes on."""
 
@@ -165,6 +173,7 @@ Action = (
     | TellGauges
     | TellHealth
     | TellLoads
+    | TellLacking
     | TellResumed
     | Notify
 )

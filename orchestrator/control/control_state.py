@@ -56,6 +56,7 @@ class State:
             self.replicas, self.streams, self.router, self.health, self.standbys, self.blame
         )
         self.draining = False
+        self.settled = False
         self.given_up = False
         self.unwell: dict[Part, PartHealth] = {}
         self.losses: Counter[tuple[int, LossKind]] = Counter()

@@ -34,6 +34,7 @@ from orchestrator.control.actions import (
     StopWorker,
     TellGauges,
     TellHealth,
+    TellLacking,
     TellLoads,
     TellResumed,
     WakeAfter,
@@ -78,7 +79,7 @@ from orchestrator.control.replicas import Rank, Replica, has_lost_model, unlike_
 from orchestrator.control.room import check_room
 from orchestrator.control.scale_load import SeenReplicas, measure_load
 from orchestrator.control.shortfall import judge_workers
-from orchestrator.control.state import DRAINING, FAILED, STARTING, add_totals, format_progress, whole
+from orchestrator.control.state import DRAINING, FAILED, READY, STARTING, add_totals, format_progress, whole
 from orchestrator.control.steering_port import QuarantinedView
 from orchestrator.control.step import State, step
 from orchestrator.control.supervisor import Supervisor
@@ -112,9 +113,10 @@ class TargetControl:
     `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one, and
     what of it runs with these replicas. `scale_view` says how many replicas are wanted, where load decides,
     `draft_store_view` how the draft store does, `recent_outputs_view` what users were answered of late.
+    `explain_unserved` says why requests cannot be served yet though a worker is ready; "" where they can.
     `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
-    `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices; in the
-    event loop, and what they raise is logged. `kv_moves`:
+    `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices, and
+    `on_lacking` with what a host lacks; in the event loop, and what they raise is logged. `kv_moves`:
     streams that are moved by plan take their KV cache along, where workers share this host's memory.
     """
 
@@ -136,6 +138,7 @@ class TargetControl:
         self.scale_view: Callable[[], ScaleView] | None = None
         self.draft_store_view: Callable[[], DraftStoreView] | None = None
         self.recent_outputs_view: Callable[[], RecentOutputsView] | None = None
+        self.explain_unserved: Callable[[], str] = str
         self.on_round: list[Callable[[RoundReport], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
         self.on_resumed: list[Callable[[ResumedStream], None]] = []
@@ -143,6 +146,7 @@ class TargetControl:
         self.on_loads: list[Callable[[TellLoads], None]] = []
         self.awaited = asyncio.Event()
         """Set once a request has come while there is nothing to start yet."""
+        self.on_lacking: list[Callable[[TellLacking], None]] = []
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
@@ -235,12 +239,14 @@ class TargetControl:
         if held and gauges is not None:  # they wait, and no worker knows of them
             waiting = msgspec.structs.replace(gauges, waiting=gauges.waiting + held)
             replicas[0] = replace(replicas[0], gauges=waiting)
-        view = whole(
-            replicas,
-            self._cluster.runtime,
-            streams=len(state.streams),
-            uptime_s=uptime_s,
-            draining=state.draining,
+        view = self._tell_whether_it_serves(
+            whole(
+                replicas,
+                self._cluster.runtime,
+                streams=len(state.streams),
+                uptime_s=uptime_s,
+                draining=state.draining,
+            )
         )
         plan = self.plan_view(view.replicas) if self.plan_view is not None else None
         least = self._limits.least_depth
@@ -267,6 +273,15 @@ class TargetControl:
             quarantined=len(state.blame.list_quarantined(now_s)),
             cluster_away=self._cluster.away,
         )
+
+    def _tell_whether_it_serves(self, view: StateView) -> StateView:
+        """Return the view with the phase that requests meet: ready where they are served, and at no other time."""
+        coming = self._state.rollout.list_coming() if view.phase == FAILED else []
+        if coming:
+            started = f"{', '.join(coming)} starts in place of what has failed: {view.detail}"
+            return replace(view, phase=STARTING, detail=started)
+        why = self.explain_unserved() if view.phase == READY else ""
+        return replace(view, phase=STARTING, detail=why) if why else view
 
     def _view_replica(self, replica: Replica, now_s: float) -> ReplicaView:
         live = self._state.streams.counts[replica.name]
@@ -520,6 +535,8 @@ class TargetControl:
                 self._supervisor.stop(action)
             case TellResumed(resumed):
                 _notify(self.on_resumed, resumed)
+            case TellLacking():
+                _notify(self.on_lacking, action)
             case LogLine(level, text, values):
                 _log.log(_LEVELS[level.upper()], text, *values)
             case _:
@@ -534,6 +551,8 @@ class TargetControl:
                 serving = self._state.replicas.serving
                 if all(one.state.phase == FAILED for one in serving) and not any(map(has_lost_model, serving)):
                     self._failed.set()
+                else:
+                    self._failed.clear()
             case WakeAfter(after_s):
                 asyncio.get_running_loop().call_later(after_s, self._post, Woke())
             case FinishRollout(engines, error) if self._changed is not None and not self._changed.done():

@@ -9,8 +9,8 @@ from orchestrator.control.actions import (
     EndStream,
     LogLine,
     Notify,
-    Settle,
     TellGauges,
+    TellLacking,
 )
 from orchestrator.control.blame import NO_RETRY, refuse
 from orchestrator.control.control_state import State
@@ -79,6 +79,7 @@ def _hear(state: State, replica: Replica, said: Event, now_s: float) -> list[Act
         return replica.life.end(Failed(why, restartable=True))
     if isinstance(said, Ready):
         replica.forget_prompts(said)
+        replica.state.start_s = now_s - replica.state.due_s
         chosen = state.steering.observe_ready(replica, said.drafters)
     return [*replica.life.observe(said, now_s), *_fold_said(state, replica, said, now_s), *chosen]
 
@@ -161,12 +162,11 @@ def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> l
             return actions + replica.life.end(refused)
     again = " again" if replica.state.phase != STARTING else ""
     replica.life.served = True
-    replica.state.start_s = now_s - replica.state.due_s
     replica.state.observe(ready)
     held = state.streams.held
     streams = f", {held} held stream{'s' * (held > 1)} can go on" if held else ""
     values = (replica.name, again, replica.state.where, streams)
-    actions += [Settle(), LogLine("info", "worker %s ready%s: %s%s", values)]
+    actions.append(LogLine("info", "worker %s ready%s: %s%s", values))
     if replica.rank is Rank.SERVING:
         actions += state.drafts.target_ready(replica.name, replica.worker, ready)
     return actions
@@ -231,6 +231,8 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     if loss.spent and replica.rank is Rank.SERVING:
         actions += state.drafts.detach_target(replica.name)
     if loss.failure:
+        if replica.life.failure_kind == "not_installed" and not replica.standby:
+            actions.append(TellLacking(replica.spec, loss.failure))
         replica.state.mark_failed(loss.failure)
         actions.append(LogLine("error", "worker %s failed: %s", (replica.name, loss.failure)))
         if replica.rank is Rank.SERVING:

@@ -13,7 +13,8 @@ from typing import Protocol
 from device_profiles.device_load import DeviceLoad
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.control.actions import TellLoads
+from orchestrator.config.target import THIS_NODE
+from orchestrator.control.actions import TellLacking, TellLoads
 from orchestrator.control.events import StandbySpec
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.load_watch import LoadWatch
@@ -26,6 +27,7 @@ from orchestrator.errors import OutriderError
 from orchestrator.planning.basis import list_doubts
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
 from orchestrator.planning.demand import ReplicaDemand, ask_for_replicas
+from orchestrator.planning.lacking import leave_lacking
 from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import RoundReport
@@ -132,6 +134,7 @@ class PlanKeeper:
         self.to_measure: tuple[str, ...] = ()
         """What is measured when nobody asks, for people."""
         self._health: dict[str, PartHealth] = {}
+        self._lacks: dict[tuple[str, str], str] = {}
         self._loads = LoadWatch(running.proposal.cluster.devices, patience.load_lasts_s)
         self._unjudged: list[_Round] = []  # it is not known yet how much of the device they had
         self._later: asyncio.TimerHandle | None = None
@@ -146,14 +149,15 @@ class PlanKeeper:
         """Return the plan of another configuration by what is known of costs, devices and loads here. `found` is that
         plan by profiles alone. Raises OutriderError."""
         known = (dict(self._corrections), self._running.targets, dict(self._health), self._loads.list_loads())
-        return await asyncio.to_thread(making.again, found.proposal, *known)
+        return await asyncio.to_thread(making.again, self._leave_lacking(found.proposal), *known)
 
     def succeed(self, before: PlanKeeper, first: PlanProposal) -> None:
         """Know of costs and devices what another keeper knew. `first`: what the running plan was adjusted from."""
-        self._first = first
         self._profiles = ProfileWatch(first, self._patience.tolerance, self._patience.marked_after_s)
         self._corrections = dict(before._corrections)
         self._health = dict(before._health)
+        self._lacks = dict(before._lacks)
+        self._take_first(first)
 
     @property
     def first(self) -> PlanProposal:
@@ -233,19 +237,21 @@ class PlanKeeper:
     def observe_hosts(self, first: PlanProposal) -> None:
         """Plan again at once: hosts came or went. `first`: what would be planned for those that are there, by their
         profiles alone."""
-        self._first = first
-        self._profiles.add(first)
+        there = {device.id for device in first.cluster.devices}
+        self._lacks = {key: why for key, why in self._lacks.items() if key[0] in there}  # who comes again tells anew
+        self._take_first(first)
         self._loads.set_devices(first.cluster.devices)
         self._begin_planning_without(first=True)
 
     def observe_profiles(self, first: PlanProposal) -> None:
         """Plan again at once: something was measured. `first`: what would be planned by all profiles that there are.
         Corrections of what is measured anew are forgotten."""
+        planned = self._leave_lacking(first)
         before = {key_of(one): one.cost for one in self._first.cluster.options if one.role is Role.TARGET}
-        now = {key_of(one): one.cost for one in first.cluster.options if one.role is Role.TARGET}
+        now = {key_of(one): one.cost for one in planned.cluster.options if one.role is Role.TARGET}
         self._corrections = {key: ratio for key, ratio in self._corrections.items() if before.get(key) == now.get(key)}
-        self._profiles.renew(first)
-        self._first = first
+        self._profiles.renew(planned)
+        self._first = planned
         if self._later is not None:
             self._later.cancel()
         if self._task is not None:
@@ -254,6 +260,41 @@ class PlanKeeper:
         self._later = None
         self._task = asyncio.get_running_loop().create_task(self._plan_by_profiles(), name="plan by new profiles")
         self._task.add_done_callback(self._finish_planning)
+
+    def _take_first(self, first: PlanProposal) -> None:
+        """Plan from this, but for what turned out to be lacking."""
+        self._first = self._leave_lacking(first)
+        self._profiles.add(self._first)
+
+    def _leave_lacking(self, first: PlanProposal) -> PlanProposal:
+        cluster, behind, told = leave_lacking(first.cluster, first.behind, self._lacks)
+        return replace(first, cluster=cluster, behind=behind, assumed=(*first.assumed, *told))
+
+    def observe_lacking(self, told: TellLacking) -> None:
+        """Plan again at once without a runtime that a host lacks, whatever its agent says. Of a target in layer shards
+        nobody knows which runtime that is."""
+        model = told.spec.options.get("model", {})
+        if model.get("shards"):
+            return
+        runtime, host = model.get("adapter", ""), told.spec.node or THIS_NODE
+        found = {
+            (device.id, runtime): told.why
+            for device in self._first.cluster.devices
+            if device.host == host and self._first.behind[device.profile].device_for(runtime) == told.spec.device
+        }
+        if found.keys() <= self._lacks.keys():
+            return
+        self._lacks |= found
+        self._take_first(self._first)
+        self._begin_planning_without(first=True)
+
+    async def wait_planned(self) -> bool:
+        """Wait while the plan is made anew, and its workers start; returns whether there was anything to wait for."""
+        waited = False
+        while self._task is not None or self._later is not None:
+            waited = True
+            await (asyncio.sleep(_LOOK_AGAIN_S) if self._task is None else asyncio.wait([self._task]))
+        return waited
 
     def observe_loads(self, told: TellLoads) -> None:
         """Devices were sampled: judge the rounds that ran meanwhile, and plan again where other programs take another
@@ -361,8 +402,8 @@ class PlanKeeper:
         if self._later is not None:
             self._later.cancel()
         if self._task is not None or (left_s > 0.0 and not first):
-            again = partial(self._begin_planning_without, first=False)
-            self._later = loop.call_later(max(_LOOK_AGAIN_S, left_s), again)
+            again = partial(self._begin_planning_without, first=first)
+            self._later = loop.call_later(_LOOK_AGAIN_S if first else max(_LOOK_AGAIN_S, left_s), again)
             return
         self._later = None
         self._task = loop.create_task(self._plan_without(), name="plan without what refuses work")
@@ -371,12 +412,14 @@ class PlanKeeper:
     async def _plan_without(self) -> None:
         """Make the plan for the devices as they are now."""
         out = self._refusing
+        lacking = self._list_lacking_in_use()
         there = {host.name for host in self._first.cluster.hosts}
         before = {host.name for host in self.proposal.cluster.hosts}
         happened = [
             *(f"{host} has left" for host in sorted(before - there)),
             *(f"{host} has come" for host in sorted(there - before)),
             *(f"{part} refuses work" for part in sorted(out)),
+            *(f"{device} has no {runtime}" for device, runtime in sorted(lacking)),
         ]
         told = ", ".join(happened) or "all devices take work again"
         _log.warning("%s: planning again", told)
@@ -384,6 +427,7 @@ class PlanKeeper:
             self._reach(one, max(self._corrections.get(key_of(shard), 1.0) for shard in one.shards))
             for one in self.proposal.plan.replicas
             if not {place for shard in one.shards for place in (shard.device, shard.host)} & out
+            and not {(shard.device, shard.runtime) for shard in one.shards} & lacking
         ]
         if {one.host for one in self.proposal.plan.shards} - there:
             reached = []  # whatever is planned now: the running plan cannot be run
@@ -392,6 +436,11 @@ class PlanKeeper:
         except OutriderError as error:
             self._last = f"kept, though {told}: {error}"
             _log.warning("the plan is %s", self._last)
+
+    def _list_lacking_in_use(self) -> set[tuple[str, str]]:
+        """Return the devices and runtimes of the running plan that cannot be run, for want of a library."""
+        used = {(shard.device, shard.runtime) for one in self.proposal.plan.replicas for shard in one.shards}
+        return used & self._lacks.keys()
 
     def _count(self, engine: int, tokens: int, round_ms: float) -> None:
         if round_ms > 0.0:

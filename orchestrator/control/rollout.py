@@ -41,6 +41,11 @@ class Rollout:
         """True while there is a change, or a replica that retires."""
         return self._change is not None or bool(self._replicas.list_ranked(Rank.RETIRING))
 
+    def list_coming(self) -> list[str]:
+        """Return the names of the replicas that are started, and are to take the place of those that serve."""
+        change = self._change
+        return [] if change is None or change.switched or change.error else [one.name for one in change.coming]
+
     def ask(self, specs: Sequence[WorkerSpec], drafts: Sequence[WorkerSpec]) -> list[Action]:
         """Begin a change: start what is missing, beside what serves. See controller.TargetControl.change."""
         serving = self._replicas.primary
@@ -66,7 +71,7 @@ class Rollout:
             change.error = change.error or self._find_obstacle(change)
             if change.error:
                 actions += [action for one in change.coming for action in self._replicas.dismiss(one)]
-            elif all(one.serving for one in change.coming):
+            elif all(one.serving for one in change.coming) or self._begins_with(change):
                 actions += self._switch(change, now_s)
         for old in self._replicas.list_ranked(Rank.RETIRING):
             if old.standby and not self._replicas.closed:
@@ -94,12 +99,18 @@ class Rollout:
                 return f"worker {one.name} cannot serve: {one.state.detail}"
         return ""
 
+    def _begins_with(self, change: _Change) -> bool:
+        """Return whether a new replica is the first of all that is ready: it waits for no fellow then, nor for those
+        that it was started beside, as at any other start."""
+        ready = any(one.serving for one in change.coming)
+        return ready and not any(one.life.served for one in self._replicas.with_streams)
+
     def _switch(self, change: _Change, now_s: float) -> list[Action]:
         """Let the new replicas serve and take the streams from those that leave, in one step."""
         change.switched = True
         actions: list[Action] = []
         for one in change.coming:
-            one.rank = Rank.SERVING
+            one.rank, one.life.served = Rank.SERVING, one.serving
         for old in change.leaving:
             old.rank = Rank.RETIRING
         for old in change.leaving:

@@ -38,9 +38,17 @@ def watch_health(state: State, now_s: float) -> list[Action]:
     return [*actions, *lines, TellHealth(state.unwell), *(WakeAfter(wait_s) for wait_s in waits)]
 
 
+def settle_once_ready(state: State) -> list[Action]:
+    """Say, once, that a replica serves, however it came to: from the start, by a rollout, or as a standby."""
+    if not state.fleet.count_ready():
+        return []
+    state.settled = True
+    return [Settle()]
+
+
 def give_up_if_hopeless(state: State, now_s: float) -> list[Action]:
-    """Give up, once, where all replicas have failed and no standby can take their place."""
-    hopeless = state.fleet.all_failed and not state.standbys.can_help
+    """Give up, once, where all replicas have failed, and neither a standby nor a rollout can take their place."""
+    hopeless = state.fleet.all_failed and not (state.standbys.can_help or state.rollout.list_coming())
     if hopeless is state.given_up:
         return []
     state.given_up = hopeless

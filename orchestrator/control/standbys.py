@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from orchestrator.control.actions import Action, LogLine, Settle, WakeAfter
+from orchestrator.control.actions import Action, LogLine, WakeAfter
 from orchestrator.control.draft_workers import DraftWorkers
 from orchestrator.control.events import StandbySpec, WorkerEnded, WorkerEnding, WorkerSaid, WorkerStarted
 from orchestrator.control.health import HealthBoard, list_parts
@@ -264,7 +264,7 @@ class Standbys:
         bits = f"its tokens may differ, with {why}" if why else "to the bit"
         line = LogLine("warning", text, (replica.name, bits))
         drafts = self._drafts.target_ready(replica.name, replica.worker, replica.state.ready)
-        return [Settle(), line, *drafts]
+        return [line, *drafts]
 
     def _retire(self, one: _Standby, now_s: float) -> list[Action]:
         replica = one.replica

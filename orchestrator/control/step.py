@@ -12,6 +12,7 @@ from orchestrator.control.actions import (
     Action,
     LogLine,
     Notify,
+    TellLacking,
     TellLoads,
     WakeAfter,
 )
@@ -43,13 +44,13 @@ from orchestrator.control.events import (
 from orchestrator.control.fold_worker import fold_worker_event, lose_worker
 from orchestrator.control.health import Part
 from orchestrator.control.replicas import Rank
-from orchestrator.control.rules import give_up_if_hopeless, watch_health
+from orchestrator.control.rules import give_up_if_hopeless, settle_once_ready, watch_health
 from orchestrator.workers.messages import (
     Failed,
 )
 from policies.serving.failover.health import Health
 
-_OBSERVED = (Notify, TellLoads)
+_OBSERVED = (Notify, TellLoads, TellLacking)
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
 
@@ -83,6 +84,8 @@ def _follow_rules(state: State, actions: list[Action], now_s: float) -> None:
     if state.drafts.looks(now_s):
         actions += state.drafts.advance(now_s)
     state.fleet.refresh()
+    if not state.settled:
+        actions += settle_once_ready(state)
     if state.fleet.all_failed or state.given_up:
         actions += give_up_if_hopeless(state, now_s)
     if not state.health.quiet or state.unwell:

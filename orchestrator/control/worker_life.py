@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 
+from orchestrator.config.target import THIS_NODE
 from orchestrator.control.actions import Action, LogLine, StartWorker, StopWorker
 from orchestrator.control.state import tell_nobody
 from orchestrator.workers.contract import WorkerSpec
@@ -185,12 +186,12 @@ class WorkerLife:
         if self._closed:
             return Loss(cause)
         if failure is not None and self.refused:
-            return Loss(cause, failure=failure.message)
+            return Loss(cause, failure=self._name_host(failure.message))
         served_s = now_s - self._ready_s if self._ready_s is not None else 0.0
         self.budget = self.budget.observe_loss(number, kind, cause, now_s, served_s)
         self.budget = self.budget.forgive(frozenset(one.number for one in self.budget.made if one.number in explained))
         if hopeless and self.budget.is_spent(kind):
-            return Loss(cause, failure=self.budget.describe_end(kind))
+            return Loss(cause, failure=self._name_host(self.budget.describe_end(kind)))
         after_s, restart = max(wait_s, self.budget.delay_s(kind)), self.budget.describe(kind)
         line = LogLine("warning", "%s lost: %s; %s follows in %.1f s", (self.title, cause, restart, after_s))
         return Loss(
@@ -200,6 +201,12 @@ class WorkerLife:
             spent=self.budget.is_spent(kind),
             actions=(line, self._start(after_s)),
         )
+
+    def _name_host(self, failure: str) -> str:
+        """Return why no worker can work here, with the host that it is bound to."""
+        node = self.spec.node
+        where = "the daemon's own host" if node == THIS_NODE else f"host {node}"
+        return f"{where}: {failure}" if node else failure
 
     def _start(self, after_s: float) -> StartWorker:
         self.stage, self._failure, self._ended_here, self._ready_s = Stage.COMING, None, False, None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from adapters import registry
@@ -38,21 +37,32 @@ def find_device(adapter: str, device: str) -> DeviceProfile:
 
 @dataclass(frozen=True, slots=True)
 class LocalDevices:
-    """This machine's devices as all installed runtimes see them. `hardware`: what they are. `free_bytes`: what is free
-    on each now, by each name that a runtime has for it (left out where it is not known)."""
+    """This machine's devices as all installed runtimes see them. `seen`: what they are, with each runtime that sees
+    them; `lacks`: why other runtimes see nothing. `free_bytes`: what is free on each now, by each name that a runtime
+    has for it (left out where it is not known)."""
 
-    hardware: frozenset[Hardware]
+    seen: frozenset[tuple[str, Hardware]]
+    lacks: dict[str, str]
     free_bytes: dict[str, int]
+
+    @property
+    def hardware(self) -> frozenset[Hardware]:
+        """Return what they are."""
+        return frozenset(hardware for _, hardware in self.seen)
 
 
 def list_devices_here() -> LocalDevices:
     """Return the devices of this machine."""
     found: list[DeviceProfile] = []
+    lacks: dict[str, str] = {}
     for name in registry.names():
-        with suppress(AdapterUnavailable):
+        try:
             found += registry.list_devices(name)
+        except AdapterUnavailable as error:
+            lacks[name] = str(error)
+    seen = frozenset((device.adapter, hardware(device)) for device in found)
     free = {device.name: read_device_memory(device).free_bytes for device in found}
-    return LocalDevices(frozenset(map(hardware, found)), {name: size for name, size in free.items() if size})
+    return LocalDevices(seen, lacks, {name: size for name, size in free.items() if size})
 
 
 def mark_of(device: DeviceProfile) -> str:

@@ -57,7 +57,7 @@ def apply_loads(
 ) -> Inventory:
     """Return the cluster with what its devices do now, by "HOST/DEVICE" in any of its runtimes' names: the share of
     their time that other programs take, the memory that can be had, what waits, and heat. What our own workers hold can
-    be had, but for what is `reserved`. Nothing is known of a device that has no load."""
+    be had, but for what is `reserved`, and no more than is stated. Nothing is known of a device that has no load."""
     runtimes = sorted({one.runtime for one in cluster.options})
 
     def load_device(device: Device) -> Device:
@@ -68,7 +68,8 @@ def apply_loads(
             return replace(device, utilisation=0.0, queue_depth=0.0)
         memory = device.memory_bytes
         if load.memory_total_bytes:
-            memory = max(0, load.memory_free_bytes + load.memory_ours_bytes - reserved(source))
+            there = max(0, load.memory_free_bytes + load.memory_ours_bytes - reserved(source))
+            memory = min(memory, there) if device.memory_stated else there
         now = replace(device, utilisation=load.others or 0.0, queue_depth=load.queue_depth, memory_bytes=memory)
         hot = describe_heat(load, hot=False)
         if not hot or device.health <= HOT_HEALTH:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -22,10 +22,12 @@ Allowed = Callable[[Option, str], bool]
 @dataclass(frozen=True, slots=True)
 class PresentHost:
     """A host that is there. `node`: the address of its Ray node, THIS_NODE for the daemon's own. `hardware`: what it
-    has; `free_bytes`: what a plan may fill of a device, by each of its runtimes' names for it (all its memory where it
-    is left out). `cores`: that workers may use, 0 for those of its processor's profile. `name`: what cluster.yaml calls
-    it. `devices`: the names of those that may be used, empty for all. `price_per_hour`: of the host, and
-    `device_prices` of devices beside it, by name, 0 where not known."""
+    has; `seen`: that with each runtime that sees it there, None where that is not known; `lacks`: why other runtimes
+    see nothing. `free_bytes`: what is free of a device (all its memory where it is left out), and `stated_bytes` what a
+    plan may fill of it whatever is free; both by any of its runtimes' names for it. `cores`: that workers may use, 0
+    for those of its processor's profile. `name`: what cluster.yaml calls it. `devices`: the names of those that may be
+    used, empty for all. `price_per_hour`: of the host, and `device_prices` of devices beside it, by name, 0 where not
+    known."""
 
     node: str
     hardware: frozenset[Hardware]
@@ -37,6 +39,9 @@ class PresentHost:
     devices: tuple[str, ...] = ()
     price_per_hour: float = 0.0
     device_prices: Mapping[str, float] = field(default_factory=dict)
+    stated_bytes: Mapping[str, int] = field(default_factory=dict)
+    seen: Collection[tuple[str, Hardware]] | None = None
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +80,14 @@ def cluster_present(
         for one in mine:
             profile = names[one.hardware] + (f", {host.cores} of its cores" if host.cores and one.cores else "")
             behind[profile] = one
-            memory = max(
-                0, _by_unit(host.free_bytes).get(name_compute_unit(one.name), one.hardware.memory_bytes) - left(one)
-            )
-            prices = _by_unit(host.device_prices)
-            price = max((prices.get(name_compute_unit(seen.device), 0.0) for seen in one.devices), default=0.0)
-            devices.append(build_device(one, f"{host.node}/{one.name}", host.node, profile, memory, price))
+            prices, stated = _by_unit(host.device_prices), _by_unit(host.stated_bytes)
+            units = [name_compute_unit(seen.device) for seen in one.devices]
+            price = max((prices.get(unit, 0.0) for unit in units), default=0.0)
+            told = next((stated[unit] for unit in units if unit in stated), None)
+            free = _by_unit(host.free_bytes).get(name_compute_unit(one.name), one.hardware.memory_bytes)
+            memory = max(0, (free if told is None else told) - left(one))
+            device = build_device(one, name_present(host, one), host.node, profile, memory, price)
+            devices.append(replace(device, memory_stated=told is not None))
             options.setdefault(
                 profile,
                 [
@@ -91,6 +98,11 @@ def cluster_present(
             )
     flat = tuple(option for some in options.values() for option in some)
     return Inventory(tuple(inventory), tuple(devices), flat, links.between, links.default), behind
+
+
+def name_present(host: PresentHost, one: MeasuredHardware) -> str:
+    """Return the id of a host's device."""
+    return f"{host.node}/{one.name}"
 
 
 def _may_use(host: PresentHost, one: MeasuredHardware) -> bool:

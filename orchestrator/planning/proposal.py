@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import load_known_devices
@@ -22,6 +24,7 @@ from orchestrator.errors import OutriderError
 from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_reserved_bytes
 from orchestrator.planning.estimates import Stated, estimate_option
 from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
+from orchestrator.planning.lacking import leave_lacking, list_lacking
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
 from orchestrator.planning.neighbours import TakenPlace, describe_taken, leave_taken, share_time
 from orchestrator.planning.sketched import build_sketched_cluster
@@ -42,6 +45,9 @@ from policies.planning.plan import Inventory, NoPlan, Objective, Option, Plan, P
 
 _FIRST_DEPTH = 4
 _MOST_PLANS = 3
+
+
+_NOTHING: Final[Mapping[str, str]] = {}
 
 
 class PlanError(OutriderError):
@@ -109,36 +115,46 @@ def propose_here(
     store: ProfileStore,
     free_bytes: Mapping[str, int],
     allowed: Allowed | None = None,
-    present: Collection[Hardware] = (),
+    seen: Collection[tuple[str, Hardware]] = (),
+    lacks: Mapping[str, str] = _NOTHING,
     estimable: Sequence[MeasuredDevice] = (),
 ) -> PlanProposal:
     """Return a plan for the machine that a store's profiles were measured on, of the options that are `allowed`.
-    `present`: the devices of this machine; of a store that has some of them the rest is left out. `estimable`: where no
-    target was measured, it is planned on one of these by estimates, without draft models.
+    `seen`: the devices of this machine, with each runtime that sees them; of a store that has some of them the rest is
+    left out. `lacks`: why other runtimes see nothing. `estimable`: where no target was measured, it is planned on one
+    of these by estimates, without draft models.
 
     Raises PlanError.
     """
     measured = load_measured_hardware(store)
+    propose = partial(_propose_seen, asked, store, free_bytes, allowed, seen, lacks)
     try:
-        return _propose_here(asked, store, free_bytes, allowed, choose_present(measured, present))
+        return propose(measured)
     except NoProfile:
         if not estimable:
             raise
-    chosen = choose_present(add_devices(measured, estimable), present)
-    return _propose_here(asked, store, free_bytes, allowed, chosen, estimable)
+    return propose(add_devices(measured, estimable), estimable)
 
 
-def _propose_here(
+def _propose_seen(
     asked: PlanRequest,
     store: ProfileStore,
     free_bytes: Mapping[str, int],
     allowed: Allowed | None,
-    chosen: tuple[list[MeasuredHardware], list[str]],
+    seen: Collection[tuple[str, Hardware]],
+    lacks: Mapping[str, str],
+    measured: list[MeasuredHardware],
     estimable: Sequence[MeasuredDevice] = (),
 ) -> PlanProposal:
-    found, left_out = chosen
+    present = {hardware for _, hardware in seen}
+    found, left_out = choose_present(measured, present)
     devices = frozenset(one.hardware for one in found)
-    host = PresentHost(THIS_NODE, devices, free_bytes, price_per_hour=asked.price_per_hour)
+    host = PresentHost(
+        *(THIS_NODE, devices, free_bytes),
+        price_per_hour=asked.price_per_hour,
+        seen=seen if devices <= present else None,
+        lacks=lacks,
+    )
     return _propose_hosts(asked, store, [host], found, PresentLinks(tuple(store.links())), allowed, left_out, estimable)
 
 
@@ -154,7 +170,9 @@ def propose_hosts(
     found = load_measured_hardware(store)
     known = {one.hardware for one in found}
     left_out = [
-        f"{host.node} is left out: no device of it has a profile" for host in hosts if not host.hardware & known
+        f"{host.node} is left out: no device of it has a profile{_add_lacks(host)}"
+        for host in hosts
+        if not host.hardware & known
     ]
     roles, names = {host.node: host.roles for host in hosts}, {host.name: host.node for host in hosts if host.name}
     return _propose_hosts(_name_nodes(asked, roles, names), store, hosts, found, links, allowed, left_out)
@@ -180,16 +198,22 @@ def _propose_hosts(
         allowed=allowed,
         left=lambda one: sum_reserved_bytes(one, asked.beside, asked.replicas),
     )
+    cluster, sources, lacking = leave_lacking(cluster, behind, list_lacking(hosts, found))
     if not any(option.role is Role.TARGET for option in cluster.options):
         cluster = replace(cluster, options=tuple(_estimate_options(asked.target, behind, estimable)))
     if not cluster.options:
-        raise NoProfile(_no_profile(asked, store, found))
+        raise NoProfile("; ".join([_no_profile(asked, store, found), *lacking, *left_out]))
     stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
     cluster, untold = _leave_out_untold(cluster, Objective(asked.placement.objective), stated)
-    cluster = share_time(leave_taken(cluster, behind, asked.taken), behind, asked.taken)
-    made = build_proposal(cluster, asked, behind, _of_these_files(store.pairs(), asked))
-    others = describe_taken(cluster, behind, asked.taken)
-    return replace(made, assumed=(*made.assumed, *others, *left_out, *untold))
+    cluster = share_time(leave_taken(cluster, sources, asked.taken), sources, asked.taken)
+    made = build_proposal(cluster, asked, sources, _of_these_files(store.pairs(), asked))
+    others = describe_taken(cluster, sources, asked.taken)
+    return replace(made, assumed=(*made.assumed, *others, *lacking, *left_out, *untold))
+
+
+def _add_lacks(host: PresentHost) -> str:
+    """Return which runtimes a host lacks, and why, behind what is said of it."""
+    return f" ({'; '.join(f'{runtime}: {why}' for runtime, why in host.lacks.items())})" if host.lacks else ""
 
 
 def _estimate_options(

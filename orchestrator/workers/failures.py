@@ -34,19 +34,20 @@ _LOADING_KINDS: tuple[tuple[type[AdapterError], FailureKind], ...] = (
     (StoreUnwritable, "storage"),
     (DownloadFailed, "network"),
     (CapacityError, "unknown"),
-    (AdapterUnavailable, "configuration"),
+    (AdapterUnavailable, "not_installed"),
     (ModelReplaced, "model_replaced"),
     (ModelChanged, "unknown"),
     (ModelRefused, "configuration"),
     (Unsupported, "configuration"),
     (GrammarFailed, "configuration"),
 )
+_LASTING = ("configuration", "not_installed", "model_replaced")
 
 
 def describe_loading_failure(error: AdapterError) -> Failed:
     """Return what became of a worker that could not load. What was asked for and can never work is not tried again."""
     kind = _find_kind(error, _LOADING_KINDS)
-    return Failed(str(error), restartable=kind not in ("configuration", "model_replaced"), kind=kind)
+    return Failed(str(error), restartable=kind not in _LASTING, kind=kind)
 
 
 def describe_failure(error: AdapterError | MemoryError) -> Failed:

@@ -471,6 +471,7 @@ FailureKind = Literal[
     "ecc",
     "thermal",
     "configuration",
+    "not_installed",
     "model_replaced",
     "storage",
     "network",
@@ -481,6 +482,7 @@ FailureKind = Literal[
 
 - "ecc": memory errors of the device that were not corrected.
 - "configuration": what it was told can never work here.
+- "not_installed": a library that it needs is not on its host.
 - "model_replaced": what it was to load is neither at its place nor in the store.
 - "storage": the model store cannot be written.
 - "network": a download failed.

@@ -6,8 +6,11 @@ import sys
 from types import SimpleNamespace
 
 import psutil
+import pytest
 
+from adapters.contract import AdapterUnavailable
 from adapters.device_facts import DeviceFacts, device_facts
+from adapters.hardware import runtime_version
 
 
 class NvmlError(Exception):
@@ -76,3 +79,14 @@ def test_a_machine_without_driver_or_library_has_no_such_devices(monkeypatch):
     for library in (Nvml(driver=False), None):
         monkeypatch.setitem(sys.modules, "pynvml", library)
         assert len(device_facts()) == 1
+
+
+def test_another_build_of_onnx_runtime_is_its_runtime_too(tmp_path, monkeypatch):
+    """Devices that onnxruntime-gpu sees are known by its version: nothing says that ONNX Runtime is not installed."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(AdapterUnavailable, match="onnxruntime is not installed: it is the runtime of onnx_rt"):
+        runtime_version("onnx_rt")
+    metadata = tmp_path / "onnxruntime_gpu-1.31.1.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.31.1\n")
+    assert runtime_version("onnx_rt") == "onnxruntime-gpu 1.31.1"

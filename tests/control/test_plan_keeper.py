@@ -12,7 +12,7 @@ import pytest
 from device_profiles.device_load import DeviceLoad
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
-from orchestrator.control.actions import TellLoads
+from orchestrator.control.actions import TellLacking, TellLoads
 from orchestrator.control.events import StandbySpec
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
@@ -413,3 +413,47 @@ async def test_a_plan_by_a_disturbed_profile_says_so_until_it_is_measured_again(
     await until(found, 1)
     assert found.view().doubts == ()
     assert workers.replaced == []
+
+
+def lacks(device: str, why: str = "it is not installed", **model: object) -> TellLacking:
+    return TellLacking(WorkerSpec("w", "", {"model": {"adapter": "simulated", **model}}, device=device), why)
+
+
+async def test_what_turns_out_to_be_lacking_is_left_out_of_this_plan_and_of_those_that_follow(tmp_path):
+    workers = Workers()
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), workers)
+    first = found.proposal
+    assert not await found.wait_planned(), "nothing is under way"
+    found.observe_lacking(lacks("SIM"))
+    assert await found.wait_planned()
+    assert workers.replaced == ["here/SIM.1"]
+    found.observe_lacking(lacks("SIM"))
+    assert not await found.wait_planned(), "that is known"
+    found.observe_hosts(first)
+    assert await found.wait_planned()
+    assert workers.replaced == ["here/SIM.1"]
+    rounds(found, 1, 5.2)  # its profile has another name now
+
+
+async def test_where_nothing_else_is_left_the_plan_stays_and_says_why(tmp_path):
+    workers = Workers()
+    found = keeper(tmp_path, {"SIM": 2.0}, Clock(), workers)
+    found.observe_lacking(lacks("SIM"))
+    assert await found.wait_planned()
+    assert workers.replaced == []
+    assert "kept, though here/SIM has no simulated: " in found.view().last
+
+
+async def test_a_plan_that_is_being_made_is_followed_by_one_that_knows_what_is_lacking(tmp_path):
+    workers = Workers()
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0, "SIM.2": 9.0}, Clock(), workers)
+    found.observe_lacking(lacks("SIM"))
+    found.observe_lacking(lacks("SIM.1"))
+    assert await found.wait_planned()
+    assert workers.replaced[-1] == "here/SIM.2"
+
+
+async def test_nobody_knows_which_of_several_shards_lacks_a_runtime(tmp_path):
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
+    found.observe_lacking(lacks("SIM", shards=[{"adapter": "simulated"}]))
+    assert not await found.wait_planned()

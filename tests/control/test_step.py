@@ -21,6 +21,7 @@ from orchestrator.control.actions import (
     Settle,
     StartWorker,
     StopWorker,
+    TellLacking,
 )
 from orchestrator.control.events import (
     ClusterFailed,
@@ -45,6 +46,7 @@ from orchestrator.control.events import (
 )
 from orchestrator.control.exclusions import TRIAL_PATIENCE_S
 from orchestrator.control.health import Part
+from orchestrator.control.replicas import Rank
 from orchestrator.control.state import FAILED, RESTARTING, add_totals
 from orchestrator.control.state import READY as READY_PHASE
 from orchestrator.control.step import State, step
@@ -453,6 +455,20 @@ class ControlMachine(RuleBasedStateMachine):
             assert not [stream.key for stream in live if not stream.at and not stream.kind]
 
     @invariant()
+    def a_replica_that_is_ready_ends_the_wait_for_one_and_has_served(self) -> None:
+        if hasattr(self, "world"):
+            ready = [one for one in self.world.state.replicas.serving if one.serving]
+            assert self.world.settled or not ready
+            assert all(one.life.served for one in ready), "whatever becomes of it may come right again"
+            joining = [one for one in self.world.state.replicas.list_ranked(Rank.JOINING) if one.serving]
+            assert self.world.settled or not joining, "the first one waits for nobody"
+
+    @invariant()
+    def there_is_hope_while_other_replicas_come(self) -> None:
+        if hasattr(self, "world") and self.world.state.given_up:
+            assert not self.world.state.replicas.list_ranked(Rank.JOINING)
+
+    @invariant()
     def every_token_is_counted_once(self) -> None:
         if hasattr(self, "world"):
             replicas = self.world.state.replicas
@@ -462,6 +478,8 @@ class ControlMachine(RuleBasedStateMachine):
     @invariant()
     def when_all_replicas_have_failed_no_stream_is_left(self) -> None:
         if not hasattr(self, "world") or self.world.state.standbys.can_help:
+            return
+        if self.world.state.replicas.list_ranked(Rank.JOINING):
             return
         if all(one.state.phase == FAILED for one in self.world.state.replicas.serving):
             assert self.world.settled
@@ -558,3 +576,58 @@ def test_a_rollout_moves_the_streams_of_all_that_leave_in_one_step() -> None:
     assert world.outcome == FinishRollout((0,))
     (left,) = world.state.replicas.serving
     assert left.state.totals.generated + world.state.replicas.gone.generated == 6
+
+
+def test_a_rollout_before_the_first_replica_is_ready_ends_the_wait_for_one() -> None:
+    world = World(max_restarts=1)
+    serve(world, 1)
+    world.changing = True
+    world.tell(RolloutAsked([spec("new", build=1)], []))
+    world.start(1)
+    world.make_ready(1)
+    assert world.settled
+    open_stream(world, "a")
+    assert world.holder == {"a": (1, "a")}
+
+
+def test_a_replica_that_fails_while_another_comes_in_its_place_is_no_reason_to_give_up() -> None:
+    world = World(max_restarts=1)
+    serve(world, 1)
+    world.changing = True
+    world.tell(RolloutAsked([spec("new", build=1)], []))
+    world.start(1)
+    world.tell(WorkerSaid(0, Failed("its runtime is not there", restartable=False)))
+    world.end_process(0)
+    assert not world.settled
+    world.make_ready(1)
+    assert world.outcome == FinishRollout((0,))
+    open_stream(world, "a")
+    assert world.holder == {"a": (1, "a")}
+
+
+def test_all_is_given_up_where_the_replica_that_was_to_come_fails_too() -> None:
+    world = World(max_restarts=1)
+    serve(world, 1)
+    world.changing = True
+    world.tell(RolloutAsked([spec("new", build=1)], []))
+    world.start(1)
+    for worker in range(2):
+        world.tell(WorkerSaid(worker, Failed("its runtime is not there", restartable=False)))
+        world.end_process(worker)
+    assert world.outcome is not None
+    assert world.outcome.error
+    assert world.settled
+
+
+def test_a_worker_for_which_a_library_is_missing_is_told_to_whoever_plans_with_its_host() -> None:
+    state = State(max_restarts=1)
+    there = msgspec.structs.replace(spec("t0"), node="10.0.0.2")
+    step(state, WorkersChosen([there], []), 0.0)
+    step(state, ClusterOpened(), 0.0)
+    step(state, WorkerStarted(0, "pid 1"), 0.0)
+    step(state, WorkerSaid(0, Failed("onnxruntime is not installed", restartable=False, kind="not_installed")), 0.0)
+    step(state, WorkerEnding(0, "it ended", "crashed"), 0.0)
+    actions = step(state, WorkerEnded(0, "it ended", "crashed"), 0.0)
+    why = "host 10.0.0.2: onnxruntime is not installed"
+    assert TellLacking(there, why) in actions
+    assert state.replicas.serving[0].state.detail == why

@@ -153,7 +153,7 @@ def test_whatever_ends_a_round_is_told_with_its_kind_and_a_new_worker_may_help(e
     [
         (ModelRefused("odd file"), "configuration", False),
         (Unsupported("no such device"), "configuration", False),
-        (AdapterUnavailable("pip install"), "configuration", False),
+        (AdapterUnavailable("pip install"), "not_installed", False),
         (StoreFull("no room"), "storage", True),
         (StoreUnwritable("not ours"), "storage", True),
         (DownloadFailed("no network"), "network", True),

@@ -29,6 +29,7 @@ def store_simulated_profiles(
     weights_bytes: int = 1024,
     peak_bytes: int = 64 << 20,
     others: float | None = None,
+    adapter: str = "simulated",
 ) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same, and `more_row_ms` for
     each row beyond the first. `hardware_name`: "{}" in it is the device. Where `cores` are given, the devices are
@@ -38,12 +39,13 @@ def store_simulated_profiles(
     for device, ms in row_ms.items():
         kind = "cpu" if cores else "simulated"
         hardware = Hardware(kind, hardware_name.format(device), memory_bytes, physical_cores=cores)
-        mark = fingerprint(hardware, "outrider 0.1.0")
-        store.save(MeasuredDevice(mark, "simulated", device, "outrider 0.1.0", hardware, 0, measured_at=measured_at))
+        version = f"{adapter.replace('simulated', 'outrider')} 0.1.0"
+        mark = fingerprint(hardware, version)
+        store.save(MeasuredDevice(mark, adapter, device, version, hardware, 0, measured_at=measured_at))
         store.save(
             MeasuredModel(
                 fingerprint=mark,
-                adapter="simulated",
+                adapter=adapter,
                 device=device,
                 role=role,
                 model=model,

@@ -40,10 +40,11 @@ class Device:
     """A device that workers may be placed on.
 
     `profile`: the key of its options (devices of one hardware, driver and runtime share one). `memory_bytes`: free
-    memory that a plan may fill. `utilisation`: the share of its time that work outside this plan takes, an exponential
-    moving average of 0 to 1. `queue_depth`: a mean of the requests that wait for workers on it. Its `rates` and
-    `power_w` (under load) are 0 or empty where not known. `health`: 1 where it works, less where it is suspect, 0 where
-    nothing may be placed on it; `health_why`: why it is below 1.
+    memory that a plan may fill; `memory_stated`: somebody said that it may not fill more, whatever is free.
+    `utilisation`: the share of its time that work outside this plan takes, an exponential moving average of 0 to 1.
+    `queue_depth`: a mean of the requests that wait for workers on it. Its `rates` and `power_w` (under load) are 0 or
+    empty where not known. `health`: 1 where it works, less where it is suspect, 0 where nothing may be placed on it;
+    `health_why`: why it is below 1.
     `price_per_hour`: what it costs beside its host, in currency units; 0 where not known, or the host's price has it.
     """
 
@@ -59,6 +60,7 @@ class Device:
     health_why: str = ""
     queue_depth: float = 0.0
     price_per_hour: float = 0.0
+    memory_stated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
