@@ -51,8 +51,9 @@ def list_devices_here() -> LocalDevices:
     for name in registry.names():
         with suppress(AdapterUnavailable):
             found += registry.list_devices(name)
-    free = {device.name: read_device_memory(device).free_bytes for device in found}
-    return LocalDevices(frozenset(map(hardware, found)), {name: size for name, size in free.items() if size})
+    memory = {device.name: read_device_memory(device) for device in found}
+    free = {name: one.free_bytes for name, one in memory.items() if one.total_bytes}
+    return LocalDevices(frozenset(map(hardware, found)), free)
 
 
 def mark_of(device: DeviceProfile) -> str:
