@@ -10,7 +10,7 @@ import psutil
 
 from adapters.control_groups import PROC, list_memory_bounds
 from adapters.hardware import name_device_kind
-from adapters.nvml import query_nvidia
+from adapters.nvml import query_nvidia, with_nvml
 from device_profiles.profile import DeviceProfile
 
 _OPENVINO_TOTALS = ("GPU_DEVICE_TOTAL_MEM_SIZE", "NPU_DEVICE_TOTAL_MEM_SIZE")
@@ -50,6 +50,17 @@ def read_nvidia_memory(index: int) -> DeviceMemory | None:
     """Return an NVIDIA device's memory; None where nobody can be asked."""
     memory = query_nvidia(index, lambda nvml, one: nvml.nvmlDeviceGetMemoryInfo(one))
     return None if memory is None else DeviceMemory(int(memory.total), int(memory.free))
+
+
+def list_nvidia_memory() -> list[DeviceMemory]:
+    """Return the memory of every NVIDIA device; none where nobody can be asked."""
+
+    def ask(nvml: Any) -> list[DeviceMemory]:
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        told = [nvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        return [DeviceMemory(int(memory.total), int(memory.free)) for memory in told]
+
+    return with_nvml(ask) or []
 
 
 def read_host_memory(proc: Path = PROC) -> HostMemory:

@@ -76,19 +76,24 @@ class MemoryPlan:
 
 
 def plan_memory(
-    costs: MemoryCosts, model: ModelShape, *, kv_cache_bytes: int, batch_rows: int, process_bytes: int
+    costs: MemoryCosts,
+    model: ModelShape,
+    *,
+    kv_cache_bytes: int,
+    batch_rows: int,
+    logits_rows: int,
+    process_bytes: int,
 ) -> MemoryPlan:
-    """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows whose logits are
-    all asked for (as `prompt_logprobs` does). `process_bytes` is what it holds before loading."""
+    """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows. The logits of
+    `logits_rows` of them are asked for. `process_bytes` is what it holds before loading."""
     weights = costs.weights_copies * (model.layers_bytes + model.head_bytes)
     weights += costs.layers_copies * model.layers_bytes + costs.embedding_copies * model.embedding_bytes
     graphs = costs.graph_copies * model.graph_weights_bytes + costs.graph_cache_copies * model.graph_caches_bytes
-    row = 4.0 * (
-        costs.logits_copies * model.vocabulary + costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden
-    )
+    row = 4.0 * (costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden)
+    logits = 4.0 * costs.logits_copies * model.vocabulary * min(logits_rows, batch_rows)
     return MemoryPlan(
         process=process_bytes,
         weights=int(costs.fixed_bytes + costs.layer_bytes * model.layers + weights + graphs),
         kv_cache=kv_cache_bytes,
-        workspace=int(row * batch_rows) + 4 * costs.scores_rows * model.heads * model.context_tokens,
+        workspace=int(row * batch_rows + logits) + 4 * costs.scores_rows * model.heads * model.context_tokens,
     )

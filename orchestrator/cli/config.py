@@ -31,10 +31,12 @@ def check(
 ) -> None:
     """Check keys, types, units, ranges and files, and whether this machine has the devices and can write the store.
 
-    Chat templates are tried on a plain chat. One that fails is told on standard error, and is no error.
+    Chat templates are tried on a plain chat. One that fails is told on standard error, and is no error. So is a KV
+    cache of which a target can have no more than a half or a quarter.
 
     No model is loaded. The last line says what was checked, and what was not.
     """
+    from orchestrator.bootstrap.memory_fit import list_memory_notes
     from orchestrator.bootstrap.readiness import check_readiness
     from orchestrator.bootstrap.template_faults import list_template_faults
     from orchestrator.config.load import default_config_path, list_outdated, load_config, parse_config
@@ -44,7 +46,7 @@ def check(
     config = load_config(path)
     lines = parse_config(read_text(path), path)[1]
     checked = check_readiness(config, path, lines)
-    for line in list_template_faults(config, path, lines):
+    for line in [*list_memory_notes(config, path, lines), *list_template_faults(config, path, lines)]:
         sys.stderr.write(f"outrider: {line}\n")
     if as_json:
         print(config.model_dump_json(indent=1))

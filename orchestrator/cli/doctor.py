@@ -99,6 +99,7 @@ def examine(path: Path | None = None) -> list[Check]:
 def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     """Return a cluster.yaml and whether this machine can do what it asks for; the defaults where there is none, or it
     cannot be read."""
+    from orchestrator.bootstrap.memory_fit import list_memory_notes
     from orchestrator.bootstrap.readiness import check_readiness
     from orchestrator.bootstrap.template_faults import list_template_faults
     from orchestrator.config.load import load_config, load_or_default, parse_config
@@ -116,10 +117,11 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     except ConfigError as error:
         wrong = [Check(f"configuration {path}", "fail", line, "mend that line") for line in str(error).splitlines()]
         return loaded, wrong
-    faults = list_template_faults(loaded, path, lines)
+    notes, faults = list_memory_notes(loaded, path, lines), list_template_faults(loaded, path, lines)
     todo = "use completions, or another model file"
     return loaded, [
         Check(f"configuration {path}", "ok", "; ".join(found)),
+        *(Check("KV cache", "warn", note, "lower that key") for note in notes),
         *(Check("chat template", "warn", fault, todo) for fault in faults),
     ]
 

@@ -211,8 +211,8 @@ class WorkerLife:
         )
 
     def _choose_share(self, kind: LossKind, longest_tokens: int) -> None:
-        """Ask for less memory after a worker that had too much of it, else for all that is configured. A smaller KV cache
-        that cannot hold the longest stream is of no use: it would cost that stream."""
+        """Ask for less memory after a worker that had too much of it, else for all that is configured. A KV cache that
+        cannot hold the longest stream would cost that stream: it stays as it is."""
         starved = kind == "memory" or (self.failure_kind == "out_of_memory" and self._ready_s is not None)
         if not starved:
             self.memory_share = 1

@@ -40,8 +40,8 @@ class ClassJob(msgspec.Struct, frozen=True):
 
 
 def run_job(job: ClassJob, tried: NumericalClass) -> ClassFinding:
-    """Run a job in a process of its own. What goes wrong there is a finding that did not pass, but for a want of memory:
-    that says nothing of the class, and OutOfMemory is raised."""
+    """Run a job in a process of its own. What goes wrong there is a finding that did not pass. Raises OutOfMemory: that
+    says nothing of the class."""
     command = [sys.executable, "-m", "orchestrator.loading.class_trial"]
     kills = MemoryKillWatch()
     try:

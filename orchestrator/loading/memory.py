@@ -20,6 +20,8 @@ def predict_memory(
     adapter: Adapter,
     spec: DecoderSpec,
     prepared: Path,
+    *,
+    logits_rows: int,
     layers: LayerRange | None = None,
     process_bytes: int = 0,
 ) -> MemoryPlan | None:
@@ -27,7 +29,7 @@ def predict_memory(
     are not known.
 
     To be asked before loading: what the process holds already is part of it. `process_bytes`: what that was, where
-    something has been loaded and closed since.
+    something has been loaded and closed since. `logits_rows`: of a forward, whose logits may be wanted.
     """
     device = next((found for found in adapter.devices() if found.name == asked.device), None)
     if device is None or device.memory_costs is None:
@@ -60,6 +62,7 @@ def predict_memory(
         shape,
         kv_cache_bytes=fixed.kv_cache,
         batch_rows=asked.max_batch_rows,
+        logits_rows=logits_rows,
         process_bytes=process_bytes or psutil.Process().memory_info().rss,
     )
 

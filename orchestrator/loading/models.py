@@ -38,6 +38,7 @@ from adapters.variant import Variant
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
 from device_profiles.units import human_bytes
+from orchestrator.engine.batch import count_logits_rows
 from orchestrator.loading.devices import (
     class_mark_of,
     device_name,
@@ -128,7 +129,8 @@ def load_target(options: EngineOptions, progress: OnProgress, *, slots: int = 0,
     def attempt(share: int) -> Attempt[LoadedSource]:
         smaller = shrink_model(options.model, share)
         running = max(1, (slots or options.max_running) // share)
-        load = partial(load_model, smaller, running, progress, serves=True, refresh=refresh)
+        scored = count_logits_rows(smaller.max_batch_rows, running, options.deepest)
+        load = partial(load_model, smaller, running, progress, serves=True, refresh=refresh, logits_rows=scored)
         return Attempt(_describe_size(smaller), partial(load, shrinks=share != SHARES[-1]))
 
     found = execute_with_fallback([attempt(share) for share in SHARES if share >= options.memory_share], (OutOfMemory,))
@@ -156,11 +158,13 @@ def load_model(
     slots: int,
     progress: OnProgress,
     *,
+    logits_rows: int | None = None,
     serves: bool = False,
     refresh: bool = False,
     shrinks: bool = False,
 ) -> LoadedSource:
-    """Prepare (once) and load a model for so many sequences; `serves`: with its tokenizer, which a draft does not need
+    """Prepare (once) and load a model for so many sequences; `logits_rows`: of a forward, whose logits may be wanted
+    (None: all); `serves`: with its tokenizer, which a draft does not need
     and may not have; `refresh`: find its numerical class again; `shrinks`: it is to be loaded only where all that it
     may ever hold is free, since there is a smaller way. Raises what adapters raise."""
     found, tokenizer_dir, identity = _prepare_alike(options, progress, serves=serves)
@@ -181,7 +185,9 @@ def load_model(
     )
     predict = None
     if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
-        predict = partial(predict_memory, adapter=adapter, spec=check_model(file), prepared=prepared)
+        spec = check_model(file)
+        rows = options.max_batch_rows if logits_rows is None else logits_rows
+        predict = partial(predict_memory, adapter=adapter, spec=spec, prepared=prepared, logits_rows=rows)
     plan = predict(asked) if predict else None
     if plan is not None and shrinks:
         check_room(f"{found.name} on {adapter.name} {asked.device}", plan, read_host_memory())

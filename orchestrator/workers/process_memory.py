@@ -13,8 +13,8 @@ from adapters.control_groups import count_group_kills
 from device_profiles.units import KIB
 
 KILLED_FOR_MEMORY: Final = (
-    "was killed for want of memory (SIGKILL by the kernel); free memory, raise the limit of its control group, or lower "
-    "limits.kv_cache"
+    "was killed for want of memory (SIGKILL by the kernel); "
+    "free memory, raise the limit of its control group, or lower limits.kv_cache"
 )
 _NOTE_EVERY_S = 0.5
 
