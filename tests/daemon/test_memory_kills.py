@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -27,7 +28,7 @@ def test_a_worker_that_was_killed_for_memory_comes_back_smaller_and_its_stream_g
     with running(config) as daemon:
         create = partial(daemon.client.completions.create, model="toy", prompt="the sea is", max_tokens=300, seed=3)
         whole = create(extra_body={"ignore_eos": True}).choices[0].text
-        stream = create(stream=True, extra_body={"ignore_eos": True})
+        stream: Any = create(stream=True, extra_body={"ignore_eos": True})
         text, killed = "", False
         for chunk in stream:
             text += chunk.choices[0].text if chunk.choices else ""
