@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from adapters.artefact import NOTES
-from adapters.contract import Adapter, FixedShapes, Footprint, LayerRange, LoadOptions
+from adapters.contract import Adapter, FixedShapes, Footprint, LayerRange, LoadOptions, Precision
 from adapters.decoder.spec import DecoderSpec
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
 
@@ -29,11 +29,12 @@ def predict_memory(
     are not known.
 
     To be asked before loading: what the process holds already is part of it. `process_bytes`: what that was, where
-    something has been loaded and closed since. `logits_rows`: of a forward, whose logits may be wanted.
+    something has been loaded and closed since. Activations that are not known yet count as 32 bits. `logits_rows`: of a forward, whose logits may be wanted.
     """
     device = next((found for found in adapter.devices() if found.name == asked.device), None)
     if device is None or device.memory_costs is None:
         return None
+    activations = asked.numerical_class.activations if asked.numerical_class is not None else asked.activations
     fixed = Footprint(asked.kv_cache_bytes, 0, 0)
     if isinstance(adapter, FixedShapes):
         fixed = adapter.footprint(prepared, asked)
@@ -63,6 +64,7 @@ def predict_memory(
         kv_cache_bytes=fixed.kv_cache,
         batch_rows=asked.max_batch_rows,
         logits_rows=logits_rows,
+        activations_16bit=activations in (Precision.BF16, Precision.FP16),
         process_bytes=process_bytes or psutil.Process().memory_info().rss,
     )
 

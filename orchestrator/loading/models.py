@@ -197,9 +197,10 @@ def load_model(
         model, classes = load_in_class(question, progress, refresh=refresh)
     else:
         model = adapter.load(prepared, asked, progress)
-    rows = model.capabilities.max_batch_rows
-    if predict and plan and rows < asked.max_batch_rows:  # its numerical class has no larger forwards
-        plan = predict(replace(asked, max_batch_rows=rows), process_bytes=plan.process)
+    if predict and plan:  # by its numerical class
+        caps = model.capabilities
+        known = replace(asked, max_batch_rows=caps.max_batch_rows, activations=caps.activations)
+        plan = predict(known, process_bytes=plan.process)
     shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
     parts = adapter.parts if isinstance(adapter, PipelineLoader) else ()
     published = file.name if file is not None else found.name

@@ -25,7 +25,7 @@ def refuse_for_room(title: str, memory: DeviceMemory, *, other_bytes: int, kv_ca
     way = f"Lower {_KEY} to {human_bytes(most)} or less, or {_ELSE}" if most > 0 else _ELSE.capitalize()
     text = (
         f"{title}: {human_bytes(other_bytes)} and a KV cache of {human_bytes(kv_cache_bytes)} are needed, and {there}. "
-        f"{way}."
+        f"{way}"
     )
     return ModelRefused(text) if never else OutOfMemory(text)
 

@@ -37,7 +37,7 @@ def test_a_refusal_says_what_is_needed_what_is_there_and_the_way_out_once() -> N
     assert str(now) == (
         "toy on CPU: 1.0 GiB and a KV cache of 8.0 GiB are needed, and 3.0 GiB of 4.0 GiB is free. "
         "Lower limits.kv_cache (or the model's own kv_cache) to 2.0 GiB or less, or free memory, "
-        "take a smaller model or smaller weights, or choose another device."
+        "take a smaller model or smaller weights, or choose another device"
     )
     never = refuse_for_room("toy on CPU", there, other_bytes=GIB, kv_cache_bytes=100 * GIB)
     assert isinstance(never, ModelRefused), "no try can help"
