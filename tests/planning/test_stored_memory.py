@@ -15,7 +15,8 @@ from orchestrator.planning.stored import load_measured_hardware
 from tests.support.profiles import store_simulated_profiles
 
 sizes = st.integers(0, 1 << 36)
-parts_of_a_plan = st.fixed_dictionaries(dict.fromkeys(("process", "weights", "kv_cache", "workspace"), sizes))
+small = st.integers(0, 1 << 20)
+parts_of_a_plan = st.fixed_dictionaries(dict.fromkeys(("process", "weights", "kv_cache", "workspace"), small))
 
 
 @given(sizes, sizes, st.just({}) | parts_of_a_plan)
