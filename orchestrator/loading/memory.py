@@ -29,8 +29,8 @@ def predict_memory(
     are not known.
 
     To be asked before loading: what the process holds already is part of it. `process_bytes`: what that was, where
-    something has been loaded and closed since. `logits_rows`: of a forward, whose logits may be wanted. Activations that
-    are not known yet count as 32 bits.
+    something has been loaded and closed since. `logits_rows`: of a forward, whose logits may be wanted. Activations
+    that are not known yet count as 32 bits.
     """
     device = next((found for found in adapter.devices() if found.name == asked.device), None)
     if device is None or device.memory_costs is None:
