@@ -142,7 +142,7 @@ class WorkerLife:
             self._ready_s = now_s
         if isinstance(event, Ready):
             self._kv_tokens = event.kv_blocks * event.block_tokens
-            self.memory_share = SHARES[len(event.memory_reduced)]
+            self.memory_share = SHARES[min(len(event.memory_reduced), len(SHARES) - 1)]
         if not isinstance(event, Failed) or self._ended_here:
             return []
         self._failure = event
