@@ -166,8 +166,8 @@ def load_model(
     """Prepare (once) and load a model for so many sequences. Raises what adapters raise.
 
     `logits_rows`: of a forward, whose logits may be wanted (None: all). `serves`: with its tokenizer, which a draft
-    does not need and may not have. `refresh`: find its numerical class again. `shrinks`: it is to be loaded only where all
-    that it may ever hold is free, since there is a smaller way.
+    does not need and may not have. `refresh`: find its numerical class again. `shrinks`: it is to be loaded only
+    where all that it may ever hold is free, since there is a smaller way.
     """
     found, tokenizer_dir, identity = _prepare_alike(options, progress, serves=serves)
     adapter, file, prepared, choice = found.adapter, found.file, found.prepared, found.choice
