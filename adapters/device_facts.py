@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from adapters.device_memory import read_host_memory
 from adapters.nvml import with_nvml
 
 
@@ -33,12 +34,12 @@ def device_facts() -> list[DeviceFacts]:
 
 
 def _processor() -> DeviceFacts:
-    memory = psutil.virtual_memory()
+    memory = read_host_memory()
     clock = psutil.cpu_freq()
     return DeviceFacts(
         name="CPU",
-        memory_total_bytes=memory.total,
-        memory_used_bytes=memory.total - memory.available,
+        memory_total_bytes=memory.total_bytes,
+        memory_used_bytes=memory.total_bytes - memory.free_bytes,
         utilisation=psutil.cpu_percent(interval=0.1) / 100.0,
         clock_mhz=float(clock.current) if clock else None,
         temperature_c=read_processor_temperature(),

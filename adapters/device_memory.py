@@ -8,27 +8,34 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from adapters.control_groups import PROC, list_memory_bounds
 from adapters.hardware import name_device_kind
-from adapters.nvml import query_nvidia
+from adapters.nvml import query_nvidia, with_nvml
 from device_profiles.profile import DeviceProfile
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUP = Path("/proc/self/cgroup")
 _OPENVINO_TOTALS = ("GPU_DEVICE_TOTAL_MEM_SIZE", "NPU_DEVICE_TOTAL_MEM_SIZE")
 
 
 class DeviceMemory(NamedTuple):
-    """In bytes; 0 where it is not known."""
+    """In bytes. A total of 0 is not known, and then nor is what is free."""
 
     total_bytes: int
     free_bytes: int
+
+
+class HostMemory(NamedTuple):
+    """In bytes. `limit_file`: the control group's file that allows this total, None where it is the whole machine's."""
+
+    total_bytes: int
+    free_bytes: int
+    limit_file: Path | None = None
 
 
 def read_device_memory(device: DeviceProfile) -> DeviceMemory:
     """Return what a device has and what is free of it. Where a driver does not tell, all of it counts as free. A device
     that works in the host's memory has at most what is free there."""
     if name_device_kind(device) == "cpu":
-        return read_host_memory()
+        return DeviceMemory(*read_host_memory()[:2])
     if name_device_kind(device) == "cuda":
         memory = read_nvidia_memory(int(device.name.partition(":")[2] or 0))
         if memory is not None:
@@ -45,20 +52,26 @@ def read_nvidia_memory(index: int) -> DeviceMemory | None:
     return None if memory is None else DeviceMemory(int(memory.total), int(memory.free))
 
 
-def read_host_memory() -> DeviceMemory:
+def list_nvidia_memory() -> list[DeviceMemory]:
+    """Return the memory of every NVIDIA device; none where nobody can be asked."""
+
+    def ask(nvml: Any) -> list[DeviceMemory]:
+        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+        told = [nvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        return [DeviceMemory(int(memory.total), int(memory.free)) for memory in told]
+
+    return with_nvml(ask) or []
+
+
+def read_host_memory(proc: Path = PROC) -> HostMemory:
     """Return the host's memory, as far as the control groups of this process let it be used."""
     memory = psutil.virtual_memory()
-    total, free = int(memory.total), int(memory.available)
-    with suppress(OSError):
-        own = next((line[3:] for line in _OWN_CGROUP.read_text().splitlines() if line.startswith("0::")), "/")
-        group = _CGROUPS / own.strip("/")
-        for one in (group, *group.parents):
-            if one == _CGROUPS.parent:
-                break
-            limit, used = _read_bytes(one / "memory.max"), _read_bytes(one / "memory.current")
-            if limit is not None:
-                total, free = min(total, limit), min(free, max(0, limit - (used or 0)))
-    return DeviceMemory(total, free)
+    total, free, limit_file = int(memory.total), int(memory.available), None
+    for bound in list_memory_bounds(proc):
+        if bound.limit_bytes < total:
+            total, limit_file = bound.limit_bytes, bound.file
+        free = min(free, bound.free_bytes)
+    return HostMemory(total, free, limit_file)
 
 
 def read_openvino_memory(core: Any, name: str) -> tuple[int, bool]:
@@ -73,12 +86,3 @@ def read_openvino_memory(core: Any, name: str) -> tuple[int, bool]:
     with suppress(RuntimeError):
         shared = shared or "integrated" in str(core.get_property(name, "DEVICE_TYPE")).lower()
     return total, shared
-
-
-def _read_bytes(path: Path) -> int | None:
-    """Return what a file of a control group says; None for no limit, or where there is no such file."""
-    try:
-        text = path.read_text().strip()
-    except OSError:
-        return None
-    return int(text) if text.isdecimal() else None

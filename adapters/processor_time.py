@@ -18,10 +18,9 @@ from typing import Any, Final
 
 import psutil
 
+from adapters.control_groups import PROC, list_groups
 from device_profiles.device_load import CoreLoad
 
-_CGROUPS: Final = Path("/sys/fs/cgroup")
-_OWN_CGROUP: Final = Path("/proc/self/cgroup")
 _LOAD: Final = Path("/proc/loadavg")
 _US_PER_S: Final = 1e6
 _GONE: Final = (psutil.Error, OSError)
@@ -191,19 +190,10 @@ def count_runnable(told: Path = _LOAD) -> int | None:
     return None
 
 
-def read_group_time(own: Path = _OWN_CGROUP, groups: Path = _CGROUPS) -> GroupTime | None:
+def read_group_time(proc: Path = PROC) -> GroupTime | None:
     """Return what the tightest control group (version 2) around this process may use; None where none is bounded."""
-    found: GroupTime | None = None
-    with suppress(OSError, ValueError):
-        path = next((line[3:] for line in own.read_text().splitlines() if line.startswith("0::")), "/")
-        inmost = groups / path.strip("/")
-        for one in (inmost, *inmost.parents):
-            if one == groups.parent:
-                break
-            bound = _read_bound(one)
-            if bound is not None and (found is None or bound.cores < found.cores):
-                found = bound
-    return found
+    bounds = [_read_bound(group.directory) for group in list_groups("cpu", proc) if group.version == 2]
+    return min((bound for bound in bounds if bound is not None), key=lambda bound: bound.cores, default=None)
 
 
 def _read_bound(group: Path) -> GroupTime | None:

@@ -12,7 +12,8 @@ class MemoryCosts:
 
     `fixed_bytes`: its libraries and graph; `layer_bytes`: the graph's part for each layer. `weights_copies`: how often
     the prepared weights of layers and head are in memory at the peak (mapped, read, packed for its kernels);
-    `layers_copies`: how often those of layers are besides (packed again for forwards of few rows);
+    `layers_copies_16bit`: how often those of layers are besides where activations have 16 bits (packed again for
+    forwards of few rows);
     `embedding_copies`: how often an embedding is that is not the head too. `logits_copies`: copies of float32 logits at
     the peak. `scores_rows`: rows whose float32 scores of attention are there at the peak, whatever a forward has.
     `mlp_floats` and `hidden_floats`: float32 values of a row's activations, as multiples of those sizes. `graph_copies`
@@ -27,7 +28,7 @@ class MemoryCosts:
     mlp_floats: float
     hidden_floats: float
     layer_bytes: int = 0
-    layers_copies: float = 0.0
+    layers_copies_16bit: float = 0.0
     scores_rows: int = 0
     graph_copies: float = 0.0
     graph_cache_copies: float = 0.0
@@ -76,19 +77,28 @@ class MemoryPlan:
 
 
 def plan_memory(
-    costs: MemoryCosts, model: ModelShape, *, kv_cache_bytes: int, batch_rows: int, process_bytes: int
+    costs: MemoryCosts,
+    model: ModelShape,
+    *,
+    kv_cache_bytes: int,
+    batch_rows: int,
+    logits_rows: int,
+    process_bytes: int,
+    activations_16bit: bool = False,
 ) -> MemoryPlan:
-    """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows whose logits are
-    all asked for (as `prompt_logprobs` does). `process_bytes` is what it holds before loading."""
+    """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows. The logits of
+    `logits_rows` of them are asked for. `process_bytes` is what it holds before loading. `activations_16bit`: they have
+    16 bits, not 32."""
     weights = costs.weights_copies * (model.layers_bytes + model.head_bytes)
-    weights += costs.layers_copies * model.layers_bytes + costs.embedding_copies * model.embedding_bytes
+    weights += costs.embedding_copies * model.embedding_bytes
+    if activations_16bit:
+        weights += costs.layers_copies_16bit * model.layers_bytes
     graphs = costs.graph_copies * model.graph_weights_bytes + costs.graph_cache_copies * model.graph_caches_bytes
-    row = 4.0 * (
-        costs.logits_copies * model.vocabulary + costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden
-    )
+    row = 4.0 * (costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden)
+    logits = 4.0 * costs.logits_copies * model.vocabulary * min(logits_rows, batch_rows)
     return MemoryPlan(
         process=process_bytes,
         weights=int(costs.fixed_bytes + costs.layer_bytes * model.layers + weights + graphs),
         kv_cache=kv_cache_bytes,
-        workspace=int(row * batch_rows) + 4 * costs.scores_rows * model.heads * model.context_tokens,
+        workspace=int(row * batch_rows + logits) + 4 * costs.scores_rows * model.heads * model.context_tokens,
     )

@@ -36,9 +36,9 @@ from device_profiles.units import MIB
 # The file is mapped and packed again; a quantised embedding is widened to 16 bits for its lookups.
 _CPU_MEMORY = MemoryCosts(
     fixed_bytes=32 * MIB,
-    layer_bytes=2_400_000,
+    layer_bytes=4_900_000,
     weights_copies=2,
-    layers_copies=1,
+    layers_copies_16bit=1,
     embedding_copies=0,
     logits_copies=2.5,
     scores_rows=192,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.devices_there import check_device
+from orchestrator.bootstrap.memory_fit import list_kv_misfits
 from orchestrator.bootstrap.tracing import INSTALL as INSTALL_OTEL
 from orchestrator.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
 from orchestrator.config.drafts import AnyDraft, ModelDraft
@@ -45,6 +46,9 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
         else:
             name = f"{format_place(place)} {device}"
             checked.append(f"{name} ({how})" if how else f"not {name}: nobody here can tell")
+    missing += [
+        _refuse(path, lines, one.place, one.text) for one in list_kv_misfits(config, path.resolve().parent) if one.fatal
+    ]
     directories = (
         (("store", "directory"), store_directory(config)),
         (("state", "directory"), state_directory(config, path)),

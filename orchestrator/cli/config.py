@@ -32,10 +32,11 @@ def check(
     """Check keys, types, units, ranges and files, and whether this machine has the devices and can write the store.
 
     Chat templates are tried on a plain chat, and the Ray of cluster.address is looked for. What fails there is told on
-    standard error, and is no error.
+    standard error, and is no error. So is a KV cache of which a target can have no more than a half or a quarter.
 
     No model is loaded. The last line says what was checked, and what was not.
     """
+    from orchestrator.bootstrap.memory_fit import list_memory_notes
     from orchestrator.bootstrap.readiness import check_readiness
     from orchestrator.bootstrap.template_faults import list_template_faults
     from orchestrator.config.load import default_config_path, list_outdated, load_config, parse_config
@@ -45,7 +46,8 @@ def check(
     config = load_config(path)
     lines = parse_config(read_text(path), path)[1]
     readiness = check_readiness(config, path, lines)
-    for line in (*readiness.warnings, *list_template_faults(config, path, lines)):
+    notes = list_memory_notes(config, path, lines)
+    for line in (*readiness.warnings, *notes, *list_template_faults(config, path, lines)):
         sys.stderr.write(f"outrider: {line}\n")
     if as_json:
         print(config.model_dump_json(indent=1))

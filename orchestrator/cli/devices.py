@@ -38,6 +38,7 @@ def _list_devices() -> list[dict[str, Any]]:
     """Return the devices of each runtime; one that is not installed has a reason instead."""
     from adapters import registry
     from adapters.contract import AdapterUnavailable
+    from adapters.device_memory import read_device_memory
     from adapters.distributions import find_foreign
     from adapters.hardware import hardware, runtime_version
     from device_profiles.measured import fingerprint
@@ -56,13 +57,15 @@ def _list_devices() -> list[dict[str, Any]]:
             rows.append({"runtime": name, "unavailable": str(error)})
             continue
         for device in there:
-            facts = hardware(device)
+            facts, memory = hardware(device), read_device_memory(device)
             rows.append(
                 {
                     "runtime": name,
                     "runtime_version": version,
                     "device": device.name,
                     "hardware": dataclasses.asdict(facts),
+                    "memory_total_bytes": memory.total_bytes,
+                    "memory_free_bytes": memory.free_bytes,
                     "precisions": [one.value for one in device.precisions],
                     "weights": [one.value for one in device.weights],
                     "kv_cache": [one.value for one in device.kv_cache],
@@ -92,10 +95,10 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
     from orchestrator.plain_table import add_row, wide_console
 
-    table = Table("runtime", "device", "hardware", "computes in", "profile")
+    table = Table("runtime", "device", "hardware", "memory free", "computes in", "profile")
     for row in rows:
         if "unavailable" in row:
-            add_row(table, row["runtime"], "", row["unavailable"], "", "")
+            add_row(table, row["runtime"], "", row["unavailable"], "", "", "")
             continue
         runtime, formats = f"{row['runtime']} ({row['runtime_version']})", ", ".join(row["precisions"])
         profile = "; ".join(
@@ -104,8 +107,14 @@ def _print(rows: list[dict[str, Any]]) -> None:
                 *(f"{kind}: {one}" for kind in ("drifted", "disturbed") for one in row[kind]),
             ]
         )
-        add_row(table, runtime, row["device"], _hardware(row["hardware"]), formats, profile)
+        memory = _describe_memory(row["memory_free_bytes"], row["memory_total_bytes"])
+        add_row(table, runtime, row["device"], _hardware(row["hardware"]), memory, formats, profile)
     wide_console().print(table)
+
+
+def _describe_memory(free_bytes: int, total_bytes: int) -> str:
+    """Return what can be had of a device's memory: of a processor's, what our control groups allow."""
+    return f"{human_bytes(free_bytes)} of {human_bytes(total_bytes)}" if total_bytes else "not known"
 
 
 def _hardware(facts: dict[str, Any]) -> str:

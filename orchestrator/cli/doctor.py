@@ -16,6 +16,7 @@ import typer
 from adapters.artefact import find_mark
 from adapters.builds import find_build
 from adapters.device_facts import DeviceFacts, device_facts
+from adapters.device_memory import HostMemory, read_host_memory
 from adapters.model_store import ModelStore
 from device_profiles.store import ProfileStore
 from device_profiles.units import GIB, human_bytes
@@ -98,6 +99,7 @@ def examine(path: Path | None = None) -> list[Check]:
 def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     """Return a cluster.yaml and whether this machine can do what it asks for; the defaults where there is none, or it
     cannot be read."""
+    from orchestrator.bootstrap.memory_fit import list_memory_notes
     from orchestrator.bootstrap.readiness import check_readiness
     from orchestrator.bootstrap.template_faults import list_template_faults
     from orchestrator.config.load import load_config, load_or_default, parse_config
@@ -115,11 +117,12 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     except ConfigError as error:
         wrong = [Check(f"configuration {path}", "fail", line, "mend that line") for line in str(error).splitlines()]
         return loaded, wrong
-    faults = list_template_faults(loaded, path, lines)
+    notes, faults = list_memory_notes(loaded, path, lines), list_template_faults(loaded, path, lines)
     todo = "use completions, or another model file"
     return loaded, [
         Check(f"configuration {path}", "ok", "; ".join(readiness.checked)),
         *(Check("Ray", "warn", line, "before outrider serve, or it does not start") for line in readiness.warnings),
+        *(Check("KV cache", "warn", note, "lower that key") for note in notes),
         *(Check("chat template", "warn", fault, todo) for fault in faults),
     ]
 
@@ -172,16 +175,25 @@ def _rooms() -> list[Check]:
 
 
 def _machine(store: Path) -> list[Check]:
-    memory = psutil.virtual_memory()
     there = next(path for path in (store, *store.parents) if path.exists())
     disk = shutil.disk_usage(there).free
     shm = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.exists() else 0
     return [
         Check("cores", "ok", str(psutil.cpu_count(logical=False) or psutil.cpu_count())),
-        _least("memory", memory.available, LEAST_MEMORY_BYTES, "free memory, or lower limits.kv_cache"),
+        _memory(read_host_memory()),
         _least(f"disk of the store ({store})", disk, LEAST_DISK_BYTES, "free space, or set store.directory"),
         _least(str(SHARED_MEMORY), shm, GIB // 2, "enlarge it where workers run on Ray, which keeps objects there"),
     ]
+
+
+def _memory(memory: HostMemory) -> Check:
+    """What is free, within the limit of a control group where one holds us."""
+    if memory.limit_file is None:
+        return _least("memory", memory.free_bytes, LEAST_MEMORY_BYTES, "free memory, or lower limits.kv_cache")
+    good = memory.free_bytes >= LEAST_MEMORY_BYTES
+    allowed = f"{human_bytes(memory.free_bytes)} of {human_bytes(memory.total_bytes)} that {memory.limit_file} allows"
+    todo = "" if good else "raise that limit (MemoryMax= of a unit, --memory of a container), or lower limits.kv_cache"
+    return Check("memory", "ok" if good else "warn", allowed, todo)
 
 
 def _journal(config: ClusterConfig, path: Path | None) -> list[Check]:

@@ -70,7 +70,7 @@ class HostInventory:
     @property
     def free_bytes(self) -> dict[str, int]:
         """What is free of each device, by every name that a runtime has for it; left out where it is not known."""
-        return {device.device: device.free_bytes for device in self.devices if device.free_bytes}
+        return {device.device: device.free_bytes for device in self.devices if device.memory_bytes}
 
 
 def describe_skew(host: HostInventory, own: HostInventory) -> str:

@@ -220,8 +220,14 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     explained = state.blame.explained
     wait_s = state.health.wait_s(replica.parts, now_s)
     state.router.moves.doors.pop(replica.worker, None)
+    longest = max((len(one.submit.prompt) + one.submit.max_tokens for one in state.streams.live()), default=0)
     loss = replica.life.observe_end(
-        *(cause, kind, now_s), number=number, explained=explained, hopeless=hopeless, wait_s=wait_s
+        *(cause, kind, now_s),
+        number=number,
+        explained=explained,
+        hopeless=hopeless,
+        wait_s=wait_s,
+        longest_tokens=longest,
     )
     if loss.restart:
         replica.state.mark_restarting(loss.restart, now_s + loss.after_s, spent=loss.spent)

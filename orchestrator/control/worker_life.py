@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import count
 
+import msgspec
+
 from orchestrator.config.target import THIS_NODE
 from orchestrator.control.actions import Action, LogLine, StartWorker, StopWorker
 from orchestrator.control.state import tell_nobody
-from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.contract import MEMORY_SHARE, WorkerSpec
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Event, Failed, FailureKind, Ready, RoundReport, StillWorking
+from policies.models.kv_shares import SHARES, find_next_share
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from policies.serving.failover.restarts import RestartBudget
 from policies.serving.failover.watchdog import Pulse
@@ -22,6 +25,7 @@ LOADING_GRACE_S = 0.3
 """Of a worker that is not ready: it takes no command while it loads, and has nothing to finish."""
 _DEVICE_FAILURES = ("out_of_memory", "device_lost", "ecc", "thermal")
 _NEWEST = 0.1  # weight of the newest round in how long they take; a longer one counts in full
+_PARTS = {1: "all of its KV cache", 2: "half of its KV cache", 4: "a quarter of its KV cache"}
 NO_DEATH = -1
 """The number of a death that no request can be blamed for."""
 
@@ -53,7 +57,8 @@ class WorkerLife:
     """`number` names the place in events and actions, `title` in the log. A place has `served` once a worker of its was
     of use: then whatever goes wrong may come right again, but for a model that was replaced. Of the worker: `heard_s`
     is when it said something last, `pulse` that it said of a step that it has not finished, `round_ms` how long its
-    rounds take of late. `on_change` is called when it comes or goes."""
+    rounds take of late. `memory_share`: the next one gets one part in so many of the configured KV cache, since the
+    last was killed for want of memory. `on_change` is called when it comes or goes."""
 
     number: int
     spec: WorkerSpec
@@ -63,6 +68,8 @@ class WorkerLife:
     heard_s: float = 0.0
     pulse: Pulse | None = None
     round_ms: float = 0.0
+    memory_share: int = 1
+    _kv_tokens: int = 0
     _ready_s: float | None = None
     _begun: bool = False
     _closed: bool = False
@@ -142,6 +149,9 @@ class WorkerLife:
         self.pulse = event.pulse if isinstance(event, StillWorking) else None
         if isinstance(event, Ready | DraftReady):
             self._ready_s = now_s
+        if isinstance(event, Ready):
+            self._kv_tokens = event.kv_blocks * event.block_tokens
+            self.memory_share = SHARES[min(len(event.memory_reduced), len(SHARES) - 1)]
         if not isinstance(event, Failed) or self._ended_here:
             return []
         self._failure = event
@@ -176,10 +186,11 @@ class WorkerLife:
         explained: Container[int] = (),
         hopeless: bool = False,
         wait_s: float = 0.0,
+        longest_tokens: int = 0,
     ) -> Loss:
         """The worker is gone: return what follows. `number`: of its death; those `explained` spend no budget.
         `hopeless`: nothing of its kind ever served, so a spent budget is the end. `wait_s`: before which nothing is to
-        be started where it was."""
+        be started where it was. `longest_tokens`: of a stream that is to go on, which the next KV cache has to hold."""
         self.stage = Stage.IDLE
         failure = self._failure
         cause, kind = self.explain(cause, kind)
@@ -187,12 +198,18 @@ class WorkerLife:
             return Loss(cause)
         if failure is not None and self.refused:
             return Loss(cause, failure=self._name_host(failure.message))
+        smallest = find_next_share(self.memory_share) is None
+        if hopeless and smallest and kind == "memory":
+            return Loss(cause, failure=self._name_host(f"{cause}; it had {_PARTS[self.memory_share]} already"))
+        self._choose_share(kind, longest_tokens)
         served_s = now_s - self._ready_s if self._ready_s is not None else 0.0
         self.budget = self.budget.observe_loss(number, kind, cause, now_s, served_s)
         self.budget = self.budget.forgive(frozenset(one.number for one in self.budget.made if one.number in explained))
         if hopeless and self.budget.is_spent(kind):
             return Loss(cause, failure=self._name_host(self.budget.describe_end(kind)))
         after_s, restart = max(wait_s, self.budget.delay_s(kind)), self.budget.describe(kind)
+        if self.memory_share > 1:
+            restart += f", with {_PARTS[self.memory_share]}"
         line = LogLine("warning", "%s lost: %s; %s follows in %.1f s", (self.title, cause, restart, after_s))
         return Loss(
             cause,
@@ -208,9 +225,23 @@ class WorkerLife:
         where = "the daemon's own host" if node == THIS_NODE else f"host {node}"
         return f"{where}: {failure}" if node else failure
 
+    def _choose_share(self, kind: LossKind, longest_tokens: int) -> None:
+        """Ask for less memory after a worker that had too much of it, else for all that is configured. A KV cache that
+        cannot hold the longest stream would cost that stream: it stays as it is."""
+        starved = kind == "memory" or (self.failure_kind == "out_of_memory" and self._ready_s is not None)
+        if not starved:
+            self.memory_share = 1
+            return
+        smaller = find_next_share(self.memory_share) or self.memory_share
+        if longest_tokens * smaller <= self._kv_tokens * self.memory_share or not self._kv_tokens:
+            self.memory_share = smaller
+
     def _start(self, after_s: float) -> StartWorker:
         self.stage, self._failure, self._ended_here, self._ready_s = Stage.COMING, None, False, None
-        return StartWorker(self.number, self.spec, self.title, after_s)
+        spec = self.spec
+        if self.memory_share > 1:
+            spec = msgspec.structs.replace(spec, options={**spec.options, MEMORY_SHARE: self.memory_share})
+        return StartWorker(self.number, spec, self.title, after_s)
 
 
 class WorkerLives:

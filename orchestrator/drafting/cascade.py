@@ -26,6 +26,12 @@ _NEWEST = 0.1
 _HOPED = 2.0  # tokens that one is thought to bring at first
 
 
+def count_draft_rows(slots: int) -> int:
+    """Return the most rows of a draft model's forward whose logits are wanted: of each sequence the last one, and those
+    that check cheaper drafters' tokens."""
+    return slots * (MOST_CHECKED + 1)
+
+
 @runtime_checkable
 class ContinuingDrafter(Protocol):
     """A drafter that can go on behind tokens which are not committed."""

@@ -11,7 +11,7 @@ from orchestrator.engine.sequence import SequenceState
 from policies.serving.prefill_shares import PrefillRows, share_rows
 
 SCORED_ROWS = 128
-"""The most rows of a prompt that one forward scores: each of them is as wide as the vocabulary."""
+"""The most rows of prompts that one forward scores: each of them is as wide as the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ def schedule_rows(
             left -= paid_rows
     filling = [sequence for sequence in running if sequence.uncached > 1]
     filling = _computing_what_no_other_does(sorted(filling, key=lambda one: not one.replays))
+    filling = _list_scored_together(filling)
     replays = [one for one in filling if one.replays]
     prompts = [one for one in filling if not one.replays]
     shares = share_rows(
@@ -105,6 +106,23 @@ def _computing_what_no_other_does(filling: Sequence[SequenceState]) -> list[Sequ
         if sequence.scores_prompt or not any(_same_rows(ahead, sequence) for ahead in kept):
             kept.append(sequence)
     return kept
+
+
+def _list_scored_together(filling: Sequence[SequenceState]) -> list[SequenceState]:
+    """Leave out prompts that are scored where SCORED_ROWS are taken: they wait for another forward."""
+    kept, left = [], SCORED_ROWS
+    for sequence in filling:
+        rows = _count_wanted_rows(sequence) if sequence.scores_prompt else 0
+        if rows <= left:
+            left -= rows
+            kept.append(sequence)
+    return kept
+
+
+def count_logits_rows(max_batch_rows: int, running: int, depth: int) -> int:
+    """Return the most rows of a forward whose logits are wanted: scored ones, and those that choose tokens of so many
+    sequences with drafts of such a depth."""
+    return min(max_batch_rows, SCORED_ROWS + running * (depth + 1))
 
 
 def _count_wanted_rows(sequence: SequenceState) -> int:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from adapters.contract import KvLayout, LoadedModel, MovableKv
+from adapters.device_memory import read_host_memory
 from device_profiles.units import human_bytes
 from orchestrator.engine.page_inbox import PageInbox
 from orchestrator.links.pages import LinkBroken
@@ -80,7 +80,7 @@ class KvMover:
         if length > memory.most_bytes:
             allowed = human_bytes(memory.most_bytes)
             raise SharedMemoryFailed(f"{human_bytes(length)} are more than the {allowed} allowed")
-        if psutil.virtual_memory().available < 2 * length + _LEAST_FREE_BYTES:
+        if read_host_memory().free_bytes < 2 * length + _LEAST_FREE_BYTES:
             raise SharedMemoryFailed(f"the host has no memory for {human_bytes(length)} twice")
         checksum = _Checksum(self.format, tokens)
         with open_memory(memory, writing=True) as file:

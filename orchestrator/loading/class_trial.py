@@ -14,16 +14,19 @@ from pathlib import Path
 import msgspec
 
 from adapters import registry
-from adapters.contract import AdapterError, LoadedModel, LoadOptions, ModelLoader, NumericalClass
+from adapters.contract import AdapterError, LoadedModel, LoadOptions, ModelLoader, NumericalClass, OutOfMemory
 from adapters.decoder.short_text import ShortText
 from adapters.invariance import fingerprint_bits
 from adapters.parent_process import end_with_parent
 from device_profiles.numerical_class import ClassFinding
 from orchestrator.clock import SystemClock
 from orchestrator.measuring.class_trial import try_class
+from orchestrator.workers.process_memory import KILLED_FOR_MEMORY, MemoryKillWatch
 
 _LONGEST_S = 900.0
 """A class that was not tried by then is not taken: compilers of some devices take minutes, none takes so long."""
+_NO_MEMORY = 2
+"""What the process exits with for want of memory."""
 
 
 class ClassJob(msgspec.Struct, frozen=True):
@@ -37,8 +40,10 @@ class ClassJob(msgspec.Struct, frozen=True):
 
 
 def run_job(job: ClassJob, tried: NumericalClass) -> ClassFinding:
-    """Run a job in a process of its own. What goes wrong there is a finding that did not pass."""
+    """Run a job in a process of its own. What goes wrong there is a finding that did not pass. Raises OutOfMemory: that
+    says nothing of the class."""
     command = [sys.executable, "-m", "orchestrator.loading.class_trial"]
+    kills = MemoryKillWatch()
     try:
         done = subprocess.run(
             command, input=msgspec.json.encode(job), capture_output=True, timeout=_LONGEST_S, check=False
@@ -49,6 +54,9 @@ def run_job(job: ClassJob, tried: NumericalClass) -> ClassFinding:
         # Libraries may have said something before.
         return msgspec.json.decode(done.stdout.splitlines()[-1], type=ClassFinding)
     said = done.stderr.decode(errors="replace").strip().splitlines()
+    if done.returncode == _NO_MEMORY or (done.returncode == -signal.SIGKILL and kills.has_kill()):
+        why = said[-1] if said and done.returncode > 0 else f"its process {KILLED_FOR_MEMORY}"
+        raise OutOfMemory(f"trying {tried}: {why}")
     ended = f"its process ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else "it failed"
     return ClassFinding(tried, False, said[-1] if said and done.returncode > 0 else ended)
 
@@ -67,14 +75,15 @@ def run_here(adapter: ModelLoader, job: ClassJob) -> ClassFinding:
 
 
 def main() -> int:
-    """Do the job; 0 with the finding on standard output, 1 with the reason on standard error."""
+    """Do the job; 0 with the finding on standard output, 1 with the reason on standard error, or 2 where that is a want
+    of memory."""
     end_with_parent()
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ClassJob)
     try:
         found = run_here(registry.get_for(job.adapter, job.options.device, job.options.static), job)
     except (AdapterError, MemoryError) as error:
-        sys.stderr.write(f"{error or 'there is no memory for it'}\n")
-        return 1
+        sys.stderr.write(f"{str(error) or 'there is no memory for it'}\n")
+        return _NO_MEMORY if isinstance(error, OutOfMemory | MemoryError) else 1
     sys.stdout.flush()
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
     return 0

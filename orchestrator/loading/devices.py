@@ -61,8 +61,8 @@ def list_devices_here() -> LocalDevices:
         except AdapterUnavailable as error:
             lacks[name] = str(error)
     seen = frozenset((device.adapter, hardware(device)) for device in found)
-    free = {device.name: read_device_memory(device).free_bytes for device in found}
-    return LocalDevices(seen, lacks, {name: size for name, size in free.items() if size})
+    memory = {device.name: read_device_memory(device) for device in found}
+    return LocalDevices(seen, lacks, {name: one.free_bytes for name, one in memory.items() if one.total_bytes})
 
 
 def mark_of(device: DeviceProfile) -> str:

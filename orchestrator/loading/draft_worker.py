@@ -10,12 +10,12 @@ from typing import Any
 import msgspec
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.cascade import Cascade
+from orchestrator.drafting.cascade import Cascade, count_draft_rows
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.server import DraftEngine, HostedDrafter, RunsAhead
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.loading.drafters import build_suffix, draft_state
-from orchestrator.loading.models import LoadedSource, load_model
+from orchestrator.loading.models import LoadedSource, load_model, shrink_model
 from orchestrator.loading.options import DraftWorkerOptions, ModelDraftOptions, SuffixOptions
 from orchestrator.loading.statistics import find_statistics
 from orchestrator.workers.cores import effective_cores
@@ -47,9 +47,15 @@ def list_cheaper(draft: ModelDraftOptions, loaded: LoadedSource) -> Sequence[Suf
 def _load(options: DraftWorkerOptions, emit: Emit) -> HostedDrafter:
     started = time.perf_counter()
     draft = options.draft
+    draft = msgspec.structs.replace(draft, model=shrink_model(draft.model, options.memory_share))
     runs_ahead: RunsAhead = draft.remote.overlap if draft.remote is not None else "never"
     branches = 0 if runs_ahead == "never" else MOST_BRANCHES
-    loaded = load_model(draft.model, options.slots + branches, lambda stage, fraction: emit(Progress(stage, fraction)))
+    slots = options.slots + branches
+
+    def progress(stage: str, fraction: float) -> None:
+        emit(Progress(stage, fraction))
+
+    loaded = load_model(draft.model, slots, progress, logits_rows=count_draft_rows(slots))
     spec = loaded.model.spec
     planned = loaded.plan.total if loaded.plan else 0  # the process is the draft's own
     cheaper, clock = list_cheaper(draft, loaded), SystemClock()

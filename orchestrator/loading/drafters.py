@@ -12,7 +12,7 @@ import msgspec
 from adapters.contract import AdapterError, DeviceLost, ModelRefused
 from adapters.model_store import ModelReplaced
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.cascade import Cascade, ContinuingDrafter
+from orchestrator.drafting.cascade import Cascade, ContinuingDrafter, count_draft_rows
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.guard import GuardedDrafter
 from orchestrator.drafting.index import IndexDrafter
@@ -246,7 +246,9 @@ def _build_model(
         pair = compare_vocabularies(options, engine.model, report_stage)
         tokenizer_dir = prepare_tokenizer(options) if pair.match is Match.DIFFERS else ""
         if options.name not in flight.models:
-            flight.models[options.name] = load_model(wanted, engine.max_running * flight.count, report_stage)
+            slots = engine.max_running * flight.count
+            rows = count_draft_rows(slots)
+            flight.models[options.name] = load_model(wanted, slots, report_stage, logits_rows=rows)
         loaded = flight.models[options.name]
     except (DeviceLost, ModelReplaced) as error:
         return _build_failed(options, error)

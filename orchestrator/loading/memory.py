@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from adapters.artefact import NOTES
-from adapters.contract import Adapter, FixedShapes, Footprint, LayerRange, LoadOptions
+from adapters.contract import Adapter, FixedShapes, Footprint, LayerRange, LoadOptions, Precision
 from adapters.decoder.spec import DecoderSpec
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
 
@@ -20,6 +20,8 @@ def predict_memory(
     adapter: Adapter,
     spec: DecoderSpec,
     prepared: Path,
+    *,
+    logits_rows: int,
     layers: LayerRange | None = None,
     process_bytes: int = 0,
 ) -> MemoryPlan | None:
@@ -27,11 +29,13 @@ def predict_memory(
     are not known.
 
     To be asked before loading: what the process holds already is part of it. `process_bytes`: what that was, where
-    something has been loaded and closed since.
+    something has been loaded and closed since. `logits_rows`: of a forward, whose logits may be wanted. Activations
+    that are not known yet count as 32 bits.
     """
     device = next((found for found in adapter.devices() if found.name == asked.device), None)
     if device is None or device.memory_costs is None:
         return None
+    activations = asked.numerical_class.activations if asked.numerical_class is not None else asked.activations
     fixed = Footprint(asked.kv_cache_bytes, 0, 0)
     if isinstance(adapter, FixedShapes):
         fixed = adapter.footprint(prepared, asked)
@@ -60,6 +64,8 @@ def predict_memory(
         shape,
         kv_cache_bytes=fixed.kv_cache,
         batch_rows=asked.max_batch_rows,
+        logits_rows=logits_rows,
+        activations_16bit=activations in (Precision.BF16, Precision.FP16),
         process_bytes=process_bytes or psutil.Process().memory_info().rss,
     )
 

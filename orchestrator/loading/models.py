@@ -25,6 +25,7 @@ from adapters.contract import (
     cut_layers,
 )
 from adapters.decoder.spec import DecoderSpec
+from adapters.device_memory import read_host_memory
 from adapters.devices_there import check_device
 from adapters.model_checks import describe_draft
 from adapters.model_identity import ModelIdentity
@@ -38,6 +39,7 @@ from adapters.variant import Variant
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
 from device_profiles.units import human_bytes
+from orchestrator.engine.batch import count_logits_rows
 from orchestrator.loading.devices import (
     class_mark_of,
     device_name,
@@ -52,13 +54,14 @@ from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.loading.options import EngineOptions, ModelOptions, ShardOptions
 from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, check_whole_runtime
 from orchestrator.loading.precision import choose_model_precision
+from orchestrator.loading.room import check_room
 from orchestrator.loading.split import describe_split, mark_bits
 from orchestrator.planning.digests import digest_simulated_model, parse_simulated_script
 from orchestrator.shards.remote import RemoteRuntime
+from policies.models.kv_shares import SHARES
 from policies.models.quantization import PrecisionChoice
 
 SIMULATED_PREFIX = "simulated:toy"
-_SHARES = (1, 2, 4)
 _LEAST_BATCH_ROWS = 16
 _TRIES = 3
 """Of preparing a model whose files are replaced meanwhile."""
@@ -126,12 +129,19 @@ def load_target(options: EngineOptions, progress: OnProgress, *, slots: int = 0,
 
     def attempt(share: int) -> Attempt[LoadedSource]:
         smaller = shrink_model(options.model, share)
-        size = f"with {human_bytes(smaller.kv_cache_bytes)} of KV cache and {smaller.max_batch_rows} rows a forward"
         running = max(1, (slots or options.max_running) // share)
-        return Attempt(f"loading {size}", lambda: load_model(smaller, running, progress, serves=True, refresh=refresh))
+        scored = count_logits_rows(smaller.max_batch_rows, running, options.deepest)
+        load = partial(load_model, smaller, running, progress, serves=True, refresh=refresh, logits_rows=scored)
+        return Attempt(_describe_size(smaller), partial(load, shrinks=share != SHARES[-1]))
 
-    found = execute_with_fallback([attempt(share) for share in _SHARES], (OutOfMemory,))
-    return LoadedTarget.of(found.value, time.perf_counter() - started, found.failed)
+    found = execute_with_fallback([attempt(share) for share in SHARES if share >= options.memory_share], (OutOfMemory,))
+    killed = [_describe_size(shrink_model(options.model, share)) for share in SHARES if share < options.memory_share]
+    failed = (*(f"{size}: the kernel killed the worker for want of memory" for size in killed), *found.failed)
+    return LoadedTarget.of(found.value, time.perf_counter() - started, failed)
+
+
+def _describe_size(options: ModelOptions) -> str:
+    return f"loading with {human_bytes(options.kv_cache_bytes)} of KV cache and {options.max_batch_rows} rows a forward"
 
 
 def shrink_model(options: ModelOptions, share: int) -> ModelOptions:
@@ -145,10 +155,21 @@ def shrink_model(options: ModelOptions, share: int) -> ModelOptions:
 
 
 def load_model(
-    options: ModelOptions, slots: int, progress: OnProgress, *, serves: bool = False, refresh: bool = False
+    options: ModelOptions,
+    slots: int,
+    progress: OnProgress,
+    *,
+    logits_rows: int | None = None,
+    serves: bool = False,
+    refresh: bool = False,
+    shrinks: bool = False,
 ) -> LoadedSource:
-    """Prepare (once) and load a model for so many sequences; `serves`: with its tokenizer, which a draft does not need
-    and may not have; `refresh`: find its numerical class again. Raises what adapters raise."""
+    """Prepare (once) and load a model for so many sequences. Raises what adapters raise.
+
+    `logits_rows`: of a forward, whose logits may be wanted (None: all). `serves`: with its tokenizer, which a draft
+    does not need and may not have. `refresh`: find its numerical class again. `shrinks`: it is to be loaded only
+    where all that it may ever hold is free, since there is a smaller way.
+    """
     found, tokenizer_dir, identity = _prepare_alike(options, progress, serves=serves)
     adapter, file, prepared, choice = found.adapter, found.file, found.prepared, found.choice
     asked = LoadOptions(
@@ -167,17 +188,22 @@ def load_model(
     )
     predict = None
     if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
-        predict = partial(predict_memory, adapter=adapter, spec=check_model(file), prepared=prepared)
+        spec = check_model(file)
+        rows = options.max_batch_rows if logits_rows is None else logits_rows
+        predict = partial(predict_memory, adapter=adapter, spec=spec, prepared=prepared, logits_rows=rows)
     plan = predict(asked) if predict else None
+    if plan is not None and shrinks:
+        check_room(f"{found.name} on {adapter.name} {asked.device}", plan, read_host_memory())
     classes: MeasuredClasses | None = None
     if serves or asked.exactness is Exactness.BIT:
         question = _question(options, adapter, asked, prepared, file)
         model, classes = load_in_class(question, progress, refresh=refresh)
     else:
         model = adapter.load(prepared, asked, progress)
-    rows = model.capabilities.max_batch_rows
-    if predict and plan and rows < asked.max_batch_rows:  # its numerical class has no larger forwards
-        plan = predict(replace(asked, max_batch_rows=rows), process_bytes=plan.process)
+    if predict and plan:  # by its numerical class
+        caps = model.capabilities
+        known = replace(asked, max_batch_rows=caps.max_batch_rows, activations=caps.activations)
+        plan = predict(known, process_bytes=plan.process)
     shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
     parts = adapter.parts if isinstance(adapter, PipelineLoader) else ()
     published = file.name if file is not None else found.name

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
 from filelock import FileLock, Timeout
 
 from adapters.contract import Exactness, LoadedModel, LoadOptions, ModelLoader, ModelRefused, NumericalClass, Progress
 from adapters.decoder.short_text import ShortText, read_short_text
 from adapters.decoder.source import open_source
+from adapters.device_memory import read_host_memory
 from adapters.invariance import fingerprint_bits
 from device_profiles.numerical_class import ClassFinding, MeasuredClasses, choose_class
 from device_profiles.store import ProfileStore
@@ -195,7 +195,7 @@ def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None
     if found is not None:
         return found
     elements = open_source(question.file).spec.matrix_elements
-    if elements > _MOST_ELEMENTS or 8 * elements > psutil.virtual_memory().available:
+    if elements > _MOST_ELEMENTS or 8 * elements > read_host_memory().free_bytes:
         return None
     progress("compute a short text in float32", -1.0)
     command = [sys.executable, "-m", "adapters.decoder.short_text", str(question.file), str(path)]

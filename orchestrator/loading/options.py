@@ -133,11 +133,13 @@ class ShardWorkerOptions(msgspec.Struct, frozen=True):
 
 
 class DraftWorkerOptions(msgspec.Struct, frozen=True):
-    """A draft worker: its draft, and for how many sequences. `across_hosts`: other machines may have to reach it."""
+    """A draft worker: its draft, and for how many sequences. `across_hosts`: other machines may have to reach it.
+    `memory_share`: as in EngineOptions."""
 
     draft: ModelDraftOptions
     slots: int
     across_hosts: bool
+    memory_share: int = 1
 
 
 DraftOptions = SuffixOptions | IndexOptions | ModelDraftOptions
@@ -155,7 +157,8 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of every
     request. `fixed_depth`: requests that say nothing get up to `max_depth` drafts in every round, as many as are
     proposed. `across_hosts`: workers on other machines may have to reach it. `predicted_depth`: the most drafts in a
-    round of a request that brings a prediction, where depths are not fixed and `max_depth` is not more."""
+    round of a request that brings a prediction, where depths are not fixed and `max_depth` is not more.
+    `memory_share`: the KV cache and forwards are at most one part of so many, as larger ones had no memory."""
 
     model: ModelOptions
     max_running: int
@@ -172,6 +175,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     canary: CanaryOptions | None = None
     across_hosts: bool = False
     predicted_depth: int = 0
+    memory_share: int = 1
 
     @property
     def all_drafters(self) -> list[DraftOptions]:

@@ -14,11 +14,13 @@ from adapters.quality import read_quality
 from adapters.variant import Variant
 from device_profiles.profile import FAST, DeviceProfile
 from orchestrator.loading.options import ModelOptions
+from orchestrator.loading.room import refuse_for_room
 from policies.models.quantization import (
     AS_FILE,
     MeasuredWeights,
     ModelSizes,
     NoPrecision,
+    NoRoom,
     PrecisionChoice,
     PrecisionRequest,
     choose_precision,
@@ -39,25 +41,29 @@ def choose_model_precision(
     """Return how to run a model, or not the `whole` of it, whose size says nothing of memory then; None where the
     runtime knows no such device, which its `load` explains.
 
-    Raises ModelRefused when a requested format cannot be met or nothing fits.
-    """
+    Raises ModelRefused when a requested format cannot be met or nothing ever fits, and OutOfMemory when nothing fits
+    now."""
     device = next((found for found in adapter.devices() if found.name == options.device), None)
     if device is None:
         return None
     wanted = PrecisionRequest(
         options.weights, options.activations, options.kv_cache_precision, exactness=Exactness(options.exactness)
     )
+    title, memory = f"{file.name} on {adapter.name} {device.name}", read_device_memory(device)
     try:
         choice = choose_precision(
             device,
             sizes_of(file),
             read_measured_weights(adapter, device, store, file),
             wanted,
-            free_bytes=_free_bytes(device) if whole else None,
+            free_bytes=memory.free_bytes if whole and memory.total_bytes else None,
             other_bytes=options.kv_cache_bytes,
         )
+    except NoRoom as refusal:
+        needed, kv_cache = refusal.needed_bytes, options.kv_cache_bytes
+        raise refuse_for_room(title, memory, other_bytes=needed, kv_cache_bytes=kv_cache) from refusal
     except NoPrecision as refusal:
-        raise ModelRefused(f"{file.name} on {adapter.name} {device.name}: {refusal}") from refusal
+        raise ModelRefused(f"{title}: {refusal}") from refusal
     return PreparedChoice(variant(adapter, choice.weights), choice)
 
 
@@ -97,7 +103,3 @@ def find_prepared(recipe: Variant, store: ModelStore, file: ModelSource) -> Path
         return store.find(file, recipe)
     except AdapterUnavailable:
         return None
-
-
-def _free_bytes(device: DeviceProfile) -> int | None:
-    return read_device_memory(device).free_bytes or None

@@ -81,7 +81,12 @@ class _PreparedLayers:
             return 0
         # Before the first layers are loaded: by then the runtime has been asked for its devices and its classes.
         self._process_bytes = self._process_bytes or psutil.Process().memory_info().rss
-        plan = predict_memory(options, self._adapter, self._spec, found.prepared, layers, self._process_bytes)
+        plan = predict_memory(
+            *(options, self._adapter, self._spec, found.prepared),
+            logits_rows=options.max_batch_rows,
+            layers=layers,
+            process_bytes=self._process_bytes,
+        )
         return plan.total if plan is not None else 0
 
     def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:

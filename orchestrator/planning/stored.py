@@ -146,10 +146,6 @@ def _matches_model(one: MeasuredModel, model: PlannedModel, cores: int) -> bool:
 
 
 def _option(one: MeasuredModel, role: Role, model: PlannedModel) -> Option:
-    parts = one.planned_parts or {}
-    fixed = parts.get("process", 0) + max(0, parts.get("weights", 0) - one.weights_bytes)
-    if not parts:
-        fixed = max(0, one.peak_bytes - one.weights_bytes)
     return Option(
         profile="",
         role=role,
@@ -160,14 +156,23 @@ def _option(one: MeasuredModel, role: Role, model: PlannedModel) -> Option:
         layer_bytes=one.weights_bytes / one.layers,
         kv_bytes_per_token=one.kv_bytes_per_token,
         threads=one.threads,
-        fixed_bytes=fixed,
-        workspace_bytes=parts.get("workspace", 0),
+        fixed_bytes=_find_fixed_bytes(one),
+        workspace_bytes=one.planned_parts.get("workspace", 0),
         overhead_ms=one.overhead.round_ms,
         overhead_sequence_ms=one.overhead.sequence_ms,
         load_s=one.load_s,
         row_invariant=one.row_invariant,
         paid_rows=1,  # a measured cost pads by itself
     )
+
+
+def _find_fixed_bytes(one: MeasuredModel) -> int:
+    """Return what a worker holds beside weights, KV cache and workspace: what was planned. It is no less than the peak
+    of the process that measured it leaves, whose KV cache may have been full."""
+    parts = one.planned_parts
+    planned = parts.get("process", 0) + parts.get("weights", 0)
+    held = one.peak_bytes - parts.get("kv_cache", 0) - parts.get("workspace", 0)
+    return max(0, max(planned, held) - one.weights_bytes)
 
 
 def with_row_ms(cost: StepCost, row_ms: float) -> StepCost:

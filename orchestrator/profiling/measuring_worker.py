@@ -25,6 +25,7 @@ from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.suffix import SuffixDrafter
+from orchestrator.engine.batch import count_logits_rows
 from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import find_device, mark_of
 from orchestrator.loading.drafters import build_suffix
@@ -41,6 +42,7 @@ from orchestrator.profiling.live_loop import LiveLoopResult, measure_policy_yiel
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.device_sampler import DeviceSampler
 from orchestrator.workers.process_memory import peak_rss_bytes
+from policies.speculation.cascade import MOST_CHECKED
 
 PROFILE_ENTRY = "orchestrator.profiling.measuring_worker:build_measuring_engine"
 SLOTS = 33
@@ -157,7 +159,8 @@ def _load_timed(bench: _Bench) -> tuple[LoadedSource, float]:
             begins.append(time.perf_counter())
         bench.progress(stage, fraction)
 
-    loaded = load_model(bench.job.model, SLOTS, progress, serves=bench.job.role == "target")
+    rows = count_logits_rows(bench.job.model.max_batch_rows, SLOTS, MOST_CHECKED)
+    loaded = load_model(bench.job.model, SLOTS, progress, logits_rows=rows, serves=bench.job.role == "target")
     return loaded, time.perf_counter() - (begins[0] if begins else bench.started_s)
 
 

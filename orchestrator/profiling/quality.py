@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
@@ -28,6 +27,7 @@ from adapters.artefact import read_manifest
 from adapters.contract import LoadedModel, ModelRefused, Precision, Segment
 from adapters.decoder.reference import Reference, TextCache
 from adapters.decoder.source import open_source
+from adapters.device_memory import read_host_memory
 from adapters.model_source import ModelSource, resolve
 from adapters.model_store import ModelStore
 from adapters.quality import add_quality
@@ -91,7 +91,7 @@ def reference_texts(
     if kept.is_file():
         return ReferenceTexts(**json.loads(kept.read_text(encoding="utf-8")))
     weights = open_source(file.path, Precision.FP32)
-    needed, free = 4 * weights.spec.matrix_elements, psutil.virtual_memory().available
+    needed, free = 4 * weights.spec.matrix_elements, read_host_memory().free_bytes
     if needed > free:
         raise ModelRefused(
             f"{file.name}: the reference in float32 needs {human_bytes(needed)}, and {human_bytes(free)} are free"

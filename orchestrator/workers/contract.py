@@ -9,6 +9,9 @@ import msgspec
 
 from orchestrator.workers.messages import Command, Event
 
+MEMORY_SHARE = "memory_share"
+"""The option of an entry that says how small its model is to be: one part in so many of its KV cache and forwards."""
+
 
 class Step(NamedTuple):
     """What an engine is at. `expected_ms`: the predicted time of it, below 0 where there is no prediction."""

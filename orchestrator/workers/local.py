@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from orchestrator.workers.local_host import ORPHAN_GRACE_S, Adoption
 from orchestrator.workers.messages import Command, Event, Retune, Stop
 from orchestrator.workers.output import follow
 from orchestrator.workers.process_handle import ProcessHandle, describe_end
-from orchestrator.workers.process_memory import count_memory_kills
+from orchestrator.workers.process_memory import KILLED_FOR_MEMORY, MemoryKillWatch
 from policies.serving.failover.blame import LossKind
 
 _READ_AHEAD_BYTES = 1024 * 1024
@@ -50,7 +49,6 @@ _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _KILL_S = 2.0  # from SIGKILL to the end; only an uninterruptible wait takes longer
 _LAST_WORDS_S = 0.5
 _ANSWER_S = 3.0  # an orphan that does not answer for so long hangs
-_NOTE_EVERY_S = 0.5
 _FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 
 _log = logging.getLogger(__name__)
@@ -347,7 +345,7 @@ class LocalWorker:
         self._first = first
         self._forget = forget
         self._stopping = False
-        self._memory_kills, self._alive_s = count_memory_kills(), time.monotonic()
+        self._kills = MemoryKillWatch()
         self._clearing = asyncio.create_task(self._clear(), name=f"clear {self.name}")
         self._ending: asyncio.Task[bool] | None = None
 
@@ -367,16 +365,19 @@ class LocalWorker:
                 for event in decode_events(self._first):
                     yield event
             while (frame := await _read_frame(self._started.reader)) is not None:
-                self._note_alive()
+                self._kills.observe_alive()
                 for event in decode_events(frame):
                     yield event
         except (ValueError, msgspec.DecodeError) as error:
             self._begin_end(0.0)
             raise WorkerLost(f"{self._describe_process()} sent what is no event: {error}") from error
         self._begin_end(_TEARDOWN_S)
-        how = await self._describe_end()
+        ended = await self._wait_end()
         if not self._stopping:
-            raise WorkerLost(f"{self._describe_process()} {how}", self._find_kind())
+            kind = self._find_kind()
+            how = describe_end(self._process.code) if ended else "closed its channel and has not ended yet"
+            how = KILLED_FOR_MEMORY if kind == "memory" else how
+            raise WorkerLost(f"{self._describe_process()} {how}", kind)
 
     async def stop(self, grace_s: float) -> None:
         """See workers.contract.Worker. Bounded: a process that cannot be killed is logged, and left behind."""
@@ -394,12 +395,11 @@ class LocalWorker:
     async def _end(self, grace_s: float) -> bool:
         return await self._process.end(grace_s, _TERM_S, _KILL_S)
 
-    async def _describe_end(self) -> str:
-        if not await self._process.wait(_CAUSE_S):
-            return "closed its channel and has not ended yet"
-        # What it said last comes before what is said about it.
-        await asyncio.wait([self._clearing], timeout=_LAST_WORDS_S)
-        return describe_end(self._process.code)
+    async def _wait_end(self) -> bool:
+        """Return whether the process has ended by now. What it said last comes before what is said about it."""
+        if ended := await self._process.wait(_CAUSE_S):
+            await asyncio.wait([self._clearing], timeout=_LAST_WORDS_S)
+        return ended
 
     def _find_kind(self) -> LossKind:
         """Return how the worker was lost. How one ended that was adopted is not known: that says little of what it
@@ -407,15 +407,7 @@ class LocalWorker:
         code = self._process.code
         if not self._process.ended or (code is not None and code not in _FROM_OUTSIDE):
             return "crashed"
-        kills = count_memory_kills()
-        by_kernel = code in (None, -signal.SIGKILL) and None not in (kills, self._memory_kills)
-        return "memory" if by_kernel and kills != self._memory_kills else "killed"
-
-    def _note_alive(self) -> None:
-        """Whatever the kernel ended before this worker spoke was another process."""
-        now_s = time.monotonic()
-        if now_s - self._alive_s >= _NOTE_EVERY_S:
-            self._memory_kills, self._alive_s = count_memory_kills(), now_s
+        return "memory" if code in (None, -signal.SIGKILL) and self._kills.has_kill() else "killed"
 
     async def _clear(self) -> None:
         """Leave nothing behind, once the process has ended."""

@@ -19,6 +19,7 @@ from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.frames import decode_events, encode
 from orchestrator.workers.messages import Command, Event, Stop
 from orchestrator.workers.process_end import end_process
+from orchestrator.workers.process_memory import KILLED_FOR_MEMORY, MemoryKillWatch
 from orchestrator.workers.ray_link import AWAY_AFTER_S, DriverLink, join_ray
 from orchestrator.workers.ray_messages import Appeared, EndActor, Join, PassDown
 from orchestrator.workers.ray_settings import driver_environment, probe
@@ -242,6 +243,7 @@ class RayWorker:
         self._gone = asyncio.Event()
         self._killing: asyncio.Task[None] | None = None
         self._kind: LossKind = "crashed"
+        self._kills = MemoryKillWatch()
         self._frames: asyncio.Queue[bytes | str] = asyncio.Queue()  # a text is how it ended
 
     async def appear(self, spec: WorkerSpec) -> None:
@@ -293,13 +295,18 @@ class RayWorker:
 
     def take_frame(self, frame: bytes) -> None:
         """See ray_link.ActorEnd."""
+        self._kills.observe_alive()
         self._frames.put_nowait(frame)
 
     def take_end(self, how: str, *, host: bool) -> None:
         """See ray_link.ActorEnd."""
         if not self._ended.is_set():  # Ray does not say by which signal; what an engine does itself it has told before
-            by_ray: LossKind = "memory" if _RAY_WANTS_MEMORY in how else "killed"
-            self._kind = "host" if host else "crashed" if how.startswith("exited") else by_ray
+            self._kind = "host" if host else "crashed" if how.startswith("exited") else "killed"
+            here = self._place is not None and self._place.here  # of another host nobody counts them
+            if _RAY_WANTS_MEMORY in how:
+                self._kind = "memory"
+            elif self._kind == "killed" and here and self._kills.has_kill():
+                self._kind, how = "memory", KILLED_FOR_MEMORY
         self._ended.set()
         self._frames.put_nowait(how)
 

@@ -43,6 +43,14 @@ class NoPrecision(ValueError):
     """Nothing that was asked for is possible; the message says why, for each, and what is."""
 
 
+class NoRoom(NoPrecision):
+    """Formats that the device has do not fit into its memory. `needed_bytes`: of the smallest of their weights."""
+
+    def __init__(self, message: str, needed_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     """A model as its file has it: `parameters` of its matrices, bytes of the file, and what it calls its format.
@@ -120,7 +128,7 @@ def choose_precision(
     """Choose number formats. `free_bytes` is the device's free memory (None: not known), `other_bytes` what KV cache
     and workspace take of it.
 
-    Raises NoPrecision when a requested format cannot be met or nothing fits; the message says why.
+    Raises NoPrecision when a requested format cannot be met, and NoRoom when nothing fits; the message says why.
     """
     activations, about_activations = _activations(device, wanted)
     kv_cache, about_kv = _kv_cache(device, wanted)
@@ -144,18 +152,24 @@ def _weights(
 ) -> tuple[str, str, tuple[Rejected, ...]]:
     figures = {one.weights: one for one in measured}
     if wanted.weights != AUTO:
-        problem = _impossible(device, model, wanted.weights, room)
-        if problem:
+        if problem := _find_missing(device, wanted.weights):
             raise NoPrecision(f"weights {wanted.weights}: {problem}")
+        if _explain_size(model, wanted.weights, room):
+            raise _build_no_room(model, [wanted.weights], room)
         return wanted.weights, _explain_request(model, wanted.weights, figures.get(FAST)), ()
     rejected: list[Rejected] = []
     left: list[str] = []
+    too_large: list[str] = []
     for weights in _candidates(device):
-        problem = _impossible(device, model, weights, room) or _too_far(figures.get(weights), weights, wanted)
+        problem = _find_missing(device, weights) or _too_far(figures.get(weights), weights, wanted)
+        if not problem and (problem := _explain_size(model, weights, room)):
+            too_large.append(weights)
         if problem:
             rejected.append(Rejected(weights, problem))
         else:
             left.append(weights)
+    if not left and too_large:
+        raise _build_no_room(model, too_large, room)
     if not left:
         raise NoPrecision("; ".join(f"weights {one.what}: {one.why}" for one in rejected))
     if _kind(device) in _PREFERENCES:
@@ -212,14 +226,26 @@ def _candidates(device: DeviceProfile) -> Iterator[str]:
     yield from (AS_FILE, *map(str, offered)) if whole else (*map(str, offered), AS_FILE)
 
 
-def _impossible(device: DeviceProfile, model: ModelSizes, weights: str, room: int | None) -> str:
+def _find_missing(device: DeviceProfile, weights: str) -> str:
     if weights not in (AS_FILE, FAST, *device.weights):
         offered = ", ".join([AS_FILE, FAST, *(precision.value for precision in device.weights)])
         return f"{device.adapter} has none for {device.name}; there are {offered}"
+    return ""
+
+
+def _explain_size(model: ModelSizes, weights: str, room: int | None) -> str:
+    """Return why weights do not fit; "" where they do, or nobody knows what is free."""
     needed = weights_bytes(model, weights)
     if room is not None and needed > room:
         return f"needs {human_bytes(needed)}, and beside KV cache and workspace {human_bytes(max(room, 0))} are free"
     return ""
+
+
+def _build_no_room(model: ModelSizes, too_large: Sequence[str], room: int | None) -> NoRoom:
+    sizes = {weights: weights_bytes(model, weights) for weights in too_large}
+    needs = "; ".join(f"weights {weights}: needs {human_bytes(size)}" for weights, size in sizes.items())
+    left = human_bytes(room) if room is not None and room > 0 else "nothing"
+    return NoRoom(f"{needs}; beside the KV cache {left} is free", min(sizes.values()))
 
 
 def _too_far(figures: MeasuredWeights | None, weights: str, wanted: PrecisionRequest) -> str:

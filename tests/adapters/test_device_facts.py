@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from adapters.contract import AdapterUnavailable
 from adapters.device_facts import DeviceFacts, device_facts
+from adapters.device_memory import read_host_memory
 from adapters.hardware import runtime_version
 
 
@@ -62,7 +62,7 @@ class Nvml:
 def test_the_processor_is_there_on_every_machine():
     facts = device_facts()[0]
     assert facts.name == "CPU"
-    assert facts.memory_total_bytes == psutil.virtual_memory().total
+    assert facts.memory_total_bytes == read_host_memory().total_bytes
     assert 0 < facts.memory_used_bytes < facts.memory_total_bytes
     assert facts.utilisation is not None
     assert 0.0 <= facts.utilisation <= 1.0

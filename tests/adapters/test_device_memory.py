@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 import psutil
 import pytest
 
-from adapters import device_memory
-from adapters.device_memory import read_device_memory, read_host_memory, read_openvino_memory
+from adapters.device_memory import read_device_memory, read_openvino_memory
 from adapters.openvino_rt.adapter import device_profile
 from device_profiles.profile import DeviceProfile
 from policies.models.quantization import ModelSizes, NoPrecision, PrecisionRequest, choose_precision
@@ -81,17 +79,3 @@ def test_what_works_in_the_hosts_memory_has_no_more_than_is_free_there() -> None
     assert shared.total_bytes <= host.total
     assert 0 < shared.free_bytes < host.total
     assert read_device_memory(profile(huge, in_host_memory=False)) == (huge, huge)
-
-
-def test_a_control_group_bounds_what_a_host_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    group = tmp_path / "slice" / "service"
-    group.mkdir(parents=True)
-    (tmp_path / "own").write_text("0::/slice/service\n")
-    (group / "memory.max").write_text("max\n")
-    (group.parent / "memory.max").write_text(f"{GIB}\n")
-    (group.parent / "memory.current").write_text(f"{GIB // 4}\n")
-    monkeypatch.setattr(device_memory, "_CGROUPS", tmp_path)
-    monkeypatch.setattr(device_memory, "_OWN_CGROUP", tmp_path / "own")
-    assert read_host_memory() == (GIB, GIB * 3 // 4)
-    monkeypatch.setattr(device_memory, "_OWN_CGROUP", tmp_path / "none")
-    assert read_host_memory().total_bytes == psutil.virtual_memory().total

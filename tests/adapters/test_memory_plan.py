@@ -18,6 +18,7 @@ WORK = """
 import json, sys
 from adapters.contract import Segment
 from adapters.model_store import ModelStore
+from orchestrator.engine.batch import count_logits_rows
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import sum_planned_bytes
 from orchestrator.loading.models import load_target
@@ -37,18 +38,19 @@ models = [target.model] + ([drafter._drafters[-1]._drafter._model] if drafter el
 for model in models:
     caps = model.capabilities
     rows = caps.max_batch_rows
+    most = count_logits_rows(rows, caps.slots, options.deepest)
     tokens = [5 + index % 1000 for index in range(caps.max_context_tokens)]
     last = min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - rows
-    for slot in range(caps.slots):  # the longest prompts that the pool holds, in the longest chunks, all rows wanted
+    for slot in range(caps.slots):  # the longest prompts that the pool holds, in the longest chunks, scored
         for start in range(0, last + 1, rows):
-            segment = Segment(slot, start, tokens[start : start + rows], (0, rows))
+            segment = Segment(slot, start, tokens[start : start + rows], (rows - most, rows))
             if model.count_needed_blocks([segment]) <= model.free_blocks():
                 model.forward([segment])
     for slot in range(caps.slots):
         model.release(slot)
-    share = rows // caps.slots
+    share, wanted = rows // caps.slots, most // caps.slots
     for _ in range(3):  # a full batch
-        model.forward([Segment(slot, 0, tokens[:share], (0, share)) for slot in range(caps.slots)])
+        model.forward([Segment(slot, 0, tokens[:share], (share - wanted, share)) for slot in range(caps.slots)])
 planned = sum_planned_bytes(target, options, [drafter] if drafter else [])
 print(json.dumps({"planned": planned, "peak": peak_rss_bytes()}))
 """
@@ -135,13 +137,14 @@ costs = st.builds(
 
 @given(costs, st.integers(1, 300_000), st.integers(1, 10_000), sizes, sizes, st.integers(1, 8192), sizes)
 def test_a_plan_is_the_sum_of_its_parts_and_grows_with_each(cost, vocabulary, hidden, file, kv, rows, process):
-    def plan(rows: int = rows, kv: int = kv, file: int = file):
+    def plan(rows: int = rows, kv: int = kv, file: int = file, logits: int = 64):
         shape = ModelShape(vocabulary, hidden, 3 * hidden, 9, 100, 2, file, file, file)
-        return plan_memory(cost, shape, kv_cache_bytes=kv, batch_rows=rows, process_bytes=process)
+        return plan_memory(cost, shape, kv_cache_bytes=kv, batch_rows=rows, logits_rows=logits, process_bytes=process)
 
     found = plan()
     assert found.total == found.process + found.weights + found.kv_cache + found.workspace
     assert found.total >= process + kv
     assert plan(rows=rows + 1).total >= found.total
+    assert plan(logits=65).total >= found.total
     assert plan(kv=kv + 7).total == found.total + 7
     assert plan(file=file + 10).total >= found.total

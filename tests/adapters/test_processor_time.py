@@ -22,6 +22,7 @@ from adapters.processor_time import (
     sum_up,
 )
 from device_profiles.device_load import CoreLoad
+from tests.support.control_groups import FakeGroups
 
 busy_cores = st.dictionaries(st.integers(0, 5), st.floats(0.0, 1.0), min_size=1)
 spent = st.lists(st.tuples(st.floats(0.0, 3.0), st.lists(st.integers(0, 7), max_size=6, unique=True)), max_size=6)
@@ -61,15 +62,13 @@ def test_a_control_group_bounds_what_counts_as_all() -> None:
 
 
 def test_the_tightest_group_counts(tmp_path) -> None:
-    groups, own = tmp_path / "cgroup", tmp_path / "own"
-    (groups / "a" / "b").mkdir(parents=True)
-    own.write_text("1:name=x:/\n0::/a/b\n")
-    assert read_group_time(own, groups) is None
+    proc, groups = FakeGroups(tmp_path).place("/a/b", version=2)
+    assert read_group_time(proc) is None
     (groups / "a" / "cpu.max").write_text("150000 100000\n")
     (groups / "a" / "cpu.stat").write_text("usage_usec 2500000\nuser_usec 1\n")
     (groups / "a" / "b" / "cpu.max").write_text("max 100000\n")
     (groups / "a" / "b" / "cpu.stat").write_text("usage_usec 1\n")
-    found = read_group_time(own, groups)
+    found = read_group_time(proc)
     assert found is not None
     assert (found.cores, found.used_s) == (1.5, 2.5)
 

@@ -99,6 +99,7 @@ class FakeCluster:
 
     runtime: str = "local"
     own_node: str = ""
+    away: str = ""
     workers: list[FakeWorker] = field(default_factory=list)
 
     async def open(self) -> None:

@@ -5,9 +5,11 @@ from hypothesis import strategies as st
 
 from adapters.contract import BlockRules, Segment
 from adapters.kv_blocks import BlockPool
-from orchestrator.engine.batch import ScheduledSequence, most_blocks
+from orchestrator.engine.batch import ScheduledSequence, count_logits_rows, most_blocks, schedule_rows
+from orchestrator.engine.logprobs import LogprobCollector
 from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.messages import Submit
+from policies.serving.prefill_shares import PrefillRows
 
 
 @given(
@@ -29,3 +31,30 @@ def test_parts_never_need_more_blocks_than_is_said(block_tokens, pad_to, even_be
         )
         batch.append(Segment(slot, max(0, held - rolled_back), [5] * known, (0, 1)))
     assert pool.count_needed_blocks(batch) <= most_blocks(parts, paid_rows=pad_to, block_tokens=block_tokens)
+
+
+prompts = st.lists(st.tuples(st.integers(1, 400), st.booleans()), min_size=1, max_size=12)
+
+
+@given(prompts, st.integers(16, 1024), st.integers(1, 2))
+def test_no_forward_has_more_logits_than_memory_was_planned_for(prompts, max_rows, paid_rows):
+    running = []
+    for number, (length, scored) in enumerate(prompts):
+        submit = Submit(str(number), [5 + number] * length, 4, logprobs=0 if scored else None, prompt_logprobs=scored)
+        scores = LogprobCollector.of(submit)
+        running.append(SequenceState(submit, list(submit.prompt), frozenset(), 0.0, slot=number, scores=scores))
+    left = {sequence.submit.request_id for sequence in running}
+    for _ in range(2000):
+        every = PrefillRows(max_rows, max_rows)
+        parts = schedule_rows(running, max_rows=max_rows, prefill_rows=every, paid_rows=paid_rows)
+        wanted = sum(last - first for first, last in (part.wanted for part in parts))
+        assert wanted <= count_logits_rows(max_rows, len(running), 0)
+        assert parts, "somebody gets on"
+        for part in parts:
+            part.sequence.cached += part.num_query_tokens
+            if part.emits_logits:
+                running.remove(part.sequence)
+                left.discard(part.sequence.submit.request_id)
+        if not running:
+            break
+    assert not left, "each prompt is read to its end"

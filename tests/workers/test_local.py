@@ -46,6 +46,7 @@ async def find_kind_of_loss(end: Callable[[int], object]) -> str:
         with pytest.raises(WorkerLost) as lost:
             await tokens_until(events, 1_000_000)
         assert await ending is not False
+        assert ("was killed for want of memory" in str(lost.value)) == (lost.value.kind == "memory")
         return lost.value.kind
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import psutil
-
 from adapters.contract import AdapterError
+from adapters.device_memory import read_host_memory
 from adapters.energy import energy_meter
 from adapters.model_store import ModelStore
 from adapters.peers.contract import PeerPrompt
@@ -141,7 +140,7 @@ def describe_environment(asked: Asked, size: CompareSize, prompts: int) -> dict[
         "processor": hardware.name,
         "flags": list(hardware.isa),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
+        "memory_bytes": read_host_memory().total_bytes,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         "model": asked.source.source,

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
+from adapters.device_memory import read_host_memory
 from adapters.energy import EnergyMeter
 from adapters.peers.contract import Answer, EngineMissing, NotOffered, PeerPrompt
 from device_profiles.units import ceil_div, human_bytes
@@ -52,7 +51,7 @@ def load_engines(specs: Sequence[EngineSpec], logs: Path, tell: Tell) -> Iterato
             tell(f"loading {spec.name}", number, len(specs))
             run = EngineRun(spec.engine, spec.mode)
             rows.append(run)
-            free = psutil.virtual_memory().available
+            free = read_host_memory().free_bytes
             if free < most_bytes:
                 run.state = "left out"
                 run.reason = (

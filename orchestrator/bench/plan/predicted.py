@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-import psutil
-
+from adapters.device_memory import read_host_memory
 from device_profiles.store import ProfileStore
 from orchestrator.bench.plan.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN, POLICY, Configuration, RunLoad
 from orchestrator.bench.prompts import BenchError
@@ -110,5 +109,5 @@ def plan_load(
     def is_allowed(option: Option, device: str) -> bool:
         return (option.runtime, option.threads) in places
 
-    free = {"CPU": int(psutil.virtual_memory().available)}
+    free = {"CPU": read_host_memory().free_bytes}
     return PlannedLoad(propose_here(mine, store, free, is_allowed), load)

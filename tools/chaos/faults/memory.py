@@ -88,11 +88,12 @@ def starve(pid: int, name: str, is_gone: Callable[[], bool]) -> bool:
         if hog is not None:
             hog.kill()
             hog.wait()
-        _remove(group)
+        remove_cgroup(group)
     return False
 
 
-def _remove(group: Path) -> None:
+def remove_cgroup(group: Path) -> None:
+    """Remove a cgroup whose processes end."""
     for _ in range(50):  # its dead are taken out a moment after they died
         with suppress(OSError):
             group.rmdir()

@@ -1,0 +1,16 @@
+"""Which part of its KV cache a target is loaded with where memory is short."""
+
+from __future__ import annotations
+
+SHARES = (1, 2, 4)
+"""A whole KV cache, a half, a quarter: what is tried, in this order (docs/configuration.md, "Out of memory")."""
+
+
+def choose_share(kv_cache_bytes: int, other_bytes: int, room_bytes: int) -> int | None:
+    """Return the first share whose KV cache fits into the room beside what else is needed; None where none does."""
+    return next((share for share in SHARES if kv_cache_bytes // share + other_bytes <= room_bytes), None)
+
+
+def find_next_share(share: int) -> int | None:
+    """Return the share to try after one that was too large; None after the last."""
+    return next((one for one in SHARES if one > share), None)
