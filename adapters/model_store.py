@@ -20,7 +20,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -43,6 +43,7 @@ from adapters.artefact import (
 )
 from adapters.content_digest import DigestCache, file_identity
 from adapters.contract import AdapterError, ModelRefused, Progress
+from adapters.held_lock import hold_lock
 from adapters.model_parts import JoinedFile
 from adapters.model_source import ModelSource
 from device_profiles.units import human_bytes
@@ -247,19 +248,11 @@ class ModelStore:
 
     @contextmanager
     def _hold_lock(self, artefact: Path, progress: Progress) -> Iterator[None]:
-        # The kernel frees this lock when its holder dies, however it dies. The file itself stays: removing it
-        # would let two processes hold two locks of one name.
-        lock = FileLock(artefact.with_name(f"{artefact.name}.lock"))
-        with explain_errors(self.root):
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                progress("waiting for another process", -1.0)
-                lock.acquire(poll_interval=0.1)
-        try:
+        path = artefact.with_name(f"{artefact.name}.lock")
+        with ExitStack() as held:
+            with explain_errors(self.root):
+                held.enter_context(hold_lock(path, progress, "another process that prepares the model"))
             yield
-        finally:
-            lock.release()
 
     def _make(self, job: _Job, progress: Progress) -> None:
         damaged = self._digests.confirm(job.file.content, progress) if job.needed_bytes is None else None

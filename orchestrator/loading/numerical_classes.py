@@ -12,11 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
-from filelock import FileLock, Timeout
 
 from adapters.contract import Exactness, LoadedModel, LoadOptions, ModelLoader, ModelRefused, NumericalClass, Progress
 from adapters.decoder.short_text import ShortText, read_short_text
 from adapters.decoder.source import open_source
+from adapters.held_lock import hold_lock
 from adapters.invariance import fingerprint_bits
 from device_profiles.numerical_class import ClassFinding, MeasuredClasses, choose_class
 from device_profiles.store import ProfileStore
@@ -88,18 +88,11 @@ def load_in_class(
 @contextmanager
 def _hold_lock(directory: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock of a store's trials; go on without it where nothing can be written."""
-    lock = FileLock(directory / "classes.lock")
-    with suppress(OSError):
-        directory.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            progress("waiting for another worker to find the numerical class", -1.0)
-            lock.acquire(poll_interval=0.1)
-    try:
+    with ExitStack() as held:
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            held.enter_context(hold_lock(directory / "classes.lock", progress, "another worker that tries classes"))
         yield
-    finally:
-        lock.release()
 
 
 def find_class(

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from device_profiles.units import MS_PER_S
 from orchestrator.workers.contract import Step
 from orchestrator.workers.messages import Event, Gauges, Progress, Ready, Refused, RoundReport, StillWorking
+from orchestrator.workers.work_meter import WorkMeter
 from policies.serving.failover.watchdog import PULSE_S, Pulse
 
+_LOOK_S = 1.0
 _FINISHED = (Progress, Ready, RoundReport, Gauges, Refused)
 """The events that say that the engine itself has come further; other threads of a worker have their own."""
 STARTING = Step("start", -1.0)
@@ -41,12 +43,49 @@ class PulseEmitter:
         self._ended.set()
 
     def _run(self) -> None:
-        seen, since_s, cpu_s = -1, 0.0, 0.0
+        seen: tuple[int, bool] | None = None
+        watched: _Round | _Load | None = None
         while not self._ended.wait(PULSE_S):
             step, finished = self._describe_step(), self._finished
-            if step is None or finished != seen:
-                seen, since_s, cpu_s = finished, time.monotonic(), time.process_time()
+            now = (finished, step is not None and step.expected_ms < 0.0)
+            if step is None or watched is None or now != seen:
+                seen, watched = now, _Load() if now[1] else _Round()
                 continue
-            quiet_ms = (time.monotonic() - since_s) * MS_PER_S
-            pulse = Pulse(step.expected_ms, quiet_ms, (time.process_time() - cpu_s) * MS_PER_S, self._cores)
-            self._emit(StillWorking(step.stage, pulse))
+            self._emit(StillWorking(step.stage, watched.measure(step.expected_ms, self._cores)))
+
+
+class _Round:
+    """A step with a prediction, from now on."""
+
+    def __init__(self) -> None:
+        self._since_s, self._cpu_s = time.monotonic(), time.process_time()
+
+    def measure(self, expected_ms: float, cores: int) -> Pulse:
+        """Return the pulse."""
+        quiet_ms = (time.monotonic() - self._since_s) * MS_PER_S
+        return Pulse(expected_ms, quiet_ms, (time.process_time() - self._cpu_s) * MS_PER_S, cores)
+
+
+class _Load:
+    """A step of a load, from now on. Whether anything is done is looked at once in `_LOOK_S`; a wait between two looks
+    that is much longer was a time in which this process did not run, and counts for no more."""
+
+    def __init__(self) -> None:
+        self._since_s = self._looked_s = time.monotonic()
+        self._meter: WorkMeter | None = None
+        self._idle_s = 0.0
+
+    def measure(self, expected_ms: float, cores: int) -> Pulse:
+        """Return the pulse."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOK_S:
+            if self._meter is None:
+                self._meter = WorkMeter()
+            elif self._meter.measure():
+                self._idle_s = 0.0
+            else:
+                self._idle_s += min(now_s - self._looked_s, 2.0 * _LOOK_S)
+            self._looked_s = now_s
+        cpu_s = self._meter.cpu_s if self._meter is not None else 0.0
+        quiet_ms = (now_s - self._since_s) * MS_PER_S
+        return Pulse(expected_ms, quiet_ms, cpu_s * MS_PER_S, cores, self._idle_s * MS_PER_S)
