@@ -3,7 +3,7 @@
     root/digests.json                                 digests of model files already read
     root/<digest, 16 hex>/<recipe>-<hash, 8 hex>/     an artefact, with manifest.json
     root/<digest, 16 hex>/<recipe>-<hash, 8 hex>.lock who holds it may write that artefact
-    root/<digest, 16 hex>/.<recipe>-<hash>.*          drafts; rubbish when their lock is free
+    root/<digest, 16 hex>/.<recipe>-<hash>.*          drafts; when their lock is free, what was left of one
     root/<digest, 16 hex>/restored-head               what stands for the model's files where these are replaced
 
 An artefact's directory is named by the model file's content and the recipe's text. Another file or another version of a
@@ -30,11 +30,13 @@ from filelock import FileLock, Timeout
 from adapters.artefact import (
     MANIFEST,
     Origin,
+    count_disk_bytes,
     damage,
     find_changed_content,
     find_mark,
     find_verified_s,
     is_verified,
+    list_kept,
     mark_corrupt,
     note_verified,
     publish,
@@ -42,7 +44,7 @@ from adapters.artefact import (
     write_manifest,
 )
 from adapters.content_digest import DigestCache, file_identity
-from adapters.contract import AdapterError, ModelRefused, Progress
+from adapters.contract import AdapterError, DeviceLost, ModelRefused, Progress
 from adapters.held_lock import hold_lock
 from adapters.model_parts import JoinedFile
 from adapters.model_source import ModelSource
@@ -92,7 +94,8 @@ class Recipe(Protocol):
         ...
 
     def prepare(self, source: Path, target: Path, progress: Progress) -> None:
-        """Write the artefact made from `source` into the empty directory `target`."""
+        """Write the artefact made from `source` into the directory `target`. It is empty, or has what an earlier call
+        left that was ended, and wrote a file *.kept there of what it had finished."""
         ...
 
 
@@ -149,9 +152,10 @@ class ModelStore:
         with explain_errors(self.root):
             artefact.parent.mkdir(parents=True, exist_ok=True)
         with self._hold_lock(artefact, progress):
-            _remove_drafts(artefact)
             problem = damage(artefact, origin) or (None if is_verified(artefact) else changed)
-            if problem is not None:
+            if problem is None:
+                _remove_drafts(artefact)
+            else:
                 if artefact.exists():
                     progress(f"{artefact.name} is damaged ({problem}): preparing it again", -1.0)
                     _log.warning("%s is damaged (%s): preparing it again", artefact, problem)
@@ -262,25 +266,32 @@ class ModelStore:
                 f"{_describe_way_out(job.file.source)} Where the change was meant, touch the file."
             )
         self._demand_space(job)
-        draft, aside = (_draft_name(job.artefact, purpose) for purpose in ("new", "old"))
         try:
-            with explain_errors(self.root):
-                draft.mkdir()
-            with explain_errors(self.root, only_full=True):
-                job.recipe.prepare(job.file.path, draft, progress)
-            if _identity(job.file) != job.identity:
-                raise ModelChanged(f"{job.file.path.name}: it changed while it was prepared. Try again.")
-            with explain_errors(self.root):
-                progress("writing to disk", -1.0)
-                write_manifest(draft, job.origin)
-                publish(draft, job.artefact, aside)
-                note_verified(job.artefact, time.time())
-        finally:
+            self._write(job, progress)
+        except DeviceLost:
+            raise  # the model is not at fault, and what is finished of it is gone on with
+        except Exception:
             _remove_drafts(job.artefact)
+            raise
+        _remove_drafts(job.artefact)
+
+    def _write(self, job: _Job, progress: Progress) -> None:
+        draft, aside = (_draft_name(job.artefact, purpose) for purpose in ("new", "old"))
+        with explain_errors(self.root):
+            _take_draft(job.artefact, draft)
+        with explain_errors(self.root, only_full=True):
+            job.recipe.prepare(job.file.path, draft, progress)
+        if _identity(job.file) != job.identity:
+            raise ModelChanged(f"{job.file.path.name}: it changed while it was prepared. Try again.")
+        with explain_errors(self.root):
+            progress("writing to disk", -1.0)
+            write_manifest(draft, job.origin)
+            publish(draft, job.artefact, aside)
+            note_verified(job.artefact, time.time())
 
     def _demand_space(self, job: _Job) -> None:
         with explain_errors(self.root):
-            free = self._disk_free(self.root)
+            free = self._disk_free(self.root) + sum(map(count_disk_bytes, _list_drafts(job.artefact)))
         needed = job.needed_bytes
         if needed is None:
             needed = SPACE_FACTOR * sum(size for size, _, _ in job.identity)
@@ -359,8 +370,25 @@ def _draft_name(artefact: Path, purpose: str) -> Path:
 
 def _remove_drafts(artefact: Path) -> None:
     """Remove the drafts of one artefact. The caller holds its lock, so whoever began them is dead or done."""
-    for draft in artefact.parent.glob(f".{artefact.name}.*"):
+    for draft in _list_drafts(artefact):
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _take_draft(artefact: Path, draft: Path) -> None:
+    """Go on with the draft that somebody left who had finished a part, or begin a new one. Raises OSError. The caller
+    holds the artefact's lock."""
+    left = max(filter(list_kept, _list_drafts(artefact)), key=lambda one: one.stat().st_mtime_ns, default=None)
+    if left is None:
+        draft.mkdir()
+    else:
+        left.rename(draft)
+    for other in _list_drafts(artefact):
+        if other != draft:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _list_drafts(artefact: Path) -> list[Path]:
+    return list(artefact.parent.glob(f".{artefact.name}.*"))
 
 
 @contextmanager

@@ -24,6 +24,7 @@ class WorkMeter:
 
     def __init__(self) -> None:
         self._process = psutil.Process()
+        self._waits = False
         self._at_s, self._cpu_s, self._bytes = time.monotonic(), *self._read()
         self.cpu_s = 0.0
 
@@ -31,7 +32,7 @@ class WorkMeter:
         """Return whether anything was done since the last call. `cpu_s` becomes the processor time of all calls."""
         at_s, (cpu_s, moved_bytes) = time.monotonic(), self._read()
         spent_s = max(0.0, cpu_s - self._cpu_s)
-        worked = spent_s > _LEAST_CPU_S * (at_s - self._at_s) or moved_bytes > self._bytes
+        worked = spent_s > _LEAST_CPU_S * (at_s - self._at_s) or moved_bytes > self._bytes or self._waits
         self._at_s, self._cpu_s, self._bytes = at_s, cpu_s, moved_bytes
         self.cpu_s += spent_s
         return worked
@@ -42,6 +43,7 @@ class WorkMeter:
         children: list[psutil.Process] = []
         with suppress(*_GONE):
             children = self._process.children(recursive=True)
+        self._waits = any(map(_waits_for_disk, [self._process, *children]))
         times = [time.process_time() - time.thread_time(), *_list_cpu_s(self._process, ended=True)]
         moved = [_count_faults(), _count_bytes(self._process, characters=False)]
         for child in children:
@@ -58,6 +60,14 @@ def _list_cpu_s(process: psutil.Process, *, ended: bool) -> Iterator[float]:
             yield getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
         else:
             yield times.user + times.system
+
+
+def _waits_for_disk(process: psutil.Process) -> bool:
+    """Return whether a process waits within the kernel for a disk, as it does while all that it wrote is brought there.
+    Nobody can end it meanwhile."""
+    with suppress(*_GONE):
+        return bool(process.status() == psutil.STATUS_DISK_SLEEP)
+    return False
 
 
 def _count_bytes(process: psutil.Process, *, characters: bool) -> int:
