@@ -89,6 +89,7 @@ class GgufWeights:
     def _decode_tensor(self, stored: GgufTensor) -> Tensor:
         raw = self._data[stored.offset : stored.offset + stored.size]
         try:
+            found: Tensor
             if len(stored.shape) == 1:
                 found = demand_finite_tensor(Dense(vector(stored.kind, raw)))
             else:

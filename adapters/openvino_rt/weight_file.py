@@ -99,7 +99,7 @@ class WeightFile:
             offset = -(-self._end // _ALIGNED_BYTES) * _ALIGNED_BYTES
             self._end = offset
             for piece in pieces:
-                data = memoryview(np.ascontiguousarray(piece)).cast("B")
+                data = np.ascontiguousarray(piece).data.cast("B")
                 digest.update(data)
                 self._put(data)
             blocks.append(Block(kind, tuple(shape), offset, self._end - offset))

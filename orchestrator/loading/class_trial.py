@@ -15,15 +15,20 @@ import msgspec
 
 from adapters import registry
 from adapters.contract import AdapterError, LoadedModel, LoadOptions, ModelLoader, NumericalClass
+from adapters.decoder.pieces import count_cores
 from adapters.decoder.short_text import ShortText
 from adapters.invariance import fingerprint_bits
 from adapters.parent_process import end_with_parent
 from device_profiles.numerical_class import ClassFinding
 from orchestrator.clock import SystemClock
 from orchestrator.measuring.class_trial import try_class
+from orchestrator.workers.work_meter import LOOK_S, WorkMeter
 
 _LONGEST_S = 900.0
-"""A class that was not tried by then is not taken: compilers of some devices take minutes, none takes so long."""
+"""Of processor time: a class that was not tried by then is not taken. Compilers of some devices take minutes, none
+takes so long."""
+_LONGEST_IDLE_S = 100.0
+"""A trial that does nothing for so long is not taken either, before the worker itself counts as hanging."""
 
 
 class ClassJob(msgspec.Struct, frozen=True):
@@ -39,18 +44,34 @@ class ClassJob(msgspec.Struct, frozen=True):
 def run_job(job: ClassJob, tried: NumericalClass) -> ClassFinding:
     """Run a job in a process of its own. What goes wrong there is a finding that did not pass."""
     command = [sys.executable, "-m", "orchestrator.loading.class_trial"]
-    try:
-        done = subprocess.run(
-            command, input=msgspec.json.encode(job), capture_output=True, timeout=_LONGEST_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ClassFinding(tried, False, f"not tried to its end in {_LONGEST_S:.0f} s")
-    if done.returncode == 0:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as trial:
+        try:
+            output, errors, given_up = _wait(trial, msgspec.json.encode(job))
+        finally:
+            trial.kill()
+    if given_up:
+        return ClassFinding(tried, False, given_up)
+    if trial.returncode == 0:
         # Libraries may have said something before.
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=ClassFinding)
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    ended = f"its process ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else "it failed"
-    return ClassFinding(tried, False, said[-1] if said and done.returncode > 0 else ended)
+        return msgspec.json.decode(output.splitlines()[-1], type=ClassFinding)
+    said = errors.decode(errors="replace").strip().splitlines()
+    ended = f"its process ended by {signal.Signals(-trial.returncode).name}" if trial.returncode < 0 else "it failed"
+    return ClassFinding(tried, False, said[-1] if said and trial.returncode > 0 else ended)
+
+
+def _wait(trial: subprocess.Popen[bytes], job: bytes) -> tuple[bytes, bytes, str]:
+    """Return what a trial printed, and why it is given up; "" where it came to its end. A machine that is busy with
+    something else makes it take longer, and is no reason."""
+    meter = WorkMeter(trial.pid)
+    while True:
+        try:
+            return *trial.communicate(job, timeout=LOOK_S), ""
+        except subprocess.TimeoutExpired:
+            meter.measure()
+        if meter.cpu_s > _LONGEST_S * count_cores():
+            return b"", b"", f"not tried to its end in {meter.cpu_s:.0f} s of processor time"
+        if meter.idle_s > _LONGEST_IDLE_S:
+            return b"", b"", f"its trial did nothing for {meter.idle_s:.0f} s"
 
 
 def run_here(adapter: ModelLoader, job: ClassJob) -> ClassFinding:

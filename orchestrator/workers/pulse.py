@@ -10,10 +10,9 @@ from collections.abc import Callable
 from device_profiles.units import MS_PER_S
 from orchestrator.workers.contract import Step
 from orchestrator.workers.messages import Event, Gauges, Progress, Ready, Refused, RoundReport, StillWorking
-from orchestrator.workers.work_meter import WorkMeter
+from orchestrator.workers.work_meter import LOOK_S, WorkMeter
 from policies.serving.failover.watchdog import PULSE_S, Pulse
 
-_LOOK_S = 1.0
 _FINISHED = (Progress, Ready, RoundReport, Gauges, Refused)
 """The events that say that the engine itself has come further; other threads of a worker have their own."""
 STARTING = Step("start", -1.0)
@@ -26,13 +25,15 @@ class PulseEmitter:
         self._emit = emit
         self._describe_step = describe_step
         self._finished = 0
+        self._progress: Progress | None = None
         self._ended = threading.Event()
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def observe(self, event: Event) -> None:
-        """The engine has said this."""
-        if isinstance(event, _FINISHED):
+        """The engine has said this. Who says the same again has not come further."""
+        if isinstance(event, _FINISHED) and event != self._progress:
             self._finished += 1
+            self._progress = event if isinstance(event, Progress) else None
 
     def start(self) -> None:
         """Begin to watch."""
@@ -67,25 +68,21 @@ class _Round:
 
 
 class _Load:
-    """A step of a load, from now on. Whether anything is done is looked at once in `_LOOK_S`; a wait between two looks
-    that is much longer was a time in which this process did not run, and counts for no more."""
+    """A step of a load, from now on."""
 
     def __init__(self) -> None:
         self._since_s = self._looked_s = time.monotonic()
-        self._meter: WorkMeter | None = None
-        self._idle_s = 0.0
+        self._meter: WorkMeter | None = None  # most steps are over before there is anything to look at
 
     def measure(self, expected_ms: float, cores: int) -> Pulse:
         """Return the pulse."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= _LOOK_S:
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
             if self._meter is None:
                 self._meter = WorkMeter()
-            elif self._meter.measure():
-                self._idle_s = 0.0
             else:
-                self._idle_s += min(now_s - self._looked_s, 2.0 * _LOOK_S)
-            self._looked_s = now_s
-        cpu_s = self._meter.cpu_s if self._meter is not None else 0.0
+                self._meter.measure()
+        cpu_s, idle_s = (self._meter.cpu_s, self._meter.idle_s) if self._meter is not None else (0.0, 0.0)
         quiet_ms = (now_s - self._since_s) * MS_PER_S
-        return Pulse(expected_ms, quiet_ms, cpu_s * MS_PER_S, cores, self._idle_s * MS_PER_S)
+        return Pulse(expected_ms, quiet_ms, cpu_s * MS_PER_S, cores, idle_s * MS_PER_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
 
@@ -15,27 +14,33 @@ except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
 _GONE: Final = (psutil.Error, OSError)
+LOOK_S: Final = 1.0
+"""Between two looks."""
 _LEAST_CPU_S: Final = 0.002
 """Of processor time in a second: what threads take that only wait stays below it, and a starved process above."""
 
 
 class WorkMeter:
-    """Measures from one call to the next. All calls come from one thread, whose own processor time is not counted."""
+    """Measures from one call to the next. All calls come from one thread, whose own processor time is not counted.
+    `pid`: of a process that this one started, which then is measured instead."""
 
-    def __init__(self) -> None:
-        self._process = psutil.Process()
+    def __init__(self, pid: int | None = None) -> None:
+        """Raises psutil.NoSuchProcess."""
+        self._process, self._own = psutil.Process(pid), pid is None
         self._waits = False
         self._at_s, self._cpu_s, self._bytes = time.monotonic(), *self._read()
-        self.cpu_s = 0.0
+        self.cpu_s = self.idle_s = 0.0
 
-    def measure(self) -> bool:
-        """Return whether anything was done since the last call. `cpu_s` becomes the processor time of all calls."""
+    def measure(self) -> None:
+        """Look. `cpu_s` becomes the processor time of all looks, `idle_s` for how long nothing has been done. A time
+        between two looks that is much longer than `LOOK_S` is one in which this process did not run: it counts for
+        no more."""
         at_s, (cpu_s, moved_bytes) = time.monotonic(), self._read()
-        spent_s = max(0.0, cpu_s - self._cpu_s)
-        worked = spent_s > _LEAST_CPU_S * (at_s - self._at_s) or moved_bytes > self._bytes or self._waits
+        passed_s, spent_s = at_s - self._at_s, max(0.0, cpu_s - self._cpu_s)
+        worked = spent_s > _LEAST_CPU_S * passed_s or moved_bytes > self._bytes or self._waits
         self._at_s, self._cpu_s, self._bytes = at_s, cpu_s, moved_bytes
         self.cpu_s += spent_s
-        return worked
+        self.idle_s = 0.0 if worked else self.idle_s + min(passed_s, 2.0 * LOOK_S)
 
     def _read(self) -> tuple[float, int]:
         """Return the processor time in s and the bytes of the whole tree of processes; the kernel adds those of a
@@ -43,23 +48,21 @@ class WorkMeter:
         children: list[psutil.Process] = []
         with suppress(*_GONE):
             children = self._process.children(recursive=True)
-        self._waits = any(map(_waits_for_disk, [self._process, *children]))
-        times = [time.process_time() - time.thread_time(), *_list_cpu_s(self._process, ended=True)]
-        moved = [_count_faults(), _count_bytes(self._process, characters=False)]
-        for child in children:
-            times += [*_list_cpu_s(child, ended=False), *_list_cpu_s(child, ended=True)]
-            moved.append(_count_bytes(child, characters=True))
-        return sum(times), sum(moved)
+        every = [self._process, *children]
+        self._waits = any(map(_waits_for_disk, every))
+        spent = [_read_cpu_s(one, own=self._own and one is self._process) for one in every]
+        moved = [_count_bytes(one, own=self._own and one is self._process) for one in every]
+        return sum(spent), sum(moved)
 
 
-def _list_cpu_s(process: psutil.Process, *, ended: bool) -> Iterator[float]:
-    """Yield a process's own processor time, or that of its children that `ended`."""
+def _read_cpu_s(process: psutil.Process, *, own: bool) -> float:
+    """Return the processor time of a process and of its children that ended; without this thread's where it is our
+    `own`."""
     with suppress(*_GONE):
         times = process.cpu_times()
-        if ended:
-            yield getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
-        else:
-            yield times.user + times.system
+        ended_s = getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
+        return ended_s + (time.process_time() - time.thread_time() if own else times.user + times.system)
+    return 0.0
 
 
 def _waits_for_disk(process: psutil.Process) -> bool:
@@ -70,17 +73,13 @@ def _waits_for_disk(process: psutil.Process) -> bool:
     return False
 
 
-def _count_bytes(process: psutil.Process, *, characters: bool) -> int:
-    """Return the bytes that a process moved to and from disks; `characters`: with those of caches and networks, of
-    which the measuring itself has some."""
+def _count_bytes(process: psutil.Process, *, own: bool) -> int:
+    """Return the bytes that a process moved to and from disks, caches and networks. Of our `own`, the measuring itself
+    reads from caches: those are left out, and what files gave through memory counts."""
     with suppress(*_GONE, AttributeError, NotImplementedError):
         counters = process.io_counters()
         moved = counters.read_bytes + counters.write_bytes
-        if characters:
-            moved += getattr(counters, "read_chars", 0) + getattr(counters, "write_chars", 0)
-        return int(moved)
+        if own:
+            return int(moved) + (resource.getrusage(resource.RUSAGE_SELF).ru_majflt if resource is not None else 0)
+        return int(moved + getattr(counters, "read_chars", 0) + getattr(counters, "write_chars", 0))
     return 0
-
-
-def _count_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt if resource is not None else 0

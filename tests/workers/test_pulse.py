@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from orchestrator.workers.contract import Step
-from orchestrator.workers.messages import Event, StillWorking
+from orchestrator.workers.messages import Event, Progress, StillWorking
 from orchestrator.workers.pulse import PulseEmitter
 from policies.serving.failover.watchdog import Pulse
 
@@ -95,6 +95,21 @@ def test_the_processor_time_of_a_process_counts_while_it_runs_and_when_it_has_en
 def test_a_load_whose_process_does_nothing_is_idle() -> None:
     with run_child(_SLEEPS), watch_load() as events:
         wait_for_pulse(events, lambda pulse: pulse.idle_ms > 4000.0)
+
+
+def test_a_load_that_says_the_same_again_has_not_come_further() -> None:
+    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    emitter = PulseEmitter(events.put, lambda: Step("load", -1.0))
+    emitter.start()
+
+    def say_the_same(pulse: Pulse) -> bool:
+        emitter.observe(Progress("convert: 1 MiB of 2 MiB", 0.5))
+        return pulse.idle_ms > 3000.0
+
+    try:
+        wait_for_pulse(events, say_the_same)
+    finally:
+        emitter.stop()
 
 
 def test_a_time_in_which_the_worker_was_stopped_is_not_idle() -> None:
