@@ -70,13 +70,6 @@ def list_kept(directory: Path) -> list[Path]:
     return list(directory.rglob(f"*{KEPT_SUFFIX}"))
 
 
-def count_disk_bytes(directory: Path) -> int:
-    """Return what a directory's files take on the disk."""
-    with suppress(OSError):
-        return sum(path.stat().st_blocks * 512 for path in directory.rglob("*"))
-    return 0
-
-
 def damage(directory: Path, origin: Origin) -> str | None:
     """Return what is wrong with an artefact as far as its notes, names and sizes tell, None when nothing is."""
     manifest = read_manifest(directory)

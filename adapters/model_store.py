@@ -15,8 +15,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -30,19 +28,18 @@ from filelock import FileLock, Timeout
 from adapters.artefact import (
     MANIFEST,
     Origin,
-    count_disk_bytes,
     damage,
     find_changed_content,
     find_mark,
     find_verified_s,
     is_verified,
-    list_kept,
     mark_corrupt,
     note_verified,
     publish,
     read_manifest,
     write_manifest,
 )
+from adapters.artefact_drafts import count_disk_bytes, draft_name, list_drafts, remove_drafts, take_draft
 from adapters.content_digest import DigestCache, file_identity
 from adapters.contract import AdapterError, DeviceLost, ModelRefused, Progress
 from adapters.held_lock import hold_lock
@@ -154,7 +151,7 @@ class ModelStore:
         with self._hold_lock(artefact, progress):
             problem = damage(artefact, origin) or (None if is_verified(artefact) else changed)
             if problem is None:
-                _remove_drafts(artefact)
+                remove_drafts(artefact)
             else:
                 if artefact.exists():
                     progress(f"{artefact.name} is damaged ({problem}): preparing it again", -1.0)
@@ -241,7 +238,7 @@ class ModelStore:
         with suppress(StoreUnwritable), self._hold_lock(artefact, progress):
             if is_verified(artefact):
                 return None
-            _remove_drafts(artefact)
+            remove_drafts(artefact)
             progress(f"verifying {artefact.name}", -1.0)
             return _verify(artefact)
         progress(f"verifying {artefact.name}, which cannot be noted down here", -1.0)
@@ -271,14 +268,14 @@ class ModelStore:
         except DeviceLost:
             raise  # the model is not at fault, and what is finished of it is gone on with
         except Exception:
-            _remove_drafts(job.artefact)
+            remove_drafts(job.artefact)
             raise
-        _remove_drafts(job.artefact)
+        remove_drafts(job.artefact)
 
     def _write(self, job: _Job, progress: Progress) -> None:
-        draft, aside = (_draft_name(job.artefact, purpose) for purpose in ("new", "old"))
+        draft, aside = (draft_name(job.artefact, purpose) for purpose in ("new", "old"))
         with explain_errors(self.root):
-            _take_draft(job.artefact, draft)
+            take_draft(job.artefact, draft)
         with explain_errors(self.root, only_full=True):
             job.recipe.prepare(job.file.path, draft, progress)
         if _identity(job.file) != job.identity:
@@ -291,7 +288,7 @@ class ModelStore:
 
     def _demand_space(self, job: _Job) -> None:
         with explain_errors(self.root):
-            free = self._disk_free(self.root) + sum(map(count_disk_bytes, _list_drafts(job.artefact)))
+            free = self._disk_free(self.root) + sum(map(count_disk_bytes, list_drafts(job.artefact)))
         needed = job.needed_bytes
         if needed is None:
             needed = SPACE_FACTOR * sum(size for size, _, _ in job.identity)
@@ -362,33 +359,6 @@ def _identity(file: ModelSource) -> list[list[int]]:
 def short_hash(text: str) -> str:
     """Return what ends the name of an artefact's directory: of its recipe's text."""
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _draft_name(artefact: Path, purpose: str) -> Path:
-    return artefact.with_name(f".{artefact.name}.{purpose}-{os.getpid()}-{secrets.token_hex(4)}")
-
-
-def _remove_drafts(artefact: Path) -> None:
-    """Remove the drafts of one artefact. The caller holds its lock, so whoever began them is dead or done."""
-    for draft in _list_drafts(artefact):
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _take_draft(artefact: Path, draft: Path) -> None:
-    """Go on with the draft that somebody left who had finished a part, or begin a new one. Raises OSError. The caller
-    holds the artefact's lock."""
-    left = max(filter(list_kept, _list_drafts(artefact)), key=lambda one: one.stat().st_mtime_ns, default=None)
-    if left is None:
-        draft.mkdir()
-    else:
-        left.rename(draft)
-    for other in _list_drafts(artefact):
-        if other != draft:
-            shutil.rmtree(other, ignore_errors=True)
-
-
-def _list_drafts(artefact: Path) -> list[Path]:
-    return list(artefact.parent.glob(f".{artefact.name}.*"))
 
 
 @contextmanager
