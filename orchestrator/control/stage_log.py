@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -20,10 +21,15 @@ class StageLog:
 
     def describe_news(self, name: str, progress: Progress, now_s: float) -> str:
         """Return the line to say now; "" where there is none. A stage is said once, and again every few seconds where
-        it tells how far it is. One of which the figures alone have changed is the same. `name`: whose it is."""
-        stage = "".join(letter for letter in progress.stage if not letter.isdigit())
+        its figures have changed, or where it tells how far it is. `name`: whose it is."""
         before, said_s = self._last.get(name, ("", 0.0))
-        if stage == before and (progress.fraction < 0.0 or now_s - said_s < _AGAIN_S):
+        same = _drop_figures(progress.stage) == _drop_figures(before)
+        news = format_progress(progress) if same else progress.stage
+        if same and (now_s - said_s < _AGAIN_S or news == before):
             return ""
-        self._last[name] = stage, now_s
-        return format_progress(progress) if stage == before else progress.stage
+        self._last[name] = news, now_s
+        return news
+
+
+def _drop_figures(line: str) -> str:
+    return re.sub(r"[\d.,%]+", "", line).strip()

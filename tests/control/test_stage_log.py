@@ -22,11 +22,13 @@ def test_a_conversion_is_said_at_least_every_5_s_however_its_words_come(gaps_s: 
         assert now_s - said_s < 5.0
 
 
-def test_a_stage_is_said_at_once_and_a_wait_only_once() -> None:
+def test_a_stage_is_said_at_once_and_again_with_news_alone() -> None:
     log = StageLog()
     assert log.describe_news("a", Progress("load", 0.0), 0.0) == "load"
     assert log.describe_news("a", Progress("load", 0.5), 0.1) == ""
     assert log.describe_news("b", Progress("load", 0.0), 0.1) == "load"
     assert log.describe_news("a", Progress("load", 0.9), 9.0) == "load 90%"
-    assert log.describe_news("a", Progress("waiting for another process, 2 s so far", -1.0), 9.1)
-    assert log.describe_news("a", Progress("waiting for another process, 14 s so far", -1.0), 99.0) == ""
+    assert log.describe_news("a", Progress("waiting for another, 2 s so far", -1.0), 9.1)
+    assert log.describe_news("a", Progress("waiting for another, 4 s so far", -1.0), 11.0) == ""
+    assert log.describe_news("a", Progress("waiting for another, 6 s so far", -1.0), 14.0)
+    assert log.describe_news("a", Progress("waiting for another, 6 s so far", -1.0), 99.0) == ""
