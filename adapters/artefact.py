@@ -39,10 +39,11 @@ class Origin:
     recipe: str
 
 
-def write_manifest(directory: Path, origin: Origin) -> None:
-    """Describe what is in `directory` and bring everything to the disk. Raises OSError."""
+def write_manifest(directory: Path, origin: Origin, each_chunk: EachChunk = ignore_chunk) -> None:
+    """Describe what is in `directory` and bring everything to the disk. `each_chunk` is as in `hash_file`. Raises
+    OSError."""
     files = {
-        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake2b": hash_file(path)}
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake2b": hash_file(path, each_chunk)}
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.suffix != KEPT_SUFFIX
     }

@@ -40,11 +40,12 @@ from adapters.artefact import (
     write_manifest,
 )
 from adapters.artefact_drafts import count_disk_bytes, draft_name, list_drafts, remove_drafts, take_draft
-from adapters.content_digest import DigestCache, file_identity
+from adapters.content_digest import DigestCache, EachChunk, file_identity
 from adapters.contract import AdapterError, DeviceLost, ModelRefused, Progress
 from adapters.held_lock import hold_lock
 from adapters.model_parts import JoinedFile
 from adapters.model_source import ModelSource
+from adapters.source_meter import say_bytes
 from device_profiles.units import human_bytes
 
 DIGEST_DIGITS = 16
@@ -282,7 +283,7 @@ class ModelStore:
             raise ModelChanged(f"{job.file.path.name}: it changed while it was prepared. Try again.")
         with explain_errors(self.root):
             progress("writing to disk", -1.0)
-            write_manifest(draft, job.origin)
+            write_manifest(draft, job.origin, _tell_written(progress, count_disk_bytes(draft)))
             publish(draft, job.artefact, aside)
             note_verified(job.artefact, time.time())
 
@@ -310,6 +311,18 @@ class _Job:
     artefact: Path
     identity: list[list[int]]
     needed_bytes: int | None = None
+
+
+def _tell_written(progress: Progress, total_bytes: int) -> EachChunk:
+    """Return what tells how many of so many bytes were looked through before they are brought to the disk."""
+    say, done_bytes = say_bytes(progress, "writing to disk"), 0
+
+    def each_chunk(count: int) -> None:
+        nonlocal done_bytes
+        done_bytes += count
+        say(min(done_bytes, total_bytes), total_bytes)
+
+    return each_chunk
 
 
 def _verify(artefact: Path, wait: Callable[[int], bool] = lambda _count: False) -> str | None:
