@@ -22,6 +22,8 @@ MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
 CORRUPT = "corrupt.json"
 NOTES = frozenset({MANIFEST, VERIFIED, CORRUPT})
+KEPT_SUFFIX = ".kept"
+"""Of files that say what of a draft is finished: with one of them, a draft that was left is gone on with."""
 _FORMAT = 1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -37,12 +39,13 @@ class Origin:
     recipe: str
 
 
-def write_manifest(directory: Path, origin: Origin) -> None:
-    """Describe what is in `directory` and bring everything to the disk. Raises OSError."""
+def write_manifest(directory: Path, origin: Origin, each_chunk: EachChunk = ignore_chunk) -> None:
+    """Describe what is in `directory` and bring everything to the disk. `each_chunk` is as in `hash_file`. Raises
+    OSError."""
     files = {
-        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake2b": hash_file(path)}
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake2b": hash_file(path, each_chunk)}
         for path in sorted(directory.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.suffix != KEPT_SUFFIX
     }
     created = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = {"format": _FORMAT, **asdict(origin), "created": created, "files": files}
@@ -53,11 +56,19 @@ def write_manifest(directory: Path, origin: Origin) -> None:
 
 
 def publish(draft: Path, final: Path, aside: Path) -> None:
-    """Rename a finished directory into place; what stood there is moved to `aside`. Raises OSError."""
+    """Rename a finished directory into place, and drop the notes that its making could be gone on with by. What stood
+    there is moved to `aside`. Raises OSError."""
     if os.path.lexists(final):
         final.rename(aside)
     draft.rename(final)
     _sync(final.parent)
+    for note in list_kept(final):
+        note.unlink()
+
+
+def list_kept(directory: Path) -> list[Path]:
+    """Return the files that say what of a draft is finished."""
+    return list(directory.rglob(f"*{KEPT_SUFFIX}"))
 
 
 def damage(directory: Path, origin: Origin) -> str | None:

@@ -20,6 +20,7 @@ from adapters.contract import ModelRefused
 from adapters.decoder import from_safetensors
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
+from adapters.decoder.spec import OnRead, ignore_read
 from adapters.safetensors_file import Stored, read_tensors
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -133,11 +134,14 @@ def read_optional_json(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def open_weights(directory: Path, *, heads_only: bool = False) -> SafetensorsWeights:
-    """Open a model directory's weights; `heads_only`: without a look at their values. Raises ModelRefused, by file,
-    when one is damaged, truncated or missing, and by key or tensor when it is not supported."""
+def open_weights(directory: Path, *, heads_only: bool = False, on_read: OnRead = ignore_read) -> SafetensorsWeights:
+    """Open a model directory's weights; `heads_only`: without a look at their values. `on_read` hears of what is read.
+    Raises ModelRefused, by file, when one is damaged, truncated or missing, and by key or tensor when it is not
+    supported."""
     return SafetensorsWeights(
-        read_json(directory / CONFIG_FILE), _read_all(directory), title(directory), heads_only=heads_only
+        *(read_json(directory / CONFIG_FILE), _read_all(directory), title(directory)),
+        heads_only=heads_only,
+        on_read=on_read,
     )
 
 

@@ -3,7 +3,7 @@
     root/digests.json                                 digests of model files already read
     root/<digest, 16 hex>/<recipe>-<hash, 8 hex>/     an artefact, with manifest.json
     root/<digest, 16 hex>/<recipe>-<hash, 8 hex>.lock who holds it may write that artefact
-    root/<digest, 16 hex>/.<recipe>-<hash>.*          drafts; rubbish when their lock is free
+    root/<digest, 16 hex>/.<recipe>-<hash>.*          drafts; when their lock is free, what was left of one
     root/<digest, 16 hex>/restored-head               what stands for the model's files where these are replaced
 
 An artefact's directory is named by the model file's content and the recipe's text. Another file or another version of a
@@ -15,12 +15,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
-import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -41,10 +39,13 @@ from adapters.artefact import (
     read_manifest,
     write_manifest,
 )
-from adapters.content_digest import DigestCache, file_identity
-from adapters.contract import AdapterError, ModelRefused, Progress
+from adapters.artefact_drafts import count_disk_bytes, draft_name, list_drafts, remove_drafts, take_draft
+from adapters.content_digest import DigestCache, EachChunk, file_identity
+from adapters.contract import AdapterError, DeviceLost, ModelRefused, Progress
+from adapters.held_lock import hold_lock
 from adapters.model_parts import JoinedFile
 from adapters.model_source import ModelSource
+from adapters.source_meter import say_bytes
 from device_profiles.units import human_bytes
 
 DIGEST_DIGITS = 16
@@ -91,7 +92,8 @@ class Recipe(Protocol):
         ...
 
     def prepare(self, source: Path, target: Path, progress: Progress) -> None:
-        """Write the artefact made from `source` into the empty directory `target`."""
+        """Write the artefact made from `source` into the directory `target`. It is empty, or has what an earlier call
+        left that was ended, and wrote a file *.kept there of what it had finished."""
         ...
 
 
@@ -148,9 +150,10 @@ class ModelStore:
         with explain_errors(self.root):
             artefact.parent.mkdir(parents=True, exist_ok=True)
         with self._hold_lock(artefact, progress):
-            _remove_drafts(artefact)
             problem = damage(artefact, origin) or (None if is_verified(artefact) else changed)
-            if problem is not None:
+            if problem is None:
+                remove_drafts(artefact)
+            else:
                 if artefact.exists():
                     progress(f"{artefact.name} is damaged ({problem}): preparing it again", -1.0)
                     _log.warning("%s is damaged (%s): preparing it again", artefact, problem)
@@ -220,9 +223,9 @@ class ModelStore:
             except Timeout:
                 return False
             try:
-                artefact.rename(_draft_name(artefact, "old"))
+                artefact.rename(draft_name(artefact, "old"))
             finally:
-                _remove_drafts(artefact)
+                remove_drafts(artefact)
                 lock.release()
         return True
 
@@ -254,7 +257,7 @@ class ModelStore:
         with suppress(StoreUnwritable), self._hold_lock(artefact, progress):
             if is_verified(artefact):
                 return None
-            _remove_drafts(artefact)
+            remove_drafts(artefact)
             progress(f"verifying {artefact.name}", -1.0)
             return _verify(artefact)
         progress(f"verifying {artefact.name}, which cannot be noted down here", -1.0)
@@ -265,19 +268,11 @@ class ModelStore:
 
     @contextmanager
     def _hold_lock(self, artefact: Path, progress: Progress) -> Iterator[None]:
-        # The kernel frees this lock when its holder dies, however it dies. The file itself stays: removing it
-        # would let two processes hold two locks of one name.
-        lock = FileLock(artefact.with_name(f"{artefact.name}.lock"))
-        with explain_errors(self.root):
-            try:
-                lock.acquire(blocking=False)
-            except Timeout:
-                progress("waiting for another process", -1.0)
-                lock.acquire(poll_interval=0.1)
-        try:
+        path = artefact.with_name(f"{artefact.name}.lock")
+        with ExitStack() as held:
+            with explain_errors(self.root):
+                held.enter_context(hold_lock(path, progress, "another process that prepares the model"))
             yield
-        finally:
-            lock.release()
 
     def _make(self, job: _Job, progress: Progress) -> None:
         damaged = self._digests.confirm(job.file.content, progress) if job.needed_bytes is None else None
@@ -287,25 +282,32 @@ class ModelStore:
                 f"{_describe_way_out(job.file.source)} Where the change was meant, touch the file."
             )
         self._demand_space(job)
-        draft, aside = (_draft_name(job.artefact, purpose) for purpose in ("new", "old"))
         try:
-            with explain_errors(self.root):
-                draft.mkdir()
-            with explain_errors(self.root, only_full=True):
-                job.recipe.prepare(job.file.path, draft, progress)
-            if _identity(job.file) != job.identity:
-                raise ModelChanged(f"{job.file.path.name}: it changed while it was prepared. Try again.")
-            with explain_errors(self.root):
-                progress("writing to disk", -1.0)
-                write_manifest(draft, job.origin)
-                publish(draft, job.artefact, aside)
-                note_verified(job.artefact, time.time())
-        finally:
-            _remove_drafts(job.artefact)
+            self._write(job, progress)
+        except DeviceLost:
+            raise  # the model is not at fault, and what is finished of it is gone on with
+        except Exception:
+            remove_drafts(job.artefact)
+            raise
+        remove_drafts(job.artefact)
+
+    def _write(self, job: _Job, progress: Progress) -> None:
+        draft, aside = (draft_name(job.artefact, purpose) for purpose in ("new", "old"))
+        with explain_errors(self.root):
+            take_draft(job.artefact, draft)
+        with explain_errors(self.root, only_full=True):
+            job.recipe.prepare(job.file.path, draft, progress)
+        if _identity(job.file) != job.identity:
+            raise ModelChanged(f"{job.file.path.name}: it changed while it was prepared. Try again.")
+        with explain_errors(self.root):
+            progress("writing to disk", -1.0)
+            write_manifest(draft, job.origin, _tell_written(progress, count_disk_bytes(draft)))
+            publish(draft, job.artefact, aside)
+            note_verified(job.artefact, time.time())
 
     def _demand_space(self, job: _Job) -> None:
         with explain_errors(self.root):
-            free = self._disk_free(self.root)
+            free = self._disk_free(self.root) + sum(map(count_disk_bytes, list_drafts(job.artefact)))
         needed = job.needed_bytes
         if needed is None:
             needed = SPACE_FACTOR * sum(size for size, _, _ in job.identity)
@@ -327,6 +329,18 @@ class _Job:
     artefact: Path
     identity: list[list[int]]
     needed_bytes: int | None = None
+
+
+def _tell_written(progress: Progress, total_bytes: int) -> EachChunk:
+    """Return what tells how many of so many bytes were looked through before they are brought to the disk."""
+    say, done_bytes = say_bytes(progress, "writing to disk"), 0
+
+    def each_chunk(count: int) -> None:
+        nonlocal done_bytes
+        done_bytes += count
+        say(min(done_bytes, total_bytes), total_bytes)
+
+    return each_chunk
 
 
 def _verify(artefact: Path, wait: Callable[[int], bool] = lambda _count: False) -> str | None:
@@ -376,16 +390,6 @@ def _identity(file: ModelSource) -> list[list[int]]:
 def short_hash(text: str) -> str:
     """Return what ends the name of an artefact's directory: of its recipe's text."""
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-def _draft_name(artefact: Path, purpose: str) -> Path:
-    return artefact.with_name(f".{artefact.name}.{purpose}-{os.getpid()}-{secrets.token_hex(4)}")
-
-
-def _remove_drafts(artefact: Path) -> None:
-    """Remove the drafts of one artefact. The caller holds its lock, so whoever began them is dead or done."""
-    for draft in artefact.parent.glob(f".{artefact.name}.*"):
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 @contextmanager

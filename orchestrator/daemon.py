@@ -60,6 +60,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.store_use import measure_store_use
 from orchestrator.config.tls_files import tls_paths
 from orchestrator.control.device_watch import watch_devices
+from orchestrator.control.stage_log import StageLog
 from orchestrator.control.state import STARTING
 from orchestrator.errors import DaemonError, OutriderError
 from orchestrator.journal.book import KeptAnswer
@@ -92,7 +93,7 @@ class Daemon:
         self._clock = SystemClock()
         self._stopping = Stopping(self._clock)
         self._stop = self._stopping.asked
-        self._stages: dict[str, str] = {}
+        self._stages = StageLog()
         keys_file = config.api.keys_file
         self._keys = Keys(keys_path(keys_file, base)) if keys_file else None
         tls = config.api.tls
@@ -392,10 +393,10 @@ class Daemon:
             await asyncio.sleep(self._notifier.alive_every_s)
 
     def _say(self, name: str, progress: Progress) -> None:
-        """Log each stage once, and tell systemd. `name`: the model's; "" where it is everybody's."""
-        if progress.stage == self._stages.get(name):
+        """Log how far a preparation is, and tell systemd. `name`: the model's; "" where it is everybody's."""
+        news = self._stages.describe_news(name, progress, self._clock.monotonic_s())
+        if not news:
             return
-        self._stages[name] = progress.stage
         several = bool(name) and len(self._targets) > 1
-        _log.info("preparing", **({"model": name} if several else {}), stage=progress.stage)
-        self._notifier.status(f"{name}: {progress.stage}" if several else progress.stage)
+        _log.info("preparing", **({"model": name} if several else {}), stage=news)
+        self._notifier.status(f"{name}: {news}" if several else news)

@@ -8,6 +8,7 @@ are stored as the factor that is multiplied with.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from adapters.decoder.gguf_blocks import (
     KEPT,
     ROUNDED,
     exact_matrix,
+    is_dense,
     label_of,
     matrix,
     matrix_in_8_bits,
@@ -29,7 +31,8 @@ from adapters.decoder.gguf_blocks import (
     vector,
 )
 from adapters.decoder.gguf_spec import ROPE_FACTORS, read_gguf_spec, tensor_name
-from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor
+from adapters.decoder.pieces import decode_in_pieces
+from adapters.decoder.spec import DecoderSpec, Dense, Grouped, OnRead, Rope, Tensor, ignore_read
 from adapters.gguf_header import GgufHeader, GgufTensor, read_header
 
 _INTERLEAVED = ("query", "key", "query_bias", "key_bias")
@@ -51,12 +54,14 @@ class GgufWeights:
     "8 bits", or all "exact", in full.
     """
 
-    def __init__(self, path: Path, values: Values = "kept") -> None:
-        """Read the head. Raises ModelRefused for a damaged file, or a model that the spec cannot describe."""
+    def __init__(self, path: Path, values: Values = "kept", on_read: OnRead = ignore_read) -> None:
+        """Read the head. `on_read` hears of what is read. Raises ModelRefused for a damaged file, or a model that the
+        spec cannot describe."""
+        self._on_read = on_read
         self._matrix = _READERS[values]
         self._header = read_header(path)
         self._tensors = {tensor.name: tensor for tensor in self._header.tensors}
-        self._data: NDArray[np.uint8] = np.memmap(path, np.uint8, "r", self._header.data_offset)
+        self._data: np.memmap[Any, np.dtype[np.uint8]] = np.memmap(path, np.uint8, "r", self._header.data_offset)
         self.spec = self._with_rope_factors(read_gguf_spec(self._header))
         self.stored = _largest(self._header)
         self.label = label_of(self.stored, self._list_rounded_kinds() if values == "whole zeros" else ())
@@ -84,11 +89,40 @@ class GgufWeights:
     def _decode_tensor(self, stored: GgufTensor) -> Tensor:
         raw = self._data[stored.offset : stored.offset + stored.size]
         try:
+            found: Tensor
             if len(stored.shape) == 1:
-                return demand_finite_tensor(Dense(vector(stored.kind, raw)))
-            return demand_finite_tensor(self._matrix(stored.kind, raw, stored.shape[1]))
+                found = demand_finite_tensor(Dense(vector(stored.kind, raw)))
+            else:
+                found = self._decode_matrix(stored, raw)
+            self._on_read(stored.name, stored.size)
         except ModelRefused as error:
             raise self._build_refusal(f"the tensor {stored.name}: {error}") from error
+        return found
+
+    def _decode_matrix(self, stored: GgufTensor, raw: NDArray[np.uint8]) -> Tensor:
+        columns, rows = stored.shape
+        if is_dense(stored.kind):
+            return demand_finite_tensor(self._matrix(stored.kind, raw, rows))
+        by_row = raw.reshape(rows, -1)
+
+        def decode(part: slice) -> Tensor:
+            found = demand_finite_tensor(self._matrix(stored.kind, by_row[part], part.stop - part.start))
+            self._forget(stored.offset + part.start * by_row.shape[1], by_row[part].nbytes)
+            return found
+
+        def on_rows(done: int) -> None:
+            self._on_read(stored.name, done * by_row.shape[1])
+
+        return decode_in_pieces(decode, (rows, columns), on_rows)
+
+    def _forget(self, offset: int, size: int) -> None:
+        """Let go of the memory in which a piece of the data was mapped: nothing that was decoded lies over it."""
+        mapped: mmap.mmap = self._data._mmap  # type: ignore[attr-defined]
+        start = self._header.data_offset % mmap.ALLOCATIONGRANULARITY + offset
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        whole = (start + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
+        if whole > 0 and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED, first, whole)
 
     def _build_refusal(self, reason: str) -> ModelRefused:
         return ModelRefused(f"{self._header.path.name}: {reason}. Convert the model again, or choose another one.")

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from adapters.contract import ModelRefused
 from adapters.decoder.finite import demand_finite_tensor
 from adapters.decoder.hf_config import read_spec
-from adapters.decoder.spec import DecoderSpec, Dense
+from adapters.decoder.spec import DecoderSpec, Dense, OnRead, ignore_read
 from adapters.safetensors_file import KINDS, Stored
 
 _LABELS = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
@@ -51,15 +51,21 @@ class SafetensorsWeights:
     """`adapters.decoder.spec.Weights` over mapped safetensors files."""
 
     def __init__(
-        self, config: Mapping[str, Any], tensors: Mapping[str, Stored], where: str, *, heads_only: bool = False
+        self,
+        config: Mapping[str, Any],
+        tensors: Mapping[str, Stored],
+        where: str,
+        *,
+        heads_only: bool = False,
+        on_read: OnRead = ignore_read,
     ) -> None:
         """Match `tensors` (as the files name them) with what `config` describes; `heads_only`: their values are not
-        here yet, and nothing looks at them.
+        here yet, and nothing looks at them. `on_read` hears of what is read.
 
         Raises ModelRefused when one is missing, has another shape, or is left over: a tensor that nobody reads
         would mean that the model computes something else than we do.
         """
-        self._where = where
+        self._where, self._on_read = where, on_read
         self._family, spec = read_spec(config, where)
         if spec.tied_embeddings:
             spec = _untie_where_heads_differ(tensors, spec, where, heads_only=heads_only)
@@ -97,6 +103,7 @@ class SafetensorsWeights:
             raise ModelRefused(
                 f"{stored.path.name}: the tensor {stored.name}: {error}. Export the model again, or choose another one."
             ) from error
+        self._on_read(stored.name, found.values.nbytes)
         if self._family.unit_offset_norms and name.rpartition(".")[2].endswith("norm"):
             return Dense(np.float32(1.0) + found.float32())
         return found

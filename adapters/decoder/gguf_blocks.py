@@ -67,6 +67,11 @@ def exact_matrix(kind: int, raw: Raw, rows: int) -> Dense:
     return Dense(_dequantise(kind, raw).reshape(rows, -1))
 
 
+def is_dense(kind: int) -> bool:
+    """Return whether a GGUF type holds numbers in full: its tensors lie over the file."""
+    return kind in _DENSE
+
+
 def _dequantise(kind: int, raw: Raw) -> NDArray[np.float32]:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize

@@ -9,7 +9,7 @@ from adapters.decoder import from_gguf
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.from_safetensors import round_to_bfloat16
 from adapters.decoder.gguf_blocks import type_name
-from adapters.decoder.spec import Dense, Grouped, Tensor, Weights
+from adapters.decoder.spec import Dense, Grouped, OnRead, Tensor, Weights, ignore_read
 from adapters.gguf_header import read_header
 from adapters.hf_directory import open_weights, read_declared_fingerprint
 from adapters.tokenizer_gguf import token_texts
@@ -20,8 +20,9 @@ from device_profiles.workload import vocabulary_fingerprint
 _FLOATS = {Precision.FP32: "f4", Precision.FP16: "f2"}
 
 
-def open_source(source: Path, precision: WeightsFormat | None = None) -> Weights:
-    """Open a GGUF file or a Hugging Face directory, with its own matrices or with matrices in another format.
+def open_source(source: Path, precision: WeightsFormat | None = None, on_read: OnRead = ignore_read) -> Weights:
+    """Open a GGUF file or a Hugging Face directory, with its own matrices or with matrices in another format. `on_read`
+    hears of what is read of it.
 
     FAST is the file's own with whole zeros. Where `precision` is of 4 or 8 bits, matrices that the file holds in full
     come in full: to quantise them is a library's work. Those that it holds quantised come in groups, the nearest to the
@@ -29,14 +30,14 @@ def open_source(source: Path, precision: WeightsFormat | None = None) -> Weights
     ModelRefused when the source is damaged or not supported.
     """
     if source.is_dir():
-        weights = open_weights(source)
+        weights = open_weights(source, on_read=on_read)
         return weights if precision in (None, FAST) else _Converted(weights, Precision(precision), weights.label)
     if precision is None:
-        return GgufWeights(source)
+        return GgufWeights(source, on_read=on_read)
     if precision == FAST:
-        return GgufWeights(source, "whole zeros")
-    gguf = GgufWeights(source, "8 bits" if precision is Precision.INT8 else "exact")
-    kept = GgufWeights(source, "whole zeros") if precision is Precision.INT4 else None
+        return GgufWeights(source, "whole zeros", on_read)
+    gguf = GgufWeights(source, "8 bits" if precision is Precision.INT8 else "exact", on_read)
+    kept = GgufWeights(source, "whole zeros", on_read) if precision is Precision.INT4 else None
     return _Converted(gguf, Precision(precision), type_name(gguf.stored), kept)
 
 

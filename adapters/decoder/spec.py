@@ -22,6 +22,7 @@ rows are in the order of rotate-half (NeoX) position embedding.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -188,6 +189,13 @@ class Grouped:
 
 
 Tensor = Dense | Grouped
+
+OnRead = Callable[[str, int], None]
+"""Called with the name of a tensor in its file, and how many of its bytes have been read so far."""
+
+
+def ignore_read(name: str, count: int) -> None:
+    """An OnRead that does nothing."""
 
 
 def pack_pairs(values: NDArray[np.uint8]) -> NDArray[np.uint8]:

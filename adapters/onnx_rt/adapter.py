@@ -26,6 +26,7 @@ from adapters.onnx_rt.model import CacheShape, OrtModel
 from adapters.onnx_rt.providers import ProviderChoice, choose_provider, confirm, device_names
 from adapters.pooled import choose_min_rows
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
+from adapters.source_meter import SourceMeter, say_bytes
 from device_profiles.measured import DeviceRates
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import FAST, DeviceProfile, Exactness, WeightsFormat
@@ -142,8 +143,10 @@ class OnnxRuntimeAdapter:
                 f"weights in {weights}: ONNX Runtime computes in fp32 on a CPU; ask for fp32, int8 or int4"
             )
         name = f"{source.name} to {weights}" if weights else source.name
-        progress(f"convert {name}", -1.0)
-        opened = open_source(source, weights)
+        stage = f"convert {name}"
+        progress(stage, -1.0)
+        meter = SourceMeter(source, say_bytes(progress, stage))
+        opened = open_source(source, weights, meter.note)
         if weights in (Precision.INT4, Precision.INT8):
             opened = QuantizedOnnxWeights(opened, 4 if weights is Precision.INT4 else 8)
         write_graph(opened, target)
@@ -151,7 +154,7 @@ class OnnxRuntimeAdapter:
         if opened.label in ("bf16", "fp16"):
             facts["weights"] = f"fp32 (from {opened.label})"  # what the graph holds
         write_facts(target, facts)
-        progress(f"convert {name}", 1.0)
+        progress(stage, 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
         """See the contract."""

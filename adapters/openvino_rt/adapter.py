@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +20,7 @@ from adapters.contract import (
     Unsupported,
     check_layers,
 )
+from adapters.conversion_process import run_conversion
 from adapters.device_memory import read_openvino_memory
 from adapters.hf_directory import title
 from adapters.openvino_rt.classes import CPU, HINTS, KV_HINTS, effective_class, list_numerical_classes
@@ -138,17 +138,11 @@ class OpenVinoAdapter:
         return f"stateful IR, {weights} weights, 3; {libraries}; {_nncf(weights)}".removesuffix("; ")
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
-        """Convert a model in a process of its own. Raises ModelRefused with the converter's reason."""
+        """Convert a model in a process of its own. Raises what `run_conversion` does."""
         name = f"{title(source)} to {weights}" if weights else title(source)
         self.recipe(weights)
-        progress(f"convert {name}", -1.0)
         command = [sys.executable, "-m", "adapters.openvino_rt.convert", str(source), str(target)]
-        command += [str(weights)] if weights else []
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            reason = (done.stderr.strip().splitlines() or [f"the converter ended with {done.returncode}"])[-1]
-            raise ModelRefused(f"{name} cannot be converted for OpenVINO: {reason}")
-        progress(f"convert {name}", 1.0)
+        run_conversion([*command, str(weights)] if weights else command, name, progress)
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         """See the contract."""

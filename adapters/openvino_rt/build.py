@@ -17,33 +17,31 @@ import numpy as np
 
 from adapters.decoder.limits import refuse_decoder
 from adapters.decoder.spec import Rope, Weights
-from adapters.openvino_rt.constants import Constants, keep_compressed
 from adapters.openvino_rt.graph import name_input_of
 from adapters.openvino_rt.layers import Layers
+from adapters.openvino_rt.weight_file import WeightFile
+from adapters.source_meter import SourceMeter
 
 _MASKED = -65504.0  # the lowest f16: what exported graphs use for "not to be seen"
 
 
-def write_model(weights: Weights, path: Path) -> None:
+def write_model(weights: Weights, path: Path, meter: SourceMeter) -> None:
     """Write the decoder as a stateful IR (`path` and a .bin beside it), with inputs input_ids, attention_mask,
     position_ids and beam_idx, and the output logits (B, S, vocabulary).
 
-    Weights stay in the number format that they have. Raises ModelRefused for what the graph cannot express,
-    RuntimeError or OSError when `path` cannot be written.
+    Weights stay in the number format that they have. `meter` counts what is read of their source. Raises ModelRefused
+    for what the graph cannot express, RuntimeError or OSError when `path` cannot be written.
     """
-    import openvino as ov
-
     refuse_decoder("openvino_rt", weights.spec)
-    constants = Constants()
-    ov.save_model(_Builder(weights, constants).model(), path, compress_to_fp16=False)
-    keep_compressed(path)
+    with WeightFile(path.with_suffix(".bin"), meter) as file:
+        file.save(_Builder(weights, file).model(), path)
 
 
 class _Builder(Layers):
     """One graph in the making. Nodes that layers share (ropes, masks) are made once."""
 
-    def __init__(self, weights: Weights, constants: Constants) -> None:
-        super().__init__(weights, constants)
+    def __init__(self, weights: Weights, file: WeightFile) -> None:
+        super().__init__(weights, file)
         self.sinks: list[Any] = []
         self.ids, self.seen, self.positions = (
             self.input(name, [-1, -1], self.ov.Type.i64) for name in ("input_ids", "attention_mask", "position_ids")

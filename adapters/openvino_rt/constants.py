@@ -2,94 +2,136 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapters.decoder.eight_bits import eight_bits
 from adapters.decoder.spec import Dense, Grouped, Tensor, pack_pairs
+from adapters.openvino_rt.weight_file import Part, WeightFile
+
+_PIECE_VALUES: Final = 1 << 22
+_SIGNED: Final = ("i4", "i8")
+
+_Constant = tuple[str, Sequence[int], Iterator[NDArray[Any]]]
 
 
 class Constants:
-    """Makes constants that lie over numpy memory (mapped files among it) instead of copying it.
+    """Makes constants of the tensors that `read` gives by name: matrices lie in `file`, and are read where they do not
+    yet.
 
-    OpenVINO does not hold that memory: a graph may be used only as long as this object lives. Values around the middle
-    of their range become signed ones without zeros: the form that NPUs compute with, and CPUs are faster with.
+    Values around the middle of their range become signed ones without zeros: the form that NPUs compute with, and CPUs
+    are faster with. The graph may be used only to be saved to `file`.
     """
 
-    def __init__(self) -> None:
-        self._held: list[NDArray[Any]] = []
+    def __init__(self, read: Callable[[str], Tensor], file: WeightFile) -> None:
+        self._read, self._file = read, file
 
-    def weight(self, tensors: Sequence[Tensor]) -> Any:
+    def weight(self, names: Sequence[str]) -> Any:
         """Return a node that gives the tensors, stacked along their first axis, as float32.
 
-        A 16-bit or quantised constant stays as it is in memory; the conversion behind it is recognised and folded
+        A 16-bit or quantised constant stays as it is in the file; the conversion behind it is recognised and folded
         into the matrix product. Matrices of 4 and of 8 bits are stacked in 8, vectors of different formats in float32.
-        Raises ValueError for other tensors of different formats: `stacks` says which go together.
+        Raises ValueError for other tensors of different formats, and what `read` and a full disk do.
         """
-        dense = [tensor for tensor in tensors if isinstance(tensor, Dense)]
-        grouped = [tensor for tensor in tensors if isinstance(tensor, Grouped)]
+        part = self._file.find(_join(names))
+        return self._build(part) if part is not None else self._make(names, list(map(self._read, names)))
+
+    def weights(self, names: Sequence[str]) -> list[Any]:
+        """Return one node for tensors that can be stacked, else one for each. Raises as `weight` does."""
+        part = self._file.find(_join(names))
+        if part is not None:
+            return [self._build(part)]
+        parts = [self._file.find(name) for name in names]
+        if all(parts):
+            return [self._build(part) for part in parts if part is not None]
+        tensors = list(map(self._read, names))
+        if stacks(tensors):
+            return [self._make(names, tensors)]
+        return [self._make([name], [tensor]) for name, tensor in zip(names, tensors, strict=True)]
+
+    def _make(self, names: Sequence[str], tensors: Sequence[Tensor]) -> Any:
         if not stacks(tensors):
             raise ValueError("tensors of different formats cannot be stacked")
+        grouped = [tensor for tensor in tensors if isinstance(tensor, Grouped)]
         if grouped:
-            if len({tensor.bits for tensor in grouped}) > 1:
-                grouped = [one for one in map(eight_bits, grouped) if isinstance(one, Grouped)]
-            return self._build_grouped(grouped)
-        if len({_format(tensor) for tensor in dense}) > 1:
-            dense = [Dense(tensor.float32()) for tensor in dense]
-        return self._dense(dense)
+            return self._build(self._file.write(_join(names), _list_grouped(_even_bits(grouped))))
+        dense = [tensor for tensor in tensors if isinstance(tensor, Dense)]
+        if dense[0].values.ndim > 1:
+            return self._build(self._file.write(_join(names), [_describe_dense(dense)]))
+        return _build_vector(dense)
 
-    def _dense(self, tensors: Sequence[Dense]) -> Any:
-        import openvino as ov
+    def _build(self, part: Part) -> Any:
+        """Return the nodes over a part that is written."""
         from openvino import opset13 as ops
 
-        values = _stack([tensor.values for tensor in tensors])
-        kind = ov.Type.bf16 if tensors[0].bfloat16 else ov.Type(values.dtype)
-        made = self._constant(values, kind, values.shape)
-        return made if kind == ov.Type.f32 else ops.convert(made, "f32")
+        blocks = part.blocks
+        made = [self._file.build_constant(part, number) for number in range(len(blocks))]
+        if len(blocks) == 1:
+            return made[0] if blocks[0].kind == "f32" else ops.convert(made[0], "f32")
+        offset = ops.convert(made[0], "f16")
+        if blocks[0].kind not in _SIGNED:
+            offset = ops.subtract(offset, ops.convert(made[1], "f16"))
+        rows, groups, size = blocks[0].shape
+        plain = ops.reshape(ops.multiply(offset, made[-1]), ops.constant(np.array([rows, groups * size])), False)
+        return ops.convert(plain, "f32")
 
-    def _build_grouped(self, tensors: Sequence[Grouped]) -> Any:
-        import openvino as ov
-        from openvino import opset13 as ops
 
-        first = tensors[0]
-        values, zeros = _stack([tensor.values for tensor in tensors]), _stack([tensor.zeros for tensor in tensors])
-        scales = _stack([tensor.scales for tensor in tensors])
-        (rows, columns), groups = values.shape, zeros.shape[1]
-        shape = (rows, groups, first.group_size)
-        middle = np.uint8(1 << (first.bits - 1))
-        signed = bool((zeros == middle).all())
-        made = self._integers(np.bitwise_xor(values, middle) if signed else values, first.bits, shape, signed=signed)
-        offset = ops.convert(made, "f16")
-        if not signed:
-            shift = self._integers(zeros, first.bits, (rows, groups, 1), signed=False)
-            offset = ops.subtract(offset, ops.convert(shift, "f16"))
-        plain = ops.multiply(offset, self._constant(scales, ov.Type.f16, (rows, groups, 1)))
-        return ops.convert(ops.reshape(plain, ops.constant(np.array([rows, columns], np.int64)), False), "f32")
+def _join(names: Sequence[str]) -> str:
+    return "+".join(names)
 
-    def _integers(self, values: NDArray[np.uint8], bits: int, shape: Sequence[int], *, signed: bool) -> Any:
-        """Return a constant of integers; `values` are their bit patterns, one in each byte."""
-        import openvino as ov
 
-        if bits == 4:
-            return self._constant(_pack_values(values), ov.Type.i4 if signed else ov.Type.u4, shape)
-        return self._constant(values.view(np.int8) if signed else values, ov.Type.i8 if signed else ov.Type.u8, shape)
+def _even_bits(tensors: Sequence[Grouped]) -> list[Grouped]:
+    """Return tensors of one number of bits: 8 where there are several."""
+    if len({tensor.bits for tensor in tensors}) == 1:
+        return list(tensors)
+    return [one for one in map(eight_bits, tensors) if isinstance(one, Grouped)]
 
-    def _constant(self, values: NDArray[Any], kind: Any, shape: Sequence[int]) -> Any:
-        import openvino as ov
 
-        whole = np.ascontiguousarray(values)
-        self._held.append(whole)
-        return ov.op.Constant(ov.Tensor(whole, ov.Shape(list(shape)), kind), shared_memory=True)
+def _list_grouped(tensors: Sequence[Grouped]) -> Iterator[_Constant]:
+    """Yield the constants of matrices that are stacked: values, zeros where the values are not signed, and scales."""
+    first, bits = tensors[0], tensors[0].bits
+    rows, groups = sum(len(tensor.values) for tensor in tensors), first.zeros.shape[1]
+    middle = np.uint8(1 << (bits - 1))
+    signed = all(bool((tensor.zeros == middle).all()) for tensor in tensors)
+    values = chain.from_iterable(_cut(tensor.values) for tensor in tensors)
+    flipped = (np.bitwise_xor(piece, middle) for piece in values) if signed else values
+    yield f"{'i' if signed else 'u'}{bits}", (rows, groups, first.group_size), (_pack(one, bits) for one in flipped)
+    if not signed:
+        zeros = _stack([tensor.zeros for tensor in tensors])
+        yield f"u{bits}", (rows, groups, 1), iter([_pack(zeros, bits)])
+    yield "f16", (rows, groups, 1), iter([_stack([tensor.scales for tensor in tensors])])
+
+
+def _describe_dense(tensors: Sequence[Dense]) -> _Constant:
+    """Return the constant of matrices in full that are stacked."""
+    first = tensors[0]
+    kind = "bf16" if first.bfloat16 else f"f{8 * first.values.dtype.itemsize}"
+    rows = sum(len(tensor.values) for tensor in tensors)
+    return kind, (rows, first.values.shape[1]), chain.from_iterable(_cut(tensor.values) for tensor in tensors)
+
+
+def _build_vector(tensors: Sequence[Dense]) -> Any:
+    """Return a node of vectors, which are small enough to lie in the graph."""
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    if len({_format(tensor) for tensor in tensors}) > 1:
+        tensors = [Dense(tensor.float32()) for tensor in tensors]
+    values = np.ascontiguousarray(_stack([tensor.values for tensor in tensors]))
+    if not tensors[0].bfloat16:
+        made = ops.constant(values)
+        return made if values.dtype == np.float32 else ops.convert(made, "f32")
+    tensor = ov.Tensor(values, ov.Shape(list(values.shape)), ov.Type.bf16)
+    return ops.convert(ov.op.Constant(tensor, shared_memory=False), "f32")
 
 
 def stacks(tensors: Sequence[Tensor]) -> bool:
-    """Return whether `Constants.weight` can stack the tensors: of one format, quantised to 4 and to 8 bits in groups of
-    one size, or vectors."""
+    """Return whether tensors can be stacked: of one format, quantised to 4 and to 8 bits in groups of one size, or
+    vectors."""
     if all(isinstance(tensor, Dense) and tensor.values.ndim == 1 for tensor in tensors):
         return True
     formats = {_format(tensor) for tensor in tensors}
@@ -108,26 +150,15 @@ def _stack(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _pack_values(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _cut(matrix: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield a matrix some rows at a time."""
+    step = max(1, _PIECE_VALUES // matrix.shape[1])
+    return (matrix[first : first + step] for first in range(0, len(matrix), step))
+
+
+def _pack(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return the bytes of integers, of which each is in a byte of its own."""
+    if bits == 8:
+        return values
     flat = values.reshape(-1)
     return pack_pairs(np.pad(flat, (0, flat.size % 2)))
-
-
-def keep_compressed(path: Path) -> None:
-    """Mark in a saved IR that 16-bit matrices are stored weights, as OpenVINO's own compression marks them.
-
-    Without the mark, loading first widens every one of them to float32: four times the file in memory at once. The
-    mark can be written in the file only: Python has no way to set it on a node. Raises OSError.
-    """
-    tree = ElementTree.parse(path)  # noqa: S314  # we have just written it
-    layers = {layer.get("id"): layer for layer in tree.iter("layer")}
-    for edge in tree.iter("edge"):
-        source, target = layers[edge.get("from-layer")], layers[edge.get("to-layer")]
-        if source.get("type") != "Const" or target.get("type") != "Convert":
-            continue
-        port = target.find("input/port")
-        if port is not None and port.get("precision") in ("BF16", "FP16") and len(port.findall("dim")) > 1:
-            marks = ElementTree.Element("rt_info")
-            ElementTree.SubElement(marks, "attribute", name="decompression", version="0")
-            target.insert(1, marks)
-    tree.write(path)

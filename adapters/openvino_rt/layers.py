@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from adapters.decoder.spec import Weights
-from adapters.openvino_rt.constants import Constants, stacks
+from adapters.openvino_rt.constants import Constants
+from adapters.openvino_rt.weight_file import WeightFile
 
 _PROJECTIONS = ("query", "key", "value")
 
@@ -19,12 +20,12 @@ _PROJECTIONS = ("query", "key", "value")
 class Nodes:
     """Makes the nodes that every graph of a model needs."""
 
-    def __init__(self, weights: Weights, constants: Constants) -> None:
+    def __init__(self, weights: Weights, file: WeightFile) -> None:
         import openvino as ov
         from openvino import opset13
 
         self.ov, self.ops = ov, opset13
-        self.weights, self.spec, self.constants = weights, weights.spec, constants
+        self.spec, self.constants = weights.spec, Constants(weights.tensor, file)
 
     def norm(self, hidden: Any, name: str) -> Any:
         """RMS norm over the last axis (arXiv 1910.07467)."""
@@ -49,7 +50,7 @@ class Nodes:
 
     def weight(self, *names: str) -> Any:
         """Return the tensors of these names as one float32 node, stacked where there are several."""
-        return self.constants.weight([self.weights.tensor(name) for name in names])
+        return self.constants.weight(names)
 
     def input(self, name: str, shape: list[int], kind: Any) -> Any:
         """Return an input of the graph; -1 is a size that is not known yet."""
@@ -117,12 +118,14 @@ class Layers(Nodes, ABC):
     def _project_qkv(self, hidden: Any, layer: int) -> list[Any]:
         """Query, key and value as one product, which is dispatched once, where their formats go together."""
         ops, spec = self.ops, self.spec
-        tensors = [self.weights.tensor(f"{layer}.{role}") for role in _PROJECTIONS]
         biases = [f"{layer}.{role}_bias" for role in _PROJECTIONS] if spec.qkv_bias else []
-        if not stacks(tensors):
-            parts = [ops.matmul(hidden, self.constants.weight([tensor]), False, True) for tensor in tensors]
+        parts = [
+            ops.matmul(hidden, weight, False, True)
+            for weight in self.constants.weights([f"{layer}.{role}" for role in _PROJECTIONS])
+        ]
+        if len(parts) > 1:
             return [ops.add(part, self.weight(bias)) for part, bias in zip(parts, biases, strict=False)] or parts
-        joined = ops.matmul(hidden, self.constants.weight(tensors), False, True)
+        joined = parts[0]
         if biases:
             joined = ops.add(joined, self.weight(*biases))
         rows = [heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]

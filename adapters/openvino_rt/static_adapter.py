@@ -17,6 +17,7 @@ from adapters.openvino_rt.static_graphs import Compiler
 from adapters.openvino_rt.static_model import StaticModel
 from adapters.openvino_rt.static_plan import plan_shapes
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
+from adapters.source_meter import SourceMeter, say_bytes
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import FAST, DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
@@ -68,12 +69,14 @@ class StaticOpenVinoAdapter:
         from adapters.decoder.source import open_source
         from adapters.openvino_rt.static_build import write_static
 
-        progress(f"convert {title(source)}", -1.0)
-        opened = open_source(source, FAST if weights == FAST else None)
+        stage = f"convert {title(source)}"
+        progress(stage, -1.0)
+        meter = SourceMeter(source, say_bytes(progress, stage))
+        opened = open_source(source, FAST if weights == FAST else None, meter.note)
         chosen = EightBitWeights(opened) if self._in_eight_bits(weights) else opened
-        write_static(chosen, target)
+        write_static(chosen, target, meter)
         write_facts(target, facts_of(chosen, source))
-        progress(f"convert {title(source)}", 1.0)
+        progress(stage, 1.0)
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         """See the contract."""

@@ -31,24 +31,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.decoder.spec import Dense, Rope, Tensor, Weights
-from adapters.openvino_rt.constants import Constants, keep_compressed
 from adapters.openvino_rt.layers import Layers, Nodes
+from adapters.openvino_rt.weight_file import WeightFile
+from adapters.source_meter import SourceMeter
 
 BODY_FILE, HEAD_FILE, EMBEDDING_FILE, PLAN_FILE = "body.xml", "head.xml", "embedding.npy", "static.json"
 _ROWS_AT_ONCE = 8192
 
 
-def write_static(weights: Weights, target: Path) -> None:
-    """Write both graphs, the embedding's rows and the plan of the position tables.
+def write_static(weights: Weights, target: Path, meter: SourceMeter) -> None:
+    """Write both graphs, the embedding's rows and the plan of the position tables. `meter` counts what is read.
 
     Raises ModelRefused when the file lacks a tensor, RuntimeError or OSError when `target` cannot be written.
     """
-    import openvino as ov
-
     for name, builder in ((BODY_FILE, _Body), (HEAD_FILE, _Head)):
-        constants = Constants()
-        ov.save_model(builder(weights, constants).model(), target / name, compress_to_fp16=False)
-        keep_compressed(target / name)
+        with WeightFile((target / name).with_suffix(".bin"), meter) as file:
+            file.save(builder(weights, file).model(), target / name)
     _write_embedding(weights.tensor("embedding"), target / EMBEDDING_FILE)
     spec = weights.spec
     plan = {
@@ -87,8 +85,8 @@ def _dequantise(tensor: Any, part: slice) -> NDArray[np.float32]:
 
 
 class _Body(Layers):
-    def __init__(self, weights: Weights, constants: Constants) -> None:
-        super().__init__(weights, constants)
+    def __init__(self, weights: Weights, file: WeightFile) -> None:
+        super().__init__(weights, file)
         spec, kind = self.spec, self.ov.Type.f32
         self.ropes, self.windows = _ropes(spec.ropes), sorted(set(spec.windows))
         self.hidden = self.input("hidden", [1, -1, spec.hidden], kind)

@@ -22,6 +22,7 @@ from adapters.contract import (
 from adapters.device_memory import read_host_memory
 from adapters.hardware import cores
 from adapters.prepared_facts import facts_of, model_spec, read_facts, write_facts
+from adapters.source_meter import SourceMeter, say_bytes
 from adapters.torch_device.quiet import quieten
 from adapters.torch_device.rank_link import RankPlace
 from device_profiles.measured import DeviceRates
@@ -147,17 +148,21 @@ class TorchAdapter:
         from adapters.torch_device.weights import write_weights
 
         name = f"{source.name} to {weights}" if weights else source.name
-        progress(f"convert {name}", -1.0)
+        stage = f"convert {name}"
+        progress(stage, -1.0)
+        meter = SourceMeter(source, say_bytes(progress, stage))
         self.recipe(weights)
-        opened = open_source(source, weights)
+        opened = open_source(source, weights, meter.note)
         if weights in (None, FAST):
             write_weights(opened, target)
         else:
             from adapters.torch_device.quantize import QuantizedTorchWeights
 
-            write_weights(QuantizedTorchWeights(open_source(source, Precision.FP32), Precision(weights)), target)
+            write_weights(
+                QuantizedTorchWeights(open_source(source, Precision.FP32, meter.note), Precision(weights)), target
+            )
         write_facts(target, facts_of(opened, source))
-        progress(f"convert {name}", 1.0)
+        progress(stage, 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> TorchModel:
         """See the contract."""

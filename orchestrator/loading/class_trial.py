@@ -7,7 +7,6 @@ standard output; its last line on standard error says why there is none.
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -20,11 +19,10 @@ from adapters.invariance import fingerprint_bits
 from adapters.parent_process import end_with_parent
 from device_profiles.numerical_class import ClassFinding
 from orchestrator.clock import SystemClock
+from orchestrator.loading.child_work import OnLook, run_child
 from orchestrator.measuring.class_trial import try_class
 from orchestrator.workers.process_memory import KILLED_FOR_MEMORY, MemoryKillWatch
 
-_LONGEST_S = 900.0
-"""A class that was not tried by then is not taken: compilers of some devices take minutes, none takes so long."""
 _NO_MEMORY = 2
 """What the process exits with for want of memory."""
 
@@ -39,26 +37,20 @@ class ClassJob(msgspec.Struct, frozen=True):
     only_bits: bool = False
 
 
-def run_job(job: ClassJob, tried: NumericalClass) -> ClassFinding:
+def run_job(job: ClassJob, tried: NumericalClass, on_look: OnLook) -> ClassFinding:
     """Run a job in a process of its own. What goes wrong there is a finding that did not pass. Raises OutOfMemory: that
     says nothing of the class."""
     command = [sys.executable, "-m", "orchestrator.loading.class_trial"]
     kills = MemoryKillWatch()
-    try:
-        done = subprocess.run(
-            command, input=msgspec.json.encode(job), capture_output=True, timeout=_LONGEST_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return ClassFinding(tried, False, f"not tried to its end in {_LONGEST_S:.0f} s")
-    if done.returncode == 0:
-        # Libraries may have said something before.
-        return msgspec.json.decode(done.stdout.splitlines()[-1], type=ClassFinding)
-    said = done.stderr.decode(errors="replace").strip().splitlines()
-    if done.returncode == _NO_MEMORY or (done.returncode == -signal.SIGKILL and kills.has_kill()):
-        why = said[-1] if said and done.returncode > 0 else f"its process {KILLED_FOR_MEMORY}"
-        raise OutOfMemory(f"trying {tried}: {why}")
-    ended = f"its process ended by {signal.Signals(-done.returncode).name}" if done.returncode < 0 else "it failed"
-    return ClassFinding(tried, False, said[-1] if said and done.returncode > 0 else ended)
+    end = run_child(command, msgspec.json.encode(job), on_look)
+    if end.status == -signal.SIGKILL and kills.has_kill():
+        raise OutOfMemory(f"trying {tried}: its process {KILLED_FOR_MEMORY}")
+    if end.status == _NO_MEMORY:
+        raise OutOfMemory(f"trying {tried}: {end.failure}")
+    if end.failure:
+        return ClassFinding(tried, False, end.failure)
+    # Libraries may have said something before.
+    return msgspec.json.decode(end.output.splitlines()[-1], type=ClassFinding)
 
 
 def run_here(adapter: ModelLoader, job: ClassJob) -> ClassFinding:

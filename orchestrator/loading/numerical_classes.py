@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -12,16 +11,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from adapters.contract import Exactness, LoadedModel, LoadOptions, ModelLoader, ModelRefused, NumericalClass, Progress
 from adapters.decoder.short_text import ShortText, read_short_text
 from adapters.decoder.source import open_source
 from adapters.device_memory import read_host_memory
+from adapters.held_lock import hold_lock
 from adapters.invariance import fingerprint_bits
 from device_profiles.numerical_class import ClassFinding, MeasuredClasses, choose_class
 from device_profiles.store import ProfileStore
 from orchestrator.clock import SystemClock
+from orchestrator.loading.child_work import OnLook, run_child
 from orchestrator.loading.class_trial import ClassJob, run_here, run_job
 
 CHEAPER = 0.95
@@ -89,18 +88,11 @@ def load_in_class(
 @contextmanager
 def _hold_lock(directory: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock of a store's trials; go on without it where nothing can be written."""
-    lock = FileLock(directory / "classes.lock")
-    with suppress(OSError):
-        directory.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            progress("waiting for another worker to find the numerical class", -1.0)
-            lock.acquire(poll_interval=0.1)
-    try:
+    with ExitStack() as held:
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            held.enter_context(hold_lock(directory / "classes.lock", progress, "another worker that tries classes"))
         yield
-    finally:
-        lock.release()
 
 
 def find_class(
@@ -122,13 +114,14 @@ def find_class(
             if any(found.passed for found in findings) and clock.monotonic_s() - started_s > budget_s:
                 findings.append(ClassFinding(one, False, "not tried: a class passed, and trying took its time"))
                 continue
-            progress(f"check that output does not depend on the batch: {one}", -1.0)
-            findings.append(_try(question, one, text))
+            on_look = _say_again(progress, f"check that output does not depend on the batch: {one}")
+            findings.append(_try(question, one, text, on_look))
         if any(found.passed for found in findings):
             break
     chosen = choose_class(tuple(findings), CHEAPER)
     if chosen >= 0:
-        findings[chosen] = _check_one_thread(question, findings[chosen])
+        on_look = _say_again(progress, "check that output does not depend on the number of threads")
+        findings[chosen] = _check_one_thread(question, findings[chosen], on_look)
     return MeasuredClasses(
         fingerprint=question.fingerprint,
         adapter=question.adapter.name,
@@ -145,21 +138,27 @@ def find_class(
     )
 
 
-def _try(question: ClassQuestion, one: NumericalClass, text: ShortText | None) -> ClassFinding:
+def _say_again(progress: Progress, stage: str) -> OnLook:
+    """Begin a stage, and return what says again that it goes on."""
+    progress(stage, -1.0)
+    return lambda cpu_s: progress(f"{stage}, {cpu_s:.0f} s of processor time so far", -1.0)
+
+
+def _try(question: ClassQuestion, one: NumericalClass, text: ShortText | None, on_look: OnLook) -> ClassFinding:
     options = replace(question.asked, numerical_class=one)
     job = ClassJob(question.adapter.name, str(question.prepared), options, text)
     if not question.isolated:
         return run_here(question.adapter, job)
-    return run_job(job, one)
+    return run_job(job, one, on_look)
 
 
-def _check_one_thread(question: ClassQuestion, found: ClassFinding) -> ClassFinding:
+def _check_one_thread(question: ClassQuestion, found: ClassFinding, on_look: OnLook) -> ClassFinding:
     """Return a finding that says whether one thread gives the same bits as all of them."""
     if not question.isolated or question.threads < 2:
         return found
     options = replace(question.asked, numerical_class=found.numerical_class, threads=1)
     job = ClassJob(question.adapter.name, str(question.prepared), options, only_bits=True)
-    same = run_job(job, found.numerical_class).fingerprint == found.fingerprint
+    same = run_job(job, found.numerical_class, on_look).fingerprint == found.fingerprint
     return replace(found, why=f"{found.why}, {'nor' if same else 'but'} on the number of threads")
 
 
@@ -197,10 +196,9 @@ def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None
     elements = open_source(question.file).spec.matrix_elements
     if elements > _MOST_ELEMENTS or 8 * elements > read_host_memory().free_bytes:
         return None
-    progress("compute a short text in float32", -1.0)
     command = [sys.executable, "-m", "adapters.decoder.short_text", str(question.file), str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return read_short_text(path) if done.returncode == 0 else None
+    end = run_child(command, b"", _say_again(progress, "compute a short text in float32"))
+    return read_short_text(path) if not end.failure else None
 
 
 def _count_classes(names: Sequence[str]) -> str:

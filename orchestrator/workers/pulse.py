@@ -10,6 +10,7 @@ from collections.abc import Callable
 from device_profiles.units import MS_PER_S
 from orchestrator.workers.contract import Step
 from orchestrator.workers.messages import Event, Gauges, Progress, Ready, Refused, RoundReport, StillWorking
+from orchestrator.workers.work_meter import LOOK_S, WorkMeter
 from policies.serving.failover.watchdog import PULSE_S, Pulse
 
 _FINISHED = (Progress, Ready, RoundReport, Gauges, Refused)
@@ -24,13 +25,15 @@ class PulseEmitter:
         self._emit = emit
         self._describe_step = describe_step
         self._finished = 0
+        self._progress: Progress | None = None
         self._ended = threading.Event()
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def observe(self, event: Event) -> None:
-        """The engine has said this."""
-        if isinstance(event, _FINISHED):
+        """The engine has said this. Who says the same again has not come further."""
+        if isinstance(event, _FINISHED) and event != self._progress:
             self._finished += 1
+            self._progress = event if isinstance(event, Progress) else None
 
     def start(self) -> None:
         """Begin to watch."""
@@ -41,12 +44,45 @@ class PulseEmitter:
         self._ended.set()
 
     def _run(self) -> None:
-        seen, since_s, cpu_s = -1, 0.0, 0.0
+        seen: tuple[int, bool] | None = None
+        watched: _Round | _Load | None = None
         while not self._ended.wait(PULSE_S):
             step, finished = self._describe_step(), self._finished
-            if step is None or finished != seen:
-                seen, since_s, cpu_s = finished, time.monotonic(), time.process_time()
+            now = (finished, step is not None and step.expected_ms < 0.0)
+            if step is None or watched is None or now != seen:
+                seen, watched = now, _Load() if now[1] else _Round()
                 continue
-            quiet_ms = (time.monotonic() - since_s) * MS_PER_S
-            pulse = Pulse(step.expected_ms, quiet_ms, (time.process_time() - cpu_s) * MS_PER_S, self._cores)
-            self._emit(StillWorking(step.stage, pulse))
+            self._emit(StillWorking(step.stage, watched.measure(step.expected_ms, self._cores)))
+
+
+class _Round:
+    """A step with a prediction, from now on."""
+
+    def __init__(self) -> None:
+        self._since_s, self._cpu_s = time.monotonic(), time.process_time()
+
+    def measure(self, expected_ms: float, cores: int) -> Pulse:
+        """Return the pulse."""
+        quiet_ms = (time.monotonic() - self._since_s) * MS_PER_S
+        return Pulse(expected_ms, quiet_ms, (time.process_time() - self._cpu_s) * MS_PER_S, cores)
+
+
+class _Load:
+    """A step of a load, from now on."""
+
+    def __init__(self) -> None:
+        self._since_s = self._looked_s = time.monotonic()
+        self._meter: WorkMeter | None = None  # most steps are over before there is anything to look at
+
+    def measure(self, expected_ms: float, cores: int) -> Pulse:
+        """Return the pulse."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s = now_s
+            if self._meter is None:
+                self._meter = WorkMeter()
+            else:
+                self._meter.measure()
+        cpu_s, idle_s = (self._meter.cpu_s, self._meter.idle_s) if self._meter is not None else (0.0, 0.0)
+        quiet_ms = (now_s - self._since_s) * MS_PER_S
+        return Pulse(expected_ms, quiet_ms, cpu_s * MS_PER_S, cores, idle_s * MS_PER_S)

@@ -12,7 +12,7 @@ from openvino import opset13 as ops
 
 from adapters import registry
 from adapters.contract import LoadedModel, LoadOptions, ModelRefused, Precision, Segment
-from adapters.decoder.spec import Dense, Grouped
+from adapters.decoder.spec import Dense, Grouped, Tensor
 from adapters.hf_directory import open_weights
 from adapters.invariance import find_variance
 from adapters.model_source import resolve
@@ -20,6 +20,8 @@ from adapters.model_store import ModelStore
 from adapters.openvino_rt.constants import Constants
 from adapters.openvino_rt.convert import MODEL_FILE
 from adapters.openvino_rt.graph import read_paged
+from adapters.openvino_rt.weight_file import WeightFile
+from adapters.source_meter import SourceMeter
 from tests.support import reference_decoder, tiny_models
 
 FAMILIES = [name for name in tiny_models.CONFIGS if name != "gemma2"]
@@ -130,17 +132,22 @@ def test_quantised_tensors_are_computed_as_they_are_written(tmp_path: Path, bits
         )
 
     parts = [build_grouped(6), build_grouped(3)]
-    constants = Constants()
-    data = ops.parameter([2, 64], openvino.Type.f32)
-    product = ops.matmul(data, constants.weight(parts), False, True)
-    model = openvino.Model([ops.result(product)], [data], "product")
+    full = Dense(rng.standard_normal((2, 64)).astype(np.float32))
+    tensors: dict[str, Tensor] = {"first": parts[0], "second": parts[1], "dense": full}
+    path, source = tmp_path / "product.xml", tmp_path / "source"
+    source.write_bytes(bytes(1000))
+    with WeightFile(path.with_suffix(".bin"), SourceMeter(source, lambda done, total: None)) as file:
+        constants = Constants(tensors.__getitem__, file)
+        data = ops.parameter([2, 64], openvino.Type.f32)
+        product = ops.matmul(data, constants.weight(["first", "second"]), False, True)
+        file.save(openvino.Model([ops.result(product)], [data], "product"), path)
+        with pytest.raises(ValueError, match="different formats"):
+            constants.weight(["first", "dense"])
     values = rng.standard_normal((2, 64)).astype(np.float32)
     settings = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    found = openvino.Core().compile_model(model, "CPU", settings)([values])[0]
+    found = openvino.Core().compile_model(path, "CPU", settings)([values])[0]
     plain = np.concatenate([reference_decoder.plain_values(part) for part in parts])
     assert found == pytest.approx(values @ plain.T, abs=1e-3)
-    with pytest.raises(ValueError, match="different formats"):
-        constants.weight([parts[0], Dense(values)])
 
 
 def test_a_soft_cap_on_attention_is_refused_and_not_left_out(tmp_path: Path, shared_store: Path) -> None:

@@ -31,8 +31,9 @@ class Recorder:
 
 def build_openvino(weights: Weights, directory: Path) -> None:
     from adapters.openvino_rt.build import write_model
+    from adapters.source_meter import SourceMeter
 
-    write_model(weights, directory / "model.xml")
+    write_model(weights, directory / "model.xml", SourceMeter(Path(__file__), lambda done, total: None))
 
 
 def build_onnx(weights: Weights, directory: Path) -> None:

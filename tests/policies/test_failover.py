@@ -27,7 +27,9 @@ from policies.serving.failover.restarts import (
 from policies.serving.failover.watchdog import (
     FLOOR_S,
     HUNG_AFTER,
+    LOAD_IDLE_S,
     LOAD_SILENCE_S,
+    LOAD_STAGE_S,
     Pulse,
     bound_round_s,
     judge_pulse,
@@ -113,7 +115,23 @@ def test_a_busy_machine_is_no_hang_and_a_loop_without_end_is() -> None:
     assert judge_pulse(endless)
 
 
-@given(st.floats(0.0, 10_000.0), st.floats(0.0, 100.0))
+@given(st.floats(0.0, 1e8), st.floats(0.0, 1e8), st.floats(0.0, 1e8), st.integers(1, 64))
+def test_a_load_hangs_where_nothing_is_done_for_it_and_where_it_computes_without_end(
+    quiet_ms: float, cpu_ms: float, idle_ms: float, cores: int
+) -> None:
+    hangs = bool(judge_pulse(Pulse(-1.0, quiet_ms, cpu_ms, cores, idle_ms)))
+    assert hangs == (idle_ms > 1000.0 * LOAD_IDLE_S or min(quiet_ms, cpu_ms) > 1000.0 * LOAD_STAGE_S)
+
+
+@given(st.floats(0.0, 1e9), st.floats(0.0, 60_000.0))
+def test_a_load_is_given_time_on_any_disk_and_beside_any_other_program(quiet_ms: float, stopped_ms: float) -> None:
+    """It moves bytes and computes next to nothing; or nobody ran at all for a minute."""
+    assert not judge_pulse(Pulse(-1.0, quiet_ms, min(quiet_ms * 0.001, 1e6), 1, 0.0))
+    assert not judge_silence(stopped_ms / 1000.0, expected_ms=-1.0, loading=True)
+    assert not judge_pulse(Pulse(-1.0, stopped_ms, 0.0, 1, stopped_ms))
+
+
+@given(st.floats(0.0, 10_000.0), st.floats(0.0, 600.0))
 def test_silence_is_bounded_by_the_predicted_round(expected_ms: float, silent_s: float) -> None:
     said = judge_silence(silent_s, expected_ms=expected_ms, loading=False)
     assert bool(said) == (silent_s > HUNG_AFTER * expected_ms / 1000.0 + FLOOR_S)

@@ -23,24 +23,26 @@ _COMPUTES_FROM: Final = 0.05
 """Below this share of one core, whatever the worker waits for is not the processor."""
 _STARVED_AT_MOST: Final = 20.0
 """So many times its bound may a round take that has processor time, but less than it needs."""
-LOAD_SILENCE_S: Final = 60.0
-"""While it loads, native code may hold the interpreter so long."""
+LOAD_SILENCE_S: Final = 300.0
+"""While it loads, native code may hold the interpreter so long, and somebody may stop the process for a while."""
 LOAD_IDLE_S: Final = 120.0
-"""A load may compute nothing for so long: it reads a file, or waits for a device."""
+"""A load may compute and move nothing for so long: it waits for a device."""
 LOAD_STAGE_S: Final = 1800.0
-"""A load may compute for so long without a further step."""
+"""A load may compute for so long, in processor time, without a further step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
     """What a worker says while it is at one step. `expected_ms`: the predicted time of the step, below 0 where there is
     no prediction (it loads). `quiet_ms`: since it last finished something; `cpu_ms`: the processor time that the whole
-    process had since then, of `cores`."""
+    process had since then, of `cores`. Where it loads, `cpu_ms` is with the processes that it started, and `idle_ms` is
+    for how long none of them computed, read or wrote. Time in which the worker itself was stopped is not idle."""
 
     expected_ms: float
     quiet_ms: float
     cpu_ms: float
     cores: int
+    idle_ms: float = 0.0
 
 
 def bound_round_s(expected_ms: float) -> float:
@@ -58,10 +60,9 @@ def judge_silence(silent_s: float, *, expected_ms: float, loading: bool, patienc
 def judge_pulse(pulse: Pulse) -> str:
     """Return why a worker that says this hangs; "" where it does not."""
     quiet_s, cpu_s = pulse.quiet_ms / MS_PER_S, pulse.cpu_ms / MS_PER_S
-    computes = cpu_s >= _COMPUTES_FROM * quiet_s
     if pulse.expected_ms < 0.0:
-        bound_s = LOAD_STAGE_S if computes else LOAD_IDLE_S
-        return f"a step of its load takes {quiet_s:.0f} s" if quiet_s > bound_s else ""
+        return _judge_load(min(quiet_s, cpu_s), pulse.idle_ms / MS_PER_S)
+    computes = cpu_s >= _COMPUTES_FROM * quiet_s
     bound_s = bound_round_s(pulse.expected_ms)
     if computes and quiet_s <= _STARVED_AT_MOST * bound_s:
         computing_s = bound_round_s(pulse.expected_ms * COMPUTING_HUNG_AFTER / HUNG_AFTER)
@@ -71,3 +72,11 @@ def judge_pulse(pulse: Pulse) -> str:
     if not hangs:
         return ""
     return f"a round takes {quiet_s:.1f} s, {max(0.0, pulse.expected_ms):.0f} ms were predicted"
+
+
+def _judge_load(computing_s: float, idle_s: float) -> str:
+    """A load is as long as its disk and its processor make it: only one that does nothing, or computes without end,
+    hangs."""
+    if idle_s > LOAD_IDLE_S:
+        return f"its load computes, reads and writes nothing for {idle_s:.0f} s"
+    return f"a step of its load computes for {computing_s:.0f} s" if computing_s > LOAD_STAGE_S else ""

@@ -1,0 +1,207 @@
+"""A conversion that is ended goes on from what was finished, says how far it is, and needs little memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import openvino
+import psutil
+import pytest
+
+from adapters.artefact import list_kept
+from adapters.contract import ModelRefused, OutOfMemory, RuntimeFailed
+from adapters.conversion_process import run_conversion
+from adapters.model_source import ModelSource
+from adapters.model_store import ModelStore
+from adapters.openvino_rt.adapter import OpenVinoAdapter
+from tests.support.waiting import until
+
+_PARTS = 40
+_PREPARES = """
+import sys
+from pathlib import Path
+from adapters.model_source import ModelSource
+from adapters.model_store import ModelStore
+from adapters.openvino_rt.adapter import OpenVinoAdapter
+source = Path(sys.argv[1])
+file = ModelSource(source, source.name, str(source))
+ModelStore(Path(sys.argv[2])).prepare(file, OpenVinoAdapter(), lambda stage, fraction: None)
+"""
+_MEASURES = """
+import sys
+from pathlib import Path
+import gguf.quants, numpy, openvino, openvino.opset13
+from adapters.openvino_rt.convert import convert
+from adapters.source_meter import SourceMeter
+source, target = map(Path, sys.argv[1:])
+def peak_kib():
+    text = Path("/proc/self/status").read_text()
+    return int(text.split("VmHWM:")[1].split()[0])
+before = peak_kib()
+convert(source, target, SourceMeter(source, lambda done, total: None))
+print((peak_kib() - before) * 1024)
+"""
+
+_ENDS = """
+import sys
+from adapters.conversion_process import end_conversion
+def run():
+    {program}
+sys.exit(end_conversion(run))
+"""
+
+
+class Heard:
+    """A Progress that keeps what it heard, and does something at some of it."""
+
+    def __init__(self, then: Callable[[float], None] = lambda fraction: None) -> None:
+        self.said: list[tuple[str, float]] = []
+        self._then = then
+
+    def __call__(self, stage: str, fraction: float) -> None:
+        self.said.append((stage, fraction))
+        self._then(fraction)
+
+    @property
+    def fractions(self) -> list[float]:
+        return [fraction for stage, fraction in self.said if " of " in stage]
+
+
+@pytest.fixture
+def source(default_model_path: Path) -> ModelSource:
+    return ModelSource(default_model_path, "model", str(default_model_path))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(default_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Heard]:
+    file, heard = ModelSource(default_model_path, "model", str(default_model_path)), Heard()
+    return ModelStore(tmp_path_factory.mktemp("whole")).prepare(file, OpenVinoAdapter(), heard), heard
+
+
+def count_finished(root: Path) -> int:
+    return sum(max(0, len(path.read_text().splitlines()) - 1) for path in list_kept(root))
+
+
+def find_converter(of: int) -> psutil.Process | None:
+    children = psutil.Process(of).children(recursive=True)
+    return next((one for one in children if "adapters.openvino_rt.convert" in one.cmdline()), None)
+
+
+def end_converter(root: Path) -> None:
+    until(lambda: count_finished(root) >= _PARTS)
+    converter = find_converter(os.getpid())
+    assert converter is not None
+    converter.kill()
+
+
+def interrupt(root: Path, source: ModelSource) -> None:
+    """Begin to prepare, and kill the converter in the middle."""
+    killer = threading.Thread(target=end_converter, args=(root,))
+    killer.start()
+    with pytest.raises(RuntimeFailed, match="SIGKILL"):
+        ModelStore(root).prepare(source, OpenVinoAdapter(), Heard())
+    killer.join()
+
+
+def is_same(found: Path, expected: Path) -> bool:
+    models = [openvino.Core().read_model(directory / "model.xml") for directory in (found, expected)]
+    lists = [[one for one in model.get_ordered_ops() if one.get_type_name() == "Constant"] for model in models]
+    return len(lists[0]) == len(lists[1]) and all(
+        mine.get_output_element_type(0) == theirs.get_output_element_type(0)
+        and mine.data.tobytes() == theirs.data.tobytes()
+        for mine, theirs in zip(*lists, strict=True)
+    )
+
+
+def test_a_conversion_says_how_many_bytes_of_its_source_are_done(undisturbed: tuple[Path, Heard]) -> None:
+    prepared, heard = undisturbed
+    assert any(re.fullmatch(r"convert .*: [\d.]+ [KMG]iB of [\d.]+ MiB", stage) for stage, _ in heard.said)
+    assert heard.fractions == sorted(heard.fractions)
+    assert not list_kept(prepared.parent)
+
+
+def test_a_killed_converter_is_no_fault_of_the_model_and_what_it_finished_is_kept(
+    tmp_path: Path, source: ModelSource, undisturbed: tuple[Path, Heard]
+) -> None:
+    interrupt(tmp_path, source)
+    found = go_on(tmp_path, source)
+    assert is_same(found, undisturbed[0])
+    assert [path.name for path in found.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_killed_worker_leaves_what_was_finished_to_the_next(
+    tmp_path: Path, source: ModelSource, undisturbed: tuple[Path, Heard]
+) -> None:
+    worker = subprocess.Popen([sys.executable, "-c", _PREPARES, str(source.path), str(tmp_path)])
+    until(lambda: count_finished(tmp_path) >= _PARTS)
+    converter = find_converter(worker.pid)
+    assert converter is not None
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    until(lambda: not converter.is_running() or converter.status() == psutil.STATUS_ZOMBIE)
+    assert is_same(go_on(tmp_path, source), undisturbed[0])
+
+
+def go_on(root: Path, source: ModelSource) -> Path:
+    """Prepare, and see that nothing of what was finished is made again."""
+    kept = list_kept(root)[0].read_text().splitlines()[: count_finished(root) + 1]
+    assert len(kept) > _PARTS
+    return ModelStore(root).prepare(source, OpenVinoAdapter(), Heard(lambda _fraction: assert_begins(root, kept)))
+
+
+def assert_begins(root: Path, kept: list[str]) -> None:
+    """What was finished stays at its place: nothing of it is made again."""
+    for path in list_kept(root):
+        assert path.read_text().splitlines()[: len(kept)] == kept
+
+
+@pytest.mark.parametrize("harm", ["values", "torn line", "another source"])
+def test_what_is_not_as_it_was_written_is_made_again(
+    tmp_path: Path, source: ModelSource, undisturbed: tuple[Path, Heard], harm: str
+) -> None:
+    interrupt(tmp_path, source)
+    journal = list_kept(tmp_path)[0]
+    lines = journal.read_text().splitlines()
+    if harm == "values":
+        place = json.loads(lines[3])["blocks"][0]
+        with journal.with_suffix(".bin").open("r+b") as file:
+            file.seek(place["offset"] + place["size"] // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+    elif harm == "torn line":
+        journal.write_text("\n".join([*lines[:-1], lines[-1][:20]]))
+    else:
+        journal.write_text("\n".join(["[[1, 2, 3]]", *lines[1:]]) + "\n")
+    assert is_same(ModelStore(tmp_path).prepare(source, OpenVinoAdapter(), Heard()), undisturbed[0])
+
+
+def test_a_conversion_needs_less_memory_than_one_and_a_half_times_its_file(
+    tmp_path: Path, default_model_path: Path
+) -> None:
+    command = [sys.executable, "-c", _MEASURES, str(default_model_path), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout.splitlines()[-1]) < 1.5 * default_model_path.stat().st_size
+
+
+@pytest.mark.parametrize(
+    ("program", "raised"),
+    [
+        ("import sys; sys.exit('it is no model')", ModelRefused),
+        ("import os; os.kill(os.getpid(), 9)", RuntimeFailed),
+        ("import os; os.kill(os.getpid(), 11)", ModelRefused),
+        ("raise OSError(28, 'full')", OSError),
+        ("raise MemoryError", OutOfMemory),
+    ],
+)
+def test_how_a_converter_ended_says_whose_fault_it_is(program: str, raised: type[Exception]) -> None:
+    with pytest.raises(raised):
+        run_conversion([sys.executable, "-c", _ENDS.format(program=program)], "a model", Heard())
