@@ -22,7 +22,7 @@ from adapters.decoder.gguf_keys import (
     refuse_other_files,
     refuse_unread_keys,
 )
-from adapters.decoder.rope import RopeRefused, rope_from
+from adapters.decoder.rope import RopeRefused, extend_context, rope_from
 from adapters.decoder.spec import MOST_HEAD_DIM, MOST_LAYERS, DecoderSpec, Rope
 from adapters.gguf_header import GgufArray, GgufHeader, GgufTensor
 
@@ -99,7 +99,7 @@ def _read_shape(header: GgufHeader) -> DecoderSpec:
     if heads % kv_heads:
         raise refuse_key(header, f"{family}.attention.head_count_kv", f"{heads} heads cannot share {kv_heads}")
     head_dim = _read_head_dim(header, family, max(1, hidden // heads))
-    rope, extended = _read_rope(header, family, head_dim)
+    rope, context = _read_rope(header, family, head_dim)
     epsilon = f"{family}.attention.layer_norm_rms_epsilon"
     spec = DecoderSpec(
         family=family,
@@ -110,7 +110,7 @@ def _read_shape(header: GgufHeader) -> DecoderSpec:
         head_dim=head_dim,
         mlp=read_count(header, f"{family}.feed_forward_length"),
         vocabulary_size=_read_vocabulary_size(header, tensors),
-        context_length=max(read_count(header, f"{family}.context_length"), extended),
+        context_length=context,
         norm_epsilon=read_number(header, epsilon, 0.0) or _DEFAULT_EPSILON,
         activation="silu",
         query_scale=1.0 / math.sqrt(head_dim),
@@ -153,7 +153,7 @@ def _read_vocabulary_size(header: GgufHeader, tensors: Mapping[str, GgufTensor])
 
 
 def _read_rope(header: GgufHeader, family: str, head_dim: int) -> tuple[Rope, int]:
-    """Return the rope, and how many tokens YaRN extends the context to (0 without it).
+    """Return the rope, and how many tokens the model reads.
 
     llama.cpp's rules: a scaling without a type is linear, and `rope.scale_linear` is its factor in old files.
     """
@@ -171,13 +171,14 @@ def _read_rope(header: GgufHeader, family: str, head_dim: int) -> tuple[Rope, in
     parameters |= {"factor": factor, "original_max_position_embeddings": original}
     try:
         rope = rope_from(parameters, head_dim)
+        context = extend_context(parameters, trained)
     except RopeRefused as error:
         raise refuse_key(header, f"{family}.rope", str(error)) from error
     attention_factor = read_number(header, f"{at}attn_factor", 0.0) or 1.0
     if attention_factor != 1.0 and family == "gemma3":
         raise refuse_key(header, f"{at}attn_factor", "it is not supported where ropes differ by layer")
     rope = replace(rope, magnitude=rope.magnitude * attention_factor)
-    return rope, int(original * factor) if kind == "yarn" else 0
+    return rope, context
 
 
 def _as_gemma(header: GgufHeader, spec: DecoderSpec) -> DecoderSpec:

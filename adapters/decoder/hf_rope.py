@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from adapters.decoder.config_reader import ConfigReader
-from adapters.decoder.rope import RopeRefused, rope_from
-from adapters.decoder.spec import MOST_COUNT, Rope
+from adapters.decoder.rope import RopeRefused, extend_context, rope_from
+from adapters.decoder.spec import Rope
 
 SLIDING = "sliding_attention"
 
@@ -72,9 +72,8 @@ def read_context_length(reader: ConfigReader, family: str, kinds: list[str]) -> 
     ModelRefused where that is damage."""
     context = reader.count("max_position_embeddings")
     for kind in set(kinds):
-        parameters = _rope_parameters(reader, family, kind)
-        if _is_yarn(parameters):
-            context = max(context, int(parameters["original_max_position_embeddings"] * parameters["factor"]))
-    if context > MOST_COUNT:
-        raise reader.build_refusal(_rope_key(reader), f"it extends the context to {context} tokens")
+        try:
+            context = max(context, extend_context(_rope_parameters(reader, family, kind), context))
+        except RopeRefused as error:
+            raise reader.build_refusal(_rope_key(reader), str(error)) from error
     return context

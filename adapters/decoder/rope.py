@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.decoder.spec import Rope
+from adapters.decoder.spec import MOST_COUNT, Rope
 
 _Frequencies = NDArray[np.float64]
 _MOST = 1e30  # more is damage, and would become an infinity
@@ -24,7 +24,7 @@ def rope_from(parameters: Mapping[str, Any], head_dim: int) -> Rope:
 
     Raises RopeRefused for an unknown `rope_type`, a missing number, or a rope over part of the head.
     """
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind = _read_kind(parameters)
     if _number(parameters, "partial_rotary_factor", 1.0) != 1.0:
         raise RopeRefused("a rope over part of each head (partial_rotary_factor) is not supported")
     base = _number(parameters, "rope_theta")
@@ -39,6 +39,23 @@ def rope_from(parameters: Mapping[str, Any], head_dim: int) -> Rope:
     elif kind != "default":
         raise RopeRefused(f"the rope_type {kind!r} is not supported; default, linear, llama3 and yarn are")
     return Rope(tuple(float(value) for value in plain), magnitude)
+
+
+def extend_context(parameters: Mapping[str, Any], trained: int) -> int:
+    """Return how many tokens a model reads that was trained with so many: YaRN extends the original ones by its factor.
+
+    Raises RopeRefused for a missing number, and for more tokens than any model counts.
+    """
+    if _read_kind(parameters) != "yarn":
+        return trained
+    extended = _number(parameters, "original_max_position_embeddings") * _number(parameters, "factor")
+    if extended > MOST_COUNT:
+        raise RopeRefused(f"it extends the context to {extended:.0f} tokens")
+    return max(trained, int(extended))
+
+
+def _read_kind(parameters: Mapping[str, Any]) -> Any:
+    return parameters.get("rope_type") or parameters.get("type") or "default"
 
 
 def _number(parameters: Mapping[str, Any], key: str, default: float | None = None) -> float:

@@ -5,8 +5,13 @@ The names are those of OpenAI, Anthropic, vLLM, SGLang and llama.cpp. A null is 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import difflib
+from collections.abc import Collection, Mapping
 from typing import Any
+
+from pydantic_core import PydanticCustomError
+
+_NO_WAYS_OUT: Mapping[str, str] = {}
 
 HARMLESS = frozenset({
     # OpenAI's
@@ -150,15 +155,38 @@ def asks_for_nothing(value: Any, idle_values: tuple[Any, ...]) -> bool:
     return value is None or any(value == idle for idle in same_kind)
 
 
-def drop_idle(data: Any, fields: Collection[str]) -> Any:
-    """Return a body without what asks for nothing and is none of its route's `fields`."""
+def keep_known(
+    data: Any,
+    fields: Collection[str],
+    *,
+    harmless: Collection[str] = HARMLESS,
+    idle: Mapping[str, tuple[Any, ...]] = IDLE,
+    ways_out: Mapping[str, str] = _NO_WAYS_OUT,
+) -> Any:
+    """Return a body without nulls and what asks for nothing: only its route's `fields` are left. Raises
+    PydanticCustomError by name for any other field. `ways_out`: how `response_format` says what other servers' do."""
     if not isinstance(data, dict):
         return data
-    return {key: value for key, value in data.items() if key in fields or not _is_idle(key, value)}
+    kept: dict[str, Any] = {}
+    for key, value in data.items():
+        if value is None:
+            continue
+        if key in fields:
+            kept[key] = value
+        elif key in idle:
+            if not asks_for_nothing(value, idle[key]):
+                raise PydanticCustomError("not_supported", "{text}", {"field": key, "text": describe_refusal(key)})
+        elif key not in harmless:
+            text = _describe_unknown(key, fields, ways_out)
+            raise PydanticCustomError("unknown_field", "{text}", {"field": key, "text": text})
+    return kept
 
 
-def _is_idle(key: str, value: Any) -> bool:
-    return key in HARMLESS or (key in IDLE and asks_for_nothing(value, IDLE[key]))
+def _describe_unknown(key: str, fields: Collection[str], ways_out: Mapping[str, str]) -> str:
+    if key in ways_out:
+        return f"unknown field {key!r}; send 'response_format' instead: {ways_out[key]}"
+    near = difflib.get_close_matches(key, list(fields), n=1)
+    return f"unknown field {key!r}" + (f"; did you mean '{near[0]}'?" if near else "")
 
 
 def describe_refusal(key: str) -> str:

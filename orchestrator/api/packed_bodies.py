@@ -3,8 +3,9 @@ end is seen as soon as it is too large."""
 
 from __future__ import annotations
 
+import asyncio
 import zlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Final, Protocol
 
 from backports import zstd
@@ -121,3 +122,14 @@ def build_unpacker(encoding: str) -> Unpacker:
             headers={"Accept-Encoding": _TAKEN},
         )
     return _UNPACKERS[name]()
+
+
+async def unpack_stream(stream: AsyncIterator[bytes], encoding: str) -> AsyncIterator[bytes]:
+    """Yield the pieces of a body of this `Content-Encoding` as it comes; others have their turns between two. Raises
+    RequestError as `build_unpacker` and Unpacker do."""
+    unpacker = build_unpacker(encoding)
+    async for chunk in stream:
+        for piece in unpacker.unpack(chunk):
+            yield piece
+            await asyncio.sleep(0)
+    unpacker.finish()

@@ -14,7 +14,7 @@ from orchestrator.api import errors
 from orchestrator.api.body import Body
 from orchestrator.api.body_bounds import refuse_oversized
 from orchestrator.api.chat_messages import Effort, Message, TemplateKeywords, collect_keywords
-from orchestrator.api.known_fields import drop_idle
+from orchestrator.api.known_fields import keep_known
 from orchestrator.api.openapi import operation
 from orchestrator.api.port import TokenizerPort
 from orchestrator.api.responses import json_response
@@ -45,8 +45,8 @@ class TokenizeRequest(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_idle(cls, data: Any) -> Any:
-        return drop_idle(data, cls.model_fields)
+    def _keep_known(cls, data: Any) -> Any:
+        return keep_known(data, cls.model_fields)
 
     @model_validator(mode="after")
     def _one_of_them(self) -> TokenizeRequest:
@@ -66,8 +66,8 @@ class DetokenizeRequest(Body):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_idle(cls, data: Any) -> Any:
-        return drop_idle(data, cls.model_fields)
+    def _keep_known(cls, data: Any) -> Any:
+        return keep_known(data, cls.model_fields)
 
 
 _Asked = TypeVar("_Asked", TokenizeRequest, DetokenizeRequest)

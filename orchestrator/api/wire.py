@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.api.body import Body
 from orchestrator.api.chat_messages import Effort, Message, Prediction, TemplateKeywords, collect_keywords
-from orchestrator.api.known_fields import HARMLESS, IDLE, asks_for_nothing, describe_refusal
+from orchestrator.api.known_fields import HARMLESS, IDLE, keep_known
 from orchestrator.api.tools.wire import MAX_TOOLS, NamedChoice, OfferedTool, Tool, ToolChoice
 from policies.sampling import Acceptance
 from policies.sampling.penalties import LEAST_REPETITION
@@ -130,23 +129,7 @@ class Sampled(Body):
     @classmethod
     def _check_known_fields(cls, data: Any) -> Any:
         """Drop harmless fields, fields left at "nothing", and nulls; refuse the rest by name."""
-        if not isinstance(data, dict):
-            return data
-        kept: dict[str, Any] = {}
-        for key, value in data.items():
-            if value is None:
-                continue
-            if key in cls.model_fields:
-                kept[key] = value
-            elif key in cls.not_supported:
-                if not asks_for_nothing(value, cls.not_supported[key]):
-                    told = {"field": key, "text": describe_refusal(key)}
-                    raise PydanticCustomError("not_supported", "{text}", told)
-            elif key not in cls.harmless:
-                raise PydanticCustomError(
-                    "unknown_field", "{text}", {"field": key, "text": _describe_unknown_field(key, cls)}
-                )
-        return kept
+        return keep_known(data, cls.model_fields, harmless=cls.harmless, idle=cls.not_supported, ways_out=cls.ways_out)
 
 
 class Generation(Sampled):
@@ -180,13 +163,6 @@ class Generation(Sampled):
                 "stop", "'stop' takes at most {most} strings", {"field": "stop", "most": MAX_STOPS}
             )
         return self
-
-
-def _describe_unknown_field(key: str, cls: type[Sampled]) -> str:
-    if key in cls.ways_out:
-        return f"unknown field {key!r}; send 'response_format' instead: {cls.ways_out[key]}"
-    close = difflib.get_close_matches(key, list(cls.model_fields), n=1)
-    return f"unknown field {key!r}" + (f"; did you mean '{close[0]}'?" if close else "")
 
 
 def _check_prompt(prompt: Any) -> Any:

@@ -108,6 +108,10 @@ def _has_address(data: Data) -> bool:
     return bool(look_up(data, ("cluster", "address")))
 
 
+def _has_journal(data: Data) -> bool:
+    return look_up(data, ("journal", "enabled")) is not False
+
+
 def _list_drafts(data: Data) -> list[Any]:
     drafts = data.get("drafts")
     return drafts if isinstance(drafts, list) else []
@@ -246,6 +250,12 @@ CHANGES: tuple[LanguageChange, ...] = (
         "that Ray; before, only the daemon's own host was planned",
         "cluster.discover: false",
         _where_unset(("cluster", "discover"), lambda data: _has_address(data) and _is_planned(data)),
+    ),
+    LanguageChange(
+        *("journal-reserve", "2026-11-28", "default"),
+        "journal.reserve is new: 16 MiB of the state directory's disk are allocated ahead",
+        "journal.reserve: 256 KiB, which is the least",
+        _where_unset(("journal", "reserve"), lambda data: _is_served(data) and _has_journal(data)),
     ),
 )
 """The oldest first."""

@@ -26,6 +26,7 @@ JOB_SERVER_WAY_OUT = "pip install 'outrider[jobs]' (that is ray[default]), or le
 
 _PROBE_TIMEOUT_S = 5.0
 _ASKED_WITHIN_S = 1.5
+_MOST_PORT = 65_535
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # our frames are small; Ray's least is 75 MiB
 _LOGICAL_CPUS = 64  # of an embedded Ray: its only tenants are our workers, so it is not to ration them
 _LOG_FILE_BYTES = 10 * 1024 * 1024  # of an embedded Ray: its files may lie in memory
@@ -151,7 +152,8 @@ def _read_last_started() -> str:
 
 def _split_address(address: str) -> tuple[str, int] | None:
     host, colon, port = address.rpartition(":")
-    return (host.strip("[]"), int(port)) if colon and port.isdecimal() else None
+    good = bool(colon) and port.isdecimal() and int(port) <= _MOST_PORT
+    return (host.strip("[]"), int(port)) if good else None
 
 
 def init_options(address: str, directory: str, *, jobs: bool = False) -> dict[str, Any]:

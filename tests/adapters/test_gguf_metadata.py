@@ -76,6 +76,12 @@ def test_yarn_is_what_config_json_means_by_it(tmp_path, attention_factor):
     assert found.ropes[0].magnitude == pytest.approx(expected.ropes[0].magnitude * (attention_factor or 1.0))
 
 
+def test_a_context_that_yarn_extends_beyond_what_models_count_is_damage(tmp_path):
+    damage = {"rope.scaling.type": "yarn", "rope.scaling.factor": 1e20, "rope.scaling.original_context_length": 256}
+    with pytest.raises(ModelRefused, match=r"m\.gguf: .*qwen3\.rope.*extends the context to 256000"):
+        check_files(write_file(tmp_path / "m.gguf", Tiny("qwen3", vocabulary=32, qk_norm=True), **damage))
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [

@@ -75,6 +75,17 @@ async def test_what_cannot_be_tokenised_is_named(path, body, status, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
+@pytest.mark.parametrize("key", ["promt", "echos", "zzz", "best_of", "suffix"])
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_a_field_that_is_not_known_is_refused_in_the_words_of_the_other_routes(path, key):
+    body = {"prompt": "x"} if path == "/tokenize" else {"tokens": [5]}
+    here = (await call(path, body | {key: 7})).json()["error"]
+    there = (await call("/v1/completions", {"model": "toy", "prompt": "x", key: 7})).json()["error"]
+    assert here["param"] == there["param"] == key
+    assert here["code"] == there["code"]
+    assert here["message"].partition(";")[0] == there["message"].partition(";")[0]
+
+
 async def test_nothing_is_tokenised_before_the_model_is_there():
     control = ScriptedControl(phase="starting", ready=None)
     answer = await call("/tokenize", {"prompt": "x"}, control=control)

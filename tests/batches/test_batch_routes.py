@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from backports import zstd
 from openai import OpenAI
 
 from adapters.free_port import find_free_port
@@ -123,6 +125,22 @@ def test_errors_have_openai_s_shape(daemon):
     assert full.value.code == "files_full"
     for file in client.files.list():
         client.files.delete(file.id)
+
+
+@pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("zstd", zstd.compress), ("", bytes)])
+def test_an_upload_may_come_packed_and_its_bounds_are_of_what_it_becomes(daemon, encoding, pack):
+    head = {"Content-Type": "multipart/form-data; boundary=b", "Content-Encoding": encoding}
+    purpose = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+    part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n%s\r\n--b--\r\n'
+    text = b'{"one": 1}\n' * 100
+    answer = httpx.post(f"{daemon.url}/v1/files", content=pack(purpose + part % text), headers=head)
+    assert answer.status_code == 200, answer.text
+    assert daemon.client.files.content(answer.json()["id"]).content == text
+    daemon.client.files.delete(answer.json()["id"])
+    large = httpx.post(f"{daemon.url}/v1/files", content=pack(purpose + part % (b"x" * 70_000)), headers=head)
+    assert large.status_code == 413
+    other = httpx.post(f"{daemon.url}/v1/files", content=b"x", headers=head | {"Content-Encoding": "br"})
+    assert (other.status_code, other.headers["Accept-Encoding"]) == (415, "gzip, zstd")
 
 
 def test_a_batch_can_be_cancelled_and_keeps_what_it_has(daemon):

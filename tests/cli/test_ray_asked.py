@@ -78,6 +78,7 @@ def test_auto_is_what_ray_start_left_here(tmp_path, monkeypatch, listener):
     (tmp_path / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{listener.getsockname()[1]}\n")
     assert find_head_problem("auto") == ""
     assert find_head_problem("head") == "head is no HOST:PORT"
+    assert find_head_problem("127.0.0.1:99999") == "127.0.0.1:99999 is no HOST:PORT"
 
 
 def test_what_is_not_installed_is_named_with_its_extra(write, monkeypatch):

@@ -84,7 +84,7 @@ def test_lines_and_dates_are_told_and_defaults_are_left_alone(old):
     assert lines["runtime"][1] is False
     assert "runtime" not in found.after
     later = plan_migration(old, "2026-11-23")
-    assert {one.change.since for one in later.concerned} == {"2026-11-23"}
+    assert {one.change.since for one in later.concerned} == {"2026-11-23", "2026-11-28"}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_the_command(old, outrider):
     assert {one["name"] for one in told["changes"] if one["rewrite"]} == {
         *("prefill-chunk", "placement-replicas", "score-weights"),
     }
-    again = outrider("config", "migrate", str(old), "--check", "--since", "2026-11-24")
+    again = outrider("config", "migrate", str(old), "--check", "--since", "2026-11-29")
     assert (again.returncode, again.stdout) == (0, f"{old}: nothing changed that concerns it\n")
     assert outrider("config", "migrate", str(old), "--since", "yesterday").returncode == 2
     assert outrider("config", "migrate", str(old.parent / "none.yaml")).returncode == 1

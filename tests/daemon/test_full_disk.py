@@ -10,7 +10,16 @@ from contextlib import ExitStack
 
 import httpx
 
-from tests.daemon.test_killed import BODY, CHAT, Client, kill_in_mid_stream, workers_of, workers_of_state
+from tests.support.cut_streams import (
+    BODY,
+    CHAT,
+    Client,
+    kill_in_mid_stream,
+    read_on_alike,
+    read_undisturbed,
+    workers_of,
+    workers_of_state,
+)
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.small_disk import keep_full, small_disk
 from tests.support.waiting import until
@@ -51,10 +60,7 @@ def test_streams_that_began_on_a_full_disk_outlive_the_daemon(tmp_path):
             ("/v1/chat/completions", CHAT),
         ]
         with running(config) as first:
-            plain = [Client(*request) for request in requests]
-            for client in plain:
-                client.read(first.url)
-                assert client.done
+            plain = read_undisturbed(first, requests)
             clients = [Client(*request, key=f"k{index}" * (index % 2)) for index, request in enumerate(requests)]
             with keep_full(disk):
                 (before,) = workers_of(first)
@@ -66,14 +72,7 @@ def test_streams_that_began_on_a_full_disk_outlive_the_daemon(tmp_path):
                 with running(config) as second:
                     assert workers_of(second) == pids != [before]
                     assert list_problems(second) == []
-                    for client, undisturbed in zip(clients, plain, strict=True):
-                        if not client.done:
-                            client.read(second.url)
-                        assert set(client.statuses) == {200}
-                        assert client.done
-                        assert client.texts == undisturbed.texts
-                        assert client.scores == undisturbed.scores
-                        assert len(client.ids) == len(set(client.ids))
+                    read_on_alike(second, clients, plain)
                     assert second.stop() == 0
 
 

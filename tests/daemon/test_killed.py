@@ -2,119 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from orchestrator.workers.homes import list_homes
 from tests.daemon.test_plans import write_planned_config
+from tests.support.cut_streams import (
+    BODY,
+    CHAT,
+    Client,
+    kill_in_mid_stream,
+    read_on_alike,
+    read_undisturbed,
+    workers_of,
+    workers_of_state,
+)
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.profiles import store_simulated_profiles
-
-BODY: dict[str, Any] = {
-    "model": "toy",
-    "prompt": "the sea is",
-    "max_tokens": 120,
-    "temperature": 0.8,
-    "seed": 3,
-    "ignore_eos": True,
-}
-CHAT: dict[str, Any] = {
-    "model": "toy",
-    "messages": [{"role": "user", "content": "the sea"}],
-    "max_tokens": 100,
-    "seed": 5,
-    "ignore_eos": True,
-    "n": 2,
-}
-SSE = {"Accept": "text/event-stream"}
-
-
-@dataclass
-class Client:
-    """Reads one stream, over as many connections as it takes: each event once, in order."""
-
-    path: str
-    body: dict[str, Any]
-    key: str = ""
-    last: str = ""
-    texts: dict[int, str] = field(default_factory=dict)
-    scores: list[float | None] = field(default_factory=list)
-    roles: int = 0
-    finishes: list[str] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    usage: list[dict[str, Any]] = field(default_factory=list)
-    statuses: list[int] = field(default_factory=list)
-    done: bool = False
-
-    def read(self, url: str, *, events: int | None = None) -> None:
-        """Read until the end, the connection's loss, or so many events."""
-        headers = dict(SSE)
-        if self.key:
-            headers["Idempotency-Key"] = self.key
-        if self.last:
-            headers["Last-Event-ID"] = self.last
-        body = self.body | {"stream": True, "stream_options": {"include_usage": True}}
-        with (
-            suppress(httpx.TransportError),
-            httpx.stream("POST", f"{url}{self.path}", json=body, headers=headers, timeout=180) as response,
-        ):
-            self.statuses.append(response.status_code)
-            if response.status_code != httpx.codes.OK:
-                return
-            for line in response.iter_lines():
-                self.take(line)
-                if self.done or (events is not None and len(self.ids) >= events):
-                    return
-
-    def take(self, line: str) -> None:
-        if line.startswith("id: "):
-            self.ids.append(line.removeprefix("id: "))
-        elif line == "data: [DONE]":
-            self.done = True
-        elif line.startswith("data: "):
-            self.last = self.ids[-1]
-            event = json.loads(line.removeprefix("data: "))
-            assert "error" not in event, event
-            if event.get("usage"):
-                self.usage.append(event["usage"])
-            for choice in event["choices"]:
-                delta = choice.get("delta") or {"content": choice.get("text")}
-                self.roles += "role" in delta
-                self.scores += (choice.get("logprobs") or {}).get("token_logprobs", [])
-                index = choice["index"]
-                self.texts[index] = self.texts.get(index, "") + (delta.get("content") or "")
-                if choice["finish_reason"]:
-                    self.finishes.append(choice["finish_reason"])
-
-
-def workers_of(daemon: Daemon) -> list[int]:
-    found = daemon.status()
-    return [one["ready"]["pid"] for one in (*found["replicas"], *found["drafts"]) if one["ready"]]
-
-
-def kill_in_mid_stream(daemon: Daemon, clients: list[Client], events: int) -> None:
-    """Let every client have some events, and kill the daemon while they read on."""
-    threads = [threading.Thread(target=client.read, args=(daemon.url,)) for client in clients]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + 240
-    while any(len(client.ids) < events for client in clients):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    daemon.kill()
-    for thread in threads:
-        thread.join(240)
 
 
 def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams(tmp_path):
@@ -126,10 +36,7 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams
         ("/v1/chat/completions", CHAT),
     ]
     with running(config) as first:
-        plain = [Client(*request) for request in requests]
-        for client in plain:
-            client.read(first.url)
-            assert client.done
+        plain = read_undisturbed(first, requests)
         # With a key or without one: the event's id is enough.
         clients = [Client(*request, key=f"k{index}" * (index % 2)) for index, request in enumerate(requests)]
         kill_in_mid_stream(first, clients, 8)
@@ -138,19 +45,7 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams
         assert not all(client.done for client in clients)
     with running(config) as second:
         assert sorted(workers_of(second)) == sorted(pids)
-        for client, undisturbed in zip(clients, plain, strict=True):
-            if not client.done:
-                client.read(second.url)
-            assert set(client.statuses) == {200}
-            assert client.done
-            assert client.texts == undisturbed.texts
-            assert client.scores == undisturbed.scores
-            assert client.roles == undisturbed.roles
-            assert sorted(client.finishes) == sorted(undisturbed.finishes)
-            assert len(client.ids) == len(set(client.ids))
-            assert [one["completion_tokens"] for one in client.usage] == [
-                one["completion_tokens"] for one in undisturbed.usage
-            ]
+        read_on_alike(second, clients, plain)
         assert second.stop() == 0
     wait_until_ended(pids)
 
@@ -168,12 +63,6 @@ def _is_alive(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def workers_of_state(directory: Path) -> list[int]:
-    """The workers that a daemon with its state there has, or left behind."""
-    records = [home.read_record() for home in list_homes(directory / "state" / "workers")]
-    return [record.pid for record in records if record is not None]
 
 
 def test_an_answer_that_is_not_streamed_is_there_for_its_key(tmp_path):
@@ -302,9 +191,7 @@ def test_the_default_models_kernels_say_what_they_would_have_said(tmp_path, firs
     )
     asks = [BODY | {"max_tokens": 250, "temperature": temperature} for temperature in (0.0, 0.8)]
     with running(config) as first:
-        plain = [Client("/v1/completions", ask) for ask in asks]
-        for client in plain:
-            client.read(first.url)
+        plain = read_undisturbed(first, [("/v1/completions", ask) for ask in asks])
         pids = workers_of(first)
         clients = [Client("/v1/completions", ask, key=f"k{number}") for number, ask in enumerate(asks)]
         kill_in_mid_stream(first, clients, 6)
@@ -313,8 +200,5 @@ def test_the_default_models_kernels_say_what_they_would_have_said(tmp_path, firs
     with running(config) as second:
         ready_s = time.monotonic() - begun_s
         assert workers_of(second) == pids
-        for client, undisturbed in zip(clients, plain, strict=True):
-            client.read(second.url)
-            assert client.texts == undisturbed.texts
-            assert len(client.ids) == len(set(client.ids))
+        read_on_alike(second, clients, plain)
     assert ready_s < 60.0  # some 2 s on a machine that has nothing else to do

@@ -17,8 +17,8 @@ import openai
 import psutil
 import pytest
 
-from tests.daemon.test_killed import Client
 from tests.support import tiny_gguf, tiny_models
+from tests.support.cut_streams import Client
 from tests.support.daemon import Daemon, outrider_process, running
 from tests.support.tiny_gguf import Tiny
 from tests.support.waiting import until

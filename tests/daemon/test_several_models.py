@@ -17,8 +17,9 @@ import openai
 import pytest
 
 from orchestrator.cli.daemon_socket import query_daemon
-from tests.daemon.test_killed import BODY, Client, kill_in_mid_stream, wait_until_ended
+from tests.daemon.test_killed import wait_until_ended
 from tests.support import tiny_models
+from tests.support.cut_streams import BODY, Client, kill_in_mid_stream
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 from tests.support.profiles import store_simulated_profiles
 

@@ -74,8 +74,9 @@ def test_a_device_that_is_not_allowed_is_not_used_and_a_host_without_a_profile_i
 
 
 def test_devices_of_a_host_are_named_in_any_case_and_what_is_stated_of_them_holds(store: ProfileStore):
-    stated = {"free_bytes": {"SIM": GIB, "sim": GIB // 2}, "device_prices": {"Sim:0": 3.0}}
-    _, proposal = propose(store, [PresentHost(THIS_NODE, frozenset({FAST}), devices=("sim",), **stated)])
+    free, prices = {"SIM": GIB, "sim": GIB // 2}, {"Sim:0": 3.0}
+    host = PresentHost(THIS_NODE, frozenset({FAST}), free, devices=("sim",), device_prices=prices)
+    _, proposal = propose(store, [host])
     (device,) = proposal.cluster.devices
     assert device.price_per_hour == 3.0
     assert 0 < device.memory_bytes <= GIB // 2

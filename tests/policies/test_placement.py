@@ -164,12 +164,15 @@ def test_devices_are_named_in_any_case_and_the_first_of_a_kind_without_its_numbe
     named = replace(cluster, devices=tuple(replace(one, id=ids[one.id]) for one in cluster.devices))
     other = {"CUDA:0": "cuda", "CUDA:1": "cuda:1", "GPU": "gpu.0", "GPU.1": "Gpu.1", "CPU": "cpu"}
     places = st.lists(st.sampled_from(sorted(ids.values())), max_size=2, unique=True).map(tuple)
-    exact = {key: data.draw(places) for key in ("pin_target", "pin_draft", "exclude")}
-    loose = {
-        key: tuple(f"{host}/{other[kind]}" for host, _, kind in (one.partition("/") for one in found))
-        for key, found in exact.items()
-    }
-    plans = [plan_or_none(named, PlanGoal(load, Constraints(**found))) for found in (exact, loose)]
+    exact = Constraints(pin_target=data.draw(places), pin_draft=data.draw(places), exclude=data.draw(places))
+
+    def loosen(found: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(f"{host}/{other[kind]}" for host, _, kind in (one.partition("/") for one in found))
+
+    loose = Constraints(
+        pin_target=loosen(exact.pin_target), pin_draft=loosen(exact.pin_draft), exclude=loosen(exact.exclude)
+    )
+    plans = [plan_or_none(named, PlanGoal(load, limits)) for limits in (exact, loose)]
     assert plans[0] == plans[1]
 
 

@@ -24,6 +24,7 @@ from orchestrator.api.batches.service import BatchService
 from orchestrator.api.batches.uploads import receive_form
 from orchestrator.api.keys import OWNER
 from orchestrator.api.openapi import operation
+from orchestrator.api.packed_bodies import unpack_stream
 from orchestrator.errors import RequestError
 
 MAX_METADATA = 16
@@ -65,7 +66,8 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
         found = _require(service)
         kind = request.headers.get("Content-Type", "")
         with found.store.receive_file() as receiving:
-            fields, name = await receive_form(kind, request.stream(), receiving)
+            pieces = unpack_stream(request.stream(), request.headers.get("Content-Encoding", ""))
+            fields, name = await receive_form(kind, pieces, receiving)
             _check_form(fields, name)
             record = await asyncio.to_thread(found.keep_upload, receiving, _owner(request), name or "")
         return JSONResponse(record.show())
