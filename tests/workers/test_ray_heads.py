@@ -64,11 +64,13 @@ async def lose_the_head(cluster: RayCluster, hosts: Hosts, nodes: RayNodes) -> N
     ready = await anext(event async for event in events if isinstance(event, Ready))
     worker.send(Submit("a", PROMPT, max_tokens=100_000))
     assert await tokens_until(events, 10) == engines.tokens(PROMPT, 10)
+    assert cluster.away == ""
     nodes.kill_head()
     began_s = time.monotonic()
     with pytest.raises(ClusterAway, match=r"(has not answered for \d+ s|does not answer); is it running"):
         await cluster.start(msgspec.structs.replace(engines.spec(), node=hosts.near_ip))
     assert time.monotonic() - began_s < 15.0
+    assert "is it running (ray start --head)?" in await asyncio.to_thread(lambda: cluster.away)
     began_s = time.monotonic()
     with pytest.raises(ClusterAway) as refused:
         await cluster.start(engines.spec())
@@ -77,6 +79,7 @@ async def lose_the_head(cluster: RayCluster, hosts: Hosts, nodes: RayNodes) -> N
     assert await tokens_until(events, 200) == engines.tokens(PROMPT, 210)[10:]
     nodes.start_head()
     other = await start_on(cluster, 60.0, node=hosts.near_ip)
+    assert cluster.away == ""
     assert (await cluster.nodes()) == [hosts.near_ip]
     await asyncio.sleep(2.0)  # what waited for the old head has heard of the new one
     assert await tokens_until(events, 600) == engines.tokens(PROMPT, 810)[210:]
