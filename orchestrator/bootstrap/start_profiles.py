@@ -86,9 +86,9 @@ class _StartMeasuring:
         """Measure. Raises WorkerError where no worker can be started at all."""
         todo = self._list_missing()
         predicted_s = await asyncio.to_thread(_predict, todo, self._store) if self._budget_s else {}
-        progress = MeasuringProgress(predicted_s, self._watch.tell, self._watch.clock)
+        progress = MeasuringProgress(predicted_s, self._budget_s, self._watch.tell, self._watch.clock)
         if predicted_s:
-            progress.tell_beforehand(self._budget_s)
+            progress.tell_beforehand()
         await cluster.open()
         telling = asyncio.create_task(progress.keep_telling(), name="tell how far measuring is")
         try:

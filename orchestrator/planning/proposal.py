@@ -222,8 +222,9 @@ def _estimate_options(
     """Yield how the target is expected to run on these devices."""
     for profile, source in behind.items():
         for one in devices:
-            if one.hardware == source.hardware:
-                yield replace(estimate_option(one, target), profile=profile)
+            if one.hardware == source.hardware:  # what one runtime has measured of it, another may reach
+                device = one if one.rates.matmul else replace(one, rates=source.rates)
+                yield replace(estimate_option(device, target), profile=profile)
 
 
 def _leave_out_untold(cluster: Inventory, objective: Objective, stated: Collection[str]) -> tuple[Inventory, list[str]]:

@@ -14,11 +14,11 @@ TELL_EVERY_S: Final = 4.0
 
 
 class MeasuringProgress:
-    """Tells of pieces of work that are done one after another. `predicted_s`: by title, what each is to take. `tell`
-    takes a stage and the fraction of it that is done (negative: not known)."""
+    """Tells of pieces of work that are done one after another, for `budget_s` at most. `predicted_s`: by title, what
+    each is to take. `tell` takes a stage and the fraction of it that is done (negative: not known)."""
 
-    def __init__(self, predicted_s: Mapping[str, float], tell: OnProgress, clock: Clock) -> None:
-        self._left_s = dict(predicted_s)
+    def __init__(self, predicted_s: Mapping[str, float], budget_s: float, tell: OnProgress, clock: Clock) -> None:
+        self._left_s, self._budget_s = dict(predicted_s), budget_s
         self._count = len(predicted_s)
         self._tell, self._clock = tell, clock
         self._began_s = clock.monotonic_s()
@@ -30,12 +30,12 @@ class MeasuringProgress:
         """The seconds since this was made."""
         return self._clock.monotonic_s() - self._began_s
 
-    def tell_beforehand(self, budget_s: float) -> None:
-        """Say what is to come, and how long it takes: `budget_s` at most."""
+    def tell_beforehand(self) -> None:
+        """Say what is to come, and how long it takes."""
         whole_s = sum(self._left_s.values())
         parts = ", ".join(f"{title} {seconds:.0f} s" for title, seconds in self._left_s.items())
-        bound = f", bounded to {budget_s:.0f} s by placement.profile_budget_s" if whole_s > budget_s else ""
-        told = f"measuring what has no profile takes about {min(whole_s, budget_s):.0f} s{bound} ({parts})"
+        bound = " (placement.profile_budget_s)" if whole_s > self._budget_s else ""
+        told = f"measuring what has no profile takes about {min(whole_s, self._budget_s):.0f} s{bound}: {parts}"
         self._tell(told, -1.0)
 
     def begin(self, title: str) -> None:
@@ -58,7 +58,8 @@ class MeasuringProgress:
         while True:
             await asyncio.sleep(TELL_EVERY_S)
             took_s = self.elapsed_s
-            self._time = f" ({took_s:.0f} s of about {max(took_s, self._done_s + sum(self._left_s.values())):.0f} s)"
+            whole_s = min(self._budget_s, self._done_s + sum(self._left_s.values()))
+            self._time = f" ({took_s:.0f} s of about {max(took_s, whole_s):.0f} s)"
             self._repeat()
 
     def _repeat(self) -> None:

@@ -40,10 +40,9 @@ class Clock:
 @given(st.lists(seconds, min_size=1, max_size=6), seconds)
 def test_the_time_is_told_beforehand_and_is_never_more_than_the_budget(each: list[float], budget_s: float) -> None:
     told: list[str] = []
-    progress = MeasuringProgress(
-        {f"part {number}": one for number, one in enumerate(each)}, lambda stage, fraction: told.append(stage), Clock()
-    )
-    progress.tell_beforehand(budget_s)
+    predicted_s = {f"part {number}": one for number, one in enumerate(each)}
+    progress = MeasuringProgress(predicted_s, budget_s, lambda stage, fraction: told.append(stage), Clock())
+    progress.tell_beforehand()
     assert f"takes about {min(sum(each), budget_s):.0f} s" in told[0]
     assert ("placement.profile_budget_s" in told[0]) == (sum(each) > budget_s)
     for number in range(len(each)):
