@@ -156,7 +156,7 @@ def test_a_missing_library_is_answered_with_the_install_command(tmp_path, monkey
         return "1"
 
     monkeypatch.setitem(sys.modules, missing, None)
-    monkeypatch.setattr("adapters.onnx_rt.adapter.version", version)
+    monkeypatch.setattr("adapters.builds.version", version)
     prepare = functools.partial(ADAPTER.prepare, tmp_path / "tiny.gguf", tmp_path / "other", silent)
     load = functools.partial(ADAPTER.load, target, LoadOptions(), silent)
     needing = prepare if missing == "onnx" else load
