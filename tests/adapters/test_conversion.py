@@ -72,7 +72,7 @@ class Heard:
 
     @property
     def fractions(self) -> list[float]:
-        return [fraction for stage, fraction in self.said if " of " in stage]
+        return [fraction for stage, fraction in self.said if stage.startswith("convert") and " of " in stage]
 
 
 @pytest.fixture
