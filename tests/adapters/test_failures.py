@@ -100,7 +100,7 @@ def test_types_tell_too_and_the_line_that_tells_is_shown():
 @pytest.mark.model
 @pytest.mark.parametrize("runtime", ["openvino_rt", "onnx_rt"])
 def test_a_runtime_that_really_has_no_memory_goes_on_in_smaller_forwards(first_layers_path, shared_store, runtime):
-    """The process may have 120 MiB more than loading took, and forwards as large as they may be need more.
+    """The process may have 16 MiB more than loading took, and forwards as large as they may be need more.
 
     OpenVINO makes kernels for new numbers of rows as it goes, and keeps buffers: it may end with that very error.
     """

@@ -29,6 +29,7 @@ from adapters.variant import Variant
 from device_profiles.numerical_class import ClassFinding, NumericalClass
 from orchestrator.config.load import load_config
 from orchestrator.loading import numerical_classes
+from orchestrator.loading.child_work import OnLook
 from orchestrator.loading.class_trial import ClassJob, run_here
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options
@@ -89,8 +90,8 @@ def load(case: Case, source: Path, store: Path) -> tuple[LoadedModel, bool]:
     return target.model, target.row_invariant
 
 
-def _try_here(job: ClassJob, tried: NumericalClass) -> ClassFinding:
-    """Try a class in this process, which is under the cap too and has loaded the runtime already.
+def _try_here(job: ClassJob, tried: NumericalClass, on_look: OnLook) -> ClassFinding:
+    """Try a class in this process, which is under the cap too and has loaded the runtime already. Nobody looks.
 
     That one thread gives the same bits is not asked: torch would stay at it, and there are cases for it.
     """

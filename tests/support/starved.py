@@ -21,7 +21,7 @@ from orchestrator.workers.messages import Sampling, Submit
 from tests.support.loops import loop_over, suffix
 
 _PROMPT_TOKENS = 300
-_SPARE_BYTES = 120 << 20
+_SPARE_BYTES = 16 << 20
 
 
 def main() -> None:
