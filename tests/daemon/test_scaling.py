@@ -60,7 +60,7 @@ def count_planned(daemon: Daemon) -> int:
 
 def gauges(daemon: Daemon) -> dict[str, float]:
     lines = httpx.get(f"{daemon.url}/metrics").text.splitlines()
-    found = [line for line in lines if line.startswith("outrider_replicas_")]
+    found = [line for line in lines if line.startswith(("outrider_replicas_ready", "outrider_replicas_wanted"))]
     return {line.partition("{")[0].removeprefix("outrider_replicas_"): float(line.split(" ")[-1]) for line in found}
 
 

@@ -4,130 +4,109 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
-from orchestrator.workers.contract import Step
-from orchestrator.workers.messages import Event, Progress, StillWorking
-from orchestrator.workers.pulse import PulseEmitter
-from policies.serving.failover.watchdog import Pulse
-
-_DEADLINE_S = 120.0
-_COMPUTES = "print(flush=True)\nwhile True: sum(range(1000))"
+_COMPUTES = "while True: sum(range(1000))"
+_COMPUTES_A_WHILE = "import time\nwhile time.process_time() < 5.0: sum(range(1000))"
 _TRICKLES = """
-import sys, tempfile, time
-print(flush=True)
+import tempfile, time
 with tempfile.TemporaryFile() as file:
     while True:
         file.write(b"x" * 4096), file.flush()
         time.sleep(0.5)
 """
-_SLEEPS = "import time\nprint(flush=True)\nwhile True: time.sleep(60)"
+_SLEEPS = "import time\nwhile True: time.sleep(60)"
 _LOADS = """
-import json, threading
+import json, subprocess, sys, threading
+from adapters.parent_process import end_with_parent
 from orchestrator.workers.contract import Step
+from orchestrator.workers.messages import Progress
 from orchestrator.workers.pulse import PulseEmitter
 
-def emit(event):
-    print(json.dumps([event.pulse.quiet_ms, event.pulse.idle_ms]), flush=True)
+program, again = sys.argv[1:]
 
-PulseEmitter(emit, lambda: Step("load", -1.0)).start()
+def emit(event):
+    pulse = event.pulse
+    print(json.dumps({"quiet_ms": pulse.quiet_ms, "idle_ms": pulse.idle_ms, "cpu_ms": pulse.cpu_ms}), flush=True)
+    if again:
+        emitter.observe(Progress("convert: 1 MiB of 2 MiB", 0.5))
+
+emitter = PulseEmitter(emit, lambda: Step("load", -1.0))
+emitter.start()
+if program:
+    subprocess.run([sys.executable, "-c", program], preexec_fn=end_with_parent)
 threading.Event().wait()
 """
+"""A load in a process of its own: threads of other tests are at work in this one."""
+
+
+class Load:
+    """A worker that loads, and what it says of that."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def read(self) -> dict[str, float]:
+        """Wait for the next pulse."""
+        assert self.process.stdout is not None
+        told: dict[str, float] = json.loads(self.process.stdout.readline())
+        return told
 
 
 @contextmanager
-def run_child(program: str) -> Iterator[subprocess.Popen[bytes]]:
-    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+def load(program: str = "", *, again: bool = False) -> Iterator[Load]:
+    """Have a worker that waits for this program, and says the same progress `again` and again where that is asked."""
+    command = [sys.executable, "-c", _LOADS, program, "again" if again else ""]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        assert child.stdout is not None
-        child.stdout.readline()
-        yield child
+        yield Load(process)
     finally:
-        child.kill()
-        child.wait()
-        assert child.stdout is not None
-        child.stdout.close()
-
-
-@contextmanager
-def watch_load() -> Iterator[queue.SimpleQueue[Event]]:
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    emitter = PulseEmitter(events.put, lambda: Step("load", -1.0))
-    emitter.start()
-    try:
-        yield events
-    finally:
-        emitter.stop()
-
-
-def wait_for_pulse(events: queue.SimpleQueue[Event], holds: Callable[[Pulse], bool]) -> Pulse:
-    until_s = time.monotonic() + _DEADLINE_S
-    while time.monotonic() < until_s:
-        event = events.get(timeout=_DEADLINE_S)
-        assert isinstance(event, StillWorking)
-        if holds(event.pulse):
-            return event.pulse
-    raise AssertionError("no such pulse came")
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
 
 
 @pytest.mark.parametrize("program", [_COMPUTES, _TRICKLES], ids=["computes", "moves bytes"])
 def test_a_load_that_waits_for_a_process_that_works_is_not_idle(program: str) -> None:
-    with run_child(program), watch_load() as events:
-        wait_for_pulse(events, lambda pulse: pulse.quiet_ms > 4000.0 and pulse.idle_ms == 0.0)
+    with load(program) as worker:
+        while (pulse := worker.read())["quiet_ms"] <= 4000.0 or pulse["idle_ms"]:
+            pass
 
 
 def test_the_processor_time_of_a_process_counts_while_it_runs_and_when_it_has_ended() -> None:
-    with watch_load() as events:
-        with run_child(_COMPUTES):
-            spent = wait_for_pulse(events, lambda pulse: pulse.cpu_ms > 200.0).cpu_ms
-        later = wait_for_pulse(events, lambda pulse: pulse.idle_ms > 0.0)
-        assert later.cpu_ms >= spent
+    with load(_COMPUTES_A_WHILE) as worker:
+        while (pulse := worker.read())["cpu_ms"] <= 200.0:
+            pass
+        while (later := worker.read())["idle_ms"] <= 0.0:
+            pass
+        assert later["cpu_ms"] >= pulse["cpu_ms"]
 
 
-def test_a_load_whose_process_does_nothing_is_idle() -> None:
-    with run_child(_SLEEPS), watch_load() as events:
-        wait_for_pulse(events, lambda pulse: pulse.idle_ms > 4000.0)
-
-
-def test_a_load_that_says_the_same_again_has_not_come_further() -> None:
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    emitter = PulseEmitter(events.put, lambda: Step("load", -1.0))
-    emitter.start()
-
-    def say_the_same(pulse: Pulse) -> bool:
-        emitter.observe(Progress("convert: 1 MiB of 2 MiB", 0.5))
-        return pulse.idle_ms > 3000.0
-
-    try:
-        wait_for_pulse(events, say_the_same)
-    finally:
-        emitter.stop()
+@pytest.mark.parametrize("again", [False, True], ids=["and is silent", "and says the same again"])
+def test_a_load_whose_process_does_nothing_is_idle(again: bool) -> None:
+    with load(_SLEEPS, again=again) as worker:
+        while worker.read()["idle_ms"] <= 4000.0:
+            pass
 
 
 def test_a_time_in_which_the_worker_was_stopped_is_not_idle() -> None:
-    worker = subprocess.Popen([sys.executable, "-c", _LOADS], stdout=subprocess.PIPE, text=True)
-    try:
-        assert worker.stdout is not None
-        quiet_ms, idle_ms = json.loads(worker.stdout.readline())
-        os.kill(worker.pid, signal.SIGSTOP)
+    with load() as worker:
+        before = worker.read()
+        os.kill(worker.process.pid, signal.SIGSTOP)
         time.sleep(6.0)
-        os.kill(worker.pid, signal.SIGCONT)
+        os.kill(worker.process.pid, signal.SIGCONT)
         longest_ms = jump_ms = 0.0
         while longest_ms < 5000.0:
-            before_ms, (quiet_ms, idle_ms) = (quiet_ms, idle_ms), json.loads(worker.stdout.readline())
-            if quiet_ms - before_ms[0] > longest_ms:
-                longest_ms, jump_ms = quiet_ms - before_ms[0], idle_ms - before_ms[1]
+            after = worker.read()
+            if after["quiet_ms"] - before["quiet_ms"] > longest_ms:
+                longest_ms, jump_ms = after["quiet_ms"] - before["quiet_ms"], after["idle_ms"] - before["idle_ms"]
+            before = after
         assert jump_ms <= 2000.0
-    finally:
-        worker.kill()
-        worker.wait()
-        assert worker.stdout is not None
-        worker.stdout.close()
