@@ -92,6 +92,11 @@ def cores() -> int:
     return min(physical, allowed) if allowed else physical
 
 
+def count_logical_cores() -> int:
+    """Return how many logical cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def list_core_groups() -> list[list[int]]:
     """Return the logical cores that this process may use, those of one physical core together. Where the system does
     not tell which these are, each is one of its own."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from adapters.decoder.spec import Dense, Grouped, Tensor
+from adapters.hardware import count_logical_cores
 
 _PIECE_ELEMENTS: Final = 1 << 19
 """Decoding takes about 40 bytes for each of them, in each thread."""
@@ -30,18 +30,13 @@ def decode_in_pieces(
         on_rows(rows)
         return found
     joined: Tensor | None = None
-    with ThreadPoolExecutor(min(count_cores(), len(parts), _MOST_THREADS)) as pool:
+    with ThreadPoolExecutor(min(count_logical_cores(), len(parts), _MOST_THREADS)) as pool:
         for part, piece in zip(parts, pool.map(decode, parts), strict=True):
             joined = _reserve(piece, rows) if joined is None else joined
             _put(joined, part, piece)
             on_rows(part.stop)
     assert joined is not None  # noqa: S101  # there are rows
     return joined
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _reserve(piece: Tensor, rows: int) -> Tensor:

@@ -19,10 +19,8 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, describe_place
 from orchestrator.config.target import AUTO, THIS_NODE, Target
 from orchestrator.loading.precision import sizes_of
-from policies.models.kv_shares import SHARES, choose_share
+from policies.models.kv_shares import SHARES, choose_share, name_share
 from policies.models.quantization import AS_FILE, weights_bytes
-
-_PARTS = {2: "half", 4: "a quarter"}
 
 
 class KvMisfit(NamedTuple):
@@ -91,10 +89,10 @@ def _compare(place: Place, model: Target | ModelDraft, kv_cache_bytes: int, room
     beside = f" beside {human_bytes(weights)} of weights" if weights else ""
     text = f"a KV cache of {human_bytes(kv_cache_bytes)}{beside} does not fit into the {room.whose}"
     if share is None:
-        least = f"{_PARTS[SHARES[-1]]} of it ({human_bytes(kv_cache_bytes // SHARES[-1])})"
+        least = f"{name_share(SHARES[-1])} of it ({human_bytes(kv_cache_bytes // SHARES[-1])})"
         text += f", and nor does {least}"
     else:
-        text += f": {_PARTS[share]} of it is loaded ({human_bytes(kv_cache_bytes // share)})"
+        text += f": {name_share(share)} of it is loaded ({human_bytes(kv_cache_bytes // share)})"
     most = room.total_bytes - weights
     way = f"set {human_bytes(most)} or less" if most > 0 else "take a smaller model or another device"
     return KvMisfit(place, f"{text}; {way}", share is None)

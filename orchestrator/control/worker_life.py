@@ -15,7 +15,7 @@ from orchestrator.control.state import tell_nobody
 from orchestrator.workers.contract import MEMORY_SHARE, WorkerSpec
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Event, Failed, FailureKind, Ready, RoundReport, StillWorking
-from policies.models.kv_shares import SHARES, find_next_share
+from policies.models.kv_shares import SHARES, find_next_share, name_share
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from policies.serving.failover.restarts import RestartBudget
 from policies.serving.failover.watchdog import Pulse
@@ -25,7 +25,6 @@ LOADING_GRACE_S = 0.3
 """Of a worker that is not ready: it takes no command while it loads, and has nothing to finish."""
 _DEVICE_FAILURES = ("out_of_memory", "device_lost", "ecc", "thermal")
 _NEWEST = 0.1  # weight of the newest round in how long they take; a longer one counts in full
-_PARTS = {1: "all of its KV cache", 2: "half of its KV cache", 4: "a quarter of its KV cache"}
 NO_DEATH = -1
 """The number of a death that no request can be blamed for."""
 
@@ -200,7 +199,10 @@ class WorkerLife:
             return Loss(cause, failure=self._name_host(failure.message))
         smallest = find_next_share(self.memory_share) is None
         if hopeless and smallest and kind == "memory":
-            return Loss(cause, failure=self._name_host(f"{cause}; it had {_PARTS[self.memory_share]} already"))
+            return Loss(
+                cause,
+                failure=self._name_host(f"{cause}; it had {name_share(self.memory_share)} of its KV cache already"),
+            )
         self._choose_share(kind, longest_tokens)
         served_s = now_s - self._ready_s if self._ready_s is not None else 0.0
         self.budget = self.budget.observe_loss(number, kind, cause, now_s, served_s)
@@ -209,7 +211,7 @@ class WorkerLife:
             return Loss(cause, failure=self._name_host(self.budget.describe_end(kind)))
         after_s, restart = max(wait_s, self.budget.delay_s(kind)), self.budget.describe(kind)
         if self.memory_share > 1:
-            restart += f", with {_PARTS[self.memory_share]}"
+            restart += f", with {name_share(self.memory_share)} of its KV cache"
         line = LogLine("warning", "%s lost: %s; %s follows in %.1f s", (self.title, cause, restart, after_s))
         return Loss(
             cause,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from adapters.decoder.pieces import count_cores
+from adapters.hardware import count_logical_cores
 from orchestrator.workers.work_meter import LOOK_S, WorkMeter
 
 _LONGEST_S: Final = 900.0
@@ -52,7 +52,7 @@ def _wait(child: subprocess.Popen[bytes], job: bytes, on_look: OnLook) -> tuple[
             unsent = None
         meter.measure()
         on_look(meter.cpu_s)
-        if meter.cpu_s > _LONGEST_S * count_cores():
+        if meter.cpu_s > _LONGEST_S * count_logical_cores():
             return b"", b"", f"given up after {meter.cpu_s:.0f} s of processor time"
         if meter.idle_s > _LONGEST_IDLE_S:
             return b"", b"", f"given up: it did nothing for {meter.idle_s:.0f} s"

@@ -45,11 +45,6 @@ class LocalDevices:
     lacks: dict[str, str]
     free_bytes: dict[str, int]
 
-    @property
-    def hardware(self) -> frozenset[Hardware]:
-        """Return what they are."""
-        return frozenset(hardware for _, hardware in self.seen)
-
 
 def list_devices_here() -> LocalDevices:
     """Return the devices of this machine."""

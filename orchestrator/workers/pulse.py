@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
 
+from adapters.hardware import count_logical_cores
 from device_profiles.units import MS_PER_S
 from orchestrator.workers.contract import Step
 from orchestrator.workers.messages import Event, Gauges, Progress, Ready, Refused, RoundReport, StillWorking
@@ -27,7 +27,7 @@ class PulseEmitter:
         self._finished = 0
         self._progress: Progress | None = None
         self._ended = threading.Event()
-        self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._cores = count_logical_cores()
 
     def observe(self, event: Event) -> None:
         """The engine has said this. Who says the same again has not come further."""

@@ -5,6 +5,13 @@ from __future__ import annotations
 SHARES = (1, 2, 4)
 """A whole KV cache, a half, a quarter: what is tried, in this order (docs/configuration.md, "Out of memory")."""
 
+_NAMES = {1: "all", 2: "half", 4: "a quarter"}
+
+
+def name_share(share: int) -> str:
+    """Return what a part of so many is called: "half" of a KV cache."""
+    return _NAMES[share]
+
 
 def choose_share(kv_cache_bytes: int, other_bytes: int, room_bytes: int) -> int | None:
     """Return the first share whose KV cache fits into the room beside what else is needed; None where none does."""

@@ -14,20 +14,9 @@ from device_profiles.measured import MeasuredModel
 from device_profiles.store import ProfileStore
 from orchestrator.measuring.others import OthersMeter, find_taken, name_measured
 from tests.support.profiles import store_simulated_profiles
+from tests.support.simulated_time import SimulatedClock
 
 shares = st.floats(0.0, 1.0)
-
-
-class Clock:
-    """Goes on by a second at each look."""
-
-    now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def wall_s(self) -> float:
-        return self.now_s
 
 
 @given(shares, st.integers(0, 64), st.integers(0, 64))
@@ -46,7 +35,7 @@ def test_what_others_take_of_cores_that_are_not_used_disturbs_nobody(others: flo
 def test_the_share_is_the_mean_over_the_time_since_it_was_begun(
     spans: list[tuple[float, float]], before: float
 ) -> None:
-    clock = Clock()
+    clock = SimulatedClock()
     told: Iterator[float] = iter([before, before, *(share for share, _ in spans)])
     meter = OthersMeter(lambda: {"CPU": DeviceLoad(1.0, next(told))}, clock, "CPU")
     meter.look_when_due()
@@ -63,10 +52,10 @@ def test_the_share_is_the_mean_over_the_time_since_it_was_begun(
 
 
 def test_nobody_knows_what_others_take_of_a_device_without_counters():
-    clock = Clock()
+    clock = SimulatedClock()
     meter = OthersMeter(lambda: {"CPU": DeviceLoad(1.0, 0.5)}, clock, name_measured("gpu", "GPU.0"))
     meter.begin()
-    clock.now_s = 9.0
+    clock.now_s += 9.0
     assert meter.read() is None
 
 

@@ -22,26 +22,17 @@ from orchestrator.profiling.duration import measure_pace, predict_duration_s
 from orchestrator.profiling.progress import MeasuringProgress
 from orchestrator.profiling.work import profile_store
 from tests.support.profiles import store_simulated_profiles
+from tests.support.simulated_time import SimulatedClock
 
 TOY = Hardware("simulated", "simulated device SIM", 1 << 30)
 seconds = st.floats(0.5, 1e4)
-
-
-class Clock:
-    now_s = 0.0
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def wall_s(self) -> float:
-        return self.now_s
 
 
 @given(st.lists(seconds, min_size=1, max_size=6), seconds)
 def test_the_time_is_told_beforehand_and_is_never_more_than_the_budget(each: list[float], budget_s: float) -> None:
     told: list[str] = []
     predicted_s = {f"part {number}": one for number, one in enumerate(each)}
-    progress = MeasuringProgress(predicted_s, budget_s, lambda stage, fraction: told.append(stage), Clock())
+    progress = MeasuringProgress(predicted_s, budget_s, lambda stage, fraction: told.append(stage), SimulatedClock())
     progress.tell_beforehand()
     assert f"takes about {min(sum(each), budget_s):.0f} s" in told[0]
     assert ("placement.profile_budget_s" in told[0]) == (sum(each) > budget_s)
