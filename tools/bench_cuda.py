@@ -154,6 +154,8 @@ def theirs(prepared: Path, spec: DecoderSpec, device: str) -> Any:
         make_linear=make,
     )
     network.set_attn_implementation("sdpa")
+    if len(set(spec.windows)) == 1:
+        del network.config.layer_types  # else `generate` makes a mask for each type, which one-typed families refuse
     return network
 
 

@@ -53,8 +53,10 @@ def import_torch() -> Any:
 
         quieten()
         import transformers  # noqa: F401  # half an installation is none
-    except ImportError as error:
-        raise AdapterUnavailable(f"{error.name or 'torch'} is not installed: {INSTALL}") from None
+    except ModuleNotFoundError as error:
+        raise AdapterUnavailable(f"{error.name} is not installed: {INSTALL}") from None
+    except ImportError as error:  # it is there, and does not go with what else is
+        raise AdapterUnavailable(f"torch cannot be used here: {str(error).splitlines()[0]}: {INSTALL}") from None
     return torch
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -138,19 +139,26 @@ class Graphs:
             batch = inputs.batch(self._pool, self._block, self._windows)
             return self._compute(inputs.views["ids"], inputs.views["positions"], inputs.views["wanted"], batch)
 
-        side = torch.cuda.Stream(self._device)
-        side.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(side):  # libraries allocate their workspaces before anything is recorded
+        stream = _capture_stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):  # libraries allocate their workspaces before anything is recorded
             for _ in range(_WARM_UPS):
                 forward()
-        torch.cuda.current_stream(self._device).wait_stream(side)
+        torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         self.capturing = True
-        with torch.cuda.graph(graph, pool=self._memory):
+        with torch.cuda.graph(graph, pool=self._memory, stream=stream):
             logits = forward()
         self.capturing = False
         self._memory = self._memory or graph.pool()
         return graph, inputs, logits
+
+
+@cache
+def _capture_stream(device: Any) -> Any:
+    """Return the stream on which this process captures for a device. It is one, as cuBLAS keeps a workspace for every
+    stream that it has seen, until the process ends: 32 MiB each on a H200."""
+    return torch.cuda.Stream(device)
 
 
 def _next_power(count: int, least: int) -> int:

@@ -63,15 +63,17 @@ def test_quantised_weights_are_held_so_and_compute_what_they_stand_for(tmp_path,
     target = tmp_path / "quantised"
     target.mkdir()
     ADAPTER.prepare(source, target, silent, weights)
-    free_bytes = torch.cuda.memory_allocated(0)
-    model = ADAPTER.load(target, OPTIONS, silent)
-    assert model.capabilities.weights == f"{weights} (from fp32)"  # and is not held in another format
     tokens = TOKENS[:70]
-    rows = model.forward([Segment(0, 0, tokens, (0, len(tokens)))]).logits.copy()
-    assert find_variance(model) == ""
-    model.close()
-    gc.collect()
-    assert torch.cuda.memory_allocated(0) <= free_bytes + (1 << 20)
+    held_bytes = []
+    for _ in range(2):
+        model = ADAPTER.load(target, OPTIONS, silent)
+        assert model.capabilities.weights == f"{weights} (from fp32)"  # and is not held in another format
+        rows = model.forward([Segment(0, 0, tokens, (0, len(tokens)))]).logits.copy()
+        assert find_variance(model) == ""
+        model.close()
+        gc.collect()
+        held_bytes.append(torch.cuda.memory_allocated(0))
+    assert held_bytes[1] <= held_bytes[0]  # libraries keep workspaces once, and nothing of a closed model is left
     whole = ADAPTER.load(target, replace(OPTIONS, device="CPU", activations=Precision.FP32), silent)
     expected = whole.forward([Segment(0, 0, tokens, (0, len(tokens)))]).logits
     assert np.corrcoef(rows.ravel(), expected.ravel())[0, 1] >= near

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,16 @@ def test_a_missing_library_is_answered_with_the_install_command(tmp_path, monkey
     for call in (ADAPTER.devices, functools.partial(ADAPTER.load, target, OPTIONS, silent)):
         with pytest.raises(AdapterUnavailable, match=rf"{missing} is not installed: pip install 'outrider\[torch\]'"):
             call()
+
+
+def test_a_library_that_does_not_go_with_another_is_told_in_its_own_words(tmp_path, monkeypatch):
+    """Versions that do not fit are no missing torch: the owner has to know which."""
+    words = "huggingface-hub>=1.5.0,<2.0 is required, but found huggingface-hub==2.4.0"
+    (tmp_path / "transformers.py").write_text(f"raise ImportError({words!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "transformers", raising=False)
+    with pytest.raises(AdapterUnavailable, match=rf"torch cannot be used here: {re.escape(words)}: pip install"):
+        ADAPTER.devices()
 
 
 def test_a_device_that_is_not_there_is_refused_and_those_there_are_named(tmp_path):
