@@ -109,7 +109,7 @@ class MeasuredModel:
     most. `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to. `drifted`:
     how rounds differed from it while serving, so that it is to be measured again; "" where they did not.
     `others`: the share of the device, or of the cores that were used, that other programs took meanwhile; None where
-    nobody can tell.
+    nobody can tell. `forwards_only`: measuring was not done when this was kept, so `overhead` is not known.
     `numerical_class` and `class_fingerprint`: see device_profiles.numerical_class; `class_reason` and
     `classes_rejected`: why that one, and why not the others, in words.
     """
@@ -151,6 +151,12 @@ class MeasuredModel:
     class_reason: str = ""
     classes_rejected: tuple[str, ...] = ()
     others: float | None = None
+    forwards_only: bool = False
+
+    @property
+    def unfinished(self) -> str:
+        """In words, what of it was not measured yet; "" where all was."""
+        return "only its forwards were measured" if self.forwards_only else ""
 
     @property
     def disturbed(self) -> str:
@@ -163,7 +169,7 @@ class MeasuredModel:
     def doubt(self) -> str:
         """In words, why it is to be measured again; "" where it is not."""
         drifted = f"drifted ({self.drifted})" if self.drifted else ""
-        return ", ".join(why for why in (drifted, self.disturbed) if why)
+        return ", ".join(why for why in (drifted, self.unfinished, self.disturbed) if why)
 
     @property
     def error(self) -> float:

@@ -17,6 +17,7 @@ from orchestrator.bootstrap.clusters import measuring_cluster
 from orchestrator.clock import Clock
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import WorkerError
+from orchestrator.measuring.engine import Found
 from orchestrator.planning.proposal import PlanError
 from orchestrator.profiling.duration import measure_pace, predict_duration_s
 from orchestrator.profiling.progress import MeasuringProgress, OnProgress
@@ -81,6 +82,7 @@ class _StartMeasuring:
     def __init__(self, wanted: Sequence[Work], store: ProfileStore, budget_s: float, watch: StartWatch) -> None:
         self._wanted, self._store, self._budget_s, self._watch = wanted, store, budget_s, watch
         self._end_s = watch.clock.monotonic_s() + budget_s
+        self._found = asyncio.Event()  # enough to serve with
 
     async def run(self, cluster: Cluster) -> None:
         """Measure. Raises WorkerError where no worker can be started at all."""
@@ -89,6 +91,8 @@ class _StartMeasuring:
         progress = MeasuringProgress(predicted_s, self._budget_s, self._watch.tell, self._watch.clock)
         if predicted_s:
             progress.tell_beforehand()
+        if self._can_serve():
+            self._found.set()
         await cluster.open()
         telling = asyncio.create_task(progress.keep_telling(), name="tell how far measuring is")
         try:
@@ -105,12 +109,17 @@ class _StartMeasuring:
         if doubt := one.describe_doubt(self._store):
             _log.info("%s: the profile is measured again: %s", one.title, doubt)
         progress.begin(one.title)
-        watch = Watch(progress.observe, self._store.save)
+        watch = Watch(progress.observe, self._keep)
         try:
             await measure_until(cluster, one.spec(self._store, refresh=False), watch, self._wait_end())
         except WorkerError as error:
             _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
         progress.end(one.title)
+
+    def _keep(self, found: Found) -> None:
+        self._store.save(found)
+        if self._can_serve():
+            self._found.set()
 
     def _list_missing(self) -> list[Work]:
         return [one for one in self._wanted if not one.is_known(self._store)]
@@ -131,14 +140,13 @@ class _StartMeasuring:
 
     def _can_serve(self) -> bool:
         """Return whether a target is known, so that requests can be answered."""
-        return any(one.job.role == "target" and one.is_known(self._store) for one in self._wanted)
+        return any(one.job.role == "target" and one.can_plan(self._store) for one in self._wanted)
 
     async def _wait_end(self) -> None:
-        if not self._can_serve():
-            await asyncio.sleep(self._left_s)
-            return
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._watch.awaited.wait(), self._left_s)
+            async with asyncio.timeout(max(0.0, self._left_s)):
+                await self._watch.awaited.wait()
+                await self._found.wait()
 
     def _tell_left(self) -> None:
         left = [one.title for one in self._list_missing()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from device_profiles.units import MS_PER_S
 from orchestrator.control.actions import (
     Action,
     EndStream,
@@ -38,10 +39,12 @@ from orchestrator.workers.messages import (
     Refused,
     Retuned,
     RoundReport,
+    StillWorking,
 )
 from policies.serving.failover.blame import LossKind
 
 _NOT_SERVING = (Rank.JOINING, Rank.LEAVING, Rank.STANDBY)
+_QUIET_MS = 4000.0  # a step of a load that takes longer is told again, so that nobody waits for 5 s
 _HOST_TRIES = 2  # of a replica that is joining: nobody waits for a host that is not there
 
 
@@ -101,6 +104,8 @@ def _fold_said(state: State, replica: Replica, event: Event, now_s: float) -> li
             return [TellGauges(replica.name, before, event)]
         case Progress():
             return [Notify(event)]
+        case StillWorking(stage, pulse) if pulse.expected_ms < 0.0 and pulse.quiet_ms >= _QUIET_MS:
+            return [Notify(Progress(f"{stage} ({pulse.quiet_ms / MS_PER_S:.0f} s of this step so far)", -1.0))]
         case Retuned():
             return _fold_retuned(state, replica, event)
         case MovedOut():

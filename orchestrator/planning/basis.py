@@ -113,17 +113,20 @@ def list_doubtful_profiles(proposal: PlanProposal) -> list[str]:
 
 
 def list_doubts(proposal: PlanProposal) -> tuple[str, ...]:
-    """Return in a line each which of a plan's figures were measured while other programs took the device, or are
-    estimates."""
-    disturbed = {
-        f"{_name_profile(one, shard)}: {one.disturbed}" for shard, one in _list_behind(proposal) if one.disturbed
+    """Return in a line each which of a plan's figures were measured while other programs took the device, were not
+    measured to the end, or are estimates."""
+    doubtful = {
+        f"{_name_profile(one, shard)}: {why}"
+        for shard, one in _list_behind(proposal)
+        for why in (one.unfinished, one.disturbed)
+        if why
     }
     estimated = {
         f"{shard.device}: {proposal.asked.target.name} in {shard.runtime} has no profile, and is planned by an estimate"
         for shard in proposal.plan.shards
         if shard.source == "estimate"
     }
-    return (*sorted(estimated), *sorted(disturbed))
+    return (*sorted(estimated), *sorted(doubtful))
 
 
 def _name_profile(one: MeasuredModel, shard: Shard) -> str:

@@ -71,7 +71,7 @@ def predict_duration_s(work: Work, store: ProfileStore, pace: float, *, texts: b
     """Return the seconds that a piece of work will take. `texts`: what the target says is known when its turn comes.
     Raises what resolving its model raises."""
     known = work.find_model_profile(store)
-    if known is not None and known.took_s:
+    if known is not None and known.took_s and not known.unfinished:
         return _START_S + known.took_s
     return pace * _sum_stages(work, store, texts=texts or work.texts(store) is not None)
 

@@ -58,7 +58,7 @@ class ProfileJob(msgspec.Struct, frozen=True):
     """One model on one device: measure it in this role. `known_device`: the device's own rates are measured already.
     `texts`: what the target says to `measuring.texts`, as plain data, where that is known; else it is measured.
     `drafter`: the name of a draft. `steps_s`: how long forwards are measured, about. `keep`: what is found is stored
-    on this host, too."""
+    on this host, too. `early`: a target's forwards are passed on before its rounds are measured."""
 
     engine: EngineOptions
     model: ModelOptions
@@ -68,6 +68,7 @@ class ProfileJob(msgspec.Struct, frozen=True):
     drafter: str = ""
     steps_s: float = STEPS_S
     keep: bool = False
+    early: bool = False
 
 
 def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:
@@ -138,6 +139,9 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
                 yield _draft_pair(bench, loaded)
             return
         texts = None if job.texts is None else msgspec.convert(job.texts, TargetTexts)
+        if job.early:  # what ends this now leaves something to plan with
+            described = _describe_model(bench, loaded, steps, load_s, RoundOverhead(), None)
+            yield replace(described, forwards_only=True)
         tell("decode", -1.0)
         engine = msgspec.structs.replace(job.engine, model=job.model)
         real = talk(loaded, engine, steps.cost, bench.clock, meter, said=texts)

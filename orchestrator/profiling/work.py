@@ -60,11 +60,11 @@ class Work:
         """Return how its worker is started, with what is known already. `texts_are_new`: what the target says is not
         measured again, even where `refresh`."""
         known = not refresh and self.find_device_profile(store) is not None
+        early = not refresh and self.find_model_profile(store) is None
         texts = None if refresh and self.job.role == "target" and not texts_are_new else self.texts(store)
         plain = None if texts is None else dataclasses.asdict(texts)
-        return job_spec(
-            msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s), self.node or THIS_NODE
-        )
+        job = msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s, early=early)
+        return job_spec(job, self.node or THIS_NODE)
 
     def is_done(self, store: ProfileStore) -> bool:
         """Return whether all of it is stored, holds, and was measured while nobody else took the device."""
@@ -75,7 +75,11 @@ class Work:
         """Return whether all of it is stored, and holds."""
         paired = self.job.role == "target" or self.texts(store) is None or self.pair(store) is not None
         model = self.find_model_profile(store)
-        return model is not None and not model.drifted and self.find_device_profile(store) is not None and paired
+        return self.can_plan(store) and model is not None and not (model.drifted or model.unfinished) and paired
+
+    def can_plan(self, store: ProfileStore) -> bool:
+        """Return whether enough is stored for a plan with it."""
+        return self.find_model_profile(store) is not None and self.find_device_profile(store) is not None
 
     def describe_doubt(self, store: ProfileStore) -> str:
         """Return why what is stored is to be measured again, "" where it is not, or nothing is stored."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from device_profiles.measured import DeviceRates, Hardware, MatmulRate, MeasuredDevice
 from device_profiles.profile import Exactness, Precision
-from orchestrator.bootstrap.start_profiles import list_wanted
+from orchestrator.bootstrap.planning import make_plan
+from orchestrator.bootstrap.start_profiles import StartWatch, list_wanted, profile_missing
+from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.config.placement import PlacementSection
 from orchestrator.planning.basis import basis, list_doubts
@@ -100,3 +103,23 @@ def test_estimates_stand_only_where_nothing_was_measured(tmp_path):
     found = propose_here(ask(tmp_path), measured, {}, estimable=[device(1e15, 1e13)])
     assert [one.source for one in found.plan.shards] == ["measured"]
     assert list_doubts(found) == ()
+
+
+async def test_a_target_is_planned_with_as_soon_as_its_forwards_are_known(tmp_path: Path, monkeypatch) -> None:
+    """Its rounds take longer than its forwards, and what ends measuring must not throw these away."""
+    monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "1")
+    config = load_config(write_config(tmp_path, "simulated:toy?base_ms=4"))
+    store, awaited = profile_store(config), asyncio.Event()
+    awaited.set()
+    await profile_missing(config, tmp_path, StartWatch(lambda stage, fraction: None, awaited, SystemClock()))
+    (kept,) = store.models()
+    assert kept.forwards_only
+    (work,) = list_wanted(config, tmp_path)
+    assert not work.is_known(store)
+    planned = make_plan(config, tmp_path, tmp_path / "state").proposal
+    assert [one.source for one in basis(planned)] == ["measured"]
+    assert "only its forwards were measured" in list_doubts(planned)[0]
+    awaited.clear()
+    await profile_missing(config, tmp_path, StartWatch(lambda stage, fraction: None, awaited, SystemClock()))
+    assert work.is_known(store)
+    assert store.texts()
