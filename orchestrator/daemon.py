@@ -247,7 +247,7 @@ class Daemon:
         what made the only one fail."""
         if ray := describe_ray_start(self._config):
             self._say("", Progress(ray, -1.0))
-        await self._do_for_each(TargetLife.profile)
+        await self._profile()
         await self._do_for_each(TargetLife.plan)
         coming = [target for target in self._targets if not target.problem]
         for target in coming:
@@ -286,6 +286,18 @@ class Daemon:
             self._kept.go_on(interrupted, target.served)
         if self._batches is not None:
             self._batches.start()
+
+    async def _profile(self) -> None:
+        """Measure what the targets have no profiles of. They share one budget: what one leaves, the next ones have."""
+        ends_s = self._clock.monotonic_s() + self._config.placement.profile_budget_s
+        waiting = len(self._targets)
+
+        async def profile(target: TargetLife) -> None:
+            nonlocal waiting
+            share_s, waiting = max(0.0, ends_s - self._clock.monotonic_s()) / waiting, waiting - 1
+            await target.profile(share_s)
+
+        await self._do_for_each(profile)
 
     async def _do_for_each(self, do: Callable[[TargetLife], Awaitable[None]]) -> None:
         """Do something for one target after the other, in the order of the file. Of several one may fail; raises

@@ -61,9 +61,10 @@ def measuring_alone(store: ProfileStore) -> Iterator[None]:
         ) from None
 
 
-async def profile_missing(config: ClusterConfig, base: Path, watch: StartWatch) -> None:
-    """Measure what the plan may choose and has no profile, for `placement.profile_budget_s` at most. Where a request
-    waits, that ends as soon as one target is known. What cannot be measured is logged.
+async def profile_missing(config: ClusterConfig, base: Path, watch: StartWatch, budget_s: float) -> None:
+    """Measure what the plan may choose and has no profile, for `budget_s` at most: this target's share of
+    `placement.profile_budget_s`. Where a request waits, that ends as soon as one target is known. What cannot be
+    measured is logged.
 
     Raises WorkerError where no worker can be started at all, PlanError where somebody else is measuring, and what
     resolving the models raises.
@@ -73,7 +74,7 @@ async def profile_missing(config: ClusterConfig, base: Path, watch: StartWatch) 
     if all(one.is_known(store) for one in wanted):
         return
     with measuring_alone(store):
-        await _StartMeasuring(wanted, store, config.placement.profile_budget_s, watch).run(measuring_cluster(config))
+        await _StartMeasuring(wanted, store, budget_s, watch).run(measuring_cluster(config))
 
 
 class _StartMeasuring:

@@ -154,12 +154,12 @@ class TargetLife:
             self.control.set_specs(workers.targets, workers.drafts, workers.standbys)
         self.trial = build_trial(self.config, self._ground.path, self.control, self._ground.clock)
 
-    async def profile(self) -> None:
-        """Measure what has no profile and may be planned with on this machine, as long as the budget lasts. Raises
+    async def profile(self, budget_s: float) -> None:
+        """Measure what has no profile and may be planned with on this machine, for so long at most. Raises
         OutriderError."""
         if self.config.planned and self._fleet is None:
             watch = StartWatch(self._prepares, self.control.awaited, self._ground.clock)
-            await profile_missing(self.config, self._base, watch)
+            await profile_missing(self.config, self._base, watch, budget_s)
 
     async def plan(self) -> None:
         """Plan, where anything is left to a plan. Raises OutriderError, and what resolving the models raises."""

@@ -90,7 +90,19 @@ def test_a_request_is_answered_by_the_first_device_that_is_measured(tmp_path, ex
     told = re.findall(r"measuring what has no profile takes about (\d+) s: simulated SIM, target", log)
     assert len(told) == 1
     assert log.index("takes about") < log.index("profile simulated SIM, target (1 of 3): start")
-    assert re.search(r"profile simulated SIM, target \(1 of 3\): [^\"]* \(\d+ s of about \d+ s\)", log)
+
+
+def test_targets_share_one_budget(tmp_path, expected, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "1")
+    second = "models: [{source: 'simulated:toy?shift=1', name: other, adapter: auto, device: auto, drafts: []}]"
+    config = write_planned_config(tmp_path, f"placement: {{profile_budget_s: 12}}\n{second}")
+    with running(config) as daemon:
+        assert daemon.client.completions.create(**ASK).choices[0].text == expected
+        assert daemon.client.completions.create(**{**ASK, "model": "other"}).choices[0].text
+    told = re.findall(r"takes about (\d+) s \(placement", config.with_suffix(".log").read_text())
+    assert len(told) == 2
+    assert int(told[0]) == 6, "a half each"
+    assert int(told[1]) <= 12 - 6 + 1
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from orchestrator.planning.basis import basis, list_doubts
 from orchestrator.planning.estimates import estimate_option
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanError, PlanRequest, propose_here
+from orchestrator.profiling import progress as progress_module
 from orchestrator.profiling.duration import measure_pace, predict_duration_s
 from orchestrator.profiling.progress import MeasuringProgress
 from orchestrator.profiling.work import profile_store
@@ -43,6 +44,19 @@ def test_the_time_is_told_beforehand_and_is_never_more_than_the_budget(each: lis
         progress.begin(f"part {number}")
         assert told[-1].startswith(f"profile part {number} ({number + 1} of {len(each)}): ")
         progress.end(f"part {number}")
+
+
+async def test_a_piece_is_told_again_with_what_it_took_and_may_take(monkeypatch) -> None:
+    monkeypatch.setattr(progress_module, "TELL_EVERY_S", 0.001)
+    told: asyncio.Queue[str] = asyncio.Queue()
+    clock = SimulatedClock()
+    progress = MeasuringProgress({"toy": 60.0}, 300.0, lambda stage, fraction: told.put_nowait(stage), clock)
+    progress.begin("toy")
+    assert await told.get() == "profile toy (1 of 1): start"
+    telling = asyncio.create_task(progress.keep_telling())
+    clock.now_s += 12.0
+    assert await told.get() == "profile toy (1 of 1): start (12 s of about 60 s)"
+    telling.cancel()
 
 
 def write_config(directory: Path, source: str) -> Path:
@@ -111,7 +125,7 @@ async def test_a_target_is_planned_with_as_soon_as_its_forwards_are_known(tmp_pa
     config = load_config(write_config(tmp_path, "simulated:toy?base_ms=4"))
     store, awaited = profile_store(config), asyncio.Event()
     awaited.set()
-    await profile_missing(config, tmp_path, StartWatch(lambda stage, fraction: None, awaited, SystemClock()))
+    await profile_missing(config, tmp_path, StartWatch(lambda stage, fraction: None, awaited, SystemClock()), 3600.0)
     (kept,) = store.models()
     assert kept.forwards_only
     (work,) = list_wanted(config, tmp_path)
@@ -120,6 +134,6 @@ async def test_a_target_is_planned_with_as_soon_as_its_forwards_are_known(tmp_pa
     assert [one.source for one in basis(planned)] == ["measured"]
     assert "only its forwards were measured" in list_doubts(planned)[0]
     awaited.clear()
-    await profile_missing(config, tmp_path, StartWatch(lambda stage, fraction: None, awaited, SystemClock()))
+    await profile_missing(config, tmp_path, StartWatch(lambda stage, fraction: None, awaited, SystemClock()), 3600.0)
     assert work.is_known(store)
     assert store.texts()
