@@ -50,6 +50,7 @@ from orchestrator.control.replicas import Rank
 from orchestrator.control.state import FAILED, RESTARTING, add_totals
 from orchestrator.control.state import READY as READY_PHASE
 from orchestrator.control.step import State, step
+from orchestrator.control.streams import Stream
 from orchestrator.errors import RequestError
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import (
@@ -220,6 +221,7 @@ class ControlMachine(RuleBasedStateMachine):
     """Anything may happen at any time, as often as it likes."""
 
     world: World
+    other_bits: OtherBits = "new_requests"
     opened = 0
     closed = False
 
@@ -243,6 +245,7 @@ class ControlMachine(RuleBasedStateMachine):
             StandbySpec(spec("standby", kind, device="SPARE"), one, PREPARES if one is Readiness.WARM else None)
             for one, kind in standbys
         ]
+        self.other_bits = other_bits
         rules = FailoverRules(2.0, 10.0, other_bits)
         self.world.tell(WorkersChosen([spec(f"t{number}") for number in range(replicas)], [], wanted, rules))
         self.world.tell(ClusterOpened())
@@ -447,12 +450,29 @@ class ControlMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_without_a_reason(self) -> None:
-        if not hasattr(self, "world") or not any(one.serving for one in self.world.state.replicas.serving):
+        if not hasattr(self, "world"):
             return
-        live, health = self.world.state.streams.live(), self.world.state.health
-        held = health.list_held(Health.DRAINING) + health.list_held(Health.CORDONED)
-        if not held and not any(map(self.world.state.streams.is_suspect, live)):
-            assert not [stream.key for stream in live if not stream.at and not stream.kind]
+        streams = self.world.state.streams
+        for stream in streams.live():
+            if not stream.at and not streams.is_suspect(stream):
+                assert not self.list_open_to(stream), f"{stream.key} could go there"
+
+    def list_open_to(self, stream: Stream) -> list[str]:
+        """The replicas that are ready and that nothing keeps from taking a stream that is no suspect."""
+        state = self.world.state
+        held = {*state.health.list_held(Health.DRAINING), *state.health.list_held(Health.CORDONED)}
+        able = [one for one in state.replicas.with_streams if one.serving and not held.intersection(one.parts)]
+        alike = [one for one in state.replicas.with_streams if one.kind == stream.kind and one.state.phase != FAILED]
+        if stream.kind and alike and (self.other_bits != "streams" or any(one.serving for one in alike)):
+            able = [one for one in able if one in alike]
+        else:
+            able = [one for one in able if one.rank is Rank.SERVING]
+        if {one.name for one in able} - set(stream.failed_at):
+            able = [one for one in able if one.name not in stream.failed_at]
+        trial = state.streams.on_trial()
+        if any(state.streams.is_suspect(one) for one in state.streams.due()):
+            return []  # a replica may be kept for it
+        return [one.name for one in able if trial is None or one.name != trial.at]
 
     @invariant()
     def a_replica_that_is_ready_ends_the_wait_for_one_and_has_served(self) -> None:
