@@ -36,6 +36,7 @@ from orchestrator.control.actions import (
     TellHealth,
     TellLacking,
     TellLoads,
+    TellRefused,
     TellResumed,
     WakeAfter,
 )
@@ -116,8 +117,9 @@ class TargetControl:
     `explain_unserved` says why requests cannot be served yet though a worker is ready; "" where they can.
     `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
     `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices, and
-    `on_lacking` with what a host lacks; in the event loop, and what they raise is logged. `kv_moves`:
-    streams that are moved by plan take their KV cache along, where workers share this host's memory.
+    `on_lacking` with what a host lacks, and `on_refused` with each worker that will never serve where it is; in the
+    event loop, and what they raise is logged. `kv_moves`: streams that are moved by plan take their KV cache along,
+    where workers share this host's memory.
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class TargetControl:
         self.awaited = asyncio.Event()
         """Set once a request has come while there is nothing to start yet."""
         self.on_lacking: list[Callable[[TellLacking], None]] = []
+        self.on_refused: list[Callable[[TellRefused], None]] = []
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
@@ -535,15 +538,23 @@ class TargetControl:
                 self._supervisor.stop(action)
             case TellResumed(resumed):
                 _notify(self.on_resumed, resumed)
-            case TellLacking():
-                _notify(self.on_lacking, action)
             case LogLine(level, text, values):
                 _log.log(_LEVELS[level.upper()], text, *values)
             case _:
                 self._tell(action)
 
     def _tell(
-        self, action: WakeAfter | Settle | FinishRollout | FinishRetune | TellGauges | TellHealth | TellLoads | Notify
+        self,
+        action: WakeAfter
+        | Settle
+        | FinishRollout
+        | FinishRetune
+        | TellGauges
+        | TellHealth
+        | TellLacking
+        | TellLoads
+        | TellRefused
+        | Notify,
     ) -> None:
         match action:
             case Settle():
@@ -571,6 +582,10 @@ class TargetControl:
                 _notify(self.on_health, unwell)
             case TellLoads():
                 _notify(self.on_loads, action)
+            case TellLacking():
+                _notify(self.on_lacking, action)
+            case TellRefused():
+                _notify(self.on_refused, action)
             case Notify(event):
                 _notify(self.on_round, event) if isinstance(event, RoundReport) else _notify(self.on_progress, event)
             case _:

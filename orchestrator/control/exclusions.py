@@ -112,9 +112,7 @@ class Exclusions:
         """True where nothing new is to go to a replica."""
         return not self._health.quiet and self.judge(replica, self._fleet.find_unwell(now_s), now_s).refuses
 
-    def _list_unlike(
-        self, stream: Stream, every: Sequence[Replica], judged: Mapping[str, Judgement]
-    ) -> dict[str, str]:
+    def _list_unlike(self, stream: Stream, every: Sequence[Replica], judged: Mapping[str, Judgement]) -> dict[str, str]:
         """Say which candidates are out for what they are and for what the stream is, whatever else they run."""
         can_go_on = [one for one in every if stream.kind and one.state.phase != FAILED and one.kind == stream.kind]
         if self.other_bits == "streams" and not any(one.serving for one in can_go_on):
