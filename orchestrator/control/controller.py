@@ -102,6 +102,18 @@ _entries = get_logger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
 _T = TypeVar("_T")
 _REMOTE_PATIENCE_S = 4.0
+_Told = (
+    WakeAfter
+    | Settle
+    | FinishRollout
+    | FinishRetune
+    | TellGauges
+    | TellHealth
+    | TellLacking
+    | TellLoads
+    | TellRefused
+    | Notify
+)
 _VIEWED_S = 1.0
 
 
@@ -543,19 +555,7 @@ class TargetControl:
             case _:
                 self._tell(action)
 
-    def _tell(
-        self,
-        action: WakeAfter
-        | Settle
-        | FinishRollout
-        | FinishRetune
-        | TellGauges
-        | TellHealth
-        | TellLacking
-        | TellLoads
-        | TellRefused
-        | Notify,
-    ) -> None:
+    def _tell(self, action: _Told) -> None:
         match action:
             case Settle():
                 self._settled.set()
@@ -578,6 +578,11 @@ class TargetControl:
                     self._retuned.set_result(None)
             case TellGauges(replica, before, now):
                 tell_changes(replica, before, now)
+            case _:
+                self._tell_observers(action)
+
+    def _tell_observers(self, action: _Told) -> None:
+        match action:
             case TellHealth(unwell):
                 _notify(self.on_health, unwell)
             case TellLoads():
