@@ -436,14 +436,14 @@ class PlanKeeper:
     async def _plan_without(self) -> None:
         """Make the plan for the devices as they are now."""
         out = self._refusing
-        lacking = self._list_lacking_in_use()
+        lacking = sorted(self._list_lacking_in_use())
         there = {host.name for host in self._first.cluster.hosts}
         before = {host.name for host in self.proposal.cluster.hosts}
         happened = [
             *(f"{host} has left" for host in sorted(before - there)),
             *(f"{host} has come" for host in sorted(there - before)),
             *(f"{part} refuses work" for part in sorted(out)),
-            *(f"{device} cannot run {runtime}" for device, runtime in sorted(lacking)),
+            *(f"{device} {'has no' if (device, one) in self._lacks else 'refuses'} {one}" for device, one in lacking),
         ]
         told = ", ".join(happened) or "all devices take work again"
         _log.warning("%s: planning again", told)

@@ -446,7 +446,7 @@ async def test_where_nothing_else_is_left_the_plan_stays_and_says_why(tmp_path):
     found.observe_lacking(lacks("SIM"))
     assert await found.wait_planned()
     assert workers.replaced == []
-    assert "kept, though here/SIM cannot run simulated: " in found.view().last
+    assert "kept, though here/SIM has no simulated: " in found.view().last
 
 
 async def test_a_plan_that_is_being_made_is_followed_by_one_that_knows_what_is_lacking(tmp_path):
@@ -533,7 +533,7 @@ async def test_what_was_refused_is_tried_again_when_workers_are_started_in_anoth
     first, way = found.running, {"kv_cache": 1} if changed else {}
     refuse(found)
     assert await found.wait_planned()
-    adjusted = await found.adjust(replace(first, way=way), Making(way))
+    adjusted = await found.adjust(Planned(first.proposal, way), Making(way))
     after = PlanKeeper(adjusted, Workers(), Making(way), DriftPolicy(0.2, 3.0), Clock())
     after.succeed(found, first.proposal)
     after.observe_profiles(first.proposal)
