@@ -128,10 +128,10 @@ class TargetControl:
     `draft_store_view` how the draft store does, `recent_outputs_view` what users were answered of late.
     `explain_unserved` says why requests cannot be served yet though a worker is ready; "" where they can.
     `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
-    `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices, and
-    `on_lacking` with what a host lacks, and `on_refused` with each worker that will never serve where it is; in the
-    event loop, and what they raise is logged. `kv_moves`: streams that are moved by plan take their KV cache along,
-    where workers share this host's memory.
+    `on_health` with the parts that are not healthy, when these change, and `on_loads` with each sample of devices.
+    `on_lacking` is called with what a host lacks, `on_refused` with each worker that will never serve where it is. All
+    are called in the event loop, and what they raise is logged. `kv_moves`: streams that are moved by plan take their
+    KV cache along, where workers share this host's memory.
     """
 
     def __init__(
