@@ -200,6 +200,7 @@ class TargetLife:
         self.control.on_health.append(keeper.observe_health)
         self.control.on_loads.append(keeper.observe_loads)
         self.control.on_lacking.append(keeper.observe_lacking)
+        self.control.on_refused.append(keeper.observe_refused)
         keeper.observe_health(self.control.list_unwell())  # it may have changed while nobody followed
 
     async def start(self) -> None:
@@ -374,6 +375,7 @@ class TargetLife:
         self.control.on_health.remove(keeper.observe_health)
         self.control.on_loads.remove(keeper.observe_loads)
         self.control.on_lacking.remove(keeper.observe_lacking)
+        self.control.on_refused.remove(keeper.observe_refused)
 
     def _build_workers(self, config: ClusterConfig) -> WorkerSet:
         specs, drafts = build_start_specs(config, self._base)

@@ -60,6 +60,22 @@ def plan(
         return
     for name, proposal in found.items():
         print_proposal(proposal, explain=explain, model=name if len(found) > 1 else "")
+        if explain and cluster is None and profiles is None:
+            _print_learnt(proposal, config, name if len(found) > 1 else model)
+
+
+def _print_learnt(proposal: PlanProposal, config: Path | None, model: str | None) -> None:
+    """Print what a daemon that runs has learnt and the plan does not say: replicas that are out, and what was left out
+    where workers were refused."""
+    from orchestrator.errors import OutriderError
+
+    try:
+        running = _running(config, model)
+    except OutriderError:
+        return  # none runs, or it has no plan
+    for line in (*(one["why"] for one in running["missing"]), *running["assumed"]):
+        if line not in proposal.assumed:
+            typer.echo(f"the daemon that runs says: {line}")
 
 
 @app.command()

@@ -144,6 +144,14 @@ class TellLacking:
 
 
 @dataclass(frozen=True, slots=True)
+class TellRefused:
+    """No worker of this spec will ever serve where it is placed, and `why` says what stands against it there."""
+
+    spec: WorkerSpec
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class TellResumed:
     """A traced stream goes on."""
 
@@ -174,6 +182,7 @@ Action = (
     | TellHealth
     | TellLoads
     | TellLacking
+    | TellRefused
     | TellResumed
     | Notify
 )

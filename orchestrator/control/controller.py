@@ -36,6 +36,7 @@ from orchestrator.control.actions import (
     TellHealth,
     TellLacking,
     TellLoads,
+    TellRefused,
     TellResumed,
     WakeAfter,
 )
@@ -101,6 +102,18 @@ _entries = get_logger(__name__)
 _LEVELS = logging.getLevelNamesMapping()
 _T = TypeVar("_T")
 _REMOTE_PATIENCE_S = 4.0
+_Told = (
+    WakeAfter
+    | Settle
+    | FinishRollout
+    | FinishRetune
+    | TellGauges
+    | TellHealth
+    | TellLacking
+    | TellLoads
+    | TellRefused
+    | Notify
+)
 _VIEWED_S = 1.0
 
 
@@ -115,9 +128,10 @@ class TargetControl:
     `draft_store_view` how the draft store does, `recent_outputs_view` what users were answered of late.
     `explain_unserved` says why requests cannot be served yet though a worker is ready; "" where they can.
     `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
-    `on_health` with the parts that are not healthy, when these change, `on_loads` with each sample of devices, and
-    `on_lacking` with what a host lacks; in the event loop, and what they raise is logged. `kv_moves`:
-    streams that are moved by plan take their KV cache along, where workers share this host's memory.
+    `on_health` with the parts that are not healthy, when these change, and `on_loads` with each sample of devices.
+    `on_lacking` is called with what a host lacks, `on_refused` with each worker that will never serve where it is. All
+    are called in the event loop, and what they raise is logged. `kv_moves`: streams that are moved by plan take their
+    KV cache along, where workers share this host's memory.
     """
 
     def __init__(
@@ -147,6 +161,7 @@ class TargetControl:
         self.awaited = asyncio.Event()
         """Set once a request has come while there is nothing to start yet."""
         self.on_lacking: list[Callable[[TellLacking], None]] = []
+        self.on_refused: list[Callable[[TellRefused], None]] = []
         self._cluster = cluster
         self._limits = limits
         self._clock = clock
@@ -535,16 +550,12 @@ class TargetControl:
                 self._supervisor.stop(action)
             case TellResumed(resumed):
                 _notify(self.on_resumed, resumed)
-            case TellLacking():
-                _notify(self.on_lacking, action)
             case LogLine(level, text, values):
                 _log.log(_LEVELS[level.upper()], text, *values)
             case _:
                 self._tell(action)
 
-    def _tell(
-        self, action: WakeAfter | Settle | FinishRollout | FinishRetune | TellGauges | TellHealth | TellLoads | Notify
-    ) -> None:
+    def _tell(self, action: _Told) -> None:
         match action:
             case Settle():
                 self._settled.set()
@@ -567,10 +578,19 @@ class TargetControl:
                     self._retuned.set_result(None)
             case TellGauges(replica, before, now):
                 tell_changes(replica, before, now)
+            case _:
+                self._tell_observers(action)
+
+    def _tell_observers(self, action: _Told) -> None:
+        match action:
             case TellHealth(unwell):
                 _notify(self.on_health, unwell)
             case TellLoads():
                 _notify(self.on_loads, action)
+            case TellLacking():
+                _notify(self.on_lacking, action)
+            case TellRefused():
+                _notify(self.on_refused, action)
             case Notify(event):
                 _notify(self.on_round, event) if isinstance(event, RoundReport) else _notify(self.on_progress, event)
             case _:

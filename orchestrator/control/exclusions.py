@@ -56,9 +56,41 @@ class Exclusions:
     ) -> tuple[Mapping[str, str], Mapping[str, str]]:
         """Return of some candidates why they do not take a stream, and of others why they may be lost. `kept_at`: the
         replica that has its pages."""
+        judged = self._judge_all(every, now_s)
+        outs = self._rule_out(stream, every, judged, now_s)
+        well = [one for one in every if one.serving and one.name not in outs and not judged[one.name].refuses]
+        wanted = (
+            (stream.bound_to, f"an operator sends it to {stream.bound_to}"),
+            (kept_at, f"its KV cache has gone to {kept_at}"),
+        )
+        for name, passed_over in wanted:
+            if name and any(one.name == name for one in well):
+                outs |= {one.name: outs.get(one.name, passed_over) for one in every if one.name != name}
+        return outs, {name: one.why for name, one in judged.items() if one.state is Health.SUSPECT}
+
+    def list_able(self, stream: Stream, every: Sequence[Replica], now_s: float) -> list[Replica]:
+        """Return the replicas that would take a stream if nothing else ran there."""
+        judged = self._judge_all(every, now_s)
+        outs = self._rule_out(stream, every, judged, now_s, emptied=True)
+        return [one for one in every if one.serving and one.name not in outs]
+
+    def _judge_all(self, every: Sequence[Replica], now_s: float) -> dict[str, Judgement]:
         unwell = self._fleet.find_unwell(now_s) if not self._health.quiet else ()
-        judged = {one.name: self.judge(one, unwell, now_s) for one in every}
-        outs = self._list_unlike(stream, every, judged, now_s)
+        return {one.name: self.judge(one, unwell, now_s) for one in every}
+
+    def _rule_out(
+        self,
+        stream: Stream,
+        every: Sequence[Replica],
+        judged: Mapping[str, Judgement],
+        now_s: float,
+        *,
+        emptied: bool = False,
+    ) -> dict[str, str]:
+        """Say of candidates why they do not take a stream. `emptied`: whatever they run counts for nothing."""
+        outs = self._list_unlike(stream, every, judged)
+        bars = {} if emptied else self._bar(stream, every, outs, judged, now_s)
+        outs |= self._list_standing_by(stream, every, outs.keys() | bars.keys(), judged) | bars
         outs |= {name: one.why for name, one in judged.items() if one.held}
         well = [one for one in every if one.serving and one.name not in outs and not judged[one.name].refuses]
         sound = [one for one in well if judged[one.name].state is not Health.HALF_OPEN]
@@ -68,14 +100,7 @@ class Exclusions:
                 outs[one.name] = judgement.why
             elif judgement.state is Health.HALF_OPEN and sound and self._streams.counts[one.name]:
                 outs[one.name] = f"is tried with one stream: {judgement.why}"
-        wanted = (
-            (stream.bound_to, f"an operator sends it to {stream.bound_to}"),
-            (kept_at, f"its KV cache has gone to {kept_at}"),
-        )
-        for name, passed_over in wanted:
-            if name and any(one.name == name for one in well):
-                outs |= {one.name: outs.get(one.name, passed_over) for one in every if one.name != name}
-        return outs, {name: one.why for name, one in judged.items() if one.state is Health.SUSPECT}
+        return outs
 
     def judge(self, replica: Replica, unwell: Collection[Replica], now_s: float) -> Judgement:
         """Return how healthy a replica's parts are, of which some are in `unwell`."""
@@ -87,10 +112,8 @@ class Exclusions:
         """True where nothing new is to go to a replica."""
         return not self._health.quiet and self.judge(replica, self._fleet.find_unwell(now_s), now_s).refuses
 
-    def _list_unlike(
-        self, stream: Stream, every: Sequence[Replica], judged: Mapping[str, Judgement], now_s: float
-    ) -> dict[str, str]:
-        """Say which candidates are out for what they are and for what the stream is, whatever their health."""
+    def _list_unlike(self, stream: Stream, every: Sequence[Replica], judged: Mapping[str, Judgement]) -> dict[str, str]:
+        """Say which candidates are out for what they are and for what the stream is, whatever else they run."""
         can_go_on = [one for one in every if stream.kind and one.state.phase != FAILED and one.kind == stream.kind]
         if self.other_bits == "streams" and not any(one.serving for one in can_go_on):
             can_go_on = []
@@ -101,27 +124,22 @@ class Exclusions:
         if can_go_on:
             others = [one for one in every if one.rank is Rank.SERVING and one not in going_on]
             outs |= {one.name: "its tokens would differ" for one in others}
-        elsewhere = any(one.serving and one.name not in stream.failed_at and one.name not in outs for one in every)
-        if elsewhere:
+        others = [one for one in every if one.name not in stream.failed_at and one.name not in outs]
+        if any(one.serving and not judged[one.name].held for one in others):
             outs |= dict.fromkeys(stream.failed_at, "computed no finite number for it")
-        return outs | self._list_standing_by(stream, every, can_go_on, judged) | self._bar(stream, every, now_s)
+        return outs
 
     def _list_standing_by(
-        self,
-        stream: Stream,
-        every: Sequence[Replica],
-        can_go_on: Sequence[Replica],
-        judged: Mapping[str, Judgement],
+        self, stream: Stream, every: Sequence[Replica], outs: Collection[str], judged: Mapping[str, Judgement]
     ) -> dict[str, str]:
-        """Say of active standbys that they take nothing while the target serves, but for what only they go on with."""
-        standbys = [one for one in every if one.standby and one.rank is Rank.SERVING]
-        if not standbys or (can_go_on and all(one.standby for one in can_go_on)):
+        """Say of active standbys that they take nothing while the target takes the stream. `outs` do not."""
+        serving = [one for one in every if one.rank is Rank.SERVING]
+        idle = [one.name for one in serving if one.standby and one.name != stream.bound_to]
+        if not idle:
             return {}
-        primary = [one for one in every if one.rank is Rank.SERVING and not one.standby]
-        able = [one for one in primary if one.serving and one.name not in stream.failed_at]
-        serves = any(self._takes_more(one, judged[one.name]) for one in able)
-        idle = [one for one in standbys if one.name != stream.bound_to]
-        return {one.name: "stands by: the target serves" for one in idle} if serves else {}
+        able = [one for one in serving if not one.standby and one.serving and one.name not in outs]
+        takes = any(self._takes_more(one, judged[one.name]) for one in able)
+        return dict.fromkeys(idle, "stands by: the target serves") if takes else {}
 
     def _takes_more(self, replica: Replica, judgement: Judgement) -> bool:
         """True where a replica may have another stream: of a half-open one's trial there is one."""
@@ -129,9 +147,17 @@ class Exclusions:
             return not self._streams.counts[replica.name]
         return not judgement.refuses
 
-    def _bar(self, stream: Stream, replicas: Sequence[Replica], now_s: float) -> dict[str, str]:
-        """Say of some replicas why they do not take a stream while there are suspects. A suspect goes where nothing but
-        suspects is, to a worker that has run nothing while such a one is there or due. Nothing else goes there."""
+    def _bar(
+        self,
+        stream: Stream,
+        every: Sequence[Replica],
+        outs: Collection[str],
+        judged: Mapping[str, Judgement],
+        now_s: float,
+    ) -> dict[str, str]:
+        """Say of some candidates why they do not take a stream while there are suspects. A suspect goes where nothing
+        but suspects is, to a worker that has run nothing while it can have such a one soon. Nothing else goes there.
+        `outs` do not take the stream anyway."""
         if not self._streams.has_suspects:
             return {}
         if not self._streams.is_suspect(stream):
@@ -139,12 +165,17 @@ class Exclusions:
             busy = {trial.at: "tries a suspect"} if trial is not None else {}
             if self.reserved:
                 busy[self.reserved] = "is to try a suspect"
-            due = any(self._streams.is_suspect(one) for one in self._streams.due())
-            return {one.name: "is to try a suspect" for one in replicas if due and not one.runs} | busy
+            suspect = next((one for one in self._streams.due() if self._streams.is_suspect(one)), None)
+            if suspect is not None:
+                barred = self._rule_out(suspect, every, judged, now_s)
+                fresh = [one.name for one in every if not one.runs and one.name not in barred]
+                busy = dict.fromkeys(fresh, "is to try a suspect") | busy
+            return busy
         counts, tries = self._streams.counts, self._streams.count_suspects()
-        bars = {one.name: "has other requests" for one in replicas if counts[one.name] > tries[one.name]}
-        fresh = any(one.life.coming or (one.life.running and not one.runs) for one in replicas)
-        if fresh and now_s - stream.due_s < TRIAL_PATIENCE_S:
+        bars = {one.name: "has other requests" for one in every if counts[one.name] > tries[one.name]}
+        coming = [one for one in every if one.name not in outs and not judged[one.name].refuses]
+        fresh_soon = any(one.life.coming or (one.life.running and not one.runs) for one in coming)
+        if fresh_soon and now_s - stream.due_s < TRIAL_PATIENCE_S:
             late = "has run other requests; another worker will have run none"
-            bars |= {one.name: late for one in replicas if one.runs and not tries[one.name]}
+            bars |= {one.name: late for one in every if one.runs and not tries[one.name]}
         return bars

@@ -12,6 +12,7 @@ from orchestrator.control.actions import (
     Notify,
     TellGauges,
     TellLacking,
+    TellRefused,
 )
 from orchestrator.control.blame import NO_RETRY, refuse
 from orchestrator.control.control_state import State
@@ -45,6 +46,7 @@ from policies.serving.failover.blame import LossKind
 
 _NOT_SERVING = (Rank.JOINING, Rank.LEAVING, Rank.STANDBY)
 _QUIET_MS = 4000.0  # a step of a load that takes longer is told again, so that nobody waits for 5 s
+_NOT_OF_ITS_PLACE = ("model_replaced", "storage", "network")  # another device or runtime would fail as well
 _HOST_TRIES = 2  # of a replica that is joining: nobody waits for a host that is not there
 
 
@@ -242,14 +244,30 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     if loss.spent and replica.rank is Rank.SERVING:
         actions += state.drafts.detach_target(replica.name)
     if loss.failure:
-        if replica.life.failure_kind == "not_installed" and not replica.standby:
-            actions.append(TellLacking(replica.spec, loss.failure))
+        actions += _tell_planner(state, replica, loss.failure)
         replica.state.mark_failed(loss.failure)
         actions.append(LogLine("error", "worker %s failed: %s", (replica.name, loss.failure)))
         if replica.rank is Rank.SERVING:
             actions += state.drafts.detach_target(replica.name)
     state.replicas.forget_ended(replica)
     return actions
+
+
+def _tell_planner(state: State, replica: Replica, why: str) -> list[Action]:
+    """Tell whoever plans that a replica will never serve where it is, unless its device and runtime are not why."""
+    failed = replica.life.failure_kind
+    if replica.standby or failed in _NOT_OF_ITS_PLACE:
+        return []
+    if failed == "not_installed":
+        return [TellLacking(replica.spec, why)]
+    served = [one for one in state.replicas.list_all() if one.life.served and one.device == replica.device]
+    if any(_find_runtime(one) == _find_runtime(replica) for one in served):
+        return []
+    return [TellRefused(replica.spec, why)]
+
+
+def _find_runtime(replica: Replica) -> object:
+    return replica.spec.options.get("model", {}).get("adapter")
 
 
 def _build_refusal(event: Refused, stream: Stream) -> RequestError:

@@ -14,20 +14,21 @@ from device_profiles.device_load import DeviceLoad
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.config.target import THIS_NODE
-from orchestrator.control.actions import TellLacking, TellLoads
+from orchestrator.control.actions import TellLacking, TellLoads, TellRefused
 from orchestrator.control.events import StandbySpec
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.load_watch import LoadWatch
 from orchestrator.control.loads import explain_rounds, name_device
 from orchestrator.control.port import PlanView, ReplicaView
 from orchestrator.control.profile_watch import ProfileWatch
+from orchestrator.control.replica_diff import leave_name
 from orchestrator.control.shortfall import list_missing_of_plan
 from orchestrator.control.state import READY
 from orchestrator.errors import OutriderError
 from orchestrator.planning.basis import list_doubts
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
 from orchestrator.planning.demand import ReplicaDemand, ask_for_replicas
-from orchestrator.planning.lacking import leave_lacking
+from orchestrator.planning.lacking import Lacks, leave_lacking
 from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import RoundReport
@@ -135,6 +136,9 @@ class PlanKeeper:
         """What is measured when nobody asks, for people."""
         self._health: dict[str, PartHealth] = {}
         self._lacks: dict[tuple[str, str], str] = {}
+        self._refused: dict[tuple[str, str], str] = {}  # as _lacks, of workers that this plan or its next move started
+        self._refused_specs: list[WorkerSpec] = []
+        self._coming: Sequence[WorkerSpec] = ()
         self._loads = LoadWatch(running.proposal.cluster.devices, patience.load_lasts_s)
         self._unjudged: list[_Round] = []  # it is not known yet how much of the device they had
         self._later: asyncio.TimerHandle | None = None
@@ -149,7 +153,8 @@ class PlanKeeper:
         """Return the plan of another configuration by what is known of costs, devices and loads here. `found` is that
         plan by profiles alone. Raises OutriderError."""
         known = (dict(self._corrections), self._running.targets, dict(self._health), self._loads.list_loads())
-        return await asyncio.to_thread(making.again, self._leave_lacking(found.proposal), *known)
+        refused = self._refused if self._starts_alike(found.targets) else {}
+        return await asyncio.to_thread(making.again, _leave_out(found.proposal, self._lacks | refused), *known)
 
     def succeed(self, before: PlanKeeper, first: PlanProposal) -> None:
         """Know of costs and devices what another keeper knew. `first`: what the running plan was adjusted from."""
@@ -157,6 +162,8 @@ class PlanKeeper:
         self._corrections = dict(before._corrections)
         self._health = dict(before._health)
         self._lacks = dict(before._lacks)
+        if before._starts_alike(self._running.targets):
+            self._refused, self._refused_specs = dict(before._refused), list(before._refused_specs)
         self._take_first(first)
 
     @property
@@ -238,7 +245,9 @@ class PlanKeeper:
         """Plan again at once: hosts came or went. `first`: what would be planned for those that are there, by their
         profiles alone."""
         there = {device.id for device in first.cluster.devices}
-        self._lacks = {key: why for key, why in self._lacks.items() if key[0] in there}  # who comes again tells anew
+        for known in (self._lacks, self._refused):
+            for key in [key for key in known if key[0] not in there]:
+                del known[key]  # who comes again tells anew
         self._take_first(first)
         self._loads.set_devices(first.cluster.devices)
         self._begin_planning_without(first=True)
@@ -262,17 +271,32 @@ class PlanKeeper:
         self._task.add_done_callback(self._finish_planning)
 
     def _take_first(self, first: PlanProposal) -> None:
-        """Plan from this, but for what turned out to be lacking."""
+        """Plan from this, but for what turned out to be lacking or refused."""
         self._first = self._leave_lacking(first)
         self._profiles.add(self._first)
 
     def _leave_lacking(self, first: PlanProposal) -> PlanProposal:
-        cluster, behind, told = leave_lacking(first.cluster, first.behind, self._lacks)
-        return replace(first, cluster=cluster, behind=behind, assumed=(*first.assumed, *told))
+        return _leave_out(first, self._lacks | self._refused)
+
+    def _starts_alike(self, targets: Sequence[WorkerSpec]) -> bool:
+        """Return whether some of these workers are started as one was that runs here, or was refused."""
+        known = [leave_name(one) for one in (*self._running.targets, *self._refused_specs)]
+        return any(leave_name(one) in known for one in targets)
 
     def observe_lacking(self, told: TellLacking) -> None:
         """Plan again at once without a runtime that a host lacks, whatever its agent says. Of a target in layer shards
         nobody knows which runtime that is."""
+        self._plan_without_runtime(told, self._lacks)
+
+    def observe_refused(self, told: TellRefused) -> None:
+        """Plan again at once without a runtime on a device where a worker of this plan will never serve. It is tried
+        again after a reload that changes how workers are started."""
+        refused = leave_name(told.spec)
+        if refused in map(leave_name, (*self._running.targets, *self._coming)):
+            self._refused_specs.append(refused)
+            self._plan_without_runtime(told, self._refused)
+
+    def _plan_without_runtime(self, told: TellLacking | TellRefused, known: dict[tuple[str, str], str]) -> None:
         model = told.spec.options.get("model", {})
         if model.get("shards"):
             return
@@ -282,9 +306,9 @@ class PlanKeeper:
             for device in self._first.cluster.devices
             if device.host == host and self._first.behind[device.profile].device_for(runtime) == told.spec.device
         }
-        if found.keys() <= self._lacks.keys():
+        if found.keys() <= known.keys():
             return
-        self._lacks |= found
+        known |= found
         self._take_first(self._first)
         self._begin_planning_without(first=True)
 
@@ -412,22 +436,21 @@ class PlanKeeper:
     async def _plan_without(self) -> None:
         """Make the plan for the devices as they are now."""
         out = self._refusing
-        lacking = self._list_lacking_in_use()
+        lacking = sorted(self._list_lacking_in_use())
         there = {host.name for host in self._first.cluster.hosts}
         before = {host.name for host in self.proposal.cluster.hosts}
         happened = [
             *(f"{host} has left" for host in sorted(before - there)),
             *(f"{host} has come" for host in sorted(there - before)),
             *(f"{part} refuses work" for part in sorted(out)),
-            *(f"{device} has no {runtime}" for device, runtime in sorted(lacking)),
+            *(f"{device} {'has no' if (device, one) in self._lacks else 'refuses'} {one}" for device, one in lacking),
         ]
         told = ", ".join(happened) or "all devices take work again"
         _log.warning("%s: planning again", told)
         reached = [
             self._reach(one, max(self._corrections.get(key_of(shard), 1.0) for shard in one.shards))
-            for one in self.proposal.plan.replicas
+            for one in self._list_possible()
             if not {place for shard in one.shards for place in (shard.device, shard.host)} & out
-            and not {(shard.device, shard.runtime) for shard in one.shards} & lacking
         ]
         if {one.host for one in self.proposal.plan.shards} - there:
             reached = []  # whatever is planned now: the running plan cannot be run
@@ -437,10 +460,16 @@ class PlanKeeper:
             self._last = f"kept, though {told}: {error}"
             _log.warning("the plan is %s", self._last)
 
+    def _list_possible(self) -> list[ReplicaPlacement]:
+        """Return the replicas of the running plan that can be run where they are."""
+        out = self._list_lacking_in_use()
+        replicas = self.proposal.plan.replicas
+        return [one for one in replicas if not {(shard.device, shard.runtime) for shard in one.shards} & out]
+
     def _list_lacking_in_use(self) -> set[tuple[str, str]]:
-        """Return the devices and runtimes of the running plan that cannot be run, for want of a library."""
+        """Return the devices and runtimes of the running plan that cannot be run."""
         used = {(shard.device, shard.runtime) for one in self.proposal.plan.replicas for shard in one.shards}
-        return used & self._lacks.keys()
+        return used & (self._lacks | self._refused).keys()
 
     def _count(self, engine: int, tokens: int, round_ms: float) -> None:
         if round_ms > 0.0:
@@ -485,7 +514,7 @@ class PlanKeeper:
         # What the running plan reaches, as far as it is known: replicas that run alike have drifted alike.
         reached = [
             self._reach(one, ratio if keys & {key_of(shard) for shard in one.shards} else 1.0)
-            for one in before.replicas
+            for one in self._list_possible()
         ]
         try:
             await self._plan_again(reached)
@@ -504,7 +533,7 @@ class PlanKeeper:
         known = (first, dict(self._corrections), self._running.targets, dict(self._health), self._loads.settle())
         found = await asyncio.to_thread(self._making.again, *known)
         if reached is None:  # a draft's device counts as well as its target's
-            reached = predict_running(self.proposal.plan.replicas, found.proposal.cluster, found.proposal.wanted)
+            reached = predict_running(self._list_possible(), found.proposal.cluster, found.proposal.wanted)
         await self._take(found, reached)
 
     async def _take(self, found: Planned, reached: Sequence[Prediction]) -> None:
@@ -531,6 +560,7 @@ class PlanKeeper:
 
     async def _move(self, found: Planned, told: str) -> None:
         """Replace workers for another plan. Raises WorkerError where one does not start."""
+        self._coming = found.targets
         engines = await self._control.change(found.targets, found.drafts, found.standbys)
         self._moves += 1
         self._places = {engine: number for number, engine in enumerate(engines)}
@@ -556,6 +586,12 @@ class _Round:
     engine: int
     shape: tuple[int, int, float]
     measured_ms: float
+
+
+def _leave_out(first: PlanProposal, lacks: Lacks) -> PlanProposal:
+    """Return what to plan from without these runtimes on these devices, and say so in what is assumed."""
+    cluster, behind, told = leave_lacking(first.cluster, first.behind, lacks)
+    return replace(first, cluster=cluster, behind=behind, assumed=(*first.assumed, *told))
 
 
 def _list_costs(proposal: PlanProposal) -> list[list[ModelPart]]:

@@ -29,8 +29,8 @@ def arrange_replicas(replicas: Sequence[Replica], specs: Sequence[WorkerSpec]) -
     Specs that differ in nothing but their name run alike; who is in the place that its spec has in `specs` stays there.
     A new worker takes the place of one that leaves, the lowest first, else the lowest number that is free.
     """
-    running = {one.engine: _nameless(one.spec) for one in replicas if one.state.phase != FAILED}
-    wanted = [_nameless(spec) for spec in specs]
+    running = {one.engine: leave_name(one.spec) for one in replicas if one.state.phase != FAILED}
+    wanted = [leave_name(spec) for spec in specs]
     stays = {place: place for place, spec in enumerate(wanted) if running.get(place) == spec}
     for number, spec in enumerate(wanted):
         alike = [engine for engine, known in running.items() if known == spec and engine not in stays.values()]
@@ -44,5 +44,6 @@ def arrange_replicas(replicas: Sequence[Replica], specs: Sequence[WorkerSpec]) -
     return Arrangement(placed, kept, coming)
 
 
-def _nameless(spec: WorkerSpec) -> WorkerSpec:
+def leave_name(spec: WorkerSpec) -> WorkerSpec:
+    """Return a spec without its name: two that differ in nothing else run alike."""
     return msgspec.structs.replace(spec, name="")

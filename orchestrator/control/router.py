@@ -172,9 +172,9 @@ class Router:
             found = self._replicas.find_named(routed.replica) if routed.replica is not None else None
             if found is None:
                 self.book.note(stream.key, stream.sends + 1, routed, now_s)
-                if self._streams.is_suspect(stream) or stream.kind:
+                if self._is_particular(stream):
                     continue
-                break
+                break  # what those behind it could have, it could have had
             if (replaced := find_other_model(stream, found)) is not None:
                 actions += self.end(stream, now_s, replaced)
                 continue
@@ -185,6 +185,11 @@ class Router:
                 values = (stream.key, found.name, RouteText(routed))
                 actions.append(LogLine("debug", "request %s goes to %s: %s", values))
         return actions
+
+    def _is_particular(self, stream: Stream) -> bool:
+        """Return whether a stream can be out where others of the same time are not."""
+        own = stream.kind or stream.failed_at or stream.bound_to or self._streams.is_suspect(stream)
+        return bool(own or self.moves.find_pages(stream))
 
     def _send(self, stream: Stream, found: Replica, prefix: Sequence[int], now_s: float) -> list[Action]:
         """Give a stream to a replica."""
@@ -243,13 +248,14 @@ class Router:
         if not due:
             rules.reserved = ""
             return []
-        reserved = self._replicas.find_named(rules.reserved)
-        if reserved is not None and reserved.rank is Rank.SERVING and reserved.serving:
+        late = now_s - due[0].due_s >= TRIAL_PATIENCE_S
+        able = rules.list_able(due[0], self._replicas.with_streams, now_s) if late or rules.reserved else []
+        if any(one.name == rules.reserved for one in able):
             return []
-        serving = [one for one in self._replicas.serving if one.serving]
-        if now_s - due[0].due_s < TRIAL_PATIENCE_S or not serving:
+        rules.reserved = ""
+        if not able or not late:
             return []
-        taken = min(serving, key=lambda one: self._streams.counts[one.name])
+        taken = min(able, key=lambda one: self._streams.counts[one.name])
         rules.reserved = taken.name
         text = "worker %s is emptied: request %s, which may have ended its worker, is to run there alone"
         line = LogLine("warning", text, (taken.name, due[0].key))

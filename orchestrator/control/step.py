@@ -14,6 +14,7 @@ from orchestrator.control.actions import (
     Notify,
     TellLacking,
     TellLoads,
+    TellRefused,
     WakeAfter,
 )
 from orchestrator.control.control_state import State as State
@@ -50,7 +51,7 @@ from orchestrator.workers.messages import (
 )
 from policies.serving.failover.health import Health
 
-_OBSERVED = (Notify, TellLoads, TellLacking)
+_OBSERVED = (Notify, TellLoads, TellLacking, TellRefused)
 _SHUTTING_DOWN = "the server is shutting down; send the request again"
 
 

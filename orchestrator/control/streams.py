@@ -279,8 +279,8 @@ class Streams:
         return Counter(stream.at for stream in self._sent.values() if self.is_suspect(stream))
 
     def on_trial(self) -> Stream | None:
-        """Return the suspect that a replica tries now."""
-        return next((stream for stream in self._tried.values() if stream.probation), None)
+        """Return the suspect that a replica tries now. Whatever has been cleared of its deaths since is none."""
+        return next((one for one in self._tried.values() if one.probation and self.is_suspect(one)), None)
 
     def due(self) -> list[Stream]:
         """Return the streams that no replica has, oldest first, and where they have owners in fair turns. Before them

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from device_profiles.device_load import DeviceLoad
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
-from orchestrator.control.actions import TellLacking, TellLoads
+from orchestrator.control.actions import TellLacking, TellLoads, TellRefused
 from orchestrator.control.events import StandbySpec
 from orchestrator.control.health import Part, PartHealth
 from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
@@ -61,14 +63,16 @@ class Workers:
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan whose worker is named after its device."""
+    """A plan whose worker is named after its device, and started in a `way`."""
 
     proposal: PlanProposal
+    way: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def targets(self) -> tuple[WorkerSpec, ...]:
         names = [one.shards[0].device for one in self.proposal.plan.replicas]
-        return tuple(WorkerSpec(name, "", {}, device=name.partition("/")[2]) for name in names)
+        options = {"model": {"adapter": "simulated"}, **self.way}
+        return tuple(WorkerSpec(name, "", options, device=name.partition("/")[2]) for name in names)
 
     @property
     def drafts(self) -> tuple[tuple[WorkerSpec, ...], ...]:
@@ -89,6 +93,7 @@ def first_plan(directory, row_ms, replicas=1, others=None, **placement) -> PlanP
 class Making:
     """Makes plans, and takes note of what is marked."""
 
+    way: Mapping[str, object] = field(default_factory=dict)
     marked: list[tuple[str, float]] = field(default_factory=list)
 
     def again(
@@ -101,7 +106,7 @@ class Making:
     ) -> Planned:
         cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
         cluster = apply_loads(cluster, first.behind, loads)
-        return Planned(build_proposal(cluster, first.asked, first.behind))
+        return Planned(build_proposal(cluster, first.asked, first.behind), self.way)
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
         self.marked.append((key[0], ratio))
@@ -457,3 +462,80 @@ async def test_nobody_knows_which_of_several_shards_lacks_a_runtime(tmp_path):
     found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
     found.observe_lacking(lacks("SIM", shards=[{"adapter": "simulated"}]))
     assert not await found.wait_planned()
+
+
+def refuse(found: PlanKeeper, number: int = 0) -> TellRefused:
+    """Its device refuses a worker of the running plan."""
+    told = TellRefused(found.running.targets[number], "it takes no such model")
+    found.observe_refused(told)
+    return told
+
+
+@settings(max_examples=20, deadline=None)
+@given(rows_ms=st.lists(st.sampled_from([2.0, 3.0, 5.0, 9.0]), min_size=1, max_size=4), hosts_come=st.booleans())
+def test_no_plan_goes_back_to_where_a_worker_was_refused(tmp_path_factory, rows_ms, hosts_come):
+    async def refuse_all() -> None:
+        workers, used = Workers(), []
+        devices = {f"SIM.{number}": row_ms for number, row_ms in enumerate(rows_ms)}
+        found = keeper(tmp_path_factory.mktemp("profiles"), devices, Clock(), workers)
+        first = found.proposal
+        for _ in devices:
+            used.append(found.running.targets[0].name)
+            refuse(found)
+            assert await found.wait_planned()
+            if hosts_come:
+                found.observe_hosts(first)
+            else:
+                found.observe_profiles(first)
+            assert await found.wait_planned()
+        assert sorted(used) == sorted(f"here/{device}" for device in devices)
+        assert workers.replaced == used[1:]
+        assert "kept, though" in found.view().last, "nothing is left"
+        for name in used:
+            assert any(line.startswith(f"{name}: simulated is left out there: ") for line in found.first.assumed)
+
+    asyncio.run(refuse_all())
+
+
+async def test_what_was_refused_counts_for_nothing_where_another_plan_is_weighed(tmp_path):
+    workers = Workers()
+    found = keeper(tmp_path / "first", {"SIM": 2.0}, Clock(), workers)
+    refuse(found)
+    assert await found.wait_planned()
+    assert workers.replaced == []
+    found.observe_profiles(first_plan(tmp_path / "then", {"SIM": 2.0, "SIM.1": 40.0}))
+    assert await found.wait_planned()
+    assert workers.replaced == ["here/SIM.1"], "it is slower than what the other was to be, and it serves"
+
+
+async def test_a_move_that_is_refused_is_not_tried_again(tmp_path):
+    workers = Workers(refuses=True)
+    found = keeper(tmp_path / "first", {"SIM": 9.0}, Clock(), workers)
+    then = first_plan(tmp_path / "then", {"SIM": 9.0, "SIM.1": 2.0, "SIM.2": 5.0})
+    found.observe_profiles(then)
+    assert await found.wait_planned()
+    coming = found.running.targets[0]
+    found.observe_refused(TellRefused(msgspec.structs.replace(coming, name="here/SIM.1", device="SIM.1"), "it is full"))
+    workers.refuses = False
+    assert await found.wait_planned()
+    assert workers.replaced == ["here/SIM.2"]
+
+
+async def test_a_worker_of_another_configuration_says_nothing_of_this_plan(tmp_path):
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
+    found.observe_refused(TellRefused(lacks("SIM", kv_cache=1).spec, "it is too much"))
+    assert not await found.wait_planned()
+
+
+@pytest.mark.parametrize("changed", [False, True])
+async def test_what_was_refused_is_tried_again_when_workers_are_started_in_another_way(tmp_path, changed):
+    found = keeper(tmp_path, {"SIM": 2.0, "SIM.1": 5.0}, Clock(), Workers())
+    first, way = found.running, {"kv_cache": 1} if changed else {}
+    refuse(found)
+    assert await found.wait_planned()
+    adjusted = await found.adjust(Planned(first.proposal, way), Making(way))
+    after = PlanKeeper(adjusted, Workers(), Making(way), DriftPolicy(0.2, 3.0), Clock())
+    after.succeed(found, first.proposal)
+    after.observe_profiles(first.proposal)
+    assert await after.wait_planned()
+    assert [one.name for one in after.running.targets] == ["here/SIM" if changed else "here/SIM.1"]

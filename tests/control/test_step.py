@@ -22,6 +22,7 @@ from orchestrator.control.actions import (
     StartWorker,
     StopWorker,
     TellLacking,
+    TellRefused,
 )
 from orchestrator.control.events import (
     ClusterFailed,
@@ -50,6 +51,7 @@ from orchestrator.control.replicas import Rank
 from orchestrator.control.state import FAILED, RESTARTING, add_totals
 from orchestrator.control.state import READY as READY_PHASE
 from orchestrator.control.step import State, step
+from orchestrator.control.streams import Stream
 from orchestrator.errors import RequestError
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import (
@@ -220,6 +222,7 @@ class ControlMachine(RuleBasedStateMachine):
     """Anything may happen at any time, as often as it likes."""
 
     world: World
+    other_bits: OtherBits = "new_requests"
     opened = 0
     closed = False
 
@@ -243,6 +246,7 @@ class ControlMachine(RuleBasedStateMachine):
             StandbySpec(spec("standby", kind, device="SPARE"), one, PREPARES if one is Readiness.WARM else None)
             for one, kind in standbys
         ]
+        self.other_bits = other_bits
         rules = FailoverRules(2.0, 10.0, other_bits)
         self.world.tell(WorkersChosen([spec(f"t{number}") for number in range(replicas)], [], wanted, rules))
         self.world.tell(ClusterOpened())
@@ -447,12 +451,29 @@ class ControlMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_without_a_reason(self) -> None:
-        if not hasattr(self, "world") or not any(one.serving for one in self.world.state.replicas.serving):
+        if not hasattr(self, "world"):
             return
-        live, health = self.world.state.streams.live(), self.world.state.health
-        held = health.list_held(Health.DRAINING) + health.list_held(Health.CORDONED)
-        if not held and not any(map(self.world.state.streams.is_suspect, live)):
-            assert not [stream.key for stream in live if not stream.at and not stream.kind]
+        streams = self.world.state.streams
+        for stream in streams.live():
+            if not stream.at and not streams.is_suspect(stream):
+                assert not self.list_open_to(stream), f"{stream.key} could go there"
+
+    def list_open_to(self, stream: Stream) -> list[str]:
+        """The replicas that are ready and that nothing keeps from taking a stream that is no suspect."""
+        state = self.world.state
+        held = {*state.health.list_held(Health.DRAINING), *state.health.list_held(Health.CORDONED)}
+        able = [one for one in state.replicas.with_streams if one.serving and not held.intersection(one.parts)]
+        alike = [one for one in state.replicas.with_streams if one.kind == stream.kind and one.state.phase != FAILED]
+        if stream.kind and alike and (self.other_bits != "streams" or any(one.serving for one in alike)):
+            able = [one for one in able if one in alike]
+        else:
+            able = [one for one in able if one.rank is Rank.SERVING]
+        if {one.name for one in able} - set(stream.failed_at):
+            able = [one for one in able if one.name not in stream.failed_at]
+        trial = state.streams.on_trial()
+        if any(state.streams.is_suspect(one) for one in state.streams.due()):
+            return []  # a replica may be kept for it
+        return [one.name for one in able if trial is None or one.name != trial.at]
 
     @invariant()
     def a_replica_that_is_ready_ends_the_wait_for_one_and_has_served(self) -> None:
@@ -631,3 +652,137 @@ def test_a_worker_for_which_a_library_is_missing_is_told_to_whoever_plans_with_i
     why = "host 10.0.0.2: onnxruntime is not installed"
     assert TellLacking(there, why) in actions
     assert state.replicas.serving[0].state.detail == why
+
+
+def fail_first(state: State, failed: Failed) -> list[Action]:
+    """The first worker of a fleet loads, and fails."""
+    step(state, ClusterOpened(), 0.0)
+    step(state, WorkerStarted(0, "pid 1"), 0.0)
+    step(state, WorkerSaid(0, failed), 0.0)
+    step(state, WorkerEnding(0, "it ended", "crashed"), 0.0)
+    return step(state, WorkerEnded(0, "it ended", "crashed"), 0.0)
+
+
+@pytest.mark.parametrize("kind", get_args(FailureKind))
+def test_a_worker_that_will_never_serve_is_told_to_whoever_plans_where_its_place_is_why(kind: FailureKind) -> None:
+    state = State(max_restarts=1)
+    step(state, WorkersChosen([spec("t0"), spec("t1", device="OTHER")], []), 0.0)
+    actions = fail_first(state, Failed("no", restartable=False, kind=kind))
+    elsewhere_too = kind in ("not_installed", "model_replaced", "storage", "network")
+    assert (TellRefused(spec("t0"), "no") in actions) is not elsewhere_too
+
+
+def test_a_runtime_that_serves_on_a_device_is_not_why_a_second_worker_of_it_fails_there() -> None:
+    state = State(max_restarts=1)
+    step(state, WorkersChosen([spec("t0"), spec("t1")], []), 0.0)
+    step(state, ClusterOpened(), 0.0)
+    step(state, WorkerStarted(1, "pid 2"), 0.0)
+    step(state, WorkerSaid(1, READY), 0.0)
+    actions = fail_first(state, Failed("no room", restartable=False, kind="configuration"))
+    assert state.replicas.serving[0].state.phase == FAILED
+    assert not [one for one in actions if isinstance(one, TellRefused)]
+
+
+def bring_back(world: World, *workers: int) -> None:
+    for worker in workers:
+        world.start(worker)
+        world.make_ready(worker)
+
+
+def try_suspect(world: World) -> int:
+    """Have two replicas, of which one tries `suspect`; returns which."""
+    serve(world, 2)
+    world.make_ready(0)
+    open_stream(world, "suspect")
+    world.end_process(0, kind="crashed")
+    world.make_ready(1)
+    bring_back(world, 0)
+    return world.holder["suspect"][0]
+
+
+def test_a_request_that_is_cleared_of_its_deaths_keeps_nothing_away_any_more() -> None:
+    world = World(max_restarts=9)
+    serve(world, 2)
+    world.make_ready(0)
+    open_stream(world, "cleared")
+    world.end_process(0)
+    bring_back(world, 0)
+    open_stream(world, "guilty")
+    world.decode(0, [0, 16])
+    world.end_process(0, kind="crashed")
+    world.make_ready(1)
+    bring_back(world, 0)
+    tries, other = world.holder["cleared"][0], world.holder["guilty"][0]
+    assert tries != other
+    open_stream(world, "late")
+    assert world.holder["late"][0] == other
+    world.tell(StreamClosed("late"))
+    del world.delivered["late"]
+    world.end_process(other)
+    bring_back(world, other)
+    world.decode(tries, [1])
+    world.end_process(other, kind="crashed")
+    assert "guilty" not in world.delivered, "it is convicted, and that explains the deaths"
+    open_stream(world, "last")
+    assert world.holder["last"][0] == tries
+
+
+def test_a_standby_that_has_the_targets_place_takes_what_the_target_does_not_while_it_tries_a_suspect() -> None:
+    world = World(max_restarts=9)
+    hot = StandbySpec(spec("standby", device="SPARE"), Readiness.HOT)
+    world.tell(WorkersChosen([spec("t0")], [], [hot], FailoverRules()))
+    world.tell(ClusterOpened())
+    bring_back(world, 0, 1)
+    open_stream(world, "suspect")
+    world.end_process(0, kind="crashed")
+    assert world.holder["suspect"][0] == 1
+    bring_back(world, 0)
+    world.end_process(1)
+    assert world.holder["suspect"][0] == 0
+    bring_back(world, 1)
+    open_stream(world, "new")
+    assert world.holder["new"][0] == 1
+
+
+def test_a_stream_that_may_not_go_where_others_may_holds_up_none_of_them() -> None:
+    world = World(max_restarts=9)
+    tries = try_suspect(world)
+    open_stream(world, "unlucky")
+    worker, sent_id = world.holder.pop("unlucky")
+    assert worker != tries
+    del world.processes[worker].has[sent_id]
+    world.tell(WorkerSaid(worker, Refused(sent_id, "no", "not_finite")))
+    assert "unlucky" not in world.holder, "it waits for the other replica"
+    open_stream(world, "new")
+    assert world.holder["new"][0] == worker
+
+
+def test_a_stream_goes_on_where_it_failed_when_an_operator_holds_all_others() -> None:
+    world = World(max_restarts=9)
+    world.tell(WorkersChosen([spec("t0"), spec("t1", device="HELD")], []))
+    world.tell(ClusterOpened())
+    bring_back(world, 0, 1)
+    world.tell(PartHeld(Part("device", "here/HELD"), Health.CORDONED))
+    open_stream(world, "unlucky")
+    worker, sent_id = world.holder.pop("unlucky")
+    del world.processes[worker].has[sent_id]
+    world.tell(WorkerSaid(worker, Refused(sent_id, "no", "not_finite")))
+    assert world.holder["unlucky"][0] == worker == 0
+
+
+def test_a_replica_is_emptied_for_a_suspect_only_where_that_can_go() -> None:
+    world = World(max_restarts=9)
+    world.tell(WorkersChosen([spec("t0", device="HELD"), spec("t1")], []))
+    world.tell(ClusterOpened())
+    bring_back(world, 0)
+    open_stream(world, "suspect")
+    bring_back(world, 1)
+    open_stream(world, "other")
+    assert world.holder == {"suspect": (0, "suspect"), "other": (1, "other")}
+    world.end_process(0, kind="crashed")
+    world.tell(PartHeld(Part("device", "here/HELD"), Health.CORDONED))
+    bring_back(world, 0)
+    assert "suspect" not in world.holder
+    world.now_s += TRIAL_PATIENCE_S + 1.0
+    world.tell(Woke())
+    assert world.holder["suspect"][0] == 1

@@ -29,11 +29,20 @@ def expect_answers(daemon: Daemon, expected: str) -> None:
     assert daemon.client.completions.create(**ASK).choices[0].text == expected
 
 
-def test_a_runtime_that_turns_out_to_be_lacking_is_left_out_and_the_daemon_serves(tmp_path, plain, monkeypatch):
+@pytest.mark.parametrize(
+    ("fault", "why", "told"),
+    [
+        ("load", "tiny-driver is not installed: pip install tiny-driver", "here/TINY has no tiny: planning again"),
+        ("refuses", "tiny: the model is too wide for it", "here/TINY refuses tiny: planning again"),
+    ],
+)
+def test_a_runtime_that_turns_out_to_be_of_no_use_is_left_out_and_the_daemon_serves(
+    tmp_path, plain, monkeypatch, outrider, fault, why, told
+):
     """It is planned with, as it lists its device, and fails where it is to load."""
     expected = plain.client.completions.create(**ASK).choices[0].text
     put_on_path(monkeypatch, install_tiny_adapter(tmp_path))
-    monkeypatch.setenv("TINY_FAULT", "load")
+    monkeypatch.setenv("TINY_FAULT", fault)
     store = tmp_path / "store" / "profiles"
     store_simulated_profiles(store, {"TINY": 1.0}, adapter="tiny", hardware_name="tiny accelerator")
     store_simulated_profiles(store, {"SIM": 9.0})
@@ -42,9 +51,11 @@ def test_a_runtime_that_turns_out_to_be_lacking_is_left_out_and_the_daemon_serve
     with running(config) as daemon:
         assert daemon.status()["ready"]["device"] == "SIM"
         expect_answers(daemon, expected)
-        why = "here/TINY: tiny is left out there: tiny-driver is not installed: pip install tiny-driver"
-        assert why in query_daemon(daemon.admin, "/admin/plan")["assumed"]
-    assert "here/TINY has no tiny: planning again" in config.with_suffix(".log").read_text()
+        line = f"here/TINY: tiny is left out there: {why}"
+        assert line in query_daemon(daemon.admin, "/admin/plan")["assumed"]
+        explained = outrider("plan", "--explain", "--config", str(config)).stdout
+        assert f"the daemon that runs says: {line}" in explained
+    assert told in config.with_suffix(".log").read_text()
 
 
 @pytest.fixture

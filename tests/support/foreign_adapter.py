@@ -58,6 +58,8 @@ class TinyAdapter:
     def load(self, prepared, options, progress):
         if os.environ.get("TINY_FAULT") == "load":
             raise AdapterUnavailable("tiny-driver is not installed: pip install tiny-driver")
+        if os.environ.get("TINY_FAULT") == "refuses":
+            raise Unsupported("tiny: the model is too wide for it")
         if options.device != "TINY":
             raise Unsupported(f"tiny: there is no device {options.device!r}; there is TINY")
         return TinyModel(self._simulated.load(prepared, replace(options, device="SIM"), progress), "TINY")
