@@ -6,6 +6,7 @@ All but the worker process is real: a target's life and its control, and the fil
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from adapters.contract import AdapterError
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from adapters.tokenizer_recipe import TokenizerRecipe
 from orchestrator.bootstrap.plan_board import PlanBoard
 from orchestrator.bootstrap.target_life import DaemonGround, TargetLife
+from orchestrator.bootstrap.tokenizers import TargetTokenizers
 from orchestrator.clock import SystemClock
 from orchestrator.control.state import READY as SERVES
 from orchestrator.errors import DaemonError
@@ -119,3 +122,29 @@ def test_a_daemon_without_the_workers_files_says_where_to_put_them(tmp_path: Pat
     why = "there is no m.gguf in" if here == "nothing" else "another one at its place"
     for part in ("m.gguf: ", "10.0.0.1", "process of target", ready.model_digest, why, "at the same place"):
         assert part in told
+
+
+def test_a_daemon_that_stops_reads_no_large_model_to_its_end(tmp_path: Path, monkeypatch, sandbox: Sandbox) -> None:
+    stopped, ends = threading.Event(), []
+
+    def read_on(store, source, base, identity, progress) -> Path:
+        progress("reading m.gguf", 0.1)
+        assert stopped.wait(60)
+        try:
+            progress("reading m.gguf", 0.2)
+        except AdapterError as error:
+            ends.append(str(error))
+        return base
+
+    async def stop() -> None:
+        begun = asyncio.Event()
+        tokenizers = TargetTokenizers(tmp_path, tmp_path, sandbox, lambda progress: begun.set())
+        loading = asyncio.create_task(tokenizers.load("m.gguf", None))
+        await begun.wait()
+        loading.cancel()
+        await asyncio.wait([loading])
+        stopped.set()
+
+    monkeypatch.setattr("orchestrator.bootstrap.tokenizers.prepare_own_tokenizer", read_on)
+    asyncio.run(stop())
+    assert ends == ["m.gguf: nobody waits for its tokenizer any more"]
