@@ -56,7 +56,7 @@ class TargetTokenizers:
             found = self._add("", "") if identity is None else await self.load(identity.source, identity)
         except AdapterError as error:
             host = " ".join(filter(None, (socket.gethostname(), node)))
-            why = error.why if isinstance(error, ModelReplaced) else str(error)
+            why = (error.why if isinstance(error, ModelReplaced) else str(error)).rstrip(".")
             source = identity.source if identity is not None else ready.model
             self._missing = (
                 f"{source}: the daemon's host ({host}) has no tokenizer of the model that {worker or 'its worker'} has "

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
 from orchestrator.bench.prompts import BenchError, PromptText
 from orchestrator.config.model import ClusterConfig
@@ -168,7 +169,7 @@ class TargetRun:
                     if isinstance(event, Ready):
                         return MeasuredTarget(worker, events, event, await _load_tokenizer(options.model, event))
             raise BenchError("the target ended before it was ready")
-        except (OutriderError, TimeoutError) as error:
+        except (AdapterError, OutriderError, TimeoutError) as error:
             await self.__aexit__()
             raise error if isinstance(error, BenchError) else BenchError(f"the target: {error}") from error
 
