@@ -70,7 +70,11 @@ class StoreUnwritable(AdapterError):
 
 class ModelReplaced(ModelRefused):
     """The model that is served is not at its place any more, and not in the store; the message names the file, what it
-    was, what it is and the way out."""
+    was, what it is and the way out. `why`: what is there instead."""
+
+    def __init__(self, message: str, why: str = "") -> None:
+        super().__init__(message)
+        self.why = why
 
 
 class ModelChanged(ModelRefused):
@@ -135,13 +139,24 @@ class ModelStore:
         as `prepare`."""
         return self._prepare(file, recipe, progress, needed_bytes=needed_bytes)
 
+    def prepare_named(self, source: str, recipe: Recipe, needed_bytes: int, progress: Progress) -> Path:
+        """Make what needs no more than so many bytes and none of the model's own files here: `source` names its content
+        for ever, as a commit of the hub does, and `recipe` brings what it reads. Returns and raises as `prepare`."""
+        digest = hashlib.blake2b(source.encode(), digest_size=16).hexdigest()
+        origin = Origin(source, digest, recipe.name, recipe.recipe())
+        named = ModelSource(Path(source), source, source)
+        return self._prepare_once(_Job(named, recipe, origin, self._artefact(origin), [], needed_bytes), progress)
+
     def _prepare(
         self, file: ModelSource, recipe: Recipe, progress: Progress, *, needed_bytes: int | None = None
     ) -> Path:
         identity = _identity(file)
         digest = self._digests.digest_of(file.content, progress)
         origin = Origin(file.source, digest, recipe.name, recipe.recipe())
-        artefact = self._artefact(origin)
+        return self._prepare_once(_Job(file, recipe, origin, self._artefact(origin), identity, needed_bytes), progress)
+
+    def _prepare_once(self, job: _Job, progress: Progress) -> Path:
+        origin, artefact = job.origin, job.artefact
         changed = None
         if damage(artefact, origin) is None:
             changed = self._find_change(artefact, progress)
@@ -157,7 +172,7 @@ class ModelStore:
                 if artefact.exists():
                     progress(f"{artefact.name} is damaged ({problem}): preparing it again", -1.0)
                     _log.warning("%s is damaged (%s): preparing it again", artefact, problem)
-                self._make(_Job(file, recipe, origin, artefact, identity, needed_bytes), progress)
+                self._make(job, progress)
         return artefact
 
     def _find_prepared(self, file: ModelSource, recipe: Recipe, progress: Progress) -> Path:
@@ -297,7 +312,7 @@ class ModelStore:
             take_draft(job.artefact, draft)
         with explain_errors(self.root, only_full=True):
             job.recipe.prepare(job.file.path, draft, progress)
-        if _identity(job.file) != job.identity:
+        if job.identity and _identity(job.file) != job.identity:
             raise ModelChanged(f"{job.file.path.name}: it changed while it was prepared. Try again.")
         with explain_errors(self.root):
             progress("writing to disk", -1.0)
@@ -320,8 +335,8 @@ class ModelStore:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One artefact to make. `identity` is the files' as it was before their digest was taken. `needed_bytes`: see
-    `ModelStore._prepare`."""
+    """One artefact to make. `identity` is the files' as it was before their digest was taken, [] where none is read
+    here. `needed_bytes`: see `ModelStore.prepare_small`, None for what takes as much as the files."""
 
     file: ModelSource
     recipe: Recipe
@@ -363,7 +378,8 @@ def describe_replaced(root: Path, file: ModelSource, missing: str) -> ModelRepla
     return ModelReplaced(
         f"{file.source}: this daemon serves the model with the digest {file.digest[:DIGEST_DIGITS]}, and "
         f"{file.why_head}; the store {root} does not hold {missing} of the first. Put the first model back, or serve "
-        "what is there now; either way run `outrider reload`."
+        "what is there now; either way run `outrider reload`.",
+        file.why_head,
     )
 
 

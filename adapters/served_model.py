@@ -21,6 +21,7 @@ from adapters.model_source import ModelSource, resolve
 from adapters.model_store import (
     DIGEST_DIGITS,
     ModelStore,
+    Recipe,
     StoreFull,
     StoreUnwritable,
     describe_replaced,
@@ -30,6 +31,7 @@ from adapters.model_store import (
 from device_profiles.units import MIB
 
 _RESTORED: Final = "restored-head"
+_HEAD: Final = HeadRecipe((), directory=False)
 _HEAD_BYTES: Final = 64 * MIB
 
 _log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ def find_served(store: ModelStore, identity: ModelIdentity, base: Path, progress
     try:
         file = store.whole(resolve(identity.source, base, progress), progress)
         digest = store.recall_digest(file)
-        if digest is None and _find_head(store, identity) is None:
+        if digest is None and find_kept(store, identity, _HEAD) is None:
             digest = store.digest(file)
     except (ModelRefused, DownloadFailed) as error:
         why = f"what is at its place cannot be used ({str(error).split('. ')[0]})"
@@ -72,9 +74,19 @@ def find_served(store: ModelStore, identity: ModelIdentity, base: Path, progress
     return _restore(store, identity, file if digest is None else None, why)
 
 
-def _find_head(store: ModelStore, identity: ModelIdentity) -> tuple[Path, str] | None:
-    """Return where a model's head is, and the whole digest of its content; None where it is not or is damaged."""
-    recipe = HeadRecipe((), directory=False)
+def find_whole(
+    store: ModelStore, source: str, base: Path, identity: ModelIdentity | None, progress: Progress
+) -> ModelSource:
+    """Return a model's files, whole: those that it is to have by its `identity`, else those at its place. Raises what
+    `resolve` raises, and ModelReplaced."""
+    if identity is not None:
+        return find_served(store, identity, base, progress)
+    return store.whole(resolve(source, base, progress), progress)
+
+
+def find_kept(store: ModelStore, identity: ModelIdentity, recipe: Recipe) -> tuple[Path, str] | None:
+    """Return where the store has what a recipe made of a model, and the whole digest of the model's content; None where
+    it is not there or is damaged. The model's own files are not looked at."""
     place = store.root / identity.digest / f"{recipe.name}-{short_hash(recipe.recipe())}"
     manifest = read_manifest(place)
     if manifest is None or not str(manifest["digest"]).startswith(identity.digest):
@@ -87,7 +99,7 @@ def _find_head(store: ModelStore, identity: ModelIdentity) -> tuple[Path, str] |
 def _restore(store: ModelStore, identity: ModelIdentity, now: ModelSource | None, why: str) -> ModelSource:
     """Return a model whose files are its head. Raises ModelReplaced where there is none."""
     source = identity.found or identity.source
-    kept = _find_head(store, identity)
+    kept = find_kept(store, identity, _HEAD)
     if kept is None:
         gone = ModelSource(Path(source), identity.name, source, digest=identity.digest, why_head=why)
         raise describe_replaced(store.root, gone, "what was prepared")

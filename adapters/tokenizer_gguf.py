@@ -12,7 +12,7 @@ from typing import Any
 
 from adapters.chat_template import ChatTemplate
 from adapters.contract import ModelRefused, Progress
-from adapters.gguf_header import GgufHeader, read_header
+from adapters.gguf_header import GgufHeader
 from adapters.tokenizer_cuts import Cut, cut_of, list_cuts
 from adapters.tokenizer_files import END_OF_TURN, FORMAT, TOKENIZER_FILE, TokenizerMeta, write_meta
 from adapters.tokenizer_spm import adds_space, library_of, read_scores
@@ -27,10 +27,9 @@ _USUAL_IDS = {"bos": 1, "eos": 2}
 _NO_ID = {0xFFFFFFFF, -1}  # what converters write for a token that a model has not
 
 
-def write_gguf_tokenizer(source: Path, target: Path, progress: Progress) -> None:
+def write_gguf_tokenizer(header: GgufHeader, target: Path, progress: Progress) -> None:
     """See `adapters.tokenizer_recipe.TokenizerRecipe`."""
     progress("reading the vocabulary", 0.0)
-    header = read_header(source)
     tokens, kinds = _vocabulary(header)
     meta = _meta(header, tokens, kinds)
     tokenizer = _pieces(header, tokens, kinds) if meta.alphabet == "metaspace" else _build(header, tokens)

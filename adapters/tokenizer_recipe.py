@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from adapters.contract import Progress
+from adapters.gguf_header import read_header
 from adapters.tokenizer_files import FORMAT
 from adapters.tokenizer_gguf import write_gguf_tokenizer
 from adapters.tokenizer_hf import write_hf_tokenizer
@@ -26,4 +27,7 @@ class TokenizerRecipe:
         Raises ModelRefused for a vocabulary of another kind, an unknown way to cut text (the message lists
         ones that are), or damage; OSError when `target` cannot be written.
         """
-        (write_hf_tokenizer if source.is_dir() else write_gguf_tokenizer)(source, target, progress)
+        if source.is_dir():
+            write_hf_tokenizer(source, target, progress)
+        else:
+            write_gguf_tokenizer(read_header(source), target, progress)

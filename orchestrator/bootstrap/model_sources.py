@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from adapters.hf_hub import HUB_PREFIX
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import pin_source, resolve
 from adapters.model_store import ModelStore
@@ -48,8 +49,8 @@ def renew_sources(
         known = running.identities.get(source) or served.get(source)
         if source in running.identities:
             identities[source] = running.identities[source]
-        if known is None or source.startswith(SIMULATED_PREFIX):
-            continue
+        if known is None or source.startswith((SIMULATED_PREFIX, HUB_PREFIX)):
+            continue  # what a commit names does not change, and may be on the hosts of workers only
         file = resolve(source, base)
         digest = store.digest(file)
         if digest != known.digest:

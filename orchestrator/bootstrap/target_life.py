@@ -12,7 +12,6 @@ import msgspec
 
 from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
-from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.api.acceptance import AcceptanceBounds
 from orchestrator.api.metrics.cost_series import HourlyPrice
 from orchestrator.api.served import ServedTarget, TargetTerms
@@ -37,8 +36,10 @@ from orchestrator.bootstrap.target_change import (
     explain_models_wait,
     may_mix,
 )
+from orchestrator.bootstrap.tokenizers import TargetTokenizers
 from orchestrator.clock import Clock
 from orchestrator.config.drafts import IndexDraft, choose_answer_store
+from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.sources import FoundSources
 from orchestrator.control.admission import ControlLimits
@@ -50,13 +51,11 @@ from orchestrator.control.scaler import end_scaling
 from orchestrator.control.surroundings import RoutingRules
 from orchestrator.draft_store.control import RecallingControl
 from orchestrator.errors import DaemonError, OutriderError, WorkerError
-from orchestrator.loading.models import load_tokenizer, prepare_own_tokenizer
 from orchestrator.loading.options import ModelOptions, list_draft_pools, objectives_of
 from orchestrator.planning.applied import list_unplaced_drafts
 from orchestrator.planning.basis import plain
 from orchestrator.planning.neighbours import TakenPlace
 from orchestrator.sandbox.sandbox import Sandbox
-from orchestrator.sandbox.templates import SandboxedTemplate
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Progress, Ready
@@ -85,12 +84,12 @@ class TargetLife:
 
     def __init__(self, config: ClusterConfig, ground: DaemonGround) -> None:
         self.config = config
-        self._tokenizers: dict[str, Tokenizer] = {}  # by their directories; none before it has served
         self.trial: CanaryTrial | None = None
         self.problem = ""
         """Why it will never serve; "" where it may."""
         self._ground = ground
         self._base = ground.path.resolve().parent
+        self._tokenizers = TargetTokenizers(self._base, store_directory(config), ground.sandbox, self._say)
         self._keeper: PlanKeeper | None = None
         self._workers: WorkerSet | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -118,16 +117,7 @@ class TargetLife:
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer of the model that serves; None until one has."""
-        ready = self.control.view().ready if self._tokenizers else None
-        if ready is None:
-            return None
-        return self._tokenizers.get(ready.tokenizer_dir) or self._load_tokenizer(ready.tokenizer_dir)
-
-    def _load_tokenizer(self, directory: str) -> Tokenizer:
-        """Load a tokenizer, whose template runs elsewhere. Raises AdapterError."""
-        found = load_tokenizer(directory)
-        found.render_by(lambda template: SandboxedTemplate(template, self._ground.sandbox))
-        return self._tokenizers.setdefault(directory, found)
+        return self._tokenizers.find(self.control.view().ready)
 
     def tell_name(self) -> str:
         """Return the name, for whoever asks again later."""
@@ -294,16 +284,25 @@ class TargetLife:
             return
         if change.how == "roll":
             await self._prepare_tokenizer(change.workers)
+        await self._take_workers(change, change.workers)
+        ready = self.control.view().ready
+        if ready is not None and self._tokenizers.find(ready) is None:  # its host had another model at the place
+            try:
+                await self._load_served(ready)
+            except DaemonError as error:
+                _log.error("requests cannot be served", target=self.name, why=str(error))
+
+    async def _take_workers(self, change: TargetChange, workers: WorkerSet) -> None:
         keeper = self._keeper
         if keeper is None or change.plan is None:
-            await self._move(change.workers, change.how)
-            self._workers = change.workers
+            await self._move(workers, change.how)
+            self._workers = workers
             self._take_sources(change.config.sources)
             return
         self._forget_keeper(keeper)  # it would plan against the move
         try:
             await keeper.close()
-            engines = await self._move(change.workers, change.how)
+            engines = await self._move(workers, change.how)
         except (WorkerError, asyncio.CancelledError):
             self._follow_keeper(keeper)
             raise
@@ -318,17 +317,10 @@ class TargetLife:
         """Load the tokenizer of a model before its first worker serves: requests are translated by it from then on.
         Those of models that no worker has any more are forgotten. Raises AdapterError."""
         options = msgspec.convert(workers.targets[0].options["model"], ModelOptions)
-        if options.source.startswith(SIMULATED_PREFIX):
-            return
         identity = options.identity or self.control.list_identities().get(options.source)
-        told = msgspec.structs.replace(options, identity=identity)
-        directory = await asyncio.to_thread(prepare_own_tokenizer, told)
-        used = self.control.list_tokenizers()
-        kept = {one: found for one, found in self._tokenizers.items() if one in used}
-        if directory not in kept:
-            kept[directory] = await asyncio.to_thread(self._load_tokenizer, directory)
-            self._try_template(kept[directory])
-        self._tokenizers = kept
+        tokenizer = await self._tokenizers.load(options.source, identity)
+        self._tokenizers.keep(self.control.list_ready(), tokenizer)
+        self._try_template(tokenizer)
 
     async def _move(self, workers: WorkerSet, how: How) -> list[int]:
         """Let these be the workers; returns the numbers of the replicas, in their order. Raises WorkerError."""
@@ -393,12 +385,13 @@ class TargetLife:
             view = self.control.view()
         if view.ready is None:
             raise DaemonError(view.detail)
-        try:
-            tokenizer = self._load_tokenizer(view.ready.tokenizer_dir)
-        except AdapterError as error:
-            raise DaemonError(str(error)) from error
-        self._try_template(tokenizer)
+        await self._load_served(view.ready)
         return view.ready
+
+    async def _load_served(self, ready: Ready) -> None:
+        """Load the tokenizer of the model that a worker has loaded. Raises DaemonError."""
+        worker, node = self.control.view().worker, self._cluster.own_node
+        self._try_template(await self._tokenizers.load_served(ready, worker, node))
 
     def _try_template(self, tokenizer: Tokenizer) -> None:
         """Try a chat template in the background, before anybody asks for it."""
@@ -419,7 +412,7 @@ class TargetLife:
     def give_up(self, reason: str) -> None:
         """It will never serve, for this reason."""
         self.problem = reason
-        self._tokenizers = {}
+        self._tokenizers.forget()
         self.control.give_up(reason)
 
     async def end_planning(self) -> None:
@@ -454,7 +447,7 @@ class TargetLife:
         pools = list_draft_pools(self.config)
         control = TargetControl(self._cluster, (), self._control_limits(), self._ground.clock, draft_pools=pools)
         control.on_progress.append(self._say)
-        control.explain_unserved = lambda: "" if self._tokenizers else "its tokenizer is being read"
+        control.explain_unserved = self._tokenizers.explain_missing
         return control
 
     def _control_limits(self) -> ControlLimits:

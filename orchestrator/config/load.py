@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSpec
 from adapters.distributions import list_foreign
+from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import check_source
 from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
@@ -146,6 +147,9 @@ def list_outdated(path: Path) -> list[str]:
     return [f"{path}:{told}" for told in accept_old_keys(*parse_text(read_text(path), path))]
 
 
+_ON_ALL_HOSTS = " This host needs the model at the same place as the hosts that run it: the daemon translates text."
+
+
 def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> DecoderSpec | None:
     """Find the models' files now, so that a wrong source is told with its line. Return the target's shape, None where
     that is not known here. Raises ConfigError."""
@@ -176,7 +180,8 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> DecoderSp
             draft_like = isinstance(model, ModelDraft)
             found = check_source(source, path.resolve().parent, adapter, static=static, draft=draft_like)
         except ModelRefused as error:
-            raise ConfigError(f"{where} {error}") from error
+            elsewhere = config.cluster.on_ray and config.cluster.address and not source.startswith(HUB_PREFIX)
+            raise ConfigError(f"{where} {error}{_ON_ALL_HOSTS if elsewhere else ''}") from error
         decoder = found if model is config.model else decoder
     return decoder
 

@@ -88,7 +88,7 @@ from orchestrator.control.surroundings import Surroundings
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import Cluster, WorkerSpec
-from orchestrator.workers.messages import Delta, MoveOut, Progress, Retune, RoundReport, SharedMemory, Submit
+from orchestrator.workers.messages import Delta, MoveOut, Progress, Ready, Retune, RoundReport, SharedMemory, Submit
 from orchestrator.workers.shared_memory import SharedMemories
 from orchestrator.workers.trace_messages import ResumedStream
 from policies.serving.canary import CanaryVariant
@@ -126,7 +126,7 @@ class TargetControl:
     `standbys` take the replicas' place when none serves. `plan_view` says what a plan predicts, where there is one, and
     what of it runs with these replicas. `scale_view` says how many replicas are wanted, where load decides,
     `draft_store_view` how the draft store does, `recent_outputs_view` what users were answered of late.
-    `explain_unserved` says why requests cannot be served yet though a worker is ready; "" where they can.
+    `explain_unserved` says why requests cannot be served yet though a worker says that it is ready; "" where they can.
     `on_round` and `on_progress` are called with each event, `on_resumed` with each traced stream that goes on. So are
     `on_health` with the parts that are not healthy, when these change, and `on_loads` with each sample of devices.
     `on_lacking` is called with what a host lacks, `on_refused` with each worker that will never serve where it is. All
@@ -152,7 +152,7 @@ class TargetControl:
         self.scale_view: Callable[[], ScaleView] | None = None
         self.draft_store_view: Callable[[], DraftStoreView] | None = None
         self.recent_outputs_view: Callable[[], RecentOutputsView] | None = None
-        self.explain_unserved: Callable[[], str] = str
+        self.explain_unserved: Callable[[Ready], str] = lambda _ready: ""
         self.on_round: list[Callable[[RoundReport], None]] = []
         self.on_progress: list[Callable[[Progress], None]] = []
         self.on_resumed: list[Callable[[ResumedStream], None]] = []
@@ -295,7 +295,7 @@ class TargetControl:
         if coming:
             started = f"{', '.join(coming)} starts in place of what has failed: {view.detail}"
             return replace(view, phase=STARTING, detail=started)
-        why = self.explain_unserved() if view.phase == READY else ""
+        why = self.explain_unserved(view.ready) if view.phase == READY and view.ready is not None else ""
         return replace(view, phase=STARTING, detail=why) if why else view
 
     def _view_replica(self, replica: Replica, now_s: float) -> ReplicaView:
@@ -453,10 +453,10 @@ class TargetControl:
         """Return the content that each model had when it was loaded first, by its source."""
         return self._state.identities.known
 
-    def list_tokenizers(self) -> set[str]:
-        """Return the directories of the tokenizers that workers name, standbys among them."""
+    def list_ready(self) -> list[Ready]:
+        """Return what workers say of themselves that are ready, standbys among them."""
         ready = [one.state.ready for one in self._state.replicas.list_all()]
-        return {one.tokenizer_dir for one in ready if one is not None}
+        return [one for one in ready if one is not None]
 
     def list_replaced(self) -> list[int]:
         """Return the replicas, by their numbers, that have failed as their model is neither at its place nor in the

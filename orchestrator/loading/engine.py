@@ -243,7 +243,6 @@ def ready_of(
         canary_drafters=options.canary_drafters,
         canary_depth=options.canary_depth,
         canary_fixed=options.canary is not None and options.canary.fixed_depth,
-        tokenizer_dir=target.tokenizer_dir,
         pid=os.getpid(),
         load_s=target.load_s,
         model_digest=_digest_of(target, options),

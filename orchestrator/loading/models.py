@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from adapters import registry
+from adapters import own_tokenizer, registry
 from adapters.contract import (
     Adapter,
     Exactness,
@@ -29,9 +29,9 @@ from adapters.device_memory import read_host_memory
 from adapters.devices_there import check_device
 from adapters.model_checks import describe_draft
 from adapters.model_identity import ModelIdentity
-from adapters.model_source import ModelSource, check_model, resolve
+from adapters.model_source import ModelSource, check_model
 from adapters.model_store import ModelChanged, ModelStore
-from adapters.served_model import find_served, keep_head
+from adapters.served_model import find_whole, keep_head
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
@@ -262,9 +262,7 @@ class PreparedModel:
 def find_model(options: ModelOptions, store: ModelStore, progress: OnProgress) -> ModelSource:
     """Return a model's files, whole: those at its place, or those that it is to have. Raises what `resolve` raises,
     and ModelReplaced."""
-    if options.identity is not None:
-        return find_served(store, options.identity, Path(options.base), progress)
-    return store.whole(resolve(options.source, Path(options.base), progress), progress)
+    return find_whole(store, options.source, Path(options.base), options.identity, progress)
 
 
 def prepare_tokenizer_of(
@@ -450,9 +448,11 @@ def tokenizer_of(options: ModelOptions, progress: OnProgress) -> Tokenizer:
 
 
 def prepare_own_tokenizer(options: ModelOptions, progress: OnProgress = silent) -> str:
-    """Find a model and prepare (once) its tokenizer; returns its directory. Raises what adapters raise."""
+    """See `adapters.own_tokenizer.prepare_own_tokenizer`."""
     store = ModelStore(Path(options.store))
-    return prepare_tokenizer_of(options, find_model(options, store, progress), progress, store)
+    return str(
+        own_tokenizer.prepare_own_tokenizer(store, options.source, Path(options.base), options.identity, progress)
+    )
 
 
 def _write_simulated_source(options: ModelOptions, adapter: Adapter, root: Path) -> Path:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from adapters.contract import ModelRefused
+from adapters.hf_hub import HUB_PREFIX
 from adapters.model_store import ModelStore
 from adapters.vocabulary import SIMULATED_PREFIX, vocabulary_at_hand, vocabulary_from, vocabulary_in
 from device_profiles.workload import vocabulary_fingerprint
@@ -50,17 +51,22 @@ def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: LoadedTa
     Where the draft's files are not here and it is not to be translated, its worker has to say that its vocabulary is
     the target's own. Raises as `compare_vocabularies`.
     """
-    if draft.translate:
-        return compare_vocabularies(draft, target)
     ours, theirs = _read_vocabulary(target), None
-    with suppress(ModelRefused):
-        if draft.model.identity is not None:
-            theirs = _read_vocabulary(draft.model, target=ours)
-        else:
-            theirs = vocabulary_at_hand(draft.model.source, Path(draft.model.base), ours)
+    with nullcontext() if draft.translate else suppress(ModelRefused):
+        theirs = _read_at_hand(draft.model, ours)
+    if theirs is None and draft.translate:
+        return compare_vocabularies(draft, target)
     if theirs is None:
         return VocabularyPair(Match.IDENTICAL, loaded.model.spec.vocabulary_fingerprint)
     return _pair(draft, ours, theirs)
+
+
+def _read_at_hand(draft: ModelOptions, target: Sequence[str]) -> list[str] | None:
+    """Return the vocabulary of a draft that another process loads, downloading no weights; None where a hub cannot be
+    reached. Raises as `_read_vocabulary`."""
+    if draft.identity is not None and not draft.source.startswith(HUB_PREFIX):
+        return _read_vocabulary(draft, target=target)
+    return vocabulary_at_hand(draft.source, Path(draft.base), target)
 
 
 def translating(drafter: Drafter, target: LoadedTarget, draft_tokenizer_dir: str) -> Drafter:

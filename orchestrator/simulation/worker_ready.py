@@ -34,7 +34,6 @@ def build_ready(replica: PlacedReplica, pid: int = 1) -> Ready:
         block_tokens=BLOCK_TOKENS,
         drafters=[*drafters, *([kind.draft.name] if kind.draft is not None else [])],
         max_depth=kind.max_depth,
-        tokenizer_dir="",
         pid=pid,
         load_s=kind.load_s,
         class_fingerprint="simulated",

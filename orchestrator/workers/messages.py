@@ -215,7 +215,6 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     block_tokens: int
     drafters: list[str]
     max_depth: int
-    tokenizer_dir: str
     pid: int
     load_s: float
     model_digest: str = ""
@@ -252,6 +251,11 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     def all_drafters(self) -> list[str]:
         """Every drafter that this worker asks, whoever it is for."""
         return [*self.drafters, *self.canary_drafters]
+
+    @property
+    def target_identity(self) -> ModelIdentity | None:
+        """The content of the target's model; None for the simulated one."""
+        return next((one for one in self.identities if one.digest == self.model_digest), None)
 
 
 class Retuned(msgspec.Struct, frozen=True, tag="retuned"):

@@ -55,7 +55,6 @@ READY = Ready(
     block_tokens=16,
     drafters=[],
     max_depth=4,
-    tokenizer_dir="",
     pid=1,
     load_s=0.0,
 )

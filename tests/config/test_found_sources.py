@@ -47,6 +47,17 @@ def test_a_model_of_the_hub_stays_at_the_commit_that_it_was_bound_to(
         build_start_specs(config.with_sources(FoundSources()), tmp_path)
 
 
+def test_a_reload_asks_no_hub_for_a_model_that_workers_have_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # nobody is asked
+    bound = FoundSources({"hf:org/model": f"hf:org/model@{COMMIT}"})
+    served = {one: ModelIdentity(one, "1" * 16) for one in bound.bound.values()}
+    config = configure(tmp_path, f"model: {{source: 'hf:org/model@{COMMIT}'}}")
+    found = renew_sources(config, tmp_path, bound, served)
+    assert (found.found.identities, found.replaced) == ({}, ())
+
+
 def test_what_was_found_goes_along_and_is_no_difference_of_the_file(tmp_path: Path) -> None:
     config = configure(tmp_path, "model: {source: m.gguf, name: m}")
     found = FoundSources({"m.gguf": "m.gguf"}, {"m.gguf": ModelIdentity("m.gguf", "1" * 16)})

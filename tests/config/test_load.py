@@ -198,6 +198,13 @@ def test_an_unreachable_model_is_told_at_its_line(tmp_path, source, words):
     assert all(word in str(caught.value) for word in words)
 
 
+def test_a_model_that_only_other_hosts_have_is_asked_for_on_this_one(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("model: {source: m.gguf, replicas: [{host: 10.0.0.2}]}\ncluster: {address: '10.0.0.1:6379'}\n")
+    with pytest.raises(ConfigError, match=r"there is no m\.gguf .*This host needs the model at the same place"):
+        load_config(path)
+
+
 def test_an_unreachable_draft_is_told_at_its_line(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(f"{HEAD}drafts:\n  - method: suffix\n  - method: model\n    source: nothing.gguf\n")

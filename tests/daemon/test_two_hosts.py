@@ -18,6 +18,7 @@ import pytest
 from device_profiles.store import ProfileStore
 from tests.daemon.test_draft_workers import ASK, count_accepted, draft_of, own, text_while, until_it_drafts
 from tests.daemon.test_life import collect
+from tests.support import tiny_models
 from tests.support.daemon import configuration, running
 from tests.support.hosts import Hosts, ray_over, two_hosts
 from tests.support.waiting import until
@@ -26,9 +27,15 @@ CUT_S = 1.0
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[Hosts]:
+def far_disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that each host has for itself."""
+    return tmp_path_factory.mktemp("disk")
+
+
+@pytest.fixture(scope="module")
+def hosts(far_disk: Path) -> Iterator[Hosts]:
     """Two hosts with one Ray over both."""
-    with two_hosts() as made, ray_over(made):
+    with two_hosts() as made, ray_over(made, far_disk=far_disk):
         yield made
 
 
@@ -93,3 +100,28 @@ def draft_over_the_cable(directory: Path, hosts: Hosts, expected: str) -> None:
         assert not psutil.pid_exists(hung)  # Ray asks a process itself to end, and this one does not hear it
         assert daemon.stop() == 0
         assert not psutil.pid_exists(newest)
+
+
+@pytest.mark.ray
+def test_a_target_on_the_other_host_alone_answers_chats(tmp_path: Path, hosts: Hosts, far_disk: Path) -> None:
+    tiny_models.write_model(tmp_path / "tiny", "qwen3", kind="BF16")
+    config = tmp_path / "cluster.yaml"
+    config.write_text(
+        f"model: {{source: tiny, name: toy, replicas: [{{host: {hosts.far_ip}}}]}}\n"
+        f"cluster: {{address: '{hosts.address}'}}\ndrafts: []\nlimits: {{kv_cache: 16 MiB, max_running: 4}}\n"
+        f"api: {{port: 0, admin_socket: '{tmp_path}/admin.sock'}}\nstore: {{directory: '{far_disk}/store'}}\n"
+        f"state: {{directory: '{tmp_path}/state'}}\njournal: {{reserve: 1 MiB}}\n"
+    )
+    hosts.on_near(lambda: chat_over_the_cable(config, hosts, far_disk / "store"))
+
+
+def chat_over_the_cable(config: Path, hosts: Hosts, store: Path) -> None:
+    ask: Any = {"messages": [{"role": "user", "content": "hello the hello"}], "max_tokens": 8, "temperature": 0.0}
+    with running(config) as daemon:
+        status = daemon.status()
+        assert hosts.far_ip in status["worker"]
+        digest = status["ready"]["model_digest"]
+        assert {one.name.split("-")[0] for one in (store / digest).iterdir() if one.is_dir()} == {"tokenizer"}
+        answer = daemon.client.chat.completions.create(model="toy", **ask)
+        assert (answer.usage.completion_tokens, bool(answer.choices[0].message.content)) == (8, True)
+        assert daemon.stop() == 0

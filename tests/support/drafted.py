@@ -65,7 +65,6 @@ def _ready() -> Ready:
         block_tokens=16,
         drafters=["knowing"],
         max_depth=12,
-        tokenizer_dir="",
         pid=os.getpid(),
         load_s=0.0,
     )

@@ -192,7 +192,6 @@ class ScriptedEngine:
             block_tokens=32,
             drafters=[],
             max_depth=0,
-            tokenizer_dir="",
             pid=os.getpid(),
             load_s=0.0,
             cores=CORES_AT_IMPORT,

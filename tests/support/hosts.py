@@ -23,6 +23,8 @@ import pytest
 
 _CLONE_NEWNET = 0x40000000
 _START_S = 240.0
+_MOUNT = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
+"""A shell's program that runs its arguments over an empty disk at the first of them."""
 _T = TypeVar("_T")
 
 
@@ -79,9 +81,10 @@ def two_hosts() -> Iterator[Hosts]:
 class RayNodes:
     """Ray on both hosts, as `ray start` makes it."""
 
-    def __init__(self, hosts: Hosts, directory: Path) -> None:
+    def __init__(self, hosts: Hosts, directory: Path, far_disk: Path | None = None) -> None:
         self._hosts = hosts
         self._directory = directory
+        self._far_disk = far_disk
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start_head(self) -> None:
@@ -95,7 +98,7 @@ class RayNodes:
     def join_far(self) -> None:
         """Start a node on the far host."""
         arguments = (self._hosts.far, self._hosts.far_ip, self._directory, f"--address={self._hosts.address}")
-        self._started.append(_ray(*arguments))
+        self._started.append(_ray(*arguments, own_disk=self._far_disk))
         _until_it_has_joined(Path(self._directory, f"{self._hosts.far}.log"))
 
     def kill_head(self) -> None:
@@ -109,13 +112,14 @@ class RayNodes:
 
 
 @contextmanager
-def ray_over(hosts: Hosts, *, far: bool = True, **environment: str) -> Iterator[RayNodes]:
-    """Start Ray on both. A token is set in this process's environment, for whoever joins; `environment`: the nodes'."""
+def ray_over(hosts: Hosts, *, far: bool = True, far_disk: Path | None = None, **environment: str) -> Iterator[RayNodes]:
+    """Start Ray on both. A token is set in this process's environment, for whoever joins; `environment`: the nodes'.
+    `far_disk`: a directory in whose place the far host has a disk of its own, which is empty at first."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.urandom(32).hex(), "RAY_USAGE_STATS_ENABLED": "0"}
     before = {name: os.environ.get(name) for name in (*token, *environment)}
     directory = Path(tempfile.mkdtemp(prefix="or"))
     os.environ.update(token | environment)
-    nodes = RayNodes(hosts, directory)
+    nodes = RayNodes(hosts, directory, far_disk)
     try:
         nodes.start_head()
         if far:
@@ -130,12 +134,15 @@ def ray_over(hosts: Hosts, *, far: bool = True, **environment: str) -> Iterator[
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def _ray(host: str, address: str, directory: Path, *arguments: str) -> subprocess.Popen[bytes]:
+def _ray(
+    host: str, address: str, directory: Path, *arguments: str, own_disk: Path | None = None
+) -> subprocess.Popen[bytes]:
     ray = str(Path(sys.executable).parent / "ray")
+    mounted = ("unshare", "--mount", "sh", "-c", _MOUNT, str(own_disk)) if own_disk is not None else ()
     with Path(directory, f"{host}.log").open("wb") as log:
         return subprocess.Popen(
             [
-                *("ip", "netns", "exec", host, ray, "start", "--block", f"--node-ip-address={address}"),
+                *("ip", "netns", "exec", host, *mounted, ray, "start", "--block", f"--node-ip-address={address}"),
                 *("--num-cpus=4", "--object-store-memory=80000000", *arguments),
             ],
             stdout=log,

@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 import psutil
 
+from adapters.contract import AdapterError
+from adapters.tokenizer import Tokenizer
 from orchestrator.bench.prompts import BenchError, PromptText
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import OutriderError, WorkerError
-from orchestrator.loading.models import load_tokenizer
-from orchestrator.loading.options import engine_options, worker_specs
+from orchestrator.loading.models import load_tokenizer, silent, tokenizer_of
+from orchestrator.loading.options import ModelOptions, engine_options, worker_specs
 from orchestrator.workers.contract import Cluster, Worker
 from orchestrator.workers.messages import Event, Failed, Ready, Refused, RoundReport, Sampling, Submit
 from orchestrator.workers.shared_cluster import SharedCluster
@@ -46,13 +48,13 @@ class _Timed:
 
 
 class MeasuredTarget:
-    """A target that runs on a cluster; `ready`: what it said of itself."""
+    """A target that runs on a cluster; `ready`: what it said of itself, `tokenizer`: its model's."""
 
-    def __init__(self, worker: Worker, events: Any, ready: Ready) -> None:
+    def __init__(self, worker: Worker, events: Any, ready: Ready, tokenizer: Tokenizer) -> None:
         self.ready = ready
         self._worker = worker
         self._events = events
-        self._tokenizer = load_tokenizer(ready.tokenizer_dir)
+        self._tokenizer = tokenizer
         self._number = 0
 
     def encode(self, text: PromptText) -> list[int]:
@@ -134,6 +136,15 @@ def _read_peak_bytes(pid: int) -> int:
     return 0
 
 
+async def _load_tokenizer(options: ModelOptions, ready: Ready) -> Tokenizer:
+    """Return the tokenizer of the model that a worker has loaded, made on this host. Raises AdapterError."""
+    if ready.target_identity is None:
+        return load_tokenizer("")
+    return await asyncio.to_thread(
+        tokenizer_of, msgspec.structs.replace(options, identity=ready.target_identity), silent
+    )
+
+
 class TargetRun:
     """Starts the target of a configuration on a cluster, and stops it; an asynchronous context."""
 
@@ -156,9 +167,9 @@ class TargetRun:
                     if isinstance(event, Failed):
                         raise BenchError(f"the target cannot be loaded: {event.message}")
                     if isinstance(event, Ready):
-                        return MeasuredTarget(worker, events, event)
+                        return MeasuredTarget(worker, events, event, await _load_tokenizer(options.model, event))
             raise BenchError("the target ended before it was ready")
-        except (OutriderError, TimeoutError) as error:
+        except (AdapterError, OutriderError, TimeoutError) as error:
             await self.__aexit__()
             raise error if isinstance(error, BenchError) else BenchError(f"the target: {error}") from error
 
