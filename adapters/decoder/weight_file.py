@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
@@ -56,12 +56,12 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class Part:
     """What is written at once: the arrays of a tensor, or of several that are stacked. `read_bytes`: what was read of
-    the source for it."""
+    the source for it. `digest`: of what lies in the file up to its end, and of all that is said of it here."""
 
     key: str
     blocks: tuple[Block, ...]
     read_bytes: int
-    digest: str
+    digest: str = ""
 
 
 class WeightFile:
@@ -108,14 +108,16 @@ class WeightFile:
         """Write a part behind the others. Raises OSError, and what the arrays raise."""
         digest, blocks = blake2b(digest_size=16), []
         for array in arrays:
-            offset = self._end = self._align(self._end)
+            offset = self._align(self._end)
+            digest.update(bytes(offset - self._end))
+            self._end = offset
             for piece in array.pieces:
                 data = np.ascontiguousarray(piece).data.cast("B")
                 digest.update(data)
                 self._put(data)
             blocks.append(Block(array.name, array.kind, tuple(array.shape), offset, self._end - offset))
         read_bytes, self._counted = self._meter.done_bytes - self._counted, self._meter.done_bytes
-        part = Part(key, tuple(blocks), read_bytes, digest.hexdigest())
+        part = _seal(Part(key, tuple(blocks), read_bytes), digest)
         self._parts[key] = part
         if self._meter.read_identity() == self._meter.identity:  # else it may be of other files than the rest
             self._journal.write(f"{json.dumps(asdict(part))}\n")
@@ -143,14 +145,16 @@ class WeightFile:
 
     def _is_whole(self, part: Part) -> bool:
         """Return whether a part lies behind those that were found, as it was written."""
-        digest, end, size = blake2b(digest_size=16), self._end, os.fstat(self._data).st_size
+        digest, end = blake2b(digest_size=16), self._end
         for block in part.blocks:
-            begin, end = self._align(end), block.offset + block.size
-            if block.offset != begin or end > size:
+            if block.offset != self._align(end) or block.size < 0:
                 return False
-            for first in range(begin, end, _CHUNK_BYTES):
-                digest.update(os.pread(self._data, min(_CHUNK_BYTES, end - first), first))
-        return bool(part.blocks) and digest.hexdigest() == part.digest
+            end = block.offset + block.size
+        if not part.blocks or end > os.fstat(self._data).st_size:
+            return False
+        for first in range(self._end, end, _CHUNK_BYTES):
+            digest.update(os.pread(self._data, min(_CHUNK_BYTES, end - first), first))
+        return _seal(replace(part, digest=""), digest) == part
 
 
 class Matrices:
@@ -181,6 +185,12 @@ class Matrices:
 
     def _write(self, key: str, tensors: Sequence[Tensor]) -> Part:
         return self._file.write(key, self._describe(key, tensors))
+
+
+def _seal(part: Part, digest: blake2b) -> Part:
+    """Return a part with its digest; the one that is given is of what lies in the file."""
+    digest.update(json.dumps(asdict(part)).encode())
+    return replace(part, digest=digest.hexdigest())
 
 
 def cut_rows(matrix: NDArray[Any]) -> Iterator[NDArray[Any]]:
