@@ -13,7 +13,7 @@ from adapters.decoder.spec import Dense, Grouped, Tensor, Weights, pack_pairs
 from adapters.decoder.weight_file import Array, Matrices, Part, WeightFile, cut_rows
 
 ALIGNMENT_BYTES = 4096  # a page: the runtime maps the file
-_TURNED_VALUES: Final = 1 << 24
+_TURNED_VALUES: Final = 1 << 23
 """Of a matrix that is turned so many are read at once: each time, all of its rows are passed over."""
 
 
