@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from contextlib import suppress
@@ -10,10 +11,18 @@ from pathlib import Path
 
 from adapters.artefact import list_kept
 
+_DRAFT = re.compile(r"\.(.+)\.(?:new|old)-\d+-[0-9a-f]{8}")
+
 
 def draft_name(artefact: Path, purpose: str) -> Path:
     """Return a place for a new draft of an artefact."""
     return artefact.with_name(f".{artefact.name}.{purpose}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def find_drafted(draft: Path) -> Path | None:
+    """Return the artefact that a directory is a draft of, None where it is none."""
+    match = _DRAFT.fullmatch(draft.name)
+    return draft.with_name(match[1]) if match else None
 
 
 def remove_drafts(artefact: Path) -> None:

@@ -39,7 +39,7 @@ from adapters.artefact import (
     read_manifest,
     write_manifest,
 )
-from adapters.artefact_drafts import count_disk_bytes, draft_name, list_drafts, remove_drafts, take_draft
+from adapters.artefact_drafts import count_disk_bytes, draft_name, find_drafted, list_drafts, remove_drafts, take_draft
 from adapters.content_digest import DigestCache, EachChunk, file_identity
 from adapters.contract import AdapterError, DeviceLost, ModelRefused, Progress
 from adapters.held_lock import hold_lock
@@ -224,13 +224,19 @@ class ModelStore:
     def all(self) -> list[tuple[Path, dict[str, Any]]]:
         """Return every artefact with its manifest, whatever made it, those of one model together."""
         found = ((path.parent, read_manifest(path.parent)) for path in sorted(self.root.glob(f"*/*/{MANIFEST}")))
-        return [(path, manifest) for path, manifest in found if manifest is not None]
+        return [(path, manifest) for path, manifest in found if manifest is not None and find_drafted(path) is None]
 
-    def remove(self, artefact: Path) -> bool:
-        """Remove an artefact, whole or not at all; False where another process makes or verifies it now.
+    def list_left(self) -> list[tuple[Path, Path]]:
+        """Return what conversions that were ended left, or are writing now: directory, and artefact to be."""
+        found = ((path, find_drafted(path)) for path in sorted(self.root.glob("*/.*")))
+        return [(path, artefact) for path, artefact in found if artefact is not None]
+
+    def remove(self, path: Path) -> bool:
+        """Remove an artefact, or what a conversion left of one; False where another process makes or verifies it now.
 
         Whoever has loaded it keeps what is mapped. The next load that wants it makes it again. Raises StoreUnwritable.
         """
+        artefact = find_drafted(path) or path
         with explain_errors(self.root):
             lock = FileLock(artefact.with_name(f"{artefact.name}.lock"))
             try:
@@ -238,7 +244,8 @@ class ModelStore:
             except Timeout:
                 return False
             try:
-                artefact.rename(draft_name(artefact, "old"))
+                if artefact == path:
+                    artefact.rename(draft_name(artefact, "old"))
             finally:
                 remove_drafts(artefact)
                 lock.release()

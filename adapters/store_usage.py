@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from adapters.names import OWN_ADAPTERS
 
 ANY_ADAPTER = "auto"
 _BLOCK_BYTES = 512  # what st_blocks counts
+_LATER = "a later one was made of the same"
 _FORMAT = re.compile(r"[ ,]+\d+$")
 
 
@@ -31,7 +33,8 @@ class SourceUse:
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """An artefact that nobody needs: what it takes, and why it is not needed."""
+    """An artefact that nobody needs, or what a conversion that was ended left of one: what it takes, and why it is not
+    needed."""
 
     path: Path
     source: str
@@ -64,7 +67,8 @@ class StoreUsage:
 
 def measure_store(root: Path, uses: Collection[SourceUse]) -> StoreUsage:
     """Return what a store takes, for somebody who has these models. Reads names, sizes and manifests, no weights."""
-    artefacts = ModelStore(root).all()
+    store = ModelStore(root)
+    artefacts = store.all()
     newest: dict[tuple[str, str, str], str] = {}
     for _, manifest in artefacts:
         kind = _name_kind(manifest)
@@ -73,9 +77,16 @@ def measure_store(root: Path, uses: Collection[SourceUse]) -> StoreUsage:
     for path, manifest in artefacts:
         size = _measure(path)
         older = manifest["created"] < newest[_name_kind(manifest)]
-        why = _find_why_unused(manifest, uses) or ("a later one was made of the same" if older else "")
+        why = _find_why_unused(manifest, uses) or (_LATER if older else "")
         if why:
             unused.append(Unused(path, manifest["source"], size, why))
+        else:
+            used_bytes += size
+    for path, artefact in store.list_left():
+        size, beside = _measure(path), [manifest for one, manifest in artefacts if one.parent == path.parent]
+        left = _describe_left(path, artefact, beside)
+        if why := _find_why_left(left, beside, uses):
+            unused.append(Unused(path, left["source"] or left["digest"], size, f"its conversion was ended, and {why}"))
         else:
             used_bytes += size
     sources = len({manifest["source"] for _, manifest in artefacts})
@@ -91,6 +102,28 @@ def _find_why_unused(manifest: dict[str, str], uses: Collection[SourceUse]) -> s
     if adapter in OWN_ADAPTERS and not runs & {adapter, ANY_ADAPTER}:
         return f"the configuration runs this model on {', '.join(sorted(runs))}"
     return ""
+
+
+def _describe_left(path: Path, artefact: Path, beside: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Return what would be in the manifest, as far as it is known. `beside`: those of what was made of the same model;
+    without one, the source is ""."""
+    began_s = 0.0
+    with suppress(OSError):  # it went meanwhile
+        began_s = path.stat().st_mtime
+    return {
+        "source": beside[0]["source"] if beside else "",
+        "digest": path.parent.name,
+        "recipe_name": artefact.name.rpartition("-")[0],
+        "created": datetime.fromtimestamp(began_s, UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _find_why_left(left: dict[str, str], beside: Sequence[dict[str, str]], uses: Collection[SourceUse]) -> str:
+    """Return why no conversion will go on from there, "" where one may."""
+    if not beside and any(not one.digest for one in uses):
+        return ""  # it may be of that model
+    later = any(one["recipe_name"] == left["recipe_name"] and one["created"] > left["created"] for one in beside)
+    return _find_why_unused(left, uses) or (_LATER if later else "")
 
 
 def _is_of(manifest: dict[str, str], use: SourceUse) -> bool:

@@ -30,6 +30,7 @@ from adapters.contract import LoadedModel, LoadOptions, Precision, Segment
 from adapters.decoder.rope import rope_from
 from adapters.decoder.spec import DecoderSpec, Dense
 from adapters.prepared_facts import write_facts
+from adapters.source_meter import SourceMeter
 from adapters.torch_device.weights import write_weights
 from device_profiles.profile import Exactness
 
@@ -75,7 +76,7 @@ class RandomWeights:
 
 def prepare(spec: DecoderSpec, target: Path) -> None:
     """Write the model as the adapter's `prepare` would."""
-    write_weights(RandomWeights(spec), target)
+    write_weights(RandomWeights(spec), target, SourceMeter(Path(__file__), lambda done, total: None))
     write_facts(
         target,
         {

@@ -60,7 +60,8 @@ class _Converted:
             return found
         if self._precision is Precision.BF16:
             return found if found.bfloat16 else Dense(round_to_bfloat16(found.float32()), bfloat16=True)
-        return Dense(found.float32().astype(_FLOATS[self._precision]))
+        values = found.float32() if found.bfloat16 else found.values
+        return Dense(values.astype(_FLOATS[self._precision], copy=False))
 
 
 def list_shape_values(source: Path) -> list[tuple[Path, int, int]]:

@@ -133,7 +133,10 @@ class OnnxRuntimeAdapter:
         return f"decoder graph, {weights} weights, int8 activations, 2; {libraries}; {_require_package('onnxruntime')}"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
-        """Write the graph and its weights, tensor by tensor. Raises ModelRefused, AdapterUnavailable."""
+        """Write the graph and its weights, tensor by tensor; goes on with what an earlier call left.
+
+        Raises ModelRefused, AdapterUnavailable.
+        """
         from adapters.decoder.source import open_source
         from adapters.onnx_rt.quantize import QuantizedOnnxWeights
 
@@ -149,7 +152,7 @@ class OnnxRuntimeAdapter:
         opened = open_source(source, weights, meter.note)
         if weights in (Precision.INT4, Precision.INT8):
             opened = QuantizedOnnxWeights(opened, 4 if weights is Precision.INT4 else 8)
-        write_graph(opened, target)
+        write_graph(opened, target, meter)
         facts = facts_of(opened, source)
         if opened.label in ("bf16", "fp16"):
             facts["weights"] = f"fp32 (from {opened.label})"  # what the graph holds

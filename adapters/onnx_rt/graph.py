@@ -14,16 +14,20 @@ past: new positions are written in place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adapters.contract import LayerRange
 from adapters.decoder.limits import refuse_decoder
-from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, Tensor, Weights
-from adapters.onnx_rt.initializers import WeightFile, pack_values, pack_zeros, stack_matrices
+from adapters.decoder.spec import DecoderSpec, Rope, Weights
+from adapters.decoder.weight_file import WeightFile
+from adapters.onnx_rt.initializers import ALIGNMENT_BYTES, Initializers, Matrix
+from adapters.source_meter import SourceMeter
 
 MODEL_FILE, WEIGHTS_FILE = "model.onnx", "weights.bin"
 HIDDEN_INPUT, HIDDEN_OUTPUT = "hidden_states", "hidden_out"
@@ -36,19 +40,21 @@ ROPE_MARGIN = 64
 """Positions behind the context that padding may be turned to."""
 
 
-def write_graph(weights: Weights, target: Path) -> None:
-    """Write model.onnx and weights.bin. Raises ModelRefused for a model that these operators cannot compute."""
+def write_graph(weights: Weights, target: Path, meter: SourceMeter) -> None:
+    """Write model.onnx and weights.bin. `meter` counts what is read. Raises ModelRefused for a model that these
+    operators cannot compute, OSError."""
     import onnx
     from onnx import helper
 
     spec = weights.spec
     refuse_decoder("onnx_rt", spec)
-    with WeightFile(target / WEIGHTS_FILE) as file:
-        builder = _Builder(weights, file)
+    with WeightFile(target / WEIGHTS_FILE, meter, align_bytes=ALIGNMENT_BYTES) as file:
+        initializers = Initializers(weights, file, WEIGHTS_FILE)
+        builder = _Builder(spec, initializers)
         builder.decoder()
-        graph = helper.make_graph(
-            builder.nodes, "decoder", _inputs(spec), _outputs(spec), file.protos, doc_string=weights.label
-        )
+    graph = helper.make_graph(
+        builder.nodes, "decoder", _inputs(spec), _outputs(spec), initializers.protos, doc_string=weights.label
+    )
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)], ir_version=10
     )
@@ -157,17 +163,16 @@ def _list_needed(nodes: Mapping[str, Any], results: Sequence[str]) -> list[Any]:
 class _Builder:
     """Emits nodes in order. Methods return the name of what they compute."""
 
-    def __init__(self, weights: Weights, file: WeightFile) -> None:
+    def __init__(self, spec: DecoderSpec, initializers: Initializers) -> None:
         self.nodes: list[Any] = []
-        self._weights = weights
-        self._spec = weights.spec
-        self._file = file
+        self._spec, self._initializers = spec, initializers
 
     def decoder(self) -> None:
         """The whole model."""
         spec = self._spec
         self._rope_tables()
-        residual, change = self._embedding(), ""
+        table = self._initializers.add_embedding()
+        residual, change = self._embed(table), ""
         if spec.embedding_scale != 1.0:
             residual = self._node("Mul", [residual, self._scalar("embedding.scale", spec.embedding_scale)], "scaled")
         for layer in range(spec.layers):
@@ -178,32 +183,29 @@ class _Builder:
         normed, _ = self._norm(residual, change, "final_norm", last=True)
         flat = self._node("Reshape", [normed, self._constant("flat", [-1, spec.hidden])], "rows")
         wanted = self._node("Gather", [flat, "wanted_rows"], "wanted", axis=0)
-        head = "embedding" if spec.tied_embeddings else "head"
-        self._product(wanted, self._weights.tensor(head), "head", out="logits")
+        self._product(wanted, self._initializers.add_head(table), "head", out="logits")
 
     def _rope_tables(self) -> None:
-        positions = np.arange(self._spec.context_length + ROPE_MARGIN, dtype=np.float64)[:, None]
         for rope in dict.fromkeys(self._spec.ropes):
-            angles = positions * np.asarray(rope.inverse_frequencies)
-            for name, table in zip(self._tables_of(rope), (np.cos(angles), np.sin(angles)), strict=True):
-                self._file.add(name, (table * rope.magnitude).astype(np.float32))
+            for name, of_angles in zip(self._tables_of(rope), (np.cos, np.sin), strict=True):
+                self._initializers.add_table(name, partial(self._compute_table, rope, of_angles))
+
+    def _compute_table(self, rope: Rope, of_angles: Callable[[Any], Any]) -> NDArray[np.float32]:
+        positions = np.arange(self._spec.context_length + ROPE_MARGIN, dtype=np.float64)[:, None]
+        table = of_angles(positions * np.asarray(rope.inverse_frequencies))
+        made: NDArray[np.float32] = (table * rope.magnitude).astype(np.float32)
+        return made
 
     def _tables_of(self, rope: Rope) -> tuple[str, str]:
         number = list(dict.fromkeys(self._spec.ropes)).index(rope)
         return (f"cos.{number}", f"sin.{number}") if number else ("cos", "sin")
 
-    def _embedding(self) -> str:
-        table = self._weights.tensor("embedding")
-        if isinstance(table, Dense):
-            return self._node("Gather", [self._file.add("embedding", table.float32()), "input_ids"], "embedded", axis=0)
-        inputs = [self._file.add("embedding", pack_values(table)), "input_ids"]
-        inputs.append(self._file.add("embedding.scales", table.scales.astype(np.float32)[:, :, None]))
-        if (table.zeros != 1 << (table.bits - 1)).any():
-            zeros = table.zeros if table.bits == 8 else table.zeros | (table.zeros << 4)
-            inputs.append(self._file.add("embedding.zeros", zeros[:, :, None]))
+    def _embed(self, table: Matrix) -> str:
+        if not table.bits:
+            return self._node("Gather", [table.values, "input_ids"], "embedded", axis=0)
         groups = self._node(
             "GatherBlockQuantized",
-            inputs,
+            [table.values, "input_ids", table.scales, table.zeros],
             "embedded.groups",
             domain=MICROSOFT,
             bits=table.bits,
@@ -215,7 +217,7 @@ class _Builder:
 
     def _norm(self, residual: str, change: str, weight: str, *, last: bool = False) -> tuple[str, str]:
         """Add `change` (where there is one) to the residual and norm the sum: (normed, sum)."""
-        gamma, epsilon = self._vector(weight), self._spec.norm_epsilon
+        gamma, epsilon = self._initializers.add_vector(weight), self._spec.norm_epsilon
         if not change:
             normed = self._node("SimplifiedLayerNormalization", [residual, gamma], f"{weight}.out", epsilon=epsilon)
             return normed, residual
@@ -234,7 +236,7 @@ class _Builder:
         """Norm what is added to the residual, where the model does."""
         if not self._spec.post_norms:
             return change
-        gamma, epsilon = self._vector(weight), self._spec.norm_epsilon
+        gamma, epsilon = self._initializers.add_vector(weight), self._spec.norm_epsilon
         return self._node("SimplifiedLayerNormalization", [change, gamma], f"{weight}.out", epsilon=epsilon)
 
     def _attention(self, layer: int, normed: str) -> str:
@@ -276,7 +278,7 @@ class _Builder:
         name = f"{layer}.{part}"
         shape = self._constant(f"{name}.by_head", [0, 0, -1, self._spec.head_dim])
         by_head = self._node("Reshape", [f"{name}.split", shape], f"{name}.heads")
-        gamma = self._vector(f"{name}_norm")
+        gamma = self._initializers.add_vector(f"{name}_norm")
         epsilon = self._spec.norm_epsilon
         normed = self._node("SimplifiedLayerNormalization", [by_head, gamma], f"{name}.normed", epsilon=epsilon)
         return self._node("Reshape", [normed, self._constant(f"{name}.flat", [0, 0, -1])], f"{name}.out")
@@ -291,66 +293,44 @@ class _Builder:
             active = self._node("Gelu", [gate], f"{layer}.gelu", approximate="tanh")
         return self._products(self._node("Mul", [active, up], f"{layer}.mlp"), [f"{layer}.down"], f"{layer}.down")
 
-    def _products(self, source: str, matrices: list[str], name: str, biases: list[str] | None = None) -> str:
+    def _products(self, source: str, matrices: list[str], name: str, biases: Sequence[str] = ()) -> str:
         """Multiply with matrices that read the same input, joined into one product where their formats allow."""
-        tensors = [self._weights.tensor(matrix) for matrix in matrices]
-        bias = self._join_bias(biases, name) if biases else ""
-        whole = stack_matrices(tensors)
-        if whole is not None:
-            return self._product(source, whole, name, bias=bias)
-        parts = [self._product(source, tensor, part) for tensor, part in zip(tensors, matrices, strict=True)]
+        bias = self._initializers.add_vector(f"{name}.bias", *biases) if biases else ""
+        added = self._initializers.add_matrices(name, matrices)
+        if len(added) == 1:
+            return self._product(source, added[0], name, bias=bias)
+        parts = [self._product(source, matrix, matrix.values) for matrix in added]
         product = self._node("Concat", parts, f"{name}.parts", axis=-1)
         return self._node("Add", [product, bias], f"{name}.out") if bias else product
 
-    def _join_bias(self, names: list[str], name: str) -> str:
-        vectors = [self._weights.tensor(bias) for bias in names]
-        return self._file.add(f"{name}.bias", np.concatenate([part.float32() for part in vectors]))
-
-    def _product(self, source: str, tensor: Tensor, name: str, *, bias: str = "", out: str = "") -> str:
+    def _product(self, source: str, matrix: Matrix, name: str, *, bias: str = "", out: str = "") -> str:
         out = out or f"{name}.out"
-        if isinstance(tensor, Dense):
-            matrix = self._file.add(name, tensor.float32().T)
-            product = self._node("MatMul", [source, matrix], f"{name}.product" if bias else out)
+        if not matrix.bits:
+            product = self._node("MatMul", [source, matrix.values], f"{name}.product" if bias else out)
             return self._node("Add", [product, bias], out) if bias else product
-        zeros = pack_zeros(tensor)
-        inputs = [source, self._matrix(name, tensor)]
-        inputs.append(self._file.add(f"{name}.scales", tensor.scales.astype(np.float32)))
-        inputs.append("" if zeros is None else self._file.add(f"{name}.zeros", zeros))
-        inputs += ["", bias] if bias else []
         return self._node(
             "MatMulNBits",
-            inputs,
+            [source, matrix.values, matrix.scales, matrix.zeros, "", bias],
             out,
             domain=MICROSOFT,
-            K=tensor.values.shape[1],
-            N=tensor.values.shape[0],
-            bits=tensor.bits,
-            block_size=tensor.group_size,
+            K=matrix.columns,
+            N=matrix.rows,
+            bits=matrix.bits,
+            block_size=matrix.group_size,
             accuracy_level=INT8_ACTIVATIONS,
         )
-
-    def _matrix(self, name: str, tensor: Grouped) -> str:
-        """A tied head reads the embedding's bytes."""
-        if name == "head" and self._spec.tied_embeddings:
-            return "embedding"
-        return self._file.add(name, pack_values(tensor))
-
-    def _vector(self, name: str) -> str:
-        tensor = self._weights.tensor(name)
-        assert isinstance(tensor, Dense)  # noqa: S101  # one axis is never grouped
-        return self._file.add(name, tensor.float32())
 
     def _constant(self, name: str, values: list[int]) -> str:
         """A shape: inside the graph, because shape inference reads it."""
         from onnx import numpy_helper
 
-        self._file.protos.append(numpy_helper.from_array(np.array(values, np.int64), name))
+        self._initializers.protos.append(numpy_helper.from_array(np.array(values, np.int64), name))
         return name
 
     def _scalar(self, name: str, value: float) -> str:
         from onnx import numpy_helper
 
-        self._file.protos.append(numpy_helper.from_array(np.array(value, np.float32), name))
+        self._initializers.protos.append(numpy_helper.from_array(np.array(value, np.float32), name))
         return name
 
     def _node(self, kind: str, inputs: list[str], *outputs: str, **attributes: Any) -> str:

@@ -1,78 +1,161 @@
-"""Weights as ONNX initializers in a file beside the graph, written one by one so that memory holds one at a time."""
+"""Weights as ONNX initializers in a file beside the graph."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.decoder.spec import Dense, Grouped, Tensor, pack_pairs
+from adapters.decoder.spec import Dense, Grouped, Tensor, Weights, pack_pairs
+from adapters.decoder.weight_file import Array, Matrices, Part, WeightFile, cut_rows
 
 ALIGNMENT_BYTES = 4096  # a page: the runtime maps the file
+_TURNED_VALUES: Final = 1 << 23
+"""Of a matrix that is turned so many are read at once: each time, all of its rows are passed over."""
 
 
-class WeightFile:
-    """Appends tensors to a file; `protos` describe them to the graph. Use as a context manager."""
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix among the initializers: the names of its arrays, and its format. One in full has no `bits`, and neither
+    scales nor zeros; zeros that are MatMulNBits' default are left out, too."""
 
-    def __init__(self, path: Path) -> None:
+    rows: int
+    columns: int
+    values: str
+    scales: str = ""
+    zeros: str = ""
+    bits: int = 0
+    group_size: int = 0
+
+
+class Initializers:
+    """A decoder's tensors by name, in `file`. Only what is not written there yet is read; `protos` describe all of them
+    to the graph."""
+
+    def __init__(self, weights: Weights, file: WeightFile, location: str) -> None:
         self.protos: list[Any] = []
-        self._name = path.name
-        self._file = path.open("wb")
+        self._weights, self._file, self._location = weights, file, location
+        self._matrices = Matrices(file, weights.tensor, stacks, _list_turned)
 
-    def __enter__(self) -> WeightFile:
-        return self
+    def add_table(self, name: str, compute: Callable[[], NDArray[Any]]) -> None:
+        """Add an array that is computed where it is not there yet. Raises OSError."""
+        self._add(self._file.keep(name, lambda: _list_whole(name, compute())))
 
-    def __exit__(self, *problem: object) -> None:
-        self._file.close()
-
-    def add(self, name: str, values: NDArray[Any]) -> str:
-        """Write a tensor and return its name. Raises OSError."""
-        from onnx import TensorProto, helper
-
-        self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT_BYTES))
-        offset, raw = self._file.tell(), np.ascontiguousarray(values)
-        self._file.write(raw.data)
-        proto = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(raw.dtype), dims=raw.shape)
-        proto.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", self._name), ("offset", offset), ("length", raw.nbytes)):
-            proto.external_data.add(key=key, value=str(value))
-        self.protos.append(proto)
+    def add_vector(self, name: str, *names: str) -> str:
+        """Add the vector of this name, or those of `names` one behind the other, in float32. Returns the name."""
+        read = self._weights.tensor
+        self.add_table(name, lambda: np.concatenate([read(one).float32() for one in names or (name,)]))
         return name
 
+    def add_matrices(self, name: str, names: Sequence[str]) -> list[Matrix]:
+        """Add matrices that read the same input, as one where their formats allow it, else each by its own name."""
+        return [self._add_matrix(part, names[0]) for part in self._matrices.keep(name, names)]
 
-def pack_values(tensor: Grouped) -> NDArray[np.uint8]:
-    """Return the values as MatMulNBits takes them: uint8, (rows, groups, bytes of a group), low halves first."""
-    groups = tensor.values.reshape(len(tensor.values), -1, tensor.group_size)
-    return groups if tensor.bits == 8 else pack_pairs(groups)
+    def add_embedding(self) -> Matrix:
+        """Add the table that rows are looked up in."""
+        part = self._file.keep("embedding", lambda: _list_rows("embedding", self._weights.tensor("embedding")))
+        return self._add_matrix(part, "embedding")
+
+    def add_head(self, embedding: Matrix) -> Matrix:
+        """Add the output layer; a tied one in groups reads the embedding's values."""
+        if not self._weights.spec.tied_embeddings:
+            return self.add_matrices("head", ["head"])[0]
+        part = self._file.keep("head", lambda: _list_tied("head", self._weights.tensor("embedding")))
+        if not embedding.bits:
+            return self._add_matrix(part, "embedding")
+        scales, zeros, *_ = *self._add(part), ""
+        return replace(embedding, scales=scales, zeros=zeros)
+
+    def _add_matrix(self, part: Part, name: str) -> Matrix:
+        """Add the arrays of a part, which is stacked of matrices like this one."""
+        columns, (values, *others) = self._weights.spec.shape_of(name)[1], self._add(part)
+        block = part.blocks[0]
+        if not others:
+            return Matrix(block.size // 4 // columns, columns, values)
+        scales, zeros, *_ = *others, ""
+        rows, groups, group_bytes = block.shape
+        group_size = columns // groups
+        return Matrix(rows, columns, values, scales, zeros, 8 * group_bytes // group_size, group_size)
+
+    def _add(self, part: Part) -> list[str]:
+        """Describe what a part holds to the graph; returns the arrays' names."""
+        from onnx import TensorProto, helper
+
+        for block in part.blocks:
+            kind = helper.np_dtype_to_tensor_dtype(np.dtype(block.kind))
+            proto = TensorProto(name=block.name, data_type=kind, dims=block.shape)
+            proto.data_location = TensorProto.EXTERNAL
+            for key, value in (("location", self._location), ("offset", block.offset), ("length", block.size)):
+                proto.external_data.add(key=key, value=str(value))
+            self.protos.append(proto)
+        return [block.name for block in part.blocks]
 
 
-def pack_zeros(tensor: Grouped) -> NDArray[np.uint8] | None:
-    """Return the zeros as MatMulNBits takes them, (rows, bytes of a row); None where all are its default."""
-    zeros = tensor.zeros
-    if (zeros == 1 << (tensor.bits - 1)).all():
-        return None
-    if tensor.bits == 8:
-        return zeros
-    even = np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2)))
-    return pack_pairs(even)
+def stacks(tensors: Sequence[Tensor]) -> bool:
+    """Return whether matrices can be stacked: all in full, or quantised in one way."""
+    return len({(one.bits, one.group_size) if isinstance(one, Grouped) else None for one in tensors}) == 1
 
 
-def stack_matrices(tensors: list[Tensor]) -> Tensor | None:
-    """Stack matrices that read the same input into one; None where their formats differ."""
+def _list_whole(name: str, values: NDArray[Any]) -> Iterator[Array]:
+    yield Array(name, values.dtype.name, values.shape, [values])
+
+
+def _list_rows(name: str, tensor: Tensor) -> Iterator[Array]:
+    """Yield the arrays of a table as Gather and GatherBlockQuantized take them."""
+    if isinstance(tensor, Dense):
+        rows = cut_rows(tensor.values)
+        yield Array(name, "float32", tensor.values.shape, (replace(tensor, values=part).float32() for part in rows))
+        return
+    yield _describe_values(name, [tensor])
+    yield from _list_whole(f"{name}.scales", tensor.scales.astype(np.float32)[:, :, None])
+    if _has_zeros([tensor]):
+        zeros = tensor.zeros if tensor.bits == 8 else tensor.zeros | (tensor.zeros << 4)
+        yield from _list_whole(f"{name}.zeros", zeros[:, :, None])
+
+
+def _list_turned(name: str, tensors: Sequence[Tensor]) -> Iterator[Array]:
+    """Yield the arrays of stacked matrices as MatMul, which takes them turned, and MatMulNBits take them."""
+    grouped = [tensor for tensor in tensors if isinstance(tensor, Grouped)]
+    if grouped:
+        yield _describe_values(name, grouped)
+        yield from _list_scales(name, grouped)
+        return
+    dense = [tensor for tensor in tensors if isinstance(tensor, Dense)]
+    rows, columns = sum(len(tensor.values) for tensor in dense), dense[0].values.shape[1]
+    yield Array(name, "float32", (columns, rows), _turn(dense, columns, max(1, _TURNED_VALUES // rows)))
+
+
+def _list_tied(name: str, tensor: Tensor) -> Iterator[Array]:
+    """Yield what a head needs beside the embedding that it is tied to."""
+    return _list_scales(name, [tensor]) if isinstance(tensor, Grouped) else _list_turned(name, [tensor])
+
+
+def _turn(tensors: Sequence[Dense], columns: int, step: int) -> Iterator[NDArray[np.float32]]:
+    for first in range(0, columns, step):
+        parts = [replace(one, values=one.values[:, first : first + step]).float32() for one in tensors]
+        yield (parts[0] if len(parts) == 1 else np.concatenate(parts)).T
+
+
+def _describe_values(name: str, tensors: Sequence[Grouped]) -> Array:
+    """Return the values as uint8, (rows, groups, bytes of a group), low halves first."""
     first = tensors[0]
-    if isinstance(first, Dense):
-        parts = [tensor for tensor in tensors if isinstance(tensor, Dense)]
-        return Dense(np.concatenate([part.float32() for part in parts])) if len(parts) == len(tensors) else None
-    alike = [
-        tensor
-        for tensor in tensors
-        if isinstance(tensor, Grouped) and (tensor.bits, tensor.group_size) == (first.bits, first.group_size)
-    ]
-    if len(alike) != len(tensors):
-        return None
-    values, scales, zeros = (
-        np.concatenate([getattr(part, name) for part in alike]) for name in ("values", "scales", "zeros")
-    )
-    return Grouped(values, scales, zeros, first.bits, first.group_size)
+    rows, groups = sum(len(tensor.values) for tensor in tensors), first.scales.shape[1]
+    pieces = (part if first.bits == 8 else pack_pairs(part) for one in tensors for part in cut_rows(one.values))
+    return Array(name, "uint8", (rows, groups, first.group_size * first.bits // 8), pieces)
+
+
+def _list_scales(name: str, tensors: Sequence[Grouped]) -> Iterator[Array]:
+    """Yield scales (rows, groups), and zeros (rows, bytes of a row) where they are not the default."""
+    yield from _list_whole(f"{name}.scales", np.concatenate([one.scales for one in tensors]).astype(np.float32))
+    if _has_zeros(tensors):
+        zeros = np.concatenate([one.zeros for one in tensors])
+        if tensors[0].bits == 4:
+            zeros = pack_pairs(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))))
+        yield from _list_whole(f"{name}.zeros", zeros)
+
+
+def _has_zeros(tensors: Iterable[Grouped]) -> bool:
+    return any(bool((one.zeros != 1 << (one.bits - 1)).any()) for one in tensors)

@@ -18,8 +18,8 @@ import numpy as np
 from adapters.decoder.limits import refuse_decoder
 from adapters.decoder.spec import Rope, Weights
 from adapters.openvino_rt.graph import name_input_of
+from adapters.openvino_rt.ir_file import IrFile
 from adapters.openvino_rt.layers import Layers
-from adapters.openvino_rt.weight_file import WeightFile
 from adapters.source_meter import SourceMeter
 
 _MASKED = -65504.0  # the lowest f16: what exported graphs use for "not to be seen"
@@ -33,14 +33,14 @@ def write_model(weights: Weights, path: Path, meter: SourceMeter) -> None:
     for what the graph cannot express, RuntimeError or OSError when `path` cannot be written.
     """
     refuse_decoder("openvino_rt", weights.spec)
-    with WeightFile(path.with_suffix(".bin"), meter) as file:
+    with IrFile(path.with_suffix(".bin"), meter) as file:
         file.save(_Builder(weights, file).model(), path)
 
 
 class _Builder(Layers):
     """One graph in the making. Nodes that layers share (ropes, masks) are made once."""
 
-    def __init__(self, weights: Weights, file: WeightFile) -> None:
+    def __init__(self, weights: Weights, file: IrFile) -> None:
         super().__init__(weights, file)
         self.sinks: list[Any] = []
         self.ids, self.seen, self.positions = (

@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 
 from adapters.decoder.eight_bits import eight_bits
 from adapters.decoder.spec import Dense, Grouped, Tensor, pack_pairs
-from adapters.openvino_rt.weight_file import Part, WeightFile
+from adapters.decoder.weight_file import Array, Matrices, Part, cut_rows
+from adapters.openvino_rt.ir_file import IrFile
 
-_PIECE_VALUES: Final = 1 << 22
 _SIGNED: Final = ("i4", "i8")
-
-_Constant = tuple[str, Sequence[int], Iterator[NDArray[Any]]]
 
 
 class Constants:
@@ -27,8 +25,9 @@ class Constants:
     are faster with. The graph may be used only to be saved to `file`.
     """
 
-    def __init__(self, read: Callable[[str], Tensor], file: WeightFile) -> None:
+    def __init__(self, read: Callable[[str], Tensor], file: IrFile) -> None:
         self._read, self._file = read, file
+        self._matrices = Matrices(file, read, stacks, _list_arrays)
 
     def weight(self, names: Sequence[str]) -> Any:
         """Return a node that gives the tensors, stacked along their first axis, as float32.
@@ -37,39 +36,27 @@ class Constants:
         into the matrix product. Matrices of 4 and of 8 bits are stacked in 8, vectors of different formats in float32.
         Raises ValueError for other tensors of different formats, and what `read` and a full disk do.
         """
-        part = self._file.find(_join(names))
-        return self._build(part) if part is not None else self._make(names, list(map(self._read, names)))
-
-    def weights(self, names: Sequence[str]) -> list[Any]:
-        """Return one node for tensors that can be stacked, else one for each. Raises as `weight` does."""
-        part = self._file.find(_join(names))
+        key = _join(names)
+        part = self._file.find(key)
         if part is not None:
-            return [self._build(part)]
-        parts = [self._file.find(name) for name in names]
-        if all(parts):
-            return [self._build(part) for part in parts if part is not None]
+            return self._build(part)
         tensors = list(map(self._read, names))
-        if stacks(tensors):
-            return [self._make(names, tensors)]
-        return [self._make([name], [tensor]) for name, tensor in zip(names, tensors, strict=True)]
-
-    def _make(self, names: Sequence[str], tensors: Sequence[Tensor]) -> Any:
         if not stacks(tensors):
             raise ValueError("tensors of different formats cannot be stacked")
-        grouped = [tensor for tensor in tensors if isinstance(tensor, Grouped)]
-        if grouped:
-            return self._build(self._file.write(_join(names), _list_grouped(_even_bits(grouped))))
-        dense = [tensor for tensor in tensors if isinstance(tensor, Dense)]
-        if dense[0].values.ndim > 1:
-            return self._build(self._file.write(_join(names), [_describe_dense(dense)]))
-        return _build_vector(dense)
+        vectors = [tensor for tensor in tensors if isinstance(tensor, Dense) and tensor.values.ndim == 1]
+        return _build_vector(vectors) if vectors else self._build(self._file.write(key, _list_arrays(key, tensors)))
+
+    def weights(self, names: Sequence[str]) -> list[Any]:
+        """Return one node for matrices that can be stacked, else one for each. Raises what `read` and a full disk
+        do."""
+        return [self._build(part) for part in self._matrices.keep(_join(names), names)]
 
     def _build(self, part: Part) -> Any:
         """Return the nodes over a part that is written."""
         from openvino import opset13 as ops
 
         blocks = part.blocks
-        made = [self._file.build_constant(part, number) for number in range(len(blocks))]
+        made = list(map(self._file.build_constant, blocks))
         if len(blocks) == 1:
             return made[0] if blocks[0].kind == "f32" else ops.convert(made[0], "f32")
         offset = ops.convert(made[0], "f16")
@@ -84,34 +71,44 @@ def _join(names: Sequence[str]) -> str:
     return "+".join(names)
 
 
-def _even_bits(tensors: Sequence[Grouped]) -> list[Grouped]:
+def _list_arrays(key: str, tensors: Sequence[Tensor]) -> Iterator[Array]:
+    """Yield the arrays of matrices that are stacked: of one in full its values, of a quantised one its values, its
+    zeros where the values are not signed, and its scales."""
+    dense = [tensor for tensor in tensors if isinstance(tensor, Dense)]
+    if dense:
+        yield _describe_dense(f"{key}/0", dense)
+        return
+    yield from _list_grouped(key, _even_bits([tensor for tensor in tensors if isinstance(tensor, Grouped)]))
+
+
+def _even_bits(tensors: Sequence[Grouped]) -> Sequence[Grouped]:
     """Return tensors of one number of bits: 8 where there are several."""
     if len({tensor.bits for tensor in tensors}) == 1:
-        return list(tensors)
+        return tensors
     return [one for one in map(eight_bits, tensors) if isinstance(one, Grouped)]
 
 
-def _list_grouped(tensors: Sequence[Grouped]) -> Iterator[_Constant]:
-    """Yield the constants of matrices that are stacked: values, zeros where the values are not signed, and scales."""
+def _list_grouped(key: str, tensors: Sequence[Grouped]) -> Iterator[Array]:
     first, bits = tensors[0], tensors[0].bits
     rows, groups = sum(len(tensor.values) for tensor in tensors), first.zeros.shape[1]
     middle = np.uint8(1 << (bits - 1))
     signed = all(bool((tensor.zeros == middle).all()) for tensor in tensors)
-    values = chain.from_iterable(_cut(tensor.values) for tensor in tensors)
+    values = chain.from_iterable(cut_rows(tensor.values) for tensor in tensors)
     flipped = (np.bitwise_xor(piece, middle) for piece in values) if signed else values
-    yield f"{'i' if signed else 'u'}{bits}", (rows, groups, first.group_size), (_pack(one, bits) for one in flipped)
+    kind = f"{'i' if signed else 'u'}{bits}"
+    yield Array(f"{key}/0", kind, (rows, groups, first.group_size), (_pack(one, bits) for one in flipped))
     if not signed:
         zeros = _stack([tensor.zeros for tensor in tensors])
-        yield f"u{bits}", (rows, groups, 1), iter([_pack(zeros, bits)])
-    yield "f16", (rows, groups, 1), iter([_stack([tensor.scales for tensor in tensors])])
+        yield Array(f"{key}/1", kind, (rows, groups, 1), [_pack(zeros, bits)])
+    yield Array(f"{key}/{1 if signed else 2}", "f16", (rows, groups, 1), (tensor.scales for tensor in tensors))
 
 
-def _describe_dense(tensors: Sequence[Dense]) -> _Constant:
-    """Return the constant of matrices in full that are stacked."""
+def _describe_dense(name: str, tensors: Sequence[Dense]) -> Array:
     first = tensors[0]
     kind = "bf16" if first.bfloat16 else f"f{8 * first.values.dtype.itemsize}"
     rows = sum(len(tensor.values) for tensor in tensors)
-    return kind, (rows, first.values.shape[1]), chain.from_iterable(_cut(tensor.values) for tensor in tensors)
+    pieces = chain.from_iterable(cut_rows(tensor.values) for tensor in tensors)
+    return Array(name, kind, (rows, first.values.shape[1]), pieces)
 
 
 def _build_vector(tensors: Sequence[Dense]) -> Any:
@@ -148,12 +145,6 @@ def _format(tensor: Tensor) -> tuple[object, ...]:
 
 def _stack(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def _cut(matrix: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield a matrix some rows at a time."""
-    step = max(1, _PIECE_VALUES // matrix.shape[1])
-    return (matrix[first : first + step] for first in range(0, len(matrix), step))
 
 
 def _pack(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from adapters.decoder.spec import Weights
 from adapters.openvino_rt.constants import Constants
-from adapters.openvino_rt.weight_file import WeightFile
+from adapters.openvino_rt.ir_file import IrFile
 
 _PROJECTIONS = ("query", "key", "value")
 
@@ -20,7 +20,7 @@ _PROJECTIONS = ("query", "key", "value")
 class Nodes:
     """Makes the nodes that every graph of a model needs."""
 
-    def __init__(self, weights: Weights, file: WeightFile) -> None:
+    def __init__(self, weights: Weights, file: IrFile) -> None:
         import openvino as ov
         from openvino import opset13
 

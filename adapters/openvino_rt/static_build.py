@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.decoder.spec import Dense, Rope, Tensor, Weights
+from adapters.openvino_rt.ir_file import IrFile
 from adapters.openvino_rt.layers import Layers, Nodes
-from adapters.openvino_rt.weight_file import WeightFile
 from adapters.source_meter import SourceMeter
 
 BODY_FILE, HEAD_FILE, EMBEDDING_FILE, PLAN_FILE = "body.xml", "head.xml", "embedding.npy", "static.json"
@@ -45,13 +45,13 @@ def write_static(weights: Weights, target: Path, meter: SourceMeter) -> None:
     Raises ModelRefused when the file lacks a tensor, RuntimeError or OSError when `target` cannot be written.
     """
     for name, builder in ((BODY_FILE, _Body), (HEAD_FILE, _Head)):
-        with WeightFile((target / name).with_suffix(".bin"), meter) as file:
+        with IrFile((target / name).with_suffix(".bin"), meter) as file:
             file.save(builder(weights, file).model(), target / name)
-    _write_embedding(weights.tensor("embedding"), target / EMBEDDING_FILE)
-    spec = weights.spec
+    spec, embedding = weights.spec, weights.tensor("embedding")
+    _write_embedding(embedding, target / EMBEDDING_FILE)
     plan = {
         "hidden": spec.hidden,
-        "embedding_bfloat16": _is_bfloat16(weights.tensor("embedding")),
+        "embedding_bfloat16": isinstance(embedding, Dense) and embedding.bfloat16,
         "windows": sorted(set(spec.windows)),
         "ropes": [[*rope.inverse_frequencies, rope.magnitude] for rope in _ropes(spec.ropes)],
     }
@@ -60,10 +60,6 @@ def write_static(weights: Weights, target: Path, meter: SourceMeter) -> None:
 
 def _ropes(by_layer: tuple[Rope, ...]) -> list[Rope]:
     return list(dict.fromkeys(by_layer))
-
-
-def _is_bfloat16(tensor: Tensor) -> bool:
-    return isinstance(tensor, Dense) and tensor.bfloat16
 
 
 def _write_embedding(tensor: Tensor, path: Path) -> None:
@@ -85,7 +81,7 @@ def _dequantise(tensor: Any, part: slice) -> NDArray[np.float32]:
 
 
 class _Body(Layers):
-    def __init__(self, weights: Weights, file: WeightFile) -> None:
+    def __init__(self, weights: Weights, file: IrFile) -> None:
         super().__init__(weights, file)
         spec, kind = self.spec, self.ov.Type.f32
         self.ropes, self.windows = _ropes(spec.ropes), sorted(set(spec.windows))

@@ -145,7 +145,10 @@ class TorchAdapter:
         return f"decoder tensors by layer, {weights} weights, 1; {gguf}; torchao {_version('torchao', QUANTIZE)}"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
-        """Write the weights layer by layer. Raises ModelRefused, Unsupported. Needs torch only to quantise."""
+        """Write the weights tensor by tensor; goes on with what an earlier call left. Needs torch only to quantise.
+
+        Raises ModelRefused, Unsupported.
+        """
         from adapters.decoder.source import open_source
         from adapters.torch_device.weights import write_weights
 
@@ -156,13 +159,12 @@ class TorchAdapter:
         self.recipe(weights)
         opened = open_source(source, weights, meter.note)
         if weights in (None, FAST):
-            write_weights(opened, target)
+            write_weights(opened, target, meter)
         else:
             from adapters.torch_device.quantize import QuantizedTorchWeights
 
-            write_weights(
-                QuantizedTorchWeights(open_source(source, Precision.FP32, meter.note), Precision(weights)), target
-            )
+            exact = open_source(source, Precision.FP32, meter.note)
+            write_weights(QuantizedTorchWeights(exact, Precision(weights)), target, meter)
         write_facts(target, facts_of(opened, source))
         progress(stage, 1.0)
 

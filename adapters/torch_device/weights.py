@@ -7,14 +7,16 @@
 A name alone is a float32 or float16 tensor, `NAME:bf16` holds bit patterns, and `NAME:values` (4-bit ones in
 pairs: `NAME:pairs`) with `NAME:scales` and `NAME:zeros` a matrix quantised by groups. What torchao quantised has
 `NAME:values` or `NAME:pairs` with `NAME:scales` in float32, and with 4 bits `NAME:offsets`. In FP8 `NAME:float8` has
-bit patterns. Written layer by layer, so that memory holds one at a time.
+bit patterns. Nobody reads `gap.OFFSET`, which fills a file up to where the next tensor begins.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,10 +26,16 @@ from numpy.typing import NDArray
 from adapters.contract import LayerRange, ModelRefused
 from adapters.decoder.from_safetensors import tensor_names
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, pack_pairs
+from adapters.decoder.weight_file import Array, Block, WeightFile, cut_rows
+from adapters.source_meter import SourceMeter
 from adapters.torch_device.split import Cut, RankPart
 
 _SPEC_FILE = "decoder.json"
 _REST = "rest"
+_TENSOR_HEAD_BYTES = 1024
+"""More than the head of a file says of a tensor, which is up to three arrays and what lies between them."""
+_HEAD_LENGTH = struct.Struct("<Q")
+_KINDS = {"float32": "F32", "float16": "F16", "uint16": "U16", "uint8": "U8", "int8": "I8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,11 @@ class Affine:
     values: NDArray[np.int8] | NDArray[np.uint8]
     scales: NDArray[np.float32]
     offsets: NDArray[np.float32] | None
+
+    @property
+    def bits(self) -> int:
+        """Return how many bits a value has."""
+        return 8 if self.offsets is None else 4
 
     def float32(self) -> NDArray[np.float32]:
         """Return what the matrix stands for, in float32."""
@@ -92,16 +105,36 @@ class StoredWeights(Protocol):
         ...
 
 
-def write_weights(weights: StoredWeights, target: Path) -> None:
-    """Write spec and tensors into `target`. Raises ModelRefused for a damaged source, OSError."""
-    from safetensors.numpy import save_file
-
+def write_weights(weights: StoredWeights, target: Path, meter: SourceMeter) -> None:
+    """Write spec and tensors into `target`, or go on with what an earlier call left there. `meter` counts what is read.
+    Raises ModelRefused for a damaged source, OSError."""
     (target / _SPEC_FILE).write_text(json.dumps(asdict(weights.spec)), encoding="utf-8")
     for part, names in _parts(weights.spec, weights.spec.all_layers).items():
-        tensors: dict[str, NDArray[Any]] = {}
-        for name in names:
-            tensors |= _pack_tensor(name, weights.tensor(name))
-        save_file(tensors, target / f"{part}.safetensors")
+        _write_file(weights, names, target / f"{part}.safetensors", meter)
+
+
+def _write_file(weights: StoredWeights, names: Sequence[str], path: Path, meter: SourceMeter) -> None:
+    head_bytes = _TENSOR_HEAD_BYTES * len(names)
+    with WeightFile(path, meter, head_bytes=head_bytes) as file:
+        parts = [file.keep(name, partial(_list_arrays, weights, name)) for name in names]
+        file.write_head(_format_head([block for part in parts for block in part.blocks], head_bytes))
+
+
+def _format_head(blocks: Sequence[Block], size: int) -> bytes:
+    """Return the head of a safetensors file, in which all bytes behind it belong to a tensor."""
+    head: dict[str, dict[str, object]] = {}
+    end = size
+    for block in blocks:
+        if block.offset > end:
+            head[f"gap.{end}"] = _describe_place("U8", [block.offset - end], end - size, block.offset - size)
+        end = block.offset + block.size
+        head[block.name] = _describe_place(block.kind, block.shape, block.offset - size, end - size)
+    length = size - _HEAD_LENGTH.size
+    return _HEAD_LENGTH.pack(length) + json.dumps(head).encode().ljust(length)
+
+
+def _describe_place(kind: str, shape: Sequence[int], first: int, end: int) -> dict[str, object]:
+    return {"dtype": kind, "shape": list(shape), "data_offsets": [first, end]}
 
 
 def read_decoder(prepared: Path) -> DecoderSpec:
@@ -160,22 +193,27 @@ def _renumber(name: str, first: int) -> str:
     return f"{int(layer) - first}.{part}" if layer else name
 
 
-def _pack_tensor(name: str, tensor: Stored) -> dict[str, NDArray[Any]]:
+def _list_arrays(weights: StoredWeights, name: str) -> Iterator[Array]:
+    tensor = weights.tensor(name)
     if isinstance(tensor, Dense):
-        return {f"{name}:bf16" if tensor.bfloat16 else name: np.ascontiguousarray(tensor.values)}
+        yield _describe(f"{name}:bf16" if tensor.bfloat16 else name, tensor.values)
+        return
     if isinstance(tensor, Float8Rows):
-        return {f"{name}:float8": np.ascontiguousarray(tensor.patterns), f"{name}:scales": tensor.scales}
-    if isinstance(tensor, Affine):
-        kept = {f"{name}:scales": np.ascontiguousarray(tensor.scales)}
-        if tensor.offsets is None:
-            return kept | {f"{name}:values": np.ascontiguousarray(tensor.values)}
-        pairs = pack_pairs(tensor.values.astype(np.uint8, copy=False))
-        return kept | {f"{name}:pairs": pairs, f"{name}:offsets": np.ascontiguousarray(tensor.offsets)}
-    if tensor.bits == 4:
-        values = {f"{name}:pairs": pack_pairs(tensor.values)}
+        yield _describe(f"{name}:float8", tensor.patterns)
+    elif tensor.bits == 4:
+        pieces = (pack_pairs(part.astype(np.uint8, copy=False)) for part in cut_rows(tensor.values))
+        yield Array(f"{name}:pairs", "U8", (len(tensor.values), tensor.values.shape[1] // 2), pieces)
     else:
-        values = {f"{name}:values": np.ascontiguousarray(tensor.values)}
-    return values | {f"{name}:scales": tensor.scales, f"{name}:zeros": tensor.zeros}
+        yield _describe(f"{name}:values", tensor.values)
+    yield _describe(f"{name}:scales", tensor.scales)
+    if isinstance(tensor, Grouped):
+        yield _describe(f"{name}:zeros", tensor.zeros)
+    elif isinstance(tensor, Affine) and tensor.offsets is not None:
+        yield _describe(f"{name}:offsets", tensor.offsets)
+
+
+def _describe(name: str, values: NDArray[Any]) -> Array:
+    return Array(name, _KINDS[values.dtype.name], values.shape, [values])
 
 
 def _read_tensor(file: Any, name: str, cut: Cut | None) -> Stored:

@@ -20,7 +20,7 @@ from adapters.model_store import ModelStore
 from adapters.openvino_rt.constants import Constants
 from adapters.openvino_rt.convert import MODEL_FILE
 from adapters.openvino_rt.graph import read_paged
-from adapters.openvino_rt.weight_file import WeightFile
+from adapters.openvino_rt.ir_file import IrFile
 from adapters.source_meter import SourceMeter
 from tests.support import reference_decoder, tiny_models
 
@@ -136,7 +136,7 @@ def test_quantised_tensors_are_computed_as_they_are_written(tmp_path: Path, bits
     tensors: dict[str, Tensor] = {"first": parts[0], "second": parts[1], "dense": full}
     path, source = tmp_path / "product.xml", tmp_path / "source"
     source.write_bytes(bytes(1000))
-    with WeightFile(path.with_suffix(".bin"), SourceMeter(source, lambda done, total: None)) as file:
+    with IrFile(path.with_suffix(".bin"), SourceMeter(source, lambda done, total: None)) as file:
         constants = Constants(tensors.__getitem__, file)
         data = ops.parameter([2, 64], openvino.Type.f32)
         product = ops.matmul(data, constants.weight(["first", "second"]), False, True)

@@ -88,10 +88,63 @@ def test_what_somebody_makes_or_verifies_is_not_removed(tmp_path: Path):
     assert [one for one in artefact.parent.iterdir() if one.is_dir()] == []
 
 
+def leave(root: Path, source: str, adapter: str) -> Path:
+    """Leave what a conversion that is ended leaves."""
+    draft = root / digest_of(source)[:16] / f".{adapter}-0123abcd.new-4711-89abcdef"
+    draft.mkdir(parents=True)
+    (draft / "weights.bin").write_bytes(b"x" * 9_000)
+    (draft / "weights.kept").write_text("[[1, 2, 3]]\n")
+    return draft
+
+
+@pytest.mark.parametrize(("digest", "named"), [("known", True), ("known", False), ("", True), ("", False)])
+def test_what_an_ended_conversion_left_is_of_use_to_who_has_its_model_and_runtime(tmp_path: Path, digest, named):
+    """`named`: the store knows the source's name by something else that was made of it."""
+    draft = leave(tmp_path, "a", "onnx_rt")
+    if named:
+        put(tmp_path, "a", "tokenizer", size=5_000)
+
+    def why_unused(source: str, adapter: str) -> str:
+        use = SourceUse(source, adapter, digest_of(source)[:16] if digest else "")
+        usage = measure_store(tmp_path, [use])
+        assert usage.used_bytes + usage.unused_bytes <= usage.total_bytes
+        whys = [one.why for one in usage.unused if one.path == draft]
+        assert whys or usage.used_bytes >= 9_000
+        return "".join(whys)
+
+    assert why_unused("a", "onnx_rt") == why_unused("a", "auto") == ""
+    if digest or named:
+        assert why_unused("b", "onnx_rt") == "its conversion was ended, and the configuration has no such model"
+        assert "runs this model on torch_device" in why_unused("a", "torch_device")
+    else:  # it may be of that model
+        assert why_unused("b", "onnx_rt") == ""
+
+
+def test_what_a_conversion_left_goes_once_it_was_made_and_not_while_somebody_goes_on_with_it(tmp_path: Path):
+    draft, store = leave(tmp_path, "a", "onnx_rt"), ModelStore(tmp_path)
+    other = leave(tmp_path, "a", "openvino_rt")
+    made = put(tmp_path, "a", "onnx_rt")
+    note_created(made, "9999-01-01")
+    usage = measure_store(tmp_path, [SourceUse("a", "auto")])
+    assert [(one.path, one.source) for one in usage.unused] == [(draft, "a")]
+    with FileLock(draft.with_name("onnx_rt-0123abcd.lock")):
+        assert not store.remove(draft)
+        assert draft.is_dir()
+    assert store.remove(draft)
+    assert (draft.exists(), other.is_dir(), made.is_dir()) == (False, True, True)
+
+
+def test_a_draft_whose_manifest_is_written_is_no_artefact(tmp_path: Path):
+    draft = leave(tmp_path, "a", "onnx_rt")
+    write_manifest(draft, Origin("a", digest_of("a"), "onnx_rt", "graph, 1; lib 1"))
+    assert ModelStore(tmp_path).all() == []
+
+
 @pytest.fixture
 def configured(tmp_path: Path) -> Path:
     store = tmp_path / "store"
     put(store, "other.gguf", "onnx_rt")
+    leave(store, "other.gguf", "torch_device")
     path = tmp_path / "c.yaml"
     path.write_text(
         "model: {source: 'simulated:toy', adapter: simulated}\n"
@@ -115,7 +168,7 @@ def test_doctor_tells_what_could_go_and_prune_removes_it_when_asked(configured: 
     assert look() == before
     done = outrider("models", "prune", "--config", str(configured), "--yes", "--json")
     found = json.loads(done.stdout)
-    assert (len(found["removed"]), found["kept"]) == (1, [])
+    assert (len(found["removed"]), found["kept"]) == (2, [])
     assert "other.gguf: the configuration has no such model" in done.stderr
     assert look()["todo"] == ""
 

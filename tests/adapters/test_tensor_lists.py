@@ -11,8 +11,10 @@ from adapters.decoder.from_safetensors import tensor_names
 from adapters.decoder.gguf_spec import tensor_name
 from adapters.decoder.spec import Weights
 from adapters.hf_directory import open_weights
+from adapters.source_meter import SourceMeter
 from tests.support import tiny_models
 
+METER = SourceMeter(Path(__file__), lambda done, total: None)
 NAMES = [name for name in tiny_models.CONFIGS if not name.startswith("gemma2")]
 
 
@@ -31,16 +33,15 @@ class Recorder:
 
 def build_openvino(weights: Weights, directory: Path) -> None:
     from adapters.openvino_rt.build import write_model
-    from adapters.source_meter import SourceMeter
 
-    write_model(weights, directory / "model.xml", SourceMeter(Path(__file__), lambda done, total: None))
+    write_model(weights, directory / "model.xml", METER)
 
 
 def build_onnx(weights: Weights, directory: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed: pip install 'outrider[onnx]'")
     from adapters.onnx_rt.graph import write_graph
 
-    write_graph(weights, directory)
+    write_graph(weights, directory, METER)
 
 
 @pytest.mark.parametrize("name", NAMES)

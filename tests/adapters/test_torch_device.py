@@ -31,6 +31,7 @@ from adapters.decoder.spec import Grouped
 from adapters.hardware import processor
 from adapters.hf_directory import open_weights
 from adapters.kv_blocks import BlockPool
+from adapters.source_meter import SourceMeter
 from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.graphs import Graphs, StaticInputs, pad_inputs, size_of
 from adapters.torch_device.linear import EightBitLinear, FourBitLinear, PackedLinear, PlainLinear, TiledLinear, packs
@@ -44,6 +45,7 @@ from tests.support import reference_decoder, tiny_models
 
 ADAPTER = registry.get("torch_device")
 OPTIONS = LoadOptions(slots=4, kv_cache_bytes=8 << 20, activations=Precision.FP32)
+METER = SourceMeter(Path(__file__), lambda done, total: None)
 
 
 def silent(stage: str, fraction: float) -> None:
@@ -98,7 +100,7 @@ def test_a_shape_that_the_class_of_the_family_has_no_words_for_is_refused(tmp_pa
 def test_the_files_hold_what_the_source_holds_to_the_bit(tmp_path, default_model_path):
     """Quantised groups stay groups: values, zeros and scales."""
     weights = GgufWeights(default_model_path)
-    write_weights(weights, tmp_path)
+    write_weights(weights, tmp_path, METER)
     spec = read_decoder(tmp_path)
     assert spec == weights.spec
     found = dict(read_prepared_tensors(tmp_path, spec, spec.all_layers))
@@ -113,7 +115,7 @@ def test_the_files_hold_what_the_source_holds_to_the_bit(tmp_path, default_model
 def test_what_torchao_made_is_kept_to_the_bit_and_is_near_the_weights(tmp_path, precision):
     weights = open_weights(tiny_models.write_model(tmp_path / "model", "llama"))
     quantised = QuantizedTorchWeights(weights, precision)
-    write_weights(quantised, tmp_path)
+    write_weights(quantised, tmp_path, METER)
     found = dict(read_prepared_tensors(tmp_path, (spec := read_decoder(tmp_path)), spec.all_layers))
     for name, most_steps in (("embedding", 0.51), ("head", 0.51), ("0.down", 0.51), ("3.query", 0.51)):
         kept, made = found[name], quantised.tensor(name)
