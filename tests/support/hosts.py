@@ -96,10 +96,14 @@ class RayNodes:
         _until_it_listens(self._hosts)
 
     def join_far(self) -> None:
-        """Start a node on the far host."""
+        """Start a node on the far host; again where it gives up, as it does on a busy machine."""
         arguments = (self._hosts.far, self._hosts.far_ip, self._directory, f"--address={self._hosts.address}")
-        self._started.append(_ray(*arguments, own_disk=self._far_disk))
-        _until_it_has_joined(Path(self._directory, f"{self._hosts.far}.log"))
+        log, deadline = Path(self._directory, f"{self._hosts.far}.log"), time.monotonic() + _START_S
+        while True:
+            self._started.append(_ray(*arguments, own_disk=self._far_disk))
+            if _has_joined(self._started[-1], log, deadline):
+                return
+            _end(self._started.pop())
 
     def kill_head(self) -> None:
         """End all of Ray on the near host."""
@@ -158,11 +162,14 @@ def _until_it_listens(hosts: Hosts) -> None:
         time.sleep(0.2)
 
 
-def _until_it_has_joined(log: Path) -> None:
-    deadline = time.monotonic() + _START_S
-    while "Ray runtime started" not in log.read_text(encoding="utf-8", errors="replace"):
-        assert time.monotonic() < deadline, "Ray did not join"
+def _has_joined(process: subprocess.Popen[bytes], log: Path, deadline: float) -> bool:
+    """Wait until a node runs; False where it has ended instead."""
+    while "Ray runtime started" not in (told := log.read_text(encoding="utf-8", errors="replace")):
+        assert time.monotonic() < deadline, f"Ray did not join: {told}"
+        if process.poll() is not None:
+            return False
         time.sleep(0.1)
+    return True
 
 
 def _refuse(hosts: Hosts) -> bool:
