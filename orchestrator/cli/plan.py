@@ -59,7 +59,8 @@ def plan(
         print(json.dumps({**first, "models": further} if further else first, indent=1))
         return
     for name, proposal in found.items():
-        print_proposal(proposal, explain=explain, model=name if len(found) > 1 else "")
+        running = _list_running_weak_points(config, name) if cluster is None and profiles is None else []
+        print_proposal(proposal, running, explain=explain, model=name if len(found) > 1 else "")
 
 
 @app.command()
@@ -178,6 +179,7 @@ def _propose_target(
     from dataclasses import replace
 
     from device_profiles.store import ProfileStore
+    from orchestrator.bootstrap.planning import build_local_request, propose_local
     from orchestrator.planning.proposal import build_request_from_config, propose_here
 
     if target.plans_hosts and profiles is None:
@@ -187,6 +189,8 @@ def _propose_target(
 
         setup_logging("warning", target.logging.format)
         return asyncio.run(propose_for_hosts(target, config or default_config_path(), taken))
+    if target.planned and profiles is None:
+        return propose_local(target, base, build_local_request(target, base, taken))
     asked = replace(build_request_from_config(target, base), taken=taken)
     if profiles is not None:
         return propose_here(asked, ProfileStore(profiles), {})
@@ -226,10 +230,28 @@ def _load_plan(
 
 def _running(config: Path | None, model: str | None) -> dict[str, Any]:
     """Return the plan that the daemon of a configuration runs. Raises StatusError or PlanError."""
-    from orchestrator.cli.daemon_socket import name_model, query_daemon, socket_of
     from orchestrator.planning.proposal import PlanError
 
-    found = query_daemon(socket_of(config, None), name_model(model, "/admin/plan"))
+    found = _query_plan(config, model)
     if found.get("plan") is None:
         raise PlanError("the daemon runs what cluster.yaml says, without a plan; let it plan with model.adapter: auto")
     return found
+
+
+def _list_running_weak_points(config: Path | None, model: str) -> list[str]:
+    """Return what the plan that runs rests on but for sound profiles; nothing where no daemon answers."""
+    from orchestrator.cli.daemon_socket import StatusError
+    from orchestrator.cli.plan_line import list_weak_points
+
+    try:
+        found = _query_plan(config, model or None)
+    except StatusError:
+        return []
+    return list_weak_points(found) if found["plan"] is not None else []
+
+
+def _query_plan(config: Path | None, model: str | None) -> dict[str, Any]:
+    """Return what a daemon says of the plan that it runs. Raises StatusError."""
+    from orchestrator.cli.daemon_socket import name_model, query_daemon, socket_of
+
+    return query_daemon(socket_of(config, None), name_model(model, "/admin/plan"))
