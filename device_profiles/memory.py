@@ -11,14 +11,13 @@ class MemoryCosts:
     """What a runtime keeps beside the prepared file, as measured on it (docs/adr/0020-precision-per-device.md).
 
     `fixed_bytes`: its libraries and graph; `layer_bytes`: the graph's part for each layer. `weights_copies`: how often
-    the prepared weights of layers and head are in memory at the peak (mapped, read, packed for its kernels);
-    `layers_copies_16bit`: how often those of layers are besides where activations have 16 bits (packed again for
-    forwards of few rows);
-    `embedding_copies`: how often an embedding is that is not the head too. `logits_copies`: copies of float32 logits at
-    the peak. `scores_rows`: rows whose float32 scores of attention are there at the peak, whatever a forward has.
-    `mlp_floats` and `hidden_floats`: float32 values of a row's activations, as multiples of those sizes. `graph_copies`
-    and `graph_cache_copies`: how often the weights that a graph of fixed shape is made from, and the keys and values
-    that it is given, are in memory for it.
+    the prepared weights of layers and head are in memory at the peak (mapped, read, packed for its kernels).
+    `layers_copies_16bit`: how often those of layers are besides, where activations have 16 bits: they are packed again
+    for forwards of few rows. `embedding_copies`: how often an embedding is that is not the head too. `logits_copies`:
+    copies of float32 logits at the peak. `scores_rows`: rows whose float32 scores of attention are there at the peak,
+    whatever a forward has. `mlp_floats` and `hidden_floats`: float32 values of a row's activations, as multiples of
+    those sizes. `graph_copies`: how often the weights that a graph of fixed shape is made from are in memory for it.
+    `graph_cache_copies`: the same of the keys and values that it is given.
     """
 
     fixed_bytes: int

@@ -18,6 +18,7 @@ from orchestrator.api.metrics.collector import Metrics
 from orchestrator.clock import SystemClock
 from orchestrator.control.port import Control, StateView
 from orchestrator.workers.messages import Delta, Submit
+from policies.serving.overrides import EffectiveBound
 
 FILE = Path(__file__).parents[1] / "docs" / "grafana" / "outrider.json"
 _ROWS = (
@@ -45,6 +46,10 @@ class _NothingRuns(Control):
 
     def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         """Nothing comes."""
+
+    def find_speculation(self, submit: Submit) -> EffectiveBound | None:
+        """Nothing comes."""
+        return None
 
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         """Yield nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from adapters.contract import (
 )
 from adapters.conversion_process import run_conversion
 from adapters.device_memory import read_openvino_memory
+from adapters.hardware import processor
 from adapters.hf_directory import title
 from adapters.openvino_rt.classes import CPU, HINTS, KV_HINTS, effective_class, list_numerical_classes
 from adapters.openvino_rt.convert import MODEL_FILE
@@ -45,6 +47,7 @@ _CPU_MEMORY = MemoryCosts(
     mlp_floats=2,
     hidden_floats=4,
 )
+_AMX = "amx_tile"
 _WEIGHTS = (Precision.FP32, Precision.BF16, Precision.FP16, Precision.INT8, Precision.INT4)
 _NPU_WEIGHTS = (Precision.INT8,)
 """An NPU runs graphs of fixed shape alone, whose weights have 8 bits there (static_adapter)."""
@@ -98,8 +101,13 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
         weights=_NPU_WEIGHTS if name.startswith("NPU") else _WEIGHTS,
         kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),
         exact_kv_cache=(Precision.BF16, Precision.FP16),
-        memory_costs=_CPU_MEMORY if name == "CPU" else None,
+        memory_costs=_find_cpu_memory() if name == "CPU" else None,
     )
+
+
+def _find_cpu_memory() -> MemoryCosts:
+    """Return what this processor holds. Without AMX it packs no layer again."""
+    return _CPU_MEMORY if _AMX in processor().isa else replace(_CPU_MEMORY, layers_copies_16bit=0)
 
 
 def _nncf(weights: WeightsFormat) -> str:

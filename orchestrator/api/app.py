@@ -73,6 +73,7 @@ from orchestrator.journal.standing import JournalView
 from orchestrator.sandbox.sandbox import Sandbox
 from orchestrator.tracing.port import Tracing
 from orchestrator.workers.messages import Delta, Submit
+from policies.serving.overrides import EffectiveBound
 
 _T = TypeVar("_T")
 _TURN_PART = 0.5  # of it: whoever waits for a body that is read alone is told so, and has time left to be read
@@ -330,7 +331,8 @@ class ApiRoutes:
         writer = question.build_writer(self._head(model, question, asked[:: body.n], tokenizer, kept, cursor))
         with follow.to_the_headers():
             if body.stream:
-                return await self._stream(request, writer, pieces, choices, follow)
+                early = partial(model.control.find_speculation, asked[0])
+                return await self._stream(request, writer, pieces, choices, follow, early)
             found = await unless_gone(request.receive, _collect(pieces))
             if found is None:
                 return follow.end_disconnected()
@@ -338,7 +340,7 @@ class ApiRoutes:
         follow.log_end(HTTPStatus.OK)
         cost = cost_of(choices)
         writer.observe_engine(cost.engine)
-        return json_response(writer.whole(found, cost), writer.headers(cost))
+        return json_response(writer.whole(found, cost), writer.headers(cost.speculation))
 
     async def _stream(
         self,
@@ -347,9 +349,11 @@ class ApiRoutes:
         pieces: AsyncGenerator[Piece, None],
         choices: Sequence[Choice],
         follow: RequestRecord,
+        find_speculation: Callable[[], EffectiveBound | None],
     ) -> Response:
         """Return what sends an answer's events. A refusal that comes soon has a status of its own; one that comes when
-        the headers are out is an event. Raises RequestError."""
+        the headers are out is an event. Headers that go before the first piece say what `find_speculation` returns.
+        Raises RequestError."""
         settings, first = self._settings, FirstPiece(pieces)
         try:
             came = await unless_gone(request.receive, first.wait(settings.headers_after_s))
@@ -362,7 +366,7 @@ class ApiRoutes:
         if came:
             writer.observe_engine(choices[0].answer.engine)
         events = write_events(writer, first, pieces, choices, cost_of, follow)
-        headers = writer.headers(choices[0].answer if came else None)
+        headers = writer.headers(choices[0].answer.speculation if came else find_speculation())
         keep_alive = KeepAlive(writer.ping(), settings.keep_alive_s, late=not came)
         return EventStream(events, first, follow.end_disconnected, headers, keep_alive)
 

@@ -20,6 +20,7 @@ from orchestrator.api.streaming import Answer, Choice, Piece
 from orchestrator.api.wire import ChatRequest, CompletionRequest
 from orchestrator.errors import RequestError
 from policies.sampling import Rule
+from policies.serving.overrides import EffectiveBound
 
 TellSource = Callable[[int], AnswerSource]
 """Says of a replica, by its number, what its answers tell of it."""
@@ -77,8 +78,9 @@ class AnswerWriter(Protocol):
         """Return the events of an answer that ends with an error. `begun`: others went before."""
         ...
 
-    def headers(self, answer: Answer | None) -> dict[str, str]:
-        """Return what the answer's headers say of it, once its first piece is there; None where they go before it."""
+    def headers(self, speculation: EffectiveBound | None) -> dict[str, str]:
+        """Return what the answer's headers say of it, with the bound of its drafts (None: not known). A standby is
+        named once a replica was observed."""
         ...
 
 

@@ -24,6 +24,7 @@ from orchestrator.errors import RequestError
 from orchestrator.json_lines import escape_line_ends
 from orchestrator.workers.messages import RequestStats
 from policies.sampling import Rule
+from policies.serving.overrides import EffectiveBound
 
 Kind = Literal["chat", "completion"]
 RenderLogprobs = Callable[[Sequence[ScoredToken]], dict[str, Any]]
@@ -44,19 +45,19 @@ class SourceHeaders:
         self._rule = head.rule
         self._tell_source = head.tell_source
         self._engine = 0
+        self._observed = False
         self.source: AnswerSource = head.tell_source(0)
 
     def observe_engine(self, engine: int) -> None:
         """The replica of this number says what follows."""
+        self._observed = True
         if engine != self._engine:
             self._engine, self.source = engine, self._tell_source(engine)
 
-    def headers(self, answer: Answer | None) -> dict[str, str]:
+    def headers(self, speculation: EffectiveBound | None) -> dict[str, str]:
         """See AnswerWriter."""
-        if answer is None:
-            return {HEADER: self._rule}
-        standby = {STANDBY_HEADER: self.source.standby} if self.source.standby else {}
-        return {HEADER: self._rule, **headers_of(answer.speculation), **standby}
+        standby = {STANDBY_HEADER: self.source.standby} if self._observed and self.source.standby else {}
+        return {HEADER: self._rule, **headers_of(speculation), **standby}
 
 
 class Envelope(SourceHeaders):

@@ -13,7 +13,7 @@ from adapters.device_memory import read_host_memory
 from device_profiles.device_load import PROCESSOR, DeviceLoad, name_counters
 from device_profiles.units import human_bytes
 from orchestrator.bootstrap.clusters import local_cluster
-from orchestrator.bootstrap.planning import propose_again
+from orchestrator.bootstrap.planning import propose_local
 from orchestrator.bootstrap.start_profiles import list_wanted, measuring_alone
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
@@ -87,7 +87,9 @@ class IdleMeasuring:
         loads = self._served.list_loads()
         ours_bytes = loads.get(f"{THIS_NODE}/{PROCESSOR}", DeviceLoad()).memory_ours_bytes
         try:
-            first = await asyncio.to_thread(propose_again, self._config, self._base, self._keeper.first, ours_bytes)
+            first = await asyncio.to_thread(
+                propose_local, self._config, self._base, self._keeper.first.asked, ours_bytes
+            )
         except PlanError as error:
             _log.warning("the plan is kept, though more was measured: %s", error)
         else:

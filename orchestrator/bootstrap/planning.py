@@ -79,9 +79,8 @@ def make_plan(
 
     Raises PlanError, and what resolving the models raises.
     """
-    asked = build_request_from_config(config, base)
-    asked = replace(asked, one_host=True, shard_runtimes=OWN_ADAPTERS, taken=taken)
-    found = _propose(config, base, asked, sum_orphans_bytes(workers_directory(state)))
+    asked = build_local_request(config, base, taken)
+    found = propose_local(config, base, asked, sum_orphans_bytes(workers_directory(state)))
     if loads:
         busy = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
         cluster = share_time(apply_loads(found.cluster, found.behind, busy), found.behind, taken)
@@ -91,9 +90,16 @@ def make_plan(
     return build_start_plan(config, base, found)
 
 
-def _propose(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: int) -> PlanProposal:
-    """Return the plan by the stored profiles. `ours_bytes` of the host's memory, which our workers hold, count as free.
-    Raises PlanError, and what resolving the models raises."""
+def build_local_request(config: ClusterConfig, base: Path, taken: tuple[TakenPlace, ...] = ()) -> PlanRequest:
+    """Return what cluster.yaml asks of this machine. Raises what resolving the models raises."""
+    asked = build_request_from_config(config, base)
+    return replace(asked, one_host=True, shard_runtimes=OWN_ADAPTERS, taken=taken)
+
+
+def propose_local(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: int = 0) -> PlanProposal:
+    """Return the plan by the profiles that are stored now, and by estimates where no target was measured. `ours_bytes`
+    of the host's memory, which our workers hold, count as free. Raises PlanError, and what resolving the models
+    raises."""
     here = list_devices_here()
     free = {**here.free_bytes}
     if "CPU" in free:
@@ -101,12 +107,6 @@ def _propose(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: 
     store, wanted = profile_store(config), list_wanted(config, base)
     devices = [one.find_device_profile(store) or one.assume_device() for one in wanted if one.job.role == "target"]
     return propose_here(asked, store, free, build_option_filter(config, asked), here.seen, here.lacks, devices)
-
-
-def propose_again(config: ClusterConfig, base: Path, first: PlanProposal, ours_bytes: int) -> PlanProposal:
-    """Return what `first` would be by the profiles that there are now. Raises PlanError, and what resolving the models
-    raises."""
-    return _propose(config, base, first.asked, ours_bytes)
 
 
 @dataclass(frozen=True, slots=True)

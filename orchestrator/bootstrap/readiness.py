@@ -9,18 +9,22 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from adapters.contract import AdapterUnavailable, Unsupported
+from adapters import registry
+from adapters.contract import AdapterUnavailable, StaticShapes, Unsupported
 from adapters.devices_there import check_device
 from orchestrator.bootstrap.memory_fit import list_kv_misfits
 from orchestrator.bootstrap.tracing import INSTALL as INSTALL_OTEL
 from orchestrator.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
-from orchestrator.config.drafts import AnyDraft, ModelDraft
+from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import admin_socket_path, state_directory, store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place
 from orchestrator.config.target import AUTO, THIS_NODE, Target
 from orchestrator.errors import ConfigError, WorkerError
+from orchestrator.loading.options import read_static_shapes
+from orchestrator.loading.precision import variant
 from orchestrator.workers.ray_settings import JOB_LIBRARIES, JOB_SERVER_WAY_OUT, find_head_problem, require_token
+from policies.models.quantization import AS_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +39,20 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
     """Return what was checked. Raises ConfigError, one line for each thing that is missing."""
     checked: list[str] = []
     missing = [_refuse(path, lines, place, text) for place, text in _list_missing_libraries(config)]
-    for place, adapter, device, here in _list_devices(config):
-        if not here:
+    for one in _list_loads(config):
+        place = (*one.place, "device")
+        if not one.here:
             checked.append(f"not {format_place(place)}: it is for another host")
             continue
         try:
-            how = check_device(adapter, device)
+            how = check_device(one.adapter, one.device)
         except (AdapterUnavailable, Unsupported) as error:
             missing.append(_refuse(path, lines, place, str(error)))
-        else:
-            name = f"{format_place(place)} {device}"
-            checked.append(f"{name} ({how})" if how else f"not {name}: nobody here can tell")
+            continue
+        name = f"{format_place(place)} {one.device}"
+        checked.append(f"{name} ({how})" if how else f"not {name}: nobody here can tell")
+        if how:
+            missing += [_refuse(path, lines, *problem) for problem in _list_load_problems(one)]
     missing += [
         _refuse(path, lines, one.place, one.text) for one in list_kv_misfits(config, path.resolve().parent) if one.fatal
     ]
@@ -117,33 +124,57 @@ def find_write_problem(directory: Path) -> str:
     return ""
 
 
-def _list_devices(config: ClusterConfig) -> Iterator[tuple[Place, str, str, bool]]:
-    """Return the places of devices that are named: adapter, device, and whether it is this machine's."""
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A model that is to be loaded onto a named device. `place`: of its section; `weights`: its number format, as
+    cluster.yaml says it; `here`: the device is this machine's."""
+
+    place: Place
+    adapter: str
+    device: str
+    weights: str
+    static: StaticShapes
+    here: bool
+
+
+def _list_loads(config: ClusterConfig) -> Iterator[_Load]:
+    """Return what is loaded where cluster.yaml says, and not where a plan does."""
+    return (one for one in _list_all_loads(config) if AUTO not in (one.adapter, one.device))
+
+
+def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
     elsewhere = config.cluster.on_ray and bool(config.cluster.address)
-    model = config.model
-    hosts = {one.host for one in model.placements}
-    if AUTO not in (model.adapter, model.device):
+    for target in config.targets:
+        model = target.model
+        place = target.find_place("model", "device")[:-1]
+        static, here = read_static_shapes(model), not elsewhere or THIS_NODE in {one.host for one in model.placements}
         for device in _list_rank_devices(model):
-            yield ("model", "device"), model.adapter, device, not elsewhere or THIS_NODE in hosts
-    for index, further in enumerate(config.models):
-        if AUTO not in (further.adapter, further.device):
-            mine = {one.host for one in further.placements}
-            for device in _list_rank_devices(further):
-                yield ("models", index, "device"), further.adapter, device, not elsewhere or THIS_NODE in mine
-    further_drafts: list[tuple[Place, AnyDraft]] = [
-        (("models", index, "drafts", at), draft)
-        for index, further in enumerate(config.models)
-        for at, draft in enumerate(further.drafts or ())
-    ]
-    for at, draft in [*config.all_drafts, *further_drafts]:
-        if isinstance(draft, ModelDraft) and AUTO not in (draft.adapter, draft.device):
-            here = not elsewhere or draft.host == THIS_NODE
-            yield (*at, "device"), draft.adapter, draft.device, here
-    for index, standby in enumerate(config.failover.standby):
-        adapter, device = standby.adapter or model.adapter, standby.device or model.device
-        if AUTO not in (adapter, device):
-            here = not elsewhere or standby.host == THIS_NODE
-            yield ("failover", "standby", index, "device"), adapter, device, here
+            yield _Load(place, model.adapter, device, model.weights, static, here)
+        for index, shard in enumerate(model.shards):
+            there = (shard.adapter or model.adapter, shard.device or model.device, model.weights)
+            yield _Load(
+                (*place, "shards", index), *there, StaticShapes(), shard.host == THIS_NODE if shard.host else here
+            )
+        for at, draft in target.all_drafts:
+            if isinstance(draft, ModelDraft):
+                there = (draft.adapter, draft.device, draft.weights)
+                yield _Load(at, *there, read_static_shapes(draft), not elsewhere or draft.host == THIS_NODE)
+        for index, standby in enumerate(target.failover.standby):
+            place = target.find_place("failover", "standby", index)
+            there = (standby.adapter or model.adapter, standby.device or model.device, standby.weights or model.weights)
+            yield _Load(place, *there, static, not elsewhere or standby.host == THIS_NODE)
+
+
+def _list_load_problems(one: _Load) -> Iterator[tuple[Place, str]]:
+    """Return why a runtime that is here cannot prepare a model so. What `weights: auto` chooses may need more than
+    `as_file` does."""
+    key = "static_shapes"
+    try:
+        adapter = registry.get_for(one.adapter, one.device, one.static)
+        key = "adapter" if one.weights == AUTO else "weights"
+        variant(adapter, AS_FILE if one.weights == AUTO else one.weights).recipe()
+    except (AdapterUnavailable, Unsupported) as error:
+        yield (*one.place, key), str(error)
 
 
 def _list_rank_devices(model: Target) -> list[str]:

@@ -31,6 +31,8 @@ def check(
 ) -> None:
     """Check keys, types, units, ranges and files, and whether this machine has the devices and can write the store.
 
+    Libraries that a runtime or a format of weights needs here are looked for, too.
+
     Chat templates are tried on a plain chat, and the Ray of cluster.address is looked for. What fails there is told on
     standard error, and is no error. So is a KV cache of which a target can have no more than a half or a quarter.
 

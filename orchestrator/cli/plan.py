@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,6 +46,7 @@ def plan(
     """Say which device, runtime and precision would host the target, where drafts come from, and how fast it is."""
     if context.invoked_subcommand is not None:
         return
+    from orchestrator.cli.plan_line import list_weak_points
     from orchestrator.cli.plan_table import print_library, print_proposal
 
     if library:
@@ -59,20 +60,18 @@ def plan(
         print(json.dumps({**first, "models": further} if further else first, indent=1))
         return
     for name, proposal in found.items():
-        print_proposal(proposal, explain=explain, model=name if len(found) > 1 else "")
-        if explain and cluster is None and profiles is None:
-            _print_learnt(proposal, config, name if len(found) > 1 else model)
+        running = (
+            _find_running(config, name if len(found) > 1 else model) if cluster is None and profiles is None else None
+        )
+        weak_points = list_weak_points(running) if running is not None else []
+        print_proposal(proposal, weak_points, explain=explain, model=name if len(found) > 1 else "")
+        if explain and running is not None:
+            _print_learnt(proposal, running)
 
 
-def _print_learnt(proposal: PlanProposal, config: Path | None, model: str | None) -> None:
+def _print_learnt(proposal: PlanProposal, running: Mapping[str, Any]) -> None:
     """Print what a daemon that runs has learnt and the plan does not say: replicas that are out, and what was left out
     where workers were refused."""
-    from orchestrator.errors import OutriderError
-
-    try:
-        running = _running(config, model)
-    except OutriderError:
-        return  # none runs, or it has no plan
     for line in (*(one["why"] for one in running["missing"]), *running["assumed"]):
         if line not in proposal.assumed:
             typer.echo(f"the daemon that runs says: {line}")
@@ -194,6 +193,7 @@ def _propose_target(
     from dataclasses import replace
 
     from device_profiles.store import ProfileStore
+    from orchestrator.bootstrap.planning import build_local_request, propose_local
     from orchestrator.planning.proposal import build_request_from_config, propose_here
 
     if target.plans_hosts and profiles is None:
@@ -203,6 +203,8 @@ def _propose_target(
 
         setup_logging("warning", target.logging.format)
         return asyncio.run(propose_for_hosts(target, config or default_config_path(), taken))
+    if target.planned and profiles is None:
+        return propose_local(target, base, build_local_request(target, base, taken))
     asked = replace(build_request_from_config(target, base), taken=taken)
     if profiles is not None:
         return propose_here(asked, ProfileStore(profiles), {})
@@ -242,10 +244,27 @@ def _load_plan(
 
 def _running(config: Path | None, model: str | None) -> dict[str, Any]:
     """Return the plan that the daemon of a configuration runs. Raises StatusError or PlanError."""
-    from orchestrator.cli.daemon_socket import name_model, query_daemon, socket_of
     from orchestrator.planning.proposal import PlanError
 
-    found = query_daemon(socket_of(config, None), name_model(model, "/admin/plan"))
+    found = _query_plan(config, model)
     if found.get("plan") is None:
         raise PlanError("the daemon runs what cluster.yaml says, without a plan; let it plan with model.adapter: auto")
     return found
+
+
+def _find_running(config: Path | None, model: str | None) -> dict[str, Any] | None:
+    """Return the plan that the daemon of a configuration runs; None where no daemon answers, or it runs none."""
+    from orchestrator.cli.daemon_socket import StatusError
+
+    try:
+        found = _query_plan(config, model)
+    except StatusError:
+        return None
+    return found if found.get("plan") is not None else None
+
+
+def _query_plan(config: Path | None, model: str | None) -> dict[str, Any]:
+    """Return what a daemon says of the plan that it runs. Raises StatusError."""
+    from orchestrator.cli.daemon_socket import name_model, query_daemon, socket_of
+
+    return query_daemon(socket_of(config, None), name_model(model, "/admin/plan"))

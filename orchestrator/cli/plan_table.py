@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from device_profiles.units import human_bytes
 from orchestrator.plain_table import add_row, wide_console
-from orchestrator.planning.basis import basis, list_doubtful_profiles
+from orchestrator.planning.basis import basis, list_doubtful_profiles, list_estimates
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,8 +27,9 @@ _MOST_REJECTED = 40
 _SELDOM_ASKED = "; the draft runs ahead of its link, so only drafts that it did not foresee pay for the way"
 
 
-def print_proposal(proposal: PlanProposal, *, explain: bool, model: str = "") -> None:
-    """Print a plan; with everything behind it where `explain`. `model`: whose it is, where there are several."""
+def print_proposal(proposal: PlanProposal, running: Sequence[str] = (), *, explain: bool, model: str = "") -> None:
+    """Print a plan; with everything behind it where `explain`. `model`: whose it is, where there are several.
+    `running`: what the daemon's own plan rests on, in a line each."""
     console = wide_console()
     if model:
         console.print(f"model {model}", markup=False)
@@ -43,6 +44,8 @@ def print_proposal(proposal: PlanProposal, *, explain: bool, model: str = "") ->
         _print_basis(console, proposal)
     for line in _next_steps(proposal, explain=explain):
         console.print(line, markup=False)
+    if running:
+        console.print(f"the plan that runs: {'; '.join(running)}", markup=False)
 
 
 def print_diff(found: PlanDiff, before: str, after: str, currency: str) -> None:
@@ -253,6 +256,11 @@ def _next_steps(proposal: PlanProposal, *, explain: bool) -> Iterator[str]:
             f"{', '.join(estimated)}: estimated from datasheets, not measured. Run `outrider profile` on such a "
             "machine, and plan again with its profiles (--profiles DIR)."
         )
+    later = (
+        f"`outrider serve` measures it at its start, within `placement.profile_budget_s` "
+        f"({proposal.asked.placement.profile_budget_s:g} s), or later while nobody asks; `outrider profile` does it now"
+    )
+    yield from (f"{line}: {later}." for line in list_estimates(proposal))
     yield from (f"{line}: run `outrider profile` to measure it again." for line in list_doubtful_profiles(proposal))
     if proposal.asked.canary:
         beside = [one.describe_reserve(proposal.asked.replicas) for one in proposal.asked.beside]

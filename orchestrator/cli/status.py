@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from device_profiles.units import human_bytes
+from orchestrator.cli.plan_line import plan_line
 from orchestrator.cli.speculation_rows import pair_gauges, speculation_rows, warning_rows
 from orchestrator.cli.store_line import format_store
 from orchestrator.workers.cores import spans
@@ -233,28 +234,6 @@ def draft_store_line(store: dict[str, Any]) -> str:
     if store["state"] == "away":
         return f"AWAY: {store['problem']}; requests go on without it; {line}"
     return f"{line}; last problem: {store['problem']}" if store["problem"] else line
-
-
-def plan_line(plan: dict[str, Any]) -> str:
-    """Return what the running plan predicts, and what came of it."""
-    line = f"best for {plan['objective']}; {plan['predicted_tokens_per_s']:.1f} tokens/s predicted"
-    if plan["missing"]:
-        lost = ", ".join(one["name"] for one in plan["missing"])
-        line += f", {plan['serving_tokens_per_s']:.1f} of it by what serves ({lost} does not)"
-    if cost := plan["predicted_cost_per_million_tokens"]:
-        line += f", {cost:.3g} {plan['currency']} a million tokens"
-    if joules := plan["predicted_joules_per_token"]:
-        line += f", {joules:.3g} J a token"
-    if plan["rounds"]:
-        line += (
-            f", {plan['measured_tokens_per_s']:.1f} measured in rounds that only decode; they take "
-            f"{plan['ratio']:.2f} times what is predicted for them"
-        )
-    if plan["plans"]:
-        line += f"; planned again {plan['plans']} times, workers replaced {plan['moves']} times; {plan['last']}"
-    later = plan["to_measure"]
-    measured = [f"when nobody asks, {len(later)} more are measured: {', '.join(later)}"] if later else []
-    return "; ".join([line, *plan["drifted"], *plan["doubts"], *measured])
 
 
 def cost_line(costs: dict[str, Any]) -> str:

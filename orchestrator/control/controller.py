@@ -95,7 +95,7 @@ from policies.serving.canary import CanaryVariant
 from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.health import Health, Held, PartKind
 from policies.serving.failover.watchdog import FLOOR_S
-from policies.serving.overrides import Override
+from policies.serving.overrides import EffectiveBound, Override
 
 _log = logging.getLogger(__name__)
 _entries = get_logger(__name__)
@@ -370,6 +370,10 @@ class TargetControl:
             refuse_or_pass(self.view(), self._limits, self._state.streams, now_s, asked)
         else:
             check_room(self._state, self._limits, self.view, now_s, asked)
+
+    def find_speculation(self, submit: Submit) -> EffectiveBound | None:
+        """See control.port.Control."""
+        return self._state.router.find_speculation(submit, self._overrides)
 
     def list_quarantined(self) -> list[QuarantinedView]:
         """See control.port.AdminControl."""

@@ -14,7 +14,7 @@ from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
 from policies.serving.canary import Figures, Interval, PromotionRule
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Held, PartKind
-from policies.serving.overrides import OperatorBounds, Override
+from policies.serving.overrides import EffectiveBound, OperatorBounds, Override
 from policies.serving.routing import RatedReplica, Route, RoutedRequest
 
 
@@ -334,6 +334,11 @@ class Control(Protocol):
         """Raise RequestError where a request that came now would not be taken in: as `generate` does, and before any
         work on it. `coming` others are about to be taken in. `wanted`: how many places it takes; 400 where there are
         never so many."""
+        ...
+
+    def find_speculation(self, submit: Submit) -> EffectiveBound | None:
+        """Return what bounds a request's drafts where it is now, or would be. None where replicas differ in that, and
+        where none serves."""
         ...
 
     def generate(self, submit: Submit) -> AsyncIterator[Delta]:

@@ -12,7 +12,7 @@ from orchestrator.control.exclusions import TRIAL_PATIENCE_S, Exclusions
 from orchestrator.control.fleet import Fleet
 from orchestrator.control.health import HealthBoard
 from orchestrator.control.kv_moves import KvMoves
-from orchestrator.control.overrides import bounds_of, resolve_overrides
+from orchestrator.control.overrides import ActiveOverrides, bounds_of, resolve_overrides
 from orchestrator.control.replicas import Rank, Replica, Replicas
 from orchestrator.control.routes import RouteBook
 from orchestrator.control.streams import Stream, Streams
@@ -22,7 +22,7 @@ from orchestrator.workers.messages import Cancel, Submit
 from policies.serving.device_load import ALONE
 from policies.serving.failover.standby import OtherBits
 from policies.serving.fair_order import hold_back
-from policies.serving.overrides import OperatorBounds
+from policies.serving.overrides import EffectiveBound, OperatorBounds
 from policies.serving.replica_load import reckon_tpot_ms
 from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
 from policies.serving.shared_pace import SharedPaces
@@ -223,6 +223,19 @@ class Router:
             ready, least, lane, predicted = wanted
             standing.bounds_for, standing.bounds = wanted, bounds_of(ready, least, lane, predicted=predicted)
         return standing.bounds
+
+    def find_speculation(self, submit: Submit, overrides: ActiveOverrides) -> EffectiveBound | None:
+        """See control.port.Control. `overrides`: those that stand now."""
+        stream = self._streams.find(submit.request_id)
+        if stream is not None and stream.at:
+            return stream.speculation
+        standing = overrides if stream is None else stream.overrides
+        bounds = {
+            resolve_overrides(submit, standing, one.engine, self._find_bounds(one, submit))[1]
+            for one in self._replicas.primary
+            if one.serving
+        }
+        return bounds.pop() if len(bounds) == 1 else None
 
     def _take_back_waiting(self, now_s: float) -> list[Action]:
         """Take back streams that wait for a place where another replica would be done sooner now."""

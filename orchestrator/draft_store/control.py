@@ -13,6 +13,7 @@ from orchestrator.control.port import StateView
 from orchestrator.draft_store.recent import RecentOutputs, join_answers
 from orchestrator.draft_store.service import DraftStoreService
 from orchestrator.workers.messages import DEADLINE, Delta, Submit
+from policies.serving.overrides import EffectiveBound
 
 
 class RecallingControl:
@@ -36,6 +37,10 @@ class RecallingControl:
     def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         """See control.port.Control."""
         self._inner.check_room(coming, wanted)
+
+    def find_speculation(self, submit: Submit) -> EffectiveBound | None:
+        """See control.port.Control."""
+        return self._inner.find_speculation(submit)
 
     def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
         """See control.port.Control."""

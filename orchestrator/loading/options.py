@@ -229,7 +229,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
             threads=config.devices.threads or len(config.devices.cores),
             kv_cache_bytes=int(config.limits.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,
-            static=_static(config.model),
+            static=read_static_shapes(config.model),
             shards=[
                 ShardOptions(
                     one.adapter or config.model.adapter,
@@ -453,7 +453,7 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
             threads=draft.threads or len(draft.cores) or config.devices.threads or _count_shared_cores(draft, config),
             kv_cache_bytes=int(draft.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,
-            static=_static(draft),
+            static=read_static_shapes(draft),
         ),
         prefill_ms=config.limits.max_itl_ms / 2,
         remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s, draft.cores)
@@ -469,7 +469,8 @@ def _count_shared_cores(draft: ModelDraft, config: ClusterConfig) -> int:
     return len(config.devices.cores) if draft.process == "target" else 0
 
 
-def _static(model: Target | ModelDraft) -> StaticShapes:
+def read_static_shapes(model: Target | ModelDraft) -> StaticShapes:
+    """Return how a model runs where shapes are static."""
     return StaticShapes(
         on=model.static_shapes == "on",
         context_tokens=model.static_context_tokens,

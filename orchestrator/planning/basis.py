@@ -121,12 +121,19 @@ def list_doubts(proposal: PlanProposal) -> tuple[str, ...]:
         for why in (one.unfinished, one.disturbed)
         if why
     }
-    estimated = {
-        f"{shard.device}: {proposal.asked.target.name} in {shard.runtime} has no profile, and is planned by an estimate"
-        for shard in proposal.plan.shards
-        if shard.source == "estimate"
-    }
-    return (*sorted(estimated), *sorted(doubtful))
+    return (*list_estimates(proposal), *sorted(doubtful))
+
+
+def list_estimates(proposal: PlanProposal) -> list[str]:
+    """Return in a line each where a plan's target was not measured."""
+    return sorted(
+        {
+            f"{shard.device}: {proposal.asked.target.name} in {shard.runtime} has no profile, and is planned by an "
+            "estimate"
+            for shard in proposal.plan.shards
+            if shard.source == "estimate"
+        }
+    )
 
 
 def _name_profile(one: MeasuredModel, shard: Shard) -> str:

@@ -302,10 +302,11 @@ class RayWorker:
         """See ray_link.ActorEnd."""
         if not self._ended.is_set():  # Ray does not say by which signal; what an engine does itself it has told before
             self._kind = "host" if host else "crashed" if how.startswith("exited") else "killed"
-            here = self._place is not None and self._place.here  # of another host nobody counts them
             if _RAY_WANTS_MEMORY in how:
                 self._kind = "memory"
-            elif self._kind == "killed" and here and self._kills.has_kill():
+            elif self._kind == "killed" and self.host is not None:  # nobody counts what its kernel ends
+                how = f"{how}; if memory was short on host {self.host[0]}, its kernel's log says so (dmesg)"
+            elif self._kind == "killed" and self._place is not None and self._kills.has_kill():
                 self._kind, how = "memory", KILLED_FOR_MEMORY
         self._ended.set()
         self._frames.put_nowait(how)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.hardware import processor
+from adapters.openvino_rt import adapter as openvino
+from adapters.registry import list_devices
 from device_profiles.memory import MemoryCosts, ModelShape, plan_memory
 from tests.support.first_layers import write_first_layers
 
@@ -90,14 +94,15 @@ def heavy_path(default_model_path: Path, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("adapter", "draft", "static", "heavy"),
+    ("adapter", "draft", "static", "heavy", "activations"),
     [
-        ("openvino_rt", "", False, False),
-        ("onnx_rt", "", False, False),
-        ("openvino_rt", "onnx_rt", False, True),
-        ("openvino_rt", "", True, True),
+        ("openvino_rt", "", False, False, "auto"),
+        ("openvino_rt", "", False, True, "bf16"),
+        ("onnx_rt", "", False, False, "auto"),
+        ("openvino_rt", "onnx_rt", False, True, "auto"),
+        ("openvino_rt", "", True, True, "auto"),
     ],
-    ids=["openvino_rt", "onnx_rt", "openvino_rt-onnx_rt", "static"],
+    ids=["openvino_rt", "openvino_rt-bf16", "onnx_rt", "openvino_rt-onnx_rt", "static"],
 )
 def test_the_peak_stays_within_the_plan(
     first_layers_path: Path,
@@ -107,12 +112,16 @@ def test_the_peak_stays_within_the_plan(
     draft: str,
     static: bool,
     heavy: bool,
+    activations: str,
 ):
+    if activations not in ("auto", *(one for device in list_devices(adapter) for one in device.precisions)):
+        pytest.skip(f"{adapter} has no {activations} here")
     source = heavy_path if heavy else first_layers_path
     drafts = [{"method": "model", "name": "draft", "place": "", "prefill_ms": 50.0}] if draft else []
     options = {
         "model": {
             **model_options(adapter, source, shared_store, 16),
+            "activations": activations,
             "static": {"on": static, "context_tokens": 512, "prefill_rows": 32, "verify_rows": [2]},
         },
         "max_running": 8,
@@ -127,6 +136,26 @@ def test_the_peak_stays_within_the_plan(
         pass
     assert found["peak"] <= 1.05 * found["planned"], found
     assert found["planned"] <= 1.3 * found["peak"], found
+
+
+@pytest.mark.parametrize(("isa", "packs_again"), [(("avx512_bf16",), False), (("avx512_bf16", "amx_tile"), True)])
+def test_layers_are_planned_a_third_time_in_16_bits_with_amx_alone(monkeypatch, isa, packs_again):
+    monkeypatch.setattr(openvino, "processor", lambda: replace(processor(), isa=isa))
+    (costs,) = [one.memory_costs for one in list_devices("openvino_rt") if one.name == "CPU"]
+    assert costs is not None
+    shape = ModelShape(1000, 64, 192, 4, 128, 2, layers_bytes := 10_000_000, 0, 0)
+    wide, narrow = (
+        plan_memory(
+            *(costs, shape),
+            kv_cache_bytes=0,
+            batch_rows=16,
+            logits_rows=16,
+            process_bytes=0,
+            activations_16bit=activations_16bit,
+        )
+        for activations_16bit in (False, True)
+    )
+    assert narrow.total - wide.total == layers_bytes * packs_again
 
 
 sizes = st.integers(0, 1 << 40)

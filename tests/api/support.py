@@ -118,6 +118,9 @@ class ScriptedControl:
         if self.no_room is not None:
             raise self.no_room
 
+    def find_speculation(self, submit: Submit) -> EffectiveBound | None:
+        return self.speculation
+
     def override(self, wanted: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
         self.overridden.append((wanted, asked_by, user, engine))
 

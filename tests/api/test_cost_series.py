@@ -8,7 +8,8 @@ import pytest
 
 from orchestrator.api.metrics.collector import Metrics
 from orchestrator.api.metrics.cost_series import WINDOW_S, HourlyPrice
-from orchestrator.cli.status import cost_line, plan_line
+from orchestrator.cli.plan_line import plan_line
+from orchestrator.cli.status import cost_line
 from orchestrator.control.port import PlanView, StateView
 from orchestrator.workers.messages import Delta, RoundReport
 from tests.api.support import HandClock, ScriptedControl

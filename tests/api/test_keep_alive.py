@@ -20,6 +20,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.errors import RequestError
 from orchestrator.journal.book import AnswerBook, BookLimits
 from orchestrator.workers.messages import Delta, Submit
+from policies.serving.overrides import EffectiveBound, Scope
 from tests.api.support import ScriptedControl, app_over, client_of, serving
 
 SOON: dict[str, Any] = {"headers_after_s": 0.05, "keep_alive_s": 0.05}
@@ -77,13 +78,15 @@ async def test_silences_are_filled_and_the_events_are_the_same(path: str, before
 
 @routes
 async def test_headers_go_before_the_first_token(path: str):
-    control = SlowControl(hang_at=0)
+    bound = EffectiveBound(6, fixed=True, by=Scope.REQUEST, cut=True)
+    control = SlowControl(hang_at=0, speculation=bound)
     async with serving(app_over(control, **SOON)) as url, httpx.AsyncClient(base_url=url) as client:
         async with client.stream("POST", path, json=ROUTES[path] | {"stream": True}, timeout=5) as answer:
             assert answer.status_code == 200
             assert answer.headers["X-Accel-Buffering"] == "no"
             assert answer.headers["Cache-Control"] == "no-cache"
             assert answer.headers["X-Outrider-Acceptance"]
+            assert answer.headers["X-Outrider-Speculation"] == "num_speculative_tokens=6; by=request; cut"
             assert (await anext(answer.aiter_text())).startswith(PINGS[path])
         await control.until_all_ended()  # it went away in a silence: its place is free
 

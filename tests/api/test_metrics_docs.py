@@ -25,6 +25,9 @@ class Idle:
     def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         pass
 
+    def find_speculation(self, submit: Submit) -> None:
+        pass
+
     async def generate(self, submit: Submit):
         yield Delta(submit.request_id, [])
 

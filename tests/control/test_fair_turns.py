@@ -8,6 +8,7 @@ from contextlib import aclosing
 from orchestrator.control.admission import ControlLimits
 from orchestrator.control.controller import TargetControl
 from orchestrator.workers.messages import RequestStats, Submit
+from policies.serving.overrides import Scope
 from tests.control.test_controller import running, until
 
 LIMITS = ControlLimits(max_running=2, max_waiting=100, max_restarts=5)
@@ -43,6 +44,21 @@ async def test_a_key_with_few_requests_does_not_wait_behind_one_with_many():
         assert last is not None
         assert last.queue_ms > 0.0  # it waited in control, and that counts
     assert sorted(ended) == ["few"] * FEW + ["many"] * MANY
+
+
+async def test_the_bound_of_drafts_is_known_while_a_request_waits_in_control():
+    async with running(LIMITS, slots=2, step_s=0.02) as control:
+        ended: list[str] = []
+        tasks = [asyncio.create_task(follow(control, f"r-{n}", "one", ended)) for n in range(MANY)]
+        await until(lambda: control.view().streams == MANY)
+        (replica,) = control.view().replicas
+        assert replica.streams < MANY, "the last waits here"
+        last = Submit(f"r-{MANY - 1}", [1, 2, 3], TOKENS, owner="one")
+        bound = control.find_speculation(last)
+        assert bound is not None
+        assert bound.by is Scope.OPERATOR
+        assert control.find_speculation(Submit("another", [1], 1)) == bound
+        await asyncio.gather(*tasks)
 
 
 async def test_without_owners_everything_is_sent_at_once():

@@ -37,6 +37,9 @@ class Workers:
     def check_room(self, coming: int = 0, wanted: int = 1) -> None:
         pass
 
+    def find_speculation(self, submit: Submit) -> None:
+        pass
+
     async def generate(self, submit: Submit) -> AsyncIterator[Delta]:
         yield Delta(submit.request_id, [])
 

@@ -69,6 +69,12 @@ def test_a_start_without_a_budget_serves_by_an_estimate_that_says_so(tmp_path, e
         assert "is planned by an estimate" in shown
         assert "when nobody asks, 2 more are measured" in shown
         assert plan["drifted"] == []
+        proposed = " ".join(outrider("plan", "--config", str(config)).stdout.replace("│", " ").split())
+        assert "`outrider serve` measures it at its start, within `placement.profile_budget_s` (0 s)" in proposed
+        weak = "; ".join((*plan["doubts"], "when nobody asks, 2 more are measured: "))
+        assert f"the plan that runs: {weak}" in proposed
+        assert "nothing would change" in outrider("plan", "diff", "--config", str(config)).stdout
+    assert "the plan that runs: " not in outrider("plan", "--config", str(config)).stdout
     log = config.with_suffix(".log").read_text()
     assert "placement.profile_budget_s (0 s) is spent: left for when nobody asks: simulated SIM, target;" in log
 

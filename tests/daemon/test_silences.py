@@ -11,6 +11,7 @@ from orchestrator.api.event_stream import COMMENT
 from tests.support.daemon import configuration, running
 
 ASK = {"model": "toy", "prompt": "The sea#", "max_tokens": 60, "temperature": 0, "stream": True}
+USAGE = {"include_usage": True}
 
 
 def configure(directory: Path, script: str) -> Path:
@@ -23,7 +24,7 @@ def configure(directory: Path, script: str) -> Path:
 
 def read(url: str) -> tuple[list[str], str, int]:
     """The blocks of the stream, its text, and how many of its tokens are counted."""
-    body = ASK | {"stream_options": {"include_usage": True}}
+    body = ASK | {"stream_options": USAGE}
     answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200
     blocks = answer.text.removesuffix("\n\n").split("\n\n")
@@ -43,16 +44,21 @@ def test_a_stream_speaks_while_its_worker_is_started_again(tmp_path: Path):
     assert (tmp_path / "marker").exists()
     pings = [place for place, block in enumerate(blocks) if block == COMMENT.decode().strip()]
     assert len(pings) >= 4
-    assert 0 < pings[0] < len(blocks) - 3, "between tokens"
+    first = next(place for place, block in enumerate(blocks) if block.startswith("data: "))
+    assert any(first < place < len(blocks) - 3 for place in pings), "between tokens"
     assert (text, counted) == (expected, tokens)
 
 
 def test_a_stream_speaks_before_its_first_token(tmp_path: Path):
+    more = {"max_tokens": 2, "speculative_config": {"num_speculative_tokens": 3}, "stream_options": USAGE}
     with (
         running(configure(tmp_path, "base_ms=700")) as daemon,
-        httpx.stream("POST", f"{daemon.url}/v1/completions", json=ASK | {"max_tokens": 2}, timeout=60) as answer,
+        httpx.stream("POST", f"{daemon.url}/v1/completions", json=ASK | more, timeout=60) as answer,
     ):
         assert answer.headers["X-Accel-Buffering"] == "no"
+        assert answer.headers["X-Outrider-Speculation"] == "num_speculative_tokens=3; by=request"
         lines = answer.iter_lines()
         assert next(lines) == COMMENT.decode().strip()
-        assert any(line.startswith("data: {") for line in lines)
+        *_, last = (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {"))
+    effective = last["metrics"]["speculative_decoding"]["effective"]
+    assert (effective["num_speculative_tokens"], effective["by"]) == (3, "request")

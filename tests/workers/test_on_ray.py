@@ -6,14 +6,18 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
 from orchestrator.errors import ClusterAway, WorkerError, WorkerLost, WorkerStartFailed
+from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.messages import Ready, Submit
 from orchestrator.workers.ray_driver import reason_of
-from orchestrator.workers.ray_runtime import RayCluster
+from orchestrator.workers.ray_link import ActorEnd, DriverLink
+from orchestrator.workers.ray_messages import Appeared, Order
+from orchestrator.workers.ray_runtime import RayCluster, RayWorker
 from orchestrator.workers.ray_settings import driver_environment
 from orchestrator.workers.session_directory import SessionDirectory
 from tests.support import engines
@@ -122,6 +126,29 @@ def test_a_ray_of_our_own_has_a_token_that_nobody_else_knows() -> None:
 )
 def test_a_ray_error_becomes_one_line(text: str, line: str) -> None:
     assert reason_of(ValueError(text)) == line
+
+
+class FarLink:
+    """A link whose actors appear on another host."""
+
+    async def start(self, spec: WorkerSpec, end: ActorEnd) -> tuple[int, Appeared]:
+        return 0, Appeared(0, "10.0.0.2", 6380, 4711, 0.0, here=False)
+
+    def send(self, order: Order) -> None:
+        pass
+
+    def forget(self, number: int) -> None:
+        pass
+
+
+async def test_a_worker_that_was_killed_on_another_host_says_where_to_look_for_want_of_memory() -> None:
+    worker = RayWorker("target", cast(DriverLink, FarLink()), lambda worker: None)
+    await worker.appear(engines.spec())
+    worker.take_end("died: Connection reset by peer", host=False)
+    worker.take_gone()
+    with pytest.raises(WorkerLost, match=r"if memory was short on host 10\.0\.0\.2, its kernel's log says so") as lost:
+        await anext(worker.events())
+    assert lost.value.kind == "killed"
 
 
 def test_sockets_are_where_their_paths_are_short_enough(tmp_path: Path) -> None:

@@ -74,8 +74,11 @@ def create_admin_app(
     async def plan(model: str | None = None) -> dict[str, Any]:
         target = served.choose(model)[0]
         progress = target.control.view().plan
-        missing = [dataclasses.asdict(one) for one in progress.missing] if progress is not None else []
-        return {**(target.running_plan() or {"plan": None}), "missing": missing}
+        if progress is None:
+            return {**(target.running_plan() or {"plan": None}), "missing": []}
+        told = dataclasses.asdict(progress)
+        weak = {key: told[key] for key in ("missing", "drifted", "doubts", "to_measure")}
+        return {**(target.running_plan() or {"plan": None}), **weak}
 
     @app.get("/admin/alerts")
     async def show_alerts() -> dict[str, Any]:

@@ -1,0 +1,124 @@
+"""`config check` and `doctor` name the libraries that a format of weights needs, as a load does."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from adapters import registry
+from adapters.contract import AdapterUnavailable, StaticShapes
+from adapters.model_source import resolve
+from adapters.model_store import ModelStore
+from orchestrator.bootstrap.readiness import check_readiness
+from orchestrator.cli.doctor import examine
+from orchestrator.config.load import load_config, parse_config
+from orchestrator.errors import ConfigError
+from orchestrator.loading.precision import variant
+from tests.support.tiny_gguf import Tiny, write
+
+MODEL = "model:\n  source: m.gguf\n  name: first\n"
+
+
+@pytest.fixture
+def write_config(tmp_path: Path):
+    write(tmp_path / "m.gguf", Tiny("llama", layers=2), {"general.type": "model"})
+
+    def write_lines(*lines: str) -> Path:
+        path = tmp_path / "c.yaml"
+        kept = f"store: {{directory: {tmp_path}/store}}\nstate: {{directory: {tmp_path}/state}}\n"
+        path.write_text(MODEL + "\n".join(lines) + "\n" + kept)
+        return path
+
+    return write_lines
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without the libraries that quantise."""
+    real = importlib.metadata.distribution
+
+    def find(name: str) -> importlib.metadata.Distribution:
+        if name in ("torchao", "nncf"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib.metadata, "distribution", find)
+
+
+def check(path: Path) -> list[str]:
+    config, lines = load_config(path), parse_config(path.read_text(), path)[1]
+    try:
+        check_readiness(config, path, lines)
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
+
+
+def meet(adapter: str, weights: str, path: Path) -> str:
+    """Return what a load of the model says."""
+    recipe = variant(registry.get_for(adapter, "CPU", StaticShapes()), weights)
+    with pytest.raises(AdapterUnavailable) as refused:
+        ModelStore(path.parent / "store").prepare(resolve("m.gguf", path.parent), recipe, lambda stage, done: None)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "weights", "command"),
+    [
+        ("torch_device", "int8", "pip install 'outrider[torch,quantize]'"),
+        ("torch_device", "int4", "pip install 'outrider[torch,quantize]'"),
+        ("torch_device", "fp8", "pip install 'outrider[torch,quantize]'"),
+        ("openvino_rt", "int8", "pip install 'outrider[quantize]'"),
+        ("openvino_rt", "int4", "pip install 'outrider[quantize]'"),
+    ],
+)
+@pytest.mark.usefixtures("bare")
+def test_a_format_without_its_library_is_refused_at_its_line(write_config, adapter, weights, command):
+    path = write_config(f"  adapter: {adapter}", f"  weights: {weights}")
+    (line,) = check(path)
+    assert line == f"{path}:5: model.weights: {meet(adapter, weights, path)}"
+    assert command in line
+    assert [one.found for one in examine(path) if one.verdict == "fail"] == [line]
+
+
+@pytest.mark.usefixtures("bare")
+def test_whatever_is_loaded_here_is_looked_at(write_config):
+    path = write_config(
+        "  weights: int4",
+        "  shards: [{layers: 1}, {layers: 1, adapter: torch_device}]",
+        "drafts:",
+        "  - {method: model, source: m.gguf, weights: int8}",
+        "failover:",
+        "  standby: [{adapter: torch_device}]",
+        "models:",
+        "  - {source: m.gguf, name: other, adapter: torch_device, weights: int8}",
+    )
+    places = [line.split(":")[1:3] for line in check(path)]
+    assert places == [
+        ["4", " model.weights"],
+        ["5", " model.shards[0].weights"],
+        ["5", " model.shards[1].weights"],
+        ["7", " drafts[0].weights"],
+        ["9", " failover.standby[0].weights"],
+        ["11", " models[0].weights"],
+    ]
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    "lines", [("  weights: as_file",), ("  adapter: torch_device",), ("  static_shapes: 'on'", "  weights: int8")]
+)
+def test_what_needs_no_such_library_passes(write_config, lines):
+    assert check(write_config(*lines)) == []
+
+
+def test_static_shapes_that_a_runtime_lacks_are_refused_at_their_line(write_config):
+    path = write_config("  adapter: torch_device", "  weights: int8", "  static_shapes: 'on'")
+    assert check(path) == [f"{path}:6: model.static_shapes: torch_device has no static shapes; openvino_rt has them"]
+
+
+@pytest.mark.parametrize("adapter", ["torch_device", "openvino_rt"])
+def test_what_is_installed_passes(write_config, adapter):
+    assert check(write_config(f"  adapter: {adapter}", "  weights: int8")) == []
