@@ -1,13 +1,14 @@
-"""Decodes a large matrix a few rows at a time, on all cores: what decoding needs beside its result stays small."""
+"""Makes a large matrix a few rows at a time: what making it needs beside its result stays small."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import fields, replace
+from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adapters.decoder.spec import Dense, Grouped, Tensor
 from adapters.hardware import count_logical_cores
@@ -15,6 +16,24 @@ from adapters.hardware import count_logical_cores
 _PIECE_ELEMENTS: Final = 1 << 19
 """Decoding takes about 40 bytes for each of them, in each thread."""
 _MOST_THREADS: Final = 16
+_PIECE_VALUES: Final = 1 << 22
+
+_Made = TypeVar("_Made", bound=Any)
+"""A dataclass whose arrays have a matrix's rows as their first axis."""
+
+
+def cut_rows(matrix: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """Yield a matrix some rows at a time."""
+    step = max(1, _PIECE_VALUES // matrix.shape[1])
+    return (matrix[first : first + step] for first in range(0, len(matrix), step))
+
+
+def make_by_rows(make: Callable[[NDArray[Any]], _Made], matrix: NDArray[Any]) -> _Made:
+    """Return what `make` makes of a matrix, made of some rows at a time: no row's part may depend on other rows."""
+    parts = list(map(make, cut_rows(matrix)))
+    arrays = {field.name: [getattr(part, field.name) for part in parts] for field in fields(parts[0])}
+    joined = {name: np.concatenate(some) for name, some in arrays.items() if isinstance(some[0], np.ndarray)}
+    return replace(parts[0], **joined) if len(parts) > 1 else parts[0]
 
 
 def decode_in_pieces(
@@ -25,17 +44,19 @@ def decode_in_pieces(
     rows, columns = shape
     step = max(1, _PIECE_ELEMENTS // columns)
     parts = [slice(first, min(rows, first + step)) for first in range(0, rows, step)]
+    first = decode(parts[0])
+    on_rows(parts[0].stop)
     if len(parts) == 1:
-        found = decode(parts[0])
-        on_rows(rows)
-        return found
-    joined: Tensor | None = None
+        return first
+    joined = _reserve(first, rows)
+    _put(joined, parts[0], first)
+
+    def fill(part: slice) -> None:
+        _put(joined, part, decode(part))  # at once: pieces that wait for whoever puts them together take memory
+
     with ThreadPoolExecutor(min(count_logical_cores(), len(parts), _MOST_THREADS)) as pool:
-        for part, piece in zip(parts, pool.map(decode, parts), strict=True):
-            joined = _reserve(piece, rows) if joined is None else joined
-            _put(joined, part, piece)
+        for part, _ in zip(parts[1:], pool.map(fill, parts[1:]), strict=True):
             on_rows(part.stop)
-    assert joined is not None  # noqa: S101  # there are rows
     return joined
 
 

@@ -28,7 +28,6 @@ from adapters.source_meter import SourceMeter
 from device_profiles.units import MIB
 
 _CHUNK_BYTES: Final = 4 * MIB
-_PIECE_VALUES: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,12 +190,6 @@ def _seal(part: Part, digest: blake2b) -> Part:
     """Return a part with its digest; the one that is given is of what lies in the file."""
     digest.update(json.dumps(asdict(part)).encode())
     return replace(part, digest=digest.hexdigest())
-
-
-def cut_rows(matrix: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Yield a matrix some rows at a time."""
-    step = max(1, _PIECE_VALUES // matrix.shape[1])
-    return (matrix[first : first + step] for first in range(0, len(matrix), step))
 
 
 def _read_journal(path: Path, identity: object) -> Iterator[Part]:

@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from adapters.decoder.pieces import cut_rows
 from adapters.decoder.spec import Dense, Grouped, Tensor, Weights, pack_pairs
-from adapters.decoder.weight_file import Array, Matrices, Part, WeightFile, cut_rows
+from adapters.decoder.weight_file import Array, Matrices, Part, WeightFile
 
 ALIGNMENT_BYTES = 4096  # a page: the runtime maps the file
 _TURNED_VALUES: Final = 1 << 23

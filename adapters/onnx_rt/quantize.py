@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from adapters.contract import AdapterUnavailable, ModelRefused
-from adapters.decoder.spec import Grouped, Tensor, Weights
+from adapters.decoder.pieces import make_by_rows
+from adapters.decoder.spec import Dense, Grouped, Tensor, Weights
 
 GROUP_SIZE = 32
 _OUTER = ("embedding", "head")
@@ -31,14 +33,18 @@ class QuantizedOnnxWeights:
         found = self._weights.tensor(name)
         if isinstance(found, Grouped) or found.values.ndim == 1:
             return found
-        rows, columns = found.values.shape
+        columns = found.values.shape[1]
         if columns % GROUP_SIZE:
             raise ModelRefused(
                 f"{name} has rows of {columns}, no multiple of {GROUP_SIZE}: it cannot be quantised here"
             )
         bits: Literal[4, 8] = 8 if name in _OUTER else self._bits
+        return make_by_rows(lambda rows: self._quantise(replace(found, values=rows), bits), found.values)
+
+    def _quantise(self, matrix: Dense, bits: Literal[4, 8]) -> Grouped:
+        rows, columns = matrix.values.shape
         # The quantiser computes scales in the format of its input, and ours are float16.
-        half = np.ascontiguousarray(found.float32().T.astype(np.float16))
+        half = np.ascontiguousarray(matrix.float32().T.astype(np.float16))
         values, scales, zeros = self._quantizers[bits].qbits_block_quant(half)
         if bits == 4:
             values, zeros = (np.stack([part & 15, part >> 4], axis=-1) for part in (values, zeros))

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.decoder.eight_bits import eight_bits
+from adapters.decoder.pieces import cut_rows
 from adapters.decoder.spec import Dense, Grouped, Tensor, pack_pairs
-from adapters.decoder.weight_file import Array, Matrices, Part, cut_rows
+from adapters.decoder.weight_file import Array, Matrices, Part
 from adapters.openvino_rt.ir_file import IrFile
 
 _SIGNED: Final = ("i4", "i8")

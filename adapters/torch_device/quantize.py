@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from adapters.contract import AdapterUnavailable, ModelRefused, Precision
+from adapters.decoder.pieces import make_by_rows
 from adapters.decoder.spec import Grouped, Weights
 from adapters.torch_device.quiet import quieten
-from adapters.torch_device.weights import Affine, Float8Rows, Stored
+from adapters.torch_device.weights import Affine, Float8Rows, Quantised, Stored
 
 INSTALL = "pip install 'outrider[torch,quantize]'"
 GROUP_SIZE = 32
@@ -41,16 +44,17 @@ class QuantizedTorchWeights:
         found = self._weights.tensor(name)
         if isinstance(found, Grouped) or found.values.ndim == 1:
             return found
-        matrix = self._torch.from_numpy(found.float32())
+        columns = found.values.shape[1]
+        quantise: Callable[[Any], Quantised] = self._groups_of_4_bits
         if self._precision is Precision.FP8:
-            return self._rows_of_float8(matrix)
-        if self._precision is Precision.INT8 or name in _OUTER:
-            return self._rows_of_8_bits(matrix)
-        if matrix.shape[1] % GROUP_SIZE:
-            raise ModelRefused(
-                f"{name} has rows of {matrix.shape[1]}, no multiple of {GROUP_SIZE}: ask for int8 instead"
-            )
-        return self._groups_of_4_bits(matrix)
+            quantise = self._rows_of_float8
+        elif self._precision is Precision.INT8 or name in _OUTER:
+            quantise = self._rows_of_8_bits
+        elif columns % GROUP_SIZE:
+            raise ModelRefused(f"{name} has rows of {columns}, no multiple of {GROUP_SIZE}: ask for int8 instead")
+        return make_by_rows(
+            lambda rows: quantise(self._torch.from_numpy(replace(found, values=rows).float32())), found.values
+        )
 
     def _rows_of_8_bits(self, matrix: Any) -> Affine:
         """Symmetric, a scale a row. The product takes scales in bfloat16, so values are rounded with such a scale."""

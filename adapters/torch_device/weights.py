@@ -25,8 +25,9 @@ from numpy.typing import NDArray
 
 from adapters.contract import LayerRange, ModelRefused
 from adapters.decoder.from_safetensors import tensor_names
+from adapters.decoder.pieces import cut_rows
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, Rope, pack_pairs
-from adapters.decoder.weight_file import Array, Block, WeightFile, cut_rows
+from adapters.decoder.weight_file import Array, Block, WeightFile
 from adapters.source_meter import SourceMeter
 from adapters.torch_device.split import Cut, RankPart
 
