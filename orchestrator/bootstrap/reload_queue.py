@@ -32,7 +32,7 @@ class ReloadQueue:
         self._notifier = notifier
         self._reread = reread
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._serves = self._waits = False
+        self._serves = self._ends = self._waits = False
 
     def open(self) -> None:
         """The daemon serves: cluster.yaml is reloaded, too."""
@@ -42,16 +42,19 @@ class ReloadQueue:
 
     async def close(self) -> None:
         """Reload no more: what is under way is given up."""
-        self._serves = False
+        self._serves, self._ends = False, True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def observe_hangup(self) -> None:
-        """SIGHUP: reload. Nobody waits for what comes of it, so that the status tells."""
-        if not self._serves:
-            self._waits, self._reloader.last = True, "cluster.yaml is read again when the daemon serves"
-        self._begin(self._reload_for_signal())
+        """SIGHUP: reload. Nobody waits for what comes of it, so that the log and the status tell."""
+        if self._serves or self._ends:
+            self._begin(self._reload_for_signal())
+            return
+        self._waits, self._reloader.last = True, "cluster.yaml is read again when the daemon serves"
+        _log.info(self._reloader.last)
+        self._reread()
 
     async def reload(self, check: bool) -> dict[str, Any]:
         """Reload for a command, to the end also where nobody waits for it any more; returns what has changed. `check`:

@@ -55,6 +55,7 @@ def run_sequence(directory: Path, seed: int, expected: str) -> None:
             try:
                 start.follow(plan_events(seed, (*EVENTS, "cordon-device") if planned else EVENTS))
                 start.wait_served(expected)
+                print("\n".join(start.told))
                 assert start.daemon.stop() == 0
             except AssertionError as error:
                 raise AssertionError("\n".join([f"seed {seed}: {error}", *start.told])) from error

@@ -22,7 +22,7 @@ from tests.support.waiting import until
 from tools.chaos.schedule import PlannedFault, Shape, plan_faults
 from tools.chaos.service import read_workers
 
-LASTS_S = 5.0
+LASTS_S = 7.0
 GAP_S = (0.1, 1.2)
 LEAST_SLOTS, MOST_SLOTS = 2, 5
 SERVES_WITHIN_S = 120.0
