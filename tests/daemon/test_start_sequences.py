@@ -44,7 +44,7 @@ def write_config(directory: Path, disk: Path, seed: int) -> tuple[Path, bool]:
         store_simulated_profiles(disk / "store" / "profiles", {"SIM": 2.0, "SIM.1": 3.0}, script=script)
     path = configuration(directory, script=script, replicas=replicas, extra=extra)
     text = path.read_text().replace(f"'{directory}/st", f"'{disk}/st")
-    path.write_text(text.replace("adapter: simulated,", "adapter: auto, device: auto,", 1) if planned else text)
+    path.write_text(text.replace("adapter: simulated,", "adapter: simulated, device: auto,", 1) if planned else text)
     return path, planned
 
 
