@@ -27,6 +27,7 @@ GAP_S = (0.1, 1.2)
 LEAST_SLOTS, MOST_SLOTS = 2, 5
 SERVES_WITHIN_S = 120.0
 ENDS_WITHIN_S = 60.0
+PLANNED_WITHIN_S = 120.0
 _BEGAN_S = psutil.Process().create_time()
 _BROKEN = "limits: [this is, no mapping\n"
 
@@ -60,18 +61,20 @@ class Start:
     def follow(self, events: Sequence[PlannedFault]) -> None:
         """Let all of it happen, each at its time or when it is its turn, and look after each. Raises AssertionError
         where those who tell of the daemon disagree."""
-        steps = [(at_s, one) for one in events for at_s in {one.at_s, one.at_s + one.hold_s}]
-        began_s, open_events = time.monotonic(), dict[int, ExitStack]()
+        steps = sorted((at_s, one.number, one) for one in events for at_s in {one.at_s, one.at_s + one.hold_s})
+        began: dict[int, ExitStack] = {}
+        before_s = 0.0
         with ExitStack() as holds:
             self.look()
-            for at_s, event in sorted(steps, key=lambda step: step[0]):
-                time.sleep(max(0.0, began_s + at_s - time.monotonic()))
-                if event.number in open_events:
-                    open_events[event.number].close()
+            for at_s, number, event in steps:
+                time.sleep(at_s - before_s)  # however long it took to look
+                before_s = at_s
+                if number in began:
+                    began[number].close()
                     self.told.append(f"{at_s:.1f} s: {event.kind} is over")
                 else:
-                    mine = open_events[event.number] = holds.enter_context(ExitStack())
-                    what = mine.enter_context(EVENTS[event.kind](self, event.pick))
+                    began[number] = holds.enter_context(ExitStack())
+                    what = began[number].enter_context(EVENTS[event.kind](self, event.pick))
                     self.told.append(f"{at_s:.1f} s: {event.kind}: {what or 'nothing to do it to'}")
                 self.look()
 
@@ -103,12 +106,12 @@ class Start:
         return bool(self.daemon.status()["phase"] == "ready")
 
     def pick_worker(self, pick: float) -> psutil.Process | None:
-        """Return a worker's process, whether it loads or serves; None where there is none."""
-        try:
+        """Return a worker's process, whether it loads or serves; None where there is none. Waits for the first."""
+        with suppress(StatusError):
+            until(lambda: self.daemon.status()["replicas"], PLANNED_WITHIN_S)
             seen = [one for one in read_workers(self.daemon.status()) if one.pid]
-        except StatusError:
-            return None
-        return self._find(seen[int(pick * len(seen))].pid) if seen else None
+            return self._find(seen[int(pick * len(seen))].pid) if seen else None
+        return None
 
     def pick_converter(self, pick: float) -> psutil.Process | None:
         """Return the process of a conversion into its store; None where none runs."""
