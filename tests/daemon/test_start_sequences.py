@@ -17,8 +17,8 @@ from tests.support.small_disk import small_disk
 from tests.support.start_checks import ask
 from tests.support.start_events import Start, plan_events
 
-SHORT, ALL = range(4), range(4, 24)
-DISK_MIB = 32
+SHORT, ALL, CONVERTED = range(3), range(3, 23), range(23, 26)
+DISK_MIB, CONVERTED_MIB = 32, 512
 EVENTS = ("kill-worker", "stop-worker", "reload-good", "reload-bad", "disk-full")
 
 
@@ -48,17 +48,22 @@ def write_config(directory: Path, disk: Path, seed: int) -> tuple[Path, bool]:
     return path, planned
 
 
-def run_sequence(directory: Path, seed: int, expected: str) -> None:
+def run_sequence(path: Path, disk: Path, seed: int, kinds: tuple[str, ...]) -> str:
+    """Start a daemon, let it happen, and stop it; returns what it answered in the end."""
+    with Start(path, disk) as start:
+        try:
+            start.follow(plan_events(seed, kinds))
+            answer = start.wait_served()
+            assert start.daemon.stop() == 0
+        except AssertionError as error:
+            raise AssertionError("\n".join([f"seed {seed}: {error}", *start.told])) from error
+    return answer
+
+
+def run_simulated(directory: Path, seed: int) -> str:
     with small_disk(directory / "disk", DISK_MIB) as disk:
         path, planned = write_config(directory, disk, seed)
-        with Start(path, disk) as start:
-            try:
-                start.follow(plan_events(seed, (*EVENTS, "cordon-device") if planned else EVENTS))
-                start.wait_served(expected)
-                print("\n".join(start.told))
-                assert start.daemon.stop() == 0
-            except AssertionError as error:
-                raise AssertionError("\n".join([f"seed {seed}: {error}", *start.told])) from error
+        return run_sequence(path, disk, seed, (*EVENTS, "cordon-device") if planned else EVENTS)
 
 
 @pytest.fixture(autouse=True)
@@ -68,10 +73,22 @@ def devices(monkeypatch):
 
 @pytest.mark.parametrize("seed", name_seeds(SHORT))
 def test_whoever_serves_answers_and_whoever_does_not_says_why(tmp_path, expected, seed):
-    run_sequence(tmp_path, seed, expected)
+    assert run_simulated(tmp_path, seed) == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", name_seeds(ALL))
 def test_twenty_more_sequences(tmp_path, expected, seed):
-    run_sequence(tmp_path, seed, expected)
+    assert run_simulated(tmp_path, seed) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", name_seeds(CONVERTED))
+def test_a_model_that_is_converted_meanwhile(tmp_path, first_layers_path, seed):
+    with small_disk(tmp_path / "disk", CONVERTED_MIB) as disk:
+        path = configuration(tmp_path, extra="drafts: []\nalerts: {every_s: 0.1}\n")
+        text = path.read_text().replace(
+            "'simulated:toy?', adapter: simulated", f"'{first_layers_path}', adapter: openvino_rt"
+        )
+        path.write_text(text.replace(f"'{tmp_path}/st", f"'{disk}/st"))
+        assert run_sequence(path, disk, seed, (*EVENTS, "kill-converter", "stop-converter"))

@@ -28,6 +28,7 @@ LEAST_SLOTS, MOST_SLOTS = 2, 5
 SERVES_WITHIN_S = 120.0
 ENDS_WITHIN_S = 60.0
 PLANNED_WITHIN_S = 120.0
+CONVERTS_WITHIN_S = 10.0
 _BEGAN_S = psutil.Process().create_time()
 _BROKEN = "limits: [this is, no mapping\n"
 
@@ -91,15 +92,19 @@ class Start:
             assert self.daemon.process.returncode == 1, self.told
             assert last.startswith("outrider: "), self.told
             self._stack.close()
+            if _BROKEN in self.path.read_text():  # it would only say so
+                return
             self._daemon = self._stack.enter_context(starting(self.path))
 
-    def wait_served(self, expected: str) -> None:
-        """Wait until it serves, and see that it answers, takes its file as it is, and that all agree."""
+    def wait_served(self) -> str:
+        """Wait until it serves, see that it takes its file as it is and that all agree; returns what it answers."""
         until(self._serves, SERVES_WITHIN_S)
         query_daemon(self.daemon.admin, "/admin/reload", {"check": False}, answer_s=SERVES_WITHIN_S)
         self.look()
         assert self.daemon.status()["ready"]["slots"] == self.slots
-        assert ask(self.daemon) == (expected, "")
+        answer, refused = ask(self.daemon)
+        assert not refused
+        return answer
 
     def _serves(self) -> bool:
         self.look()
@@ -114,8 +119,10 @@ class Start:
         return None
 
     def pick_converter(self, pick: float) -> psutil.Process | None:
-        """Return the process of a conversion into its store; None where none runs."""
-        found = [one for one in psutil.process_iter() if is_converter(one, self.disk)]
+        """Return the process of a conversion into its store, which may be about to start; None where none runs."""
+        with suppress(AssertionError):
+            until(lambda: list_converters(self.disk), CONVERTS_WITHIN_S)
+        found = list_converters(self.disk)
         return found[int(pick * len(found))] if found else None
 
     def write_slots(self, slots: int) -> None:
@@ -153,6 +160,11 @@ class Start:
             process = psutil.Process(pid)
             return process if process.create_time() >= _BEGAN_S else None
         return None
+
+
+def list_converters(store: Path) -> list[psutil.Process]:
+    """Return the processes that convert a model into this directory."""
+    return [one for one in psutil.process_iter() if is_converter(one, store)]
 
 
 def is_converter(process: psutil.Process, store: Path) -> bool:
