@@ -10,10 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from adapters.hardware import processor, runtime_version
 from orchestrator.bench.cluster.hosts import BenchHosts
 from orchestrator.cli.daemon_socket import query_daemon
-from orchestrator.planning.digests import digest_at_hand
 from tests.daemon.test_foreign_adapters import put_on_path
 from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, running
@@ -94,73 +92,3 @@ def serve(config: Path, hosts: BenchHosts, expected: str) -> None:
         leaving.join()
         assert "target.2 takes the place of target" in log.read_text()
         expect_answers(daemon, expected)
-
-
-LACKING = """
-import os, sys
-
-
-class Lacking:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in os.environ.get("TEST_LACKS", "").split():
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-sys.meta_path.insert(0, Lacking())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_a_runtime_whose_library_one_host_lacks_is_planned_for_the_other_host_alone(
-    tmp_path, first_layers_path, monkeypatch
-):
-    """Both have one and the same processor, and a profile of it with the runtime that is the faster one."""
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(LACKING)
-    put_on_path(monkeypatch, site)
-    with joined_hosts(monkeypatch, 2, 1) as made:
-        monkeypatch.setenv("TEST_LACKS", "openvino")
-        made.join(1)
-        monkeypatch.delenv("TEST_LACKS")
-        config = write_real_config(tmp_path, first_layers_path, made)
-        made.run_on(0, lambda: expect_the_other_runtime(config, made))
-
-
-def write_real_config(directory: Path, model: Path, hosts: BenchHosts) -> Path:
-    """The host that lacks the faster runtime is the cheaper one."""
-    store = directory / "store"
-    for adapter, row_ms in (("openvino_rt", 1.0), ("onnx_rt", 9.0)):
-        store_simulated_profiles(
-            store / "profiles",
-            {"CPU": row_ms},
-            "first",
-            adapter=adapter,
-            digest=digest_at_hand(str(model), directory, store),
-            hardware=processor(),
-            version=runtime_version(adapter),
-            layers=2,
-        )
-    far = hosts.hosts[1].address
-    extra = (
-        "placement: {objective: cost, profile: never}\ndrafts: []\nlimits: {kv_cache: 64 MiB, max_running: 2}\n"
-        f"hosts: [{{name: near, address: here, price_per_hour: 9}}, {{name: far, address: {far}, price_per_hour: 1}}]\n"
-    )
-    path = configuration(directory, runtime="ray", extra=extra)
-    text = path.read_text().replace("runtime: ray", f"address: '{hosts.address}'")
-    text = text.replace("'simulated:toy?', adapter: simulated", f"'{model}', adapter: auto, device: auto", 1)
-    path.write_text(text.replace("name: toy", "name: first"))
-    return path
-
-
-def expect_the_other_runtime(config: Path, hosts: BenchHosts) -> None:
-    far = hosts.hosts[1].address
-    with running(config) as daemon:
-        status = daemon.status()
-        assert (status["ready"]["adapter"], status["ready"]["device"]) == ("onnx_rt", "CPU")
-        assert f"ray node {far}" in status["worker"]
-        assert daemon.client.completions.create(model="first", prompt="the sea is", max_tokens=4).choices
-        (told,) = (one for one in query_daemon(daemon.admin, "/admin/plan")["assumed"] if "openvino_rt" in one)
-        assert told.startswith(f"{far}/CPU: openvino_rt is left out there: ")
-        assert "not installed" in told

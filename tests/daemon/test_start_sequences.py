@@ -1,7 +1,7 @@
 """Random sequences of events at the start of real daemons with real workers: whoever serves answers, and whoever does
 not says why to everybody who asks, with one cause. In the end all of them serve.
 
-A seed is a sequence: `pytest tests/daemon/test_start_sequences.py -k seed-7` repeats it.
+A seed is a sequence: `pytest tests/daemon/test_start_sequences.py -k seed-07` repeats it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EVENTS = ("kill-worker", "stop-worker", "reload-good", "reload-bad", "disk-full"
 
 
 def name_seeds(numbers: range) -> list[object]:
-    return [pytest.param(number, id=f"seed-{number}") for number in numbers]
+    return [pytest.param(number, id=f"seed-{number:02}") for number in numbers]
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ def store_simulated_profiles(
 ) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same, and `more_row_ms` for
     each row beyond the first. `hardware_name`: "{}" in it is the device. Where `cores` are given, the devices are
-    processors with so many, and this is measured with so many `threads`. `others`: the share that others took. `digest`,
-    `hardware` and `version` of the runtime: of a real one."""
+    processors with so many, and this is measured with so many `threads`. `others`: the share that others took.
+    `digest`, `hardware` and `version` of the runtime: of a real one."""
     digest = digest or digest_simulated_model(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
