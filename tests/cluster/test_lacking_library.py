@@ -10,11 +10,15 @@ import msgspec
 
 from adapters.hardware import processor, runtime_version
 from orchestrator.bootstrap.fleet import FleetPlanning
+from orchestrator.clock import SystemClock
+from orchestrator.config.model import ClusterConfig
+from orchestrator.control.admission import ControlLimits
+from orchestrator.control.controller import TargetControl
 from orchestrator.planning.digests import digest_at_hand
 from orchestrator.planning.proposal import PlanProposal
-from orchestrator.workers.contract import Worker, WorkerSpec
+from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.host import NODE_ADDRESS
-from orchestrator.workers.local import LocalCluster
+from orchestrator.workers.local import LocalCluster, LocalWorker
 from tests.support.config import parse_config
 from tests.support.profiles import store_simulated_profiles
 
@@ -41,7 +45,7 @@ class TwoHosts(LocalCluster):
     async def nodes(self) -> list[str]:
         return [NEAR, FAR]
 
-    async def start(self, spec: WorkerSpec) -> Worker:
+    async def start(self, spec: WorkerSpec) -> LocalWorker:
         far = spec.node == FAR
         told = {NODE_ADDRESS: spec.node, **({"TEST_LACKS": "openvino"} if far else {})}
         return await super().start(msgspec.structs.replace(spec, environment={**spec.environment, **told}))
@@ -72,7 +76,7 @@ def test_a_runtime_is_planned_only_where_its_library_is(tmp_path, first_layers_p
         "placement: {objective: cost, profile: never}\ndrafts: []\n"
         f"hosts: [{{name: near, address: here, price_per_hour: 9}}, {{name: far, address: {FAR}, price_per_hour: 1}}]\n"
     )
-    found = asyncio.run(propose(path))
+    found = asyncio.run(propose(parse_config(path.read_text(), path), path))
     (shard,) = found.plan.replicas[0].shards
     assert (shard.runtime, shard.device) == ("onnx_rt", f"{FAR}/CPU")
     (told,) = (one for one in found.assumed if "openvino_rt" in one)
@@ -80,9 +84,15 @@ def test_a_runtime_is_planned_only_where_its_library_is(tmp_path, first_layers_p
     assert "not installed" in told
 
 
-async def propose(path: Path) -> PlanProposal:
+async def propose(config: ClusterConfig, path: Path) -> PlanProposal:
     cluster = TwoHosts()
-    fleet = FleetPlanning(parse_config(path.read_text(), path), path, cluster, lambda *_: None, lambda *_: None)
+    fleet = FleetPlanning(
+        config,
+        path,
+        cluster,
+        lambda stage, fraction: None,
+        TargetControl(cluster, (), ControlLimits(1, 1), SystemClock()),
+    )
     try:
         return await fleet.propose()
     finally:
