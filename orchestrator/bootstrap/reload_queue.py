@@ -25,29 +25,36 @@ class Notifier(Protocol):
 
 class ReloadQueue:
     """Reloads that are under way or wait. Until `open` and from `close` on only the files of keys and certificate are
-    read again, by `reread`, which says why any stays as it was."""
+    read again, by `reread`, which says why any stays as it was. A SIGHUP before `open` is made good then."""
 
     def __init__(self, reloader: Reloader, notifier: Notifier, reread: Callable[[], list[str]]) -> None:
         self._reloader = reloader
         self._notifier = notifier
         self._reread = reread
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._serves = False
+        self._serves = self._ends = self._waits = False
 
     def open(self) -> None:
         """The daemon serves: cluster.yaml is reloaded, too."""
         self._serves = True
+        if self._waits:
+            self._begin(self._reload_for_signal())
 
     async def close(self) -> None:
         """Reload no more: what is under way is given up."""
-        self._serves = False
+        self._serves, self._ends = False, True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def observe_hangup(self) -> None:
-        """SIGHUP: reload."""
-        self._begin(self._reload_for_signal())
+        """SIGHUP: reload. Nobody waits for what comes of it, so that the log and the status tell."""
+        if self._serves or self._ends:
+            self._begin(self._reload_for_signal())
+            return
+        self._waits, self._reloader.last = True, "cluster.yaml is read again when the daemon serves"
+        _log.info(self._reloader.last)
+        self._reread()
 
     async def reload(self, check: bool) -> dict[str, Any]:
         """Reload for a command, to the end also where nobody waits for it any more; returns what has changed. `check`:

@@ -17,7 +17,8 @@ def health(
     url: DaemonUrl = None,
     as_json: DaemonJson = False,
 ) -> None:
-    """Show the devices, hosts, links and workers that something went wrong with, and those that are kept from work."""
+    """Show the models that do not serve, and why; the devices, hosts, links and workers that something went wrong
+    with, and those that are kept from work."""
     place = find_daemon(url, socket, config, port)
     show_health(query_daemon(place, name_model(model, "/admin/health")), as_json=as_json)
 
@@ -32,6 +33,10 @@ def show_health(answer: dict[str, Any], *, as_json: bool) -> None:
     from orchestrator.plain_table import add_row, wide_console
 
     console = wide_console()
+    for one in answer["models"]:
+        if one["phase"] != "ready":
+            name = f"the model '{one['model']}'" if one["model"] else "the model"
+            console.print(f"{name} is {one['phase']}: {one['detail']}", markup=False, highlight=False)
     if not answer["parts"]:
         console.print("all parts are healthy")
         return

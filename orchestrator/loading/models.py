@@ -30,7 +30,7 @@ from adapters.devices_there import check_device
 from adapters.model_checks import describe_draft
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import ModelSource, check_model
-from adapters.model_store import ModelChanged, ModelStore
+from adapters.model_store import ModelChanged, ModelStore, explain_errors
 from adapters.served_model import find_whole, keep_head
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
@@ -456,13 +456,15 @@ def prepare_own_tokenizer(options: ModelOptions, progress: OnProgress = silent) 
 
 
 def _write_simulated_source(options: ModelOptions, adapter: Adapter, root: Path) -> Path:
-    """Write the script behind `simulated:toy?` where the adapter loads it from."""
+    """Write the script behind `simulated:toy?` where the adapter loads it from. Raises StoreFull and
+    StoreUnwritable."""
     script = parse_simulated_script(options.source)
     prepared = root / digest_simulated_model(options.source)
     if options.adapter != "simulated":  # another distribution's may write something else
         prepared = prepared.with_name(f"{prepared.name}-{options.adapter}")
-    prepared.mkdir(parents=True, exist_ok=True)
     source = prepared / "source.txt"
-    source.write_text(script, encoding="utf-8")
-    adapter.prepare(source, prepared, lambda stage, fraction: None)
+    with explain_errors(root):
+        prepared.mkdir(parents=True, exist_ok=True)
+        source.write_text(script, encoding="utf-8")
+        adapter.prepare(source, prepared, lambda stage, fraction: None)
     return prepared

@@ -6,33 +6,20 @@ import re
 import threading
 from pathlib import Path
 
-import psutil
 import pytest
 
 from adapters.artefact import list_kept
 from tests.support.daemon import running
+from tests.support.start_events import list_converters
 from tests.support.waiting import until
 
 _PARTS = 30
 
 
-def find_converter(store: Path) -> psutil.Process:
-    """Return the process that converts into this store."""
-    return next(one for one in psutil.process_iter() if is_converter(one, store))
-
-
-def is_converter(process: psutil.Process, store: Path) -> bool:
-    try:
-        words = process.cmdline()
-    except psutil.Error:
-        return False
-    return "adapters.openvino_rt.convert" in words and any(word.startswith(str(store)) for word in words)
-
-
 def disturb(store: Path) -> None:
     """Kill the converter in the middle."""
     until(lambda: any(len(path.read_text().splitlines()) > _PARTS for path in list_kept(store)))
-    find_converter(store).kill()
+    list_converters(store)[0].kill()
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tests.support.cut_streams import (
     workers_of,
     workers_of_state,
 )
-from tests.support.daemon import Daemon, configuration, running
+from tests.support.daemon import Daemon, configuration, running, starting
 from tests.support.small_disk import keep_full, small_disk
 from tests.support.waiting import until
 
@@ -101,6 +101,27 @@ def test_a_disk_that_is_full_at_the_first_start_is_told_and_taken_when_there_is_
                     again.read(second.url)
                     assert set(again.statuses) == {200}
                     assert again.texts == client.texts
+
+
+def test_a_store_that_is_full_at_the_first_start_is_told_with_the_way_out(tmp_path, outrider):
+    """A SIGHUP meanwhile is told, and made good when the daemon serves."""
+    config = configuration(tmp_path, script="base_ms=1", extra="drafts: []")
+    with small_disk(tmp_path / "store", DISK_MIB) as store, ExitStack() as full:
+        full.enter_context(keep_full(store))
+        with starting(config) as daemon:
+            until(lambda: f"{store}: the disk became full" in daemon.status()["detail"], WITHIN_S)
+            assert "Free some space there" in httpx.get(f"{daemon.url}/ready").json()["error"]["message"]
+            told = outrider("health", "--socket", str(daemon.admin)).stdout
+            assert "the model 'toy' is starting" in told
+            assert "the disk became full" in " ".join(told.split())
+            config.write_text(f"{config.read_text()}limits: {{max_running: 3}}\n")
+            daemon.process.send_signal(signal.SIGHUP)
+            until(lambda: "when the daemon serves" in daemon.status()["reload"]["last"], WITHIN_S)
+            full.close()
+            daemon.wait_ready()
+            until(lambda: "took effect" in daemon.status()["reload"]["last"], WITHIN_S)
+            assert daemon.status()["ready"]["slots"] == 3
+            assert "is starting" not in outrider("health", "--socket", str(daemon.admin)).stdout
 
 
 def test_what_the_journal_cannot_keep_is_told_and_no_more_when_it_can(tmp_path, outrider):

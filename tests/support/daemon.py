@@ -52,6 +52,15 @@ class Daemon:
         except AssertionError:
             raise AssertionError(f"{what} never showed {expected}: {found}") from None
 
+    def wait_ready(self) -> None:
+        """Wait until it serves."""
+        deadline = time.monotonic() + READY_WITHIN_S
+        while httpx.get(f"{self.url}/ready").status_code != httpx.codes.OK:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the daemon ended with {self.process.returncode}:\n{self.log.read_text()}")
+            assert time.monotonic() < deadline, f"the daemon was not ready:\n{self.log.read_text()}"
+            time.sleep(0.05)
+
     def kill(self) -> None:
         """Send SIGKILL to the daemon alone, and wait for its end."""
         self.process.kill()
@@ -97,12 +106,20 @@ def outrider_process(*arguments: str) -> subprocess.CompletedProcess[str]:
 @contextmanager
 def running(config: Path, *arguments: str) -> Iterator[Daemon]:
     """Start `outrider serve`, wait until it is ready, and see that it is gone at the end."""
+    with starting(config, *arguments) as daemon:
+        daemon.wait_ready()
+        yield daemon
+
+
+@contextmanager
+def starting(config: Path, *arguments: str) -> Iterator[Daemon]:
+    """Start `outrider serve`, wait until it can be asked, and see that it is gone at the end."""
     log = config.with_suffix(".log")
     admin = config.parent / "admin.sock"
     with log.open("wb") as output:
         process = start_outrider(["serve", "--config", str(config), *arguments], output.fileno(), output.fileno())
         try:
-            url = _url(process, admin, log)
+            url = _wait_url(process, admin, log)
             with OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
                 yield Daemon(process, url, admin, log, client)
         finally:
@@ -115,17 +132,17 @@ def running(config: Path, *arguments: str) -> Iterator[Daemon]:
                     process.wait()
 
 
-def _url(process: WarmProcess | subprocess.Popen[bytes], admin: Path, log: Path) -> str:
+def _wait_url(process: WarmProcess | subprocess.Popen[bytes], admin: Path, log: Path) -> str:
+    """Return where the API listens, once it does."""
     deadline = time.monotonic() + READY_WITHIN_S
-    with httpx.Client() as client:
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise AssertionError(f"the daemon ended with {process.returncode}:\n{log.read_text()}")
-            url = read_url(admin)
-            if url and client.get(f"{url}/ready").status_code == httpx.codes.OK:
-                return url
-            time.sleep(0.05)
-    raise AssertionError(f"the daemon was not ready:\n{log.read_text()}")
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise AssertionError(f"the daemon ended with {process.returncode}:\n{log.read_text()}")
+        url = read_url(admin)
+        if url:
+            return url
+        time.sleep(0.05)
+    raise AssertionError(f"the daemon never listened:\n{log.read_text()}")
 
 
 def read_url(admin: Path) -> str:

@@ -30,18 +30,22 @@ def store_simulated_profiles(
     peak_bytes: int = 64 << 20,
     others: float | None = None,
     adapter: str = "simulated",
+    digest: str = "",
+    hardware: Hardware | None = None,
+    version: str = "",
 ) -> ProfileStore:
     """Store what a forward of one row takes on each of these devices; eight rows take the same, and `more_row_ms` for
     each row beyond the first. `hardware_name`: "{}" in it is the device. Where `cores` are given, the devices are
-    processors with so many, and this is measured with so many `threads`. `others`: the share that others took."""
-    digest = digest_simulated_model(f"simulated:toy?{script}")
+    processors with so many, and this is measured with so many `threads`. `others`: the share that others took.
+    `digest`, `hardware` and `version` of the runtime: of a real one."""
+    digest = digest or digest_simulated_model(f"simulated:toy?{script}")
     store = ProfileStore(directory)
     for device, ms in row_ms.items():
         kind = "cpu" if cores else "simulated"
-        hardware = Hardware(kind, hardware_name.format(device), memory_bytes, physical_cores=cores)
-        version = f"{adapter.replace('simulated', 'outrider')} 0.1.0"
-        mark = fingerprint(hardware, version)
-        store.save(MeasuredDevice(mark, adapter, device, version, hardware, 0, measured_at=measured_at))
+        seen = hardware or Hardware(kind, hardware_name.format(device), memory_bytes, physical_cores=cores)
+        runtime = version or f"{adapter.replace('simulated', 'outrider')} 0.1.0"
+        mark = fingerprint(seen, runtime)
+        store.save(MeasuredDevice(mark, adapter, device, runtime, seen, 0, measured_at=measured_at))
         store.save(
             MeasuredModel(
                 fingerprint=mark,

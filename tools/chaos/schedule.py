@@ -32,18 +32,24 @@ class PlannedFault:
 
 
 def plan_faults(
-    seed: int, shapes: Mapping[str, Shape], duration_s: float, gap_s: tuple[float, float] = GAP_S
+    seed: int,
+    shapes: Mapping[str, Shape],
+    duration_s: float,
+    gap_s: tuple[float, float] = GAP_S,
+    *,
+    first_at_s: float = FIRST_AT_S,
+    quiet_end_s: float = QUIET_END_S,
 ) -> list[PlannedFault]:
     """Return the faults of a run, in their order. Each kind comes as often as its weight says, in rounds of all kinds.
 
-    The last QUIET_END_S are left free. Where there is room for one fault only, there is one.
+    The last `quiet_end_s` are left free. Where there is room for one fault only, there is one.
     """
     drawn = random.Random(f"faults {seed}")  # noqa: S311  # which fault comes when is no secret
     names = sorted(shapes)
     found: list[PlannedFault] = []
     bag: list[str] = []
-    at_s = FIRST_AT_S
-    while names and (at_s <= duration_s - QUIET_END_S or not found):
+    at_s = first_at_s
+    while names and (at_s <= duration_s - quiet_end_s or not found):
         if not bag:
             bag = [name for name in names for _ in range(shapes[name].weight)]
             drawn.shuffle(bag)

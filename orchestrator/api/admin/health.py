@@ -30,8 +30,11 @@ def install_health_routes(app: FastAPI, targets: AdminTargets) -> None:
     """Add the routes."""
 
     def list_parts(model: str | None) -> dict[str, Any]:
-        told = [(targets.label(one), one.control.view().health) for one in targets.choose(model)]
-        return {"parts": [{**dataclasses.asdict(part), **label} for label, parts in told for part in parts]}
+        told = [(targets.label(one), one, one.control.view()) for one in targets.choose(model)]
+        return {
+            "models": [{"model": one.name(), "phase": view.phase, "detail": view.detail} for _, one, view in told],
+            "parts": [{**dataclasses.asdict(part), **label} for label, _, view in told for part in view.health],
+        }
 
     @app.get("/admin/health")
     async def health(model: str | None = None) -> dict[str, Any]:
