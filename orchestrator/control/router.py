@@ -207,6 +207,8 @@ class Router:
         if found.runs == 1:
             found.on_change()
         sent = self._streams.send(stream, found.name, found.kind, now_s)
+        if stream.probation:
+            self._exclusions.reserved = ""  # it is tried here, wherever room was made for it
         sent, stream.speculation = resolve_overrides(
             sent, stream.overrides, found.engine, self._find_bounds(found, stream.submit)
         )

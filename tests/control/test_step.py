@@ -786,3 +786,20 @@ def test_a_replica_is_emptied_for_a_suspect_only_where_that_can_go() -> None:
     world.now_s += TRIAL_PATIENCE_S + 1.0
     world.tell(Woke())
     assert world.holder["suspect"][0] == 1
+
+
+def test_a_replica_is_kept_for_a_suspect_no_longer_than_until_that_is_sent() -> None:
+    world = World(max_restarts=9)
+    world.tell(WorkersChosen([spec("t1"), spec("t0")], []))  # the first is emptied, and of equals t0 is taken
+    world.tell(ClusterOpened())
+    bring_back(world, 0)
+    open_stream(world, "suspect")
+    world.end_process(0, kind="crashed")
+    world.tell(PartHeld(Part("device", "here/DEV"), Health.CORDONED))
+    bring_back(world, 0, 1)
+    open_stream(world, "other")
+    world.now_s += TRIAL_PATIENCE_S + 1.0
+    world.tell(Woke())
+    assert not world.holder
+    world.tell(PartHeld(Part("device", "here/DEV"), None))
+    assert sorted(world.holder) == ["other", "suspect"]
