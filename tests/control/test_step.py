@@ -465,7 +465,8 @@ class ControlMachine(RuleBasedStateMachine):
         able = [one for one in state.replicas.with_streams if one.serving and not held.intersection(one.parts)]
         alike = [one for one in state.replicas.with_streams if one.kind == stream.kind and one.state.phase != FAILED]
         if stream.kind and alike and (self.other_bits != "streams" or any(one.serving for one in alike)):
-            able = [one for one in able if one in alike]
+            stay = [one for one in alike if one.rank is Rank.SERVING] or alike  # what retires is left where one stays
+            able = [one for one in able if one in stay]
         else:
             able = [one for one in able if one.rank is Rank.SERVING]
         if {one.name for one in able} - set(stream.failed_at):
