@@ -91,7 +91,7 @@ async def propose(config: ClusterConfig, path: Path) -> PlanProposal:
         path,
         cluster,
         lambda stage, fraction: None,
-        TargetControl(cluster, (), ControlLimits(1, 1), SystemClock()),
+        TargetControl(cluster, (), ControlLimits(1, 1, 0), SystemClock()),
     )
     try:
         return await fleet.propose()

@@ -50,7 +50,8 @@ class Standing:
         if serves:
             wrong += [f"/ready says {self.ready}"] * (self.ready[0] != httpx.codes.OK)
             wrong += [f"/health says {self.health}"] * (self.health[0] != httpx.codes.OK)
-            wrong += [f"a request is refused: {self.refused}"] * bool(self.refused)
+            if self.refused and not self._is_held():
+                wrong.append(f"a request is refused: {self.refused}")
             return wrong
         if not self.why:
             wrong.append("the status says no reason")
@@ -64,6 +65,11 @@ class Standing:
         if self.phase != "restarting" and self.why not in self.refused:  # then requests wait
             wrong.append(f"a request is refused with {self.refused!r}, answered with {self.answer!r}")
         return wrong
+
+    def _is_held(self) -> bool:
+        """Whether a request was refused since an operator keeps a device from work, and `health` says which."""
+        told = [f"device {one['name']} is {one['state']}" for one in self.parts["parts"] if one["kind"] == "device"]
+        return any(one in self.refused for one in told)
 
 
 def look(daemon: Daemon) -> Standing:
