@@ -16,6 +16,7 @@ from orchestrator.api.keys import STRANGER
 from orchestrator.api.metrics.page import MetricsPage
 from orchestrator.api.openapi import operation
 from orchestrator.api.served import NOT_READY_RETRY_S, ServedModel, ServedModels, not_ready
+from orchestrator.control.admission import describe_held
 from orchestrator.control.shortfall import list_missing, list_wanted
 from orchestrator.control.state import DRAINING, FAILED, READY, RESTARTING, STARTING
 from orchestrator.errors import RequestError
@@ -85,10 +86,10 @@ def _tell_started(asked: Sequence[ServedModel], *, whole: bool) -> Response:
 
 
 def _tell_ready(asked: Sequence[ServedModel], journal: JournalView, *, whole: bool) -> Response:
-    """Answer whether one of these models serves, and none is still to serve for the first time. What the journal cannot
-    keep is told, and is no reason to send requests elsewhere."""
+    """Answer whether one of these models takes requests, and none is still to serve for the first time. What the
+    journal cannot keep is told, and is no reason to send requests elsewhere."""
     coming = [one for one in asked if one.is_coming_up]
-    if coming or not any(one.serves for one in asked):
+    if coming or not any(one.serves and not describe_held(one.control.view()) for one in asked):
         return _refuse((coming or asked)[0], asked, whole=whole)
     warnings = [f"journal: {one.text}" for one in journal.problems]
     told = {"warnings": warnings} if warnings else {}

@@ -15,6 +15,7 @@ from orchestrator.api.metrics.cost_series import NO_PRICE, HourlyPrice
 from orchestrator.api.port import TokenizerPort
 from orchestrator.batches.lines import BatchLine
 from orchestrator.clock import Clock
+from orchestrator.control.admission import describe_held
 from orchestrator.control.canary import CanaryTrial
 from orchestrator.control.port import Control
 from orchestrator.control.state import FAILED, READY
@@ -236,11 +237,12 @@ def not_ready(control: Control, name: str = "", *, whole: bool = True) -> Reques
     view = control.view()
     whose = f"the model '{name}'" if name else "the model"
     detail = f": {view.detail}" if view.detail and whole else ""
+    held = bool(describe_held(view))
     return RequestError(
-        f"{whose} is {view.phase}{detail}",
+        f"{whose} {'is kept from work' if held else f'is {view.phase}'}{detail}",
         status=503,
         kind="server_error",
-        code="model_not_ready",
+        code="model_cordoned" if held else "model_not_ready",
         retry_after_s=NOT_READY_RETRY_S,
     )
 

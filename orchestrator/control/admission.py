@@ -69,16 +69,18 @@ def refuse_or_pass(view: StateView, limits: ControlLimits, streams: Streams, now
             code="model_restarting",
             retry_after_s=math.ceil(max(1.0, min(replica.back_in_s for replica in tried))),
         )
-    if tried and all(replica.held for replica in tried) and not view.standbys:
-        raise RequestError(
-            f"no target takes requests: {tried[0].held}",
-            status=503,
-            kind="server_error",
-            code="model_cordoned",
-            retry_after_s=_RETRY_AFTER_S["draining"],
-        )
+    if why := describe_held(view):
+        retry_after_s = _RETRY_AFTER_S["draining"]
+        raise RequestError(why, status=503, kind="server_error", code="model_cordoned", retry_after_s=retry_after_s)
     places = sum(places_of(replica) for replica in view.replicas)
     refuse_crowd(Crowd(view.streams, len(tried), places), limits, streams, now_s, asked)
+
+
+def describe_held(view: StateView) -> str:
+    """Return, in words, what an operator keeps from work where no replica takes requests for it; "" elsewhere."""
+    tried = [replica for replica in view.replicas if replica.phase != FAILED]
+    held = bool(tried) and all(replica.held for replica in tried) and not view.standbys
+    return f"no target takes requests: {tried[0].held}" if held else ""
 
 
 class Crowd(NamedTuple):

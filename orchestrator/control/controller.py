@@ -40,7 +40,7 @@ from orchestrator.control.actions import (
     TellResumed,
     WakeAfter,
 )
-from orchestrator.control.admission import Asked, ControlLimits, refuse_or_pass
+from orchestrator.control.admission import Asked, ControlLimits, describe_held, refuse_or_pass
 from orchestrator.control.deadlines import Reader, deadline_s, next_item
 from orchestrator.control.draft_workers import NO_POOLS
 from orchestrator.control.event_log import tell_changes
@@ -272,7 +272,7 @@ class TargetControl:
         idle = [self._view_replica(one, now_s) for one in state.standbys.list_idle()]
         drafts = state.drafts.views()
         out = judge_workers([*replicas, *idle], drafts, state.standbys.list_refused())
-        return replace(
+        shown = replace(
             shown,
             drafts=drafts,
             overrides=self._overrides,
@@ -288,6 +288,8 @@ class TargetControl:
             quarantined=len(state.blame.list_quarantined(now_s)),
             cluster_away=self._cluster.away,
         )
+        kept = describe_held(shown) if shown.phase == READY else ""
+        return replace(shown, detail=kept) if kept else shown
 
     def _tell_whether_it_serves(self, view: StateView) -> StateView:
         """Return the view with the phase that requests meet: ready where they are served, and at no other time."""

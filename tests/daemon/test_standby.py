@@ -10,7 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
+from openai import InternalServerError
 
+from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_replicas import Readers, ask
 from tests.support.daemon import Daemon, configuration, outrider_process, running
 from tests.support.waiting import until
@@ -57,6 +59,24 @@ def test_a_hot_standby_goes_on_with_the_streams_of_a_killed_target_and_gives_bac
         status = daemon.status()
         assert status["taken_over"] == {"same": 1}
         assert status["totals"]["generated"] == 5 * 120
+
+
+def test_where_all_is_kept_from_work_requests_probes_and_status_give_one_reason(tmp_path: Path) -> None:
+    with running(configuration(tmp_path)) as daemon:
+        client = daemon.client.with_options(max_retries=0)
+        query_daemon(daemon.admin, "/admin/hold", {"kind": "device", "name": "here/CPU", "state": "cordoned"})
+        with pytest.raises(InternalServerError) as refused:
+            client.completions.create(**ask(0))
+        why = daemon.status()["detail"]
+        assert why.startswith("no target takes requests: device here/CPU is cordoned")
+        assert why in str(refused.value)
+        ready = httpx.get(f"{daemon.url}/ready")
+        assert (ready.status_code, ready.json()["error"]["code"]) == (503, "model_cordoned")
+        assert why in ready.text
+        assert why in httpx.get(f"{daemon.url}/health").text
+        query_daemon(daemon.admin, "/admin/hold", {"kind": "device", "name": "here/CPU", "state": ""})
+        assert client.completions.create(**ask(0)).choices[0].text
+        assert httpx.get(f"{daemon.url}/ready").status_code == 200
 
 
 def test_while_the_target_is_cordoned_a_standby_is_loaded_and_answers_and_says_so(tmp_path: Path, expected) -> None:

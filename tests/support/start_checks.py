@@ -43,33 +43,29 @@ class Standing:
     def list_disagreements(self) -> list[str]:
         """Return, in words, who says something else than the status."""
         wrong: list[str] = []
-        serves = self.phase == "ready"
+        held = "takes requests" in self.why  # an operator keeps it from work
+        serves = self.phase == "ready" and not held
         shown = [(one["phase"], one["detail"]) for one in self.parts["models"]]
         if shown != [(self.phase, self.why)]:
             wrong.append(f"`health` says {shown}")
         if serves:
             wrong += [f"/ready says {self.ready}"] * (self.ready[0] != httpx.codes.OK)
             wrong += [f"/health says {self.health}"] * (self.health[0] != httpx.codes.OK)
-            if self.refused and not self._is_held():
+            if self.refused:
                 wrong.append(f"a request is refused: {self.refused}")
             return wrong
         if not self.why:
             wrong.append("the status says no reason")
         for name, (code, text) in (("/ready", self.ready), ("/health", self.health)):
-            if self.phase not in text or self.why not in text:
+            if self.why not in text or (self.phase not in text and not held):
                 wrong.append(f"{name} says {text}")
             if name == "/ready" and code != httpx.codes.SERVICE_UNAVAILABLE:
                 wrong.append(f"{name} says {code}")
-        if not self.alerts & ALERTS:
+        if not self.alerts & ALERTS and not held:  # who holds it knows
             wrong.append(f"the alerts are {sorted(self.alerts)}")
         if self.phase != "restarting" and self.why not in self.refused:  # then requests wait
             wrong.append(f"a request is refused with {self.refused!r}, answered with {self.answer!r}")
         return wrong
-
-    def _is_held(self) -> bool:
-        """Whether a request was refused since an operator keeps a device from work, and `health` says which."""
-        told = [f"device {one['name']} is {one['state']}" for one in self.parts["parts"] if one["kind"] == "device"]
-        return any(one in self.refused for one in told)
 
 
 def look(daemon: Daemon) -> Standing:
