@@ -43,6 +43,11 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     prepare()
     gc.freeze()
+    with suppress(ConnectionError):  # the daemon has gone, perhaps before this was ready
+        _serve(link)
+
+
+def _serve(link: socket.socket) -> None:
     link.send(b"ready")
     poll, children = select.poll(), dict[int, tuple[int, int]]()
     poll.register(link, select.POLLIN)

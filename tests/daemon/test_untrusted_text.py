@@ -151,7 +151,9 @@ def test_schemas_of_any_kind_are_answered_or_refused(toy, schema):
     named = {"type": "json_schema", "json_schema": {"name": "any", "schema": schema}}
     answer = toy.check({"prompt": "x", "response_format": named})
     if answer.status_code == 400:
-        assert answer.json()["error"]["param"] == "response_format"
+        error = answer.json()["error"]
+        begun = error["message"].startswith("the grammar failed: ")  # refused in the middle of its text
+        assert error["param"] == (None if begun else "response_format")
 
 
 LOOPS = (

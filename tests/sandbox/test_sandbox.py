@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -281,3 +283,19 @@ def test_a_child_ends_itself_where_the_daemon_stands_still(sandbox):
 def test_a_bug_is_no_problem_of_the_text(sandbox):
     with pytest.raises(RuntimeError, match="TypeError"):
         sandbox.do("grammar", ("regex", 7), WITHIN_S)
+
+
+@pytest.mark.parametrize("unread", [False, True], ids=["closed", "reset"])
+def test_a_nursery_whose_daemon_ends_at_once_ends_without_a_word(unread):
+    """A daemon that cannot listen ends before its nursery is ready, and says why in one line."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-m", "orchestrator.sandbox.nursery", str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
+        if unread:
+            theirs.send(b"what nobody reads resets the link")
+    if unread:
+        assert select.select([ours], [], [], 60.0)[0]
+    ours.close()
+    assert process.communicate(timeout=60.0)[1] == ""
+    assert process.returncode == 0
