@@ -17,7 +17,7 @@ from tests.support.small_disk import small_disk
 from tests.support.start_checks import ask
 from tests.support.start_events import Start, plan_events
 
-SHORT, ALL, CONVERTED = range(3), range(3, 23), range(23, 26)
+ALL, CONVERTED = range(23), range(23, 26)
 DISK_MIB, CONVERTED_MIB = 32, 512
 EVENTS = ("kill-worker", "stop-worker", "reload-good", "reload-bad", "disk-full")
 
@@ -71,14 +71,9 @@ def devices(monkeypatch):
     monkeypatch.setenv("OUTRIDER_SIMULATED_DEVICES", "2")
 
 
-@pytest.mark.parametrize("seed", name_seeds(SHORT))
-def test_whoever_serves_answers_and_whoever_does_not_says_why(tmp_path, expected, seed):
-    assert run_simulated(tmp_path, seed) == expected
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", name_seeds(ALL))
-def test_twenty_more_sequences(tmp_path, expected, seed):
+def test_whoever_serves_answers_and_whoever_does_not_says_why(tmp_path, expected, seed):
     assert run_simulated(tmp_path, seed) == expected
 
 
