@@ -237,7 +237,7 @@ def not_ready(control: Control, name: str = "", *, whole: bool = True) -> Reques
     view = control.view()
     whose = f"the model '{name}'" if name else "the model"
     detail = f": {view.detail}" if view.detail and whole else ""
-    held = bool(describe_held(view))
+    held = view.phase == READY and bool(describe_held(view))
     return RequestError(
         f"{whose} {'is kept from work' if held else f'is {view.phase}'}{detail}",
         status=503,
