@@ -75,7 +75,8 @@ class Work:
         """Return whether all of it is stored, and holds."""
         paired = self.job.role == "target" or self.texts(store) is None or self.pair(store) is not None
         model = self.find_model_profile(store)
-        return self.can_plan(store) and model is not None and not (model.drifted or model.unfinished) and paired
+        holds = model is not None and not model.drifted and not model.unfinished
+        return holds and self.find_device_profile(store) is not None and paired
 
     def can_plan(self, store: ProfileStore) -> bool:
         """Return whether enough is stored for a plan with it."""
