@@ -176,7 +176,8 @@ class BlockRules:
     them can count along with the model (adapters/kv_blocks.py).
 
     `pad_to` is the number of rows that a segment is padded to. All segments are padded to a multiple of `multiple`, and
-    those of more than `even_behind` rows (0: none) to an even number.
+    those of more than `even_behind` rows (0: none) to an even number. `copies`: what a slot begins with is a copy, and
+    takes blocks of its own.
     """
 
     blocks: int
@@ -185,6 +186,7 @@ class BlockRules:
     pad_to: int = 1
     even_behind: int = 0
     multiple: int = 1
+    copies: bool = False
 
 
 class KvCalls(Protocol):

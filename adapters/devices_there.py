@@ -11,7 +11,7 @@ from adapters.nvml import with_nvml
 
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/kfd"), Path("/dev/dxg"))
 """NVIDIA's driver, AMD's, and that of Windows' subsystem for Linux: torch calls the devices of each CUDA."""
-_PACKAGES = {"onnx_rt": "onnxruntime", "openvino_rt": "openvino", "torch_device": "torch"}
+_PACKAGES = {"llama_cpp": "ik_llama_cpp", "onnx_rt": "onnxruntime", "openvino_rt": "openvino", "torch_device": "torch"}
 _COMBINED = ("AUTO", "BATCH", "HETERO", "MULTI")
 """What OpenVINO makes of several devices."""
 
@@ -29,6 +29,8 @@ def check_device(adapter: str, device: str) -> str:
     kind = device.partition(":")[0].partition(".")[0].upper()
     if kind == "CPU":
         return f"{package} is installed"
+    if adapter == "llama_cpp":
+        raise Unsupported(f"llama.cpp has no device {device!r} here; it has CPU")
     if adapter == "torch_device":
         return _check_torch(device, kind)
     return _check_onnx(device) if adapter == "onnx_rt" else _check_openvino(device, kind)

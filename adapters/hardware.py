@@ -22,7 +22,12 @@ from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import MIB
 
-_LIBRARIES = {"openvino_rt": "openvino", "onnx_rt": "onnxruntime", "torch_device": "torch"}
+_LIBRARIES = {
+    "llama_cpp": "ik-llama-cpp-python",
+    "openvino_rt": "openvino",
+    "onnx_rt": "onnxruntime",
+    "torch_device": "torch",
+}
 _ISA = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),

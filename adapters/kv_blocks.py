@@ -115,9 +115,7 @@ class BlockPool:
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
         """See adapters.contract.LoadedModel.share."""
-        count, cached = len(tokens) // self.block_tokens, self.count_cached_positions(slot)
-        if count * self.block_tokens > cached:
-            raise Unsupported(f"slot {slot} holds {cached} positions, fewer than the {len(tokens)} to share")
+        count = self._count_shared(slot, tokens)
         if count * self.block_tokens <= self._fixed.get(slot, 0):
             return
         table = self._tables[slot]
@@ -131,6 +129,13 @@ class BlockPool:
                 self._drop(own)
                 table[index] = block
         self._fixed[slot] = count * self.block_tokens
+
+    def _count_shared(self, slot: int, tokens: Sequence[int]) -> int:
+        """Return how many whole blocks of a slot are to be shared. Raises Unsupported where it holds fewer."""
+        count, cached = len(tokens) // self.block_tokens, self.count_cached_positions(slot)
+        if count * self.block_tokens > cached:
+            raise Unsupported(f"slot {slot} holds {cached} positions, fewer than the {len(tokens)} to share")
+        return count
 
     def release(self, slot: int) -> list[int]:
         """Free a slot's blocks; what others may ask for again is remembered until the room is needed.

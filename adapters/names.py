@@ -2,8 +2,10 @@
 
 import re
 
-OWN_ADAPTERS = ("onnx_rt", "openvino_rt", "simulated", "torch_device")
-"""Those of this distribution, installed or not. All load ranges of layers (adapters.contract.ShardingAdapter)."""
+SHARDING_ADAPTERS = ("onnx_rt", "openvino_rt", "simulated", "torch_device")
+"""Those of ours that load ranges of layers (adapters.contract.ShardingAdapter)."""
+OWN_ADAPTERS = ("llama_cpp", *SHARDING_ADAPTERS)
+"""Those of this distribution, installed or not."""
 ADAPTER_NAME_PATTERN = "[a-z][a-z0-9_]{0,63}"
 """What one of another distribution is called."""
 

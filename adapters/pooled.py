@@ -21,6 +21,19 @@ def choose_min_rows(exactness: Exactness) -> int:
     return 2 if exactness is Exactness.BIT else 1
 
 
+def cut_segment(segment: Segment, most: int, least: int = 1) -> Iterator[Segment]:
+    """Yield a segment in pieces of at most `most` tokens, each with the rows that are wanted of it. Where there are
+    several, the last one has at least `least`."""
+    first, last = segment.rows
+    begin, count = 0, len(segment.tokens)
+    while begin < count:
+        left = count - begin
+        size = most - max(0, least - (left - most)) if left > most else left
+        rows = (min(max(first - begin, 0), size), min(max(last - begin, 0), size))
+        yield Segment(segment.slot, segment.start + begin, segment.tokens[begin : begin + size], rows)
+        begin += size
+
+
 class PooledModel:
     """The slots of a model whose KV cache is a `BlockPool`; the runtime's model derives from it."""
 
@@ -79,14 +92,19 @@ class PooledModel:
 
     def export_kv(self, slot: int, positions: int, start_page: int = 0) -> Iterator[Bytes]:
         """See the contract."""
+        table = self._check_export(slot, positions, start_page)
+        for cache in range(len(self.kv_layout.page_bytes)):
+            yield self._read_pages(cache, slot, table, start_page)
+
+    def _check_export(self, slot: int, positions: int, start_page: int) -> list[int]:
+        """Return the blocks of a slot's first positions. Raises Unsupported as `export_kv`."""
         held = self.count_cached_positions(slot)
         if not 0 < positions <= held:
             raise Unsupported(f"slot {slot} holds {held} positions, and {positions} are asked for")
         table = self._pool.table(slot, positions)
         if not 0 <= start_page < len(table):
             raise Unsupported(f"page {start_page} is not among the {len(table)} of {positions} positions")
-        for cache in range(len(self.kv_layout.page_bytes)):
-            yield self._read_pages(cache, slot, table, start_page)
+        return table
 
     def import_kv(self, slot: int, positions: int, pages: Bytes, start_pages: Sequence[int] = (0,)) -> None:
         """See the contract."""

@@ -11,6 +11,7 @@ from adapters.names import OWN_ADAPTERS
 from device_profiles.profile import DeviceProfile
 
 _MODULES = {
+    "llama_cpp": "adapters.llama_cpp.adapter:LlamaCppAdapter",
     "onnx_rt": "adapters.onnx_rt.adapter:OnnxRuntimeAdapter",
     "openvino_rt": "adapters.openvino_rt.adapter:OpenVinoAdapter",
     "simulated": "adapters.simulated.adapter:SimulatedAdapter",

@@ -16,8 +16,9 @@ class MemoryCosts:
     for forwards of few rows. `embedding_copies`: how often an embedding is that is not the head too. `logits_copies`:
     copies of float32 logits at the peak. `scores_rows`: rows whose float32 scores of attention are there at the peak,
     whatever a forward has. `mlp_floats` and `hidden_floats`: float32 values of a row's activations, as multiples of
-    those sizes. `graph_copies`: how often the weights that a graph of fixed shape is made from are in memory for it.
-    `graph_cache_copies`: the same of the keys and values that it is given.
+    those sizes. `slot_logits_rows`: rows of float32 logits that each sequence has buffers for. `graph_copies`: how
+    often the weights that a graph of fixed shape is made from are in memory for it. `graph_cache_copies`: the same of
+    the keys and values that it is given.
     """
 
     fixed_bytes: int
@@ -29,6 +30,7 @@ class MemoryCosts:
     layer_bytes: int = 0
     layers_copies_16bit: float = 0.0
     scores_rows: int = 0
+    slot_logits_rows: int = 0
     graph_copies: float = 0.0
     graph_cache_copies: float = 0.0
 
@@ -83,18 +85,20 @@ def plan_memory(
     batch_rows: int,
     logits_rows: int,
     process_bytes: int,
+    slots: int = 0,
     activations_16bit: bool = False,
 ) -> MemoryPlan:
     """Return what a worker will hold at most: every KV block used, and a forward of `batch_rows` rows. The logits of
-    `logits_rows` of them are asked for. `process_bytes` is what it holds before loading. `activations_16bit`: they have
-    16 bits, not 32."""
+    `logits_rows` of them are asked for. `process_bytes` is what it holds before loading. `slots`: sequences at a
+    time. `activations_16bit`: they have 16 bits, not 32."""
     weights = costs.weights_copies * (model.layers_bytes + model.head_bytes)
     weights += costs.embedding_copies * model.embedding_bytes
     if activations_16bit:
         weights += costs.layers_copies_16bit * model.layers_bytes
     graphs = costs.graph_copies * model.graph_weights_bytes + costs.graph_cache_copies * model.graph_caches_bytes
     row = 4.0 * (costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden)
-    logits = 4.0 * costs.logits_copies * model.vocabulary * min(logits_rows, batch_rows)
+    rows = costs.logits_copies * min(logits_rows, batch_rows) + costs.slot_logits_rows * slots
+    logits = 4.0 * model.vocabulary * rows
     return MemoryPlan(
         process=process_bytes,
         weights=int(costs.fixed_bytes + costs.layer_bytes * model.layers + weights + graphs),

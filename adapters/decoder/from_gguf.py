@@ -63,7 +63,7 @@ class GgufWeights:
         self._tensors = {tensor.name: tensor for tensor in self._header.tensors}
         self._data: np.memmap[Any, np.dtype[np.uint8]] = np.memmap(path, np.uint8, "r", self._header.data_offset)
         self.spec = self._with_rope_factors(read_gguf_spec(self._header))
-        self.stored = _largest(self._header)
+        self.stored = find_largest_kind(self._header)
         self.label = label_of(self.stored, self._list_rounded_kinds() if values == "whole zeros" else ())
         self.output_ids: tuple[int, ...] = ()
 
@@ -172,7 +172,7 @@ def _count_held_bytes(tensor: GgufTensor) -> int:
     return math.prod(tensor.shape) * 9 // 8  # 8 bits, and a scale of 16 bits for 32 values, rounded up
 
 
-def _largest(header: GgufHeader) -> int:
+def find_largest_kind(header: GgufHeader) -> int:
     """Return the tensor type that holds most of the matrices' elements."""
     sizes: dict[int, int] = {}
     for kind, elements in _matrices(header):

@@ -34,7 +34,7 @@ from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
 from adapters.kv_memory import KvMemory, block_tokens
 from adapters.onnx_rt.graph import HIDDEN_INPUT, HIDDEN_OUTPUT, cache_names
-from adapters.pooled import Bytes, PooledModel
+from adapters.pooled import Bytes, PooledModel, cut_segment
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
@@ -258,15 +258,6 @@ class OrtModel(PooledModel):
         self._calls.clear()
         self._session = None
         self._memory.close()
-
-
-def cut_segment(segment: Segment, width: int) -> Iterator[Segment]:
-    """Yield a segment in pieces of at most `width` tokens, each with the rows that are wanted of it."""
-    first, last = segment.rows
-    for begin in range(0, len(segment.tokens), width):
-        tokens = segment.tokens[begin : begin + width]
-        rows = (min(max(first - begin, 0), len(tokens)), min(max(last - begin, 0), len(tokens)))
-        yield Segment(segment.slot, segment.start + begin, tokens, rows)
 
 
 class _Call:

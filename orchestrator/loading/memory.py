@@ -64,6 +64,7 @@ def predict_memory(
         shape,
         kv_cache_bytes=fixed.kv_cache,
         batch_rows=asked.max_batch_rows,
+        slots=asked.slots,
         logits_rows=logits_rows,
         activations_16bit=activations in (Precision.BF16, Precision.FP16),
         process_bytes=process_bytes or psutil.Process().memory_info().rss,

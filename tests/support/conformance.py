@@ -9,6 +9,7 @@ ADAPTERS = [
     pytest.param("openvino_rt", id="openvino_rt", marks=pytest.mark.model),
     pytest.param("onnx_rt", id="onnx_rt", marks=pytest.mark.model),
     pytest.param("torch_device", id="torch_device", marks=pytest.mark.model),
+    pytest.param("llama_cpp", id="llama_cpp", marks=pytest.mark.model),
     # A model of tests/support/tiny_models.py behind the slash: sliding windows, and layers without.
     pytest.param("openvino_rt/gemma3", id="openvino_rt-gemma3"),
     pytest.param("onnx_rt/gemma3", id="onnx_rt-gemma3"),
@@ -31,5 +32,6 @@ ADAPTERS = [
     pytest.param("torch_device/llama3#-1", id="torch_device-width"),
     pytest.param("torch_device/gemma2#-1", id="torch_device-gemma2-width"),
     pytest.param("torch_device/llama3@int4#-1", id="torch_device-int4-width"),
+    pytest.param("llama_cpp#-1", id="llama_cpp-width"),
 ]
-DEVICES = {"simulated": "SIM", "openvino_rt": "CPU", "onnx_rt": "CPU", "torch_device": "CPU"}
+DEVICES = {"simulated": "SIM", "llama_cpp": "CPU", "openvino_rt": "CPU", "onnx_rt": "CPU", "torch_device": "CPU"}

@@ -56,6 +56,8 @@ def poison(model: Any, slot: int) -> bool:
     blocks = model._pool.table(slot, model.count_cached_positions(slot))
     if hasattr(model, "_context"):  # the simulated model's cache holds hashes
         return False
+    if hasattr(model, "_sequences"):  # llama.cpp ends the process where it meets one
+        return False
     memory = getattr(model, "_memory", None)
     if memory is None:  # OpenVINO
         for cache in model._caches:

@@ -17,7 +17,8 @@ ASK: dict[str, Any] = {"prompt": "the sea is", "max_tokens": 12, "temperature": 
 ALERTS = {"OutriderAbsent", "OutriderFailover", "OutriderReplicaFailed", "OutriderWorkerHung"}
 """Those that tell of a worker that is not ready."""
 AGREES_WITHIN_S = 60.0
-_PATIENCE_S = 180.0
+_PATIENCE_S = 15.0
+"""Of each of a client's tries: what was asked of a worker that is lost then waits for another one."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,12 @@ def _ask_all(daemon: Daemon) -> Standing | None:
     ready, health = (_get(f"{daemon.url}{route}") for route in ("/ready", "/health"))
     parts = query_daemon(daemon.admin, "/admin/health")
     alerts = query_daemon(daemon.admin, "/admin/alerts")["alerts"]
-    answer, refused = ask(daemon) if before["phase"] != "restarting" else ("", "")
+    try:
+        answer, refused = ask(daemon) if before["phase"] != "restarting" else ("", "")
+    except openai.APITimeoutError:
+        if daemon.status()["phase"] != "restarting":
+            raise
+        return None
     after = daemon.status()
     if (before["phase"], before["detail"]) != (after["phase"], after["detail"]):
         return None

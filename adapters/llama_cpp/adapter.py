@@ -1,0 +1,171 @@
+"""llama.cpp: a GGUF file where it lies, read into memory as the library's kernels want it. Nothing is converted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from adapters.contract import (
+    LoadOptions,
+    ModelRefused,
+    NumericalClass,
+    OutOfMemory,
+    Precision,
+    Progress,
+    Unsupported,
+)
+from adapters.decoder.from_gguf import find_largest_kind
+from adapters.decoder.gguf_blocks import type_name
+from adapters.decoder.source import fingerprint_of
+from adapters.device_memory import read_host_memory
+from adapters.failures import classify_failure
+from adapters.gguf_header import GgufHeader, read_header
+from adapters.hardware import cores
+from adapters.llama_cpp.fork import ForkLibrary
+from adapters.llama_cpp.model import MOST_ROWS, LlamaModel
+from adapters.prepared_facts import model_spec, read_facts, write_facts
+from device_profiles.memory import MemoryCosts
+from device_profiles.profile import DeviceProfile, Exactness, WeightsFormat
+from device_profiles.units import MIB
+
+_CPU: Final = "CPU"
+_MODEL_FILE: Final = "model.gguf"
+_GROUP: Final = 32
+"""Activations are quantised in groups of 32 or of 256, as a tensor's own format has them."""
+_FIXED_WIDTH: Final = 16
+_COSTS: Final = MemoryCosts(
+    fixed_bytes=60 * MIB,
+    weights_copies=1,
+    embedding_copies=1,
+    logits_copies=1,
+    mlp_floats=2,
+    hidden_floats=8,
+    slot_logits_rows=2 * MOST_ROWS,
+)
+
+
+class LlamaCppAdapter:
+    """See the module and the contract. It prepares a link: weights are the file's own."""
+
+    name = "llama_cpp"
+    prepared_bytes = 1 * MIB
+    """What a prepared model takes in the store, however large its file is."""
+
+    def devices(self) -> list[DeviceProfile]:
+        """Return the processor. Raises AdapterUnavailable."""
+        library = ForkLibrary.find()
+        return [
+            DeviceProfile(
+                adapter=self.name,
+                name=_CPU,
+                kind="cpu",
+                full_name=f"processor, by {library.name}",
+                memory_bytes=read_host_memory().total_bytes,
+                in_host_memory=True,
+                precisions=(Precision.FP32,),
+                kv_cache=(Precision.FP16,),
+                exact_kv_cache=(Precision.FP16,),
+                memory_costs=_COSTS,
+            )
+        ]
+
+    def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        """See the contract."""
+        if options.activations not in (None, Precision.FP32):
+            raise Unsupported(f"activations {options.activations}: on llama.cpp they are fp32; leave them at auto")
+        if options.kv_cache not in (None, Precision.FP16):
+            raise Unsupported(f"a KV cache in {options.kv_cache}: llama.cpp's is fp16 here; leave it at auto")
+        fp32, fp16 = Precision.FP32, Precision.FP16
+        if options.exactness is not Exactness.BIT:
+            return [[NumericalClass(fp32, fp16, _GROUP)]]
+        in_pairs = NumericalClass(fp32, fp16, _GROUP, segment_rows=2, forward_rows=2, output_rows=2)
+        return [[in_pairs], [NumericalClass(fp32, fp16, _GROUP, fixed_width=_FIXED_WIDTH)]]
+
+    def recipe(self, weights: WeightsFormat | None = None) -> str:
+        """Name the format of the facts. What is linked is the file itself, whatever the library's version."""
+        _refuse_weights(weights)
+        return "the file itself, 1"
+
+    def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
+        """Write down a file's facts, and where it is. Raises ModelRefused, Unsupported for other weights."""
+        _refuse_weights(weights)
+        if source.is_dir():
+            raise ModelRefused(
+                f"{source.name}: llama.cpp reads GGUF files. Convert the directory with its convert_hf_to_gguf.py, or "
+                "choose adapter: openvino_rt, onnx_rt or torch_device."
+            )
+        header = read_header(source)
+        write_facts(target, _find_facts(header))
+        (target / _MODEL_FILE).symlink_to(source.resolve())
+        progress(f"look at {source.name}", 1.0)
+
+    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LlamaModel:
+        """See the contract."""
+        if options.device != _CPU:
+            raise Unsupported(f"llama.cpp has no device {options.device!r} here; it has {_CPU}")
+        library = ForkLibrary.find()
+        chosen = options.numerical_class or self.classes(options)[0][0]
+        facts = read_facts(prepared)
+        progress("load", 0.0)
+        model = library.load_model(prepared / _MODEL_FILE, lambda fraction: progress("load", fraction))
+        if not model:
+            raise _explain(library, facts["name"])
+        try:
+            loaded = self._open(library, model, facts, options, chosen)
+        except BaseException:
+            library.close_model(model)
+            raise
+        progress("load", 1.0)
+        return loaded
+
+    def _open(
+        self, library: ForkLibrary, model: int, facts: dict[str, object], options: LoadOptions, chosen: NumericalClass
+    ) -> LlamaModel:
+        more = library.find_state_kind(model)
+        if more:
+            raise ModelRefused(f"{facts['name']}: it has {more} beside its KV cache, which this adapter does not keep")
+        layers, vocabulary, _ = library.describe_model(model)
+        if vocabulary != facts["vocabulary_size"]:
+            raise ModelRefused(
+                f"{facts['name']}: its head names {facts['vocabulary_size']} tokens, and {library.name} finds "
+                f"{vocabulary}. Convert the model again."
+            )
+        return LlamaModel(
+            library,
+            model,
+            model_spec({**facts, "layers": layers}, 0),
+            options,
+            chosen,
+            weights=str(facts["weights"]),
+            device=_CPU,
+            threads=options.threads or cores(),
+        )
+
+
+def _refuse_weights(weights: WeightsFormat | None) -> None:
+    if weights is not None:
+        raise Unsupported(f"weights in {weights}: llama.cpp runs a file's own; choose a file that has them")
+
+
+def _find_facts(header: GgufHeader) -> dict[str, str | int | list[int]]:
+    family = header.text("general.architecture") or ""
+    vocabulary = header.length("tokenizer.ggml.tokens") or 0
+    return {
+        "name": header.path.name,
+        "architecture": family,
+        "layers": header.integer(f"{family}.block_count") or 0,
+        "context_length": header.integer(f"{family}.context_length") or 0,
+        "vocabulary_size": vocabulary,
+        "vocabulary_fingerprint": fingerprint_of(header.path, vocabulary),
+        "weights": type_name(find_largest_kind(header)),
+    }
+
+
+def _explain(library: ForkLibrary, name: str) -> Exception:
+    """Return why a file was not loaded."""
+    said = library.last_words or "it gives no reason"
+    failure = classify_failure(RuntimeError(said), library.name)
+    if isinstance(failure, OutOfMemory):
+        return failure
+    return ModelRefused(f"{name}: {library.name} does not load it: {said.splitlines()[-1]}")

@@ -1,0 +1,100 @@
+"""A sequence's KV cache as the library's functions for states write it, and as rows of bytes for each position.
+
+The format (llama_state_seq_get_data of ik_llama.cpp, without flags), little-endian:
+
+    cells       uint32 count, then for each: int32 position, uint32 0
+    kind        uint32: 0 values lie as keys do, 2 there are none (they are a part of the keys)
+    layers      uint32 count
+    keys        for each layer: int32 type, uint64 bytes of a position, then count positions
+    values      the same, where the kind is 0
+    more        uint32 0, uint32 0: of what no plain KV cache has
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import RuntimeFailed
+
+Rows = list[NDArray[np.uint8]]
+"""For each cache, keys of all layers and then values: an array of shape (positions, bytes of a position)."""
+
+_COUNT: Final = struct.Struct("<I")
+_CELL: Final = struct.Struct("<iI")
+_HEAD: Final = struct.Struct("<iQ")
+_PLAIN, _KEYS_ONLY = 0, 2
+
+
+@dataclass(frozen=True, slots=True)
+class StateFormat:
+    """What is alike in all states of a model: the kind, how many layers there are, the element type and the bytes of a
+    position of each cache, and what ends it."""
+
+    kind: int
+    layers: int
+    types: tuple[int, ...]
+    row_bytes: tuple[int, ...]
+    tail: bytes
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of a position in all caches."""
+        return sum(self.row_bytes)
+
+
+def read_format(state: NDArray[np.uint8]) -> StateFormat:
+    """Return the format of a state. Raises RuntimeFailed where it is not of those that are known."""
+    return _walk(state)[0]
+
+
+def split_state(state: NDArray[np.uint8]) -> Rows:
+    """Return the rows of a state, which are views of it. Raises RuntimeFailed as `read_format`."""
+    return _walk(state)[1]
+
+
+def join_state(form: StateFormat, rows: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+    """Return a state that holds these rows, from position 0 on."""
+    count = len(rows[0])
+    cells = np.zeros((count, 2), np.int32)
+    cells[:, 0] = np.arange(count)
+    parts: list[bytes | memoryview] = [_COUNT.pack(count), cells.tobytes(), struct.pack("<II", form.kind, form.layers)]
+    for kind, size, own in zip(form.types, form.row_bytes, rows, strict=True):
+        parts += [_HEAD.pack(kind, size), np.ascontiguousarray(own).reshape(-1).data]
+    return np.frombuffer(bytearray(b"".join([*parts, form.tail])), np.uint8)
+
+
+def _walk(state: NDArray[np.uint8]) -> tuple[StateFormat, Rows]:
+    raw = state.data
+    try:
+        (count,) = _COUNT.unpack_from(raw, 0)
+        at = _COUNT.size + count * _CELL.size
+        if count and _CELL.unpack_from(raw, at - _CELL.size) != (count - 1, 0):
+            raise RuntimeFailed("positions of a sequence's state do not follow one another")
+        kind, layers = struct.unpack_from("<II", raw, at)
+        at += 2 * _COUNT.size
+        caches = {_PLAIN: 2 * layers, _KEYS_ONLY: layers}.get(kind)
+        if caches is None or layers > len(state):
+            raise RuntimeFailed(f"a sequence's state is of an unknown kind ({kind})")
+        types, sizes, rows = [], [], []
+        for _ in range(caches):
+            element, size = _HEAD.unpack_from(raw, at)
+            at += _HEAD.size
+            end = at + count * max(0, size)
+            if element < 0 or size == 0 or end > len(state):
+                raise RuntimeFailed("a layer has no plain KV cache")
+            types.append(element)
+            sizes.append(size)
+            rows.append(state[at:end].reshape(count, size))
+            at = end
+    except struct.error as error:
+        raise RuntimeFailed(f"a sequence's state ends too early ({error})") from error
+    tail = bytes(raw[at:])
+    if any(tail) or len(tail) > 4 * _COUNT.size:
+        raise RuntimeFailed("a sequence's state has more than a KV cache")
+    return StateFormat(kind, layers, tuple(types), tuple(sizes), tail), rows
