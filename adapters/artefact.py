@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -39,11 +40,20 @@ class Origin:
     recipe: str
 
 
-def write_manifest(directory: Path, origin: Origin, each_chunk: EachChunk = ignore_chunk) -> None:
-    """Describe what is in `directory` and bring everything to the disk. `each_chunk` is as in `hash_file`. Raises
-    OSError."""
+def write_manifest(
+    directory: Path,
+    origin: Origin,
+    each_chunk: EachChunk = ignore_chunk,
+    recall: Callable[[Path], str | None] = lambda _path: None,
+) -> None:
+    """Describe what is in `directory` and bring everything to the disk. `each_chunk` is as in `hash_file`. `recall`
+    returns the digest of a file that a link leads to, where it is known. Raises OSError."""
+
+    def find_digest(path: Path) -> str:
+        return (path.is_symlink() and recall(path.resolve())) or hash_file(path, each_chunk)
+
     files = {
-        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake2b": hash_file(path, each_chunk)}
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake2b": find_digest(path)}
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.suffix != KEPT_SUFFIX
     }

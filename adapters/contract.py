@@ -460,6 +460,15 @@ class FixedShapes(Protocol):
         ...
 
 
+@runtime_checkable
+class FilesInPlace(Protocol):
+    """An adapter that loads a model's own files where they lie. What it prepares only says where, and takes
+    `prepared_bytes`."""
+
+    @property
+    def prepared_bytes(self) -> int: ...
+
+
 class ModelLoader(Protocol):
     """What loads prepared models: a runtime, or several together."""
 

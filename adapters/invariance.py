@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -13,8 +14,6 @@ from adapters.contract import LoadedModel, Logits, Segment
 PROBE_TOKENS = 96
 """The length of the text whose bits are a class's fingerprint; so many of them are run as one segment."""
 _PROBE_APART = 8
-_TEXT_TOKENS = 257
-_PROMPT = 24
 _PROMPT_GROUPINGS: tuple[tuple[int, ...], ...] = (
     (*range(2, 18), 31, 33, 32, 9),
     (1, 1, 1, 63, 191),
@@ -25,27 +24,40 @@ _PROMPT_GROUPINGS: tuple[tuple[int, ...], ...] = (
 )
 """How one text is cut: every number of rows from 1 to 17, those around 32, 64, 128 and 256, and single last rows."""
 _APART_GROUPINGS = (tuple(range(1, 17)), (17, 31, 33, 32, 23), (64, 65, 7))
-_COMPANY = (5, 9, 2, 14, 1)
-"""The prompts of sequences that are run beside one another."""
-_COMPANY_TOKENS = 26
 
 
-def find_variance(model: LoadedModel) -> str:
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """Of a search: tokens of the text, of its prompt, and of sequences that are run beside one another, with the
+    prompts of these."""
+
+    text: int
+    prompt: int
+    company: int
+    prompts: tuple[int, ...]
+
+
+_WHOLE = _Extent(257, 24, 26, (5, 9, 2, 14, 1))
+_BRIEF = _Extent(60, 12, 12, (5, 2, 1))
+"""A quarter of the rows: every number of them up to 10, and larger ones as they come."""
+
+
+def find_variance(model: LoadedModel, *, brief: bool = False) -> str:
     """Return where a row's bits first depend on how many rows are run with it, as in "5 rows at a time"; "" where they
-    never do.
+    never do. `brief`: of a short text only.
 
     One text is run whole and in several groupings, rows behind a prompt by the single-row kernel. Ragged sequences are
     run together. Uses the first slots, free before and after, and some 90 forwards. Raises what `LoadedModel.forward`
     raises.
     """
-    caps = model.capabilities
+    caps, extent = model.capabilities, _BRIEF if brief else _WHOLE
     room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - 2
-    text = probe_text(model, min(_TEXT_TOKENS, room))
+    text = probe_text(model, min(extent.text, room))
     return (
         _vary_prompt(model, text)
-        or _vary_outputs(model, text)
-        or _vary_apart(model, text)
-        or _vary_company(model, text)
+        or _vary_outputs(model, text, extent)
+        or _vary_apart(model, text, extent)
+        or _vary_company(model, text, extent)
     )
 
 
@@ -88,18 +100,21 @@ def same_bits(left: Logits, right: Logits) -> bool:
 
 def _vary_prompt(model: LoadedModel, text: list[int]) -> str:
     whole = _run(model, text, (len(text),), prompt=len(text))
-    for grouping in _PROMPT_GROUPINGS:
-        problem = _compare(model, text, _fit_length(grouping, len(text)), whole, prompt=len(text))
+    for grouping in dict.fromkeys(_fit_length(one, len(text)) for one in _PROMPT_GROUPINGS):
+        problem = _compare(model, text, grouping, whole, prompt=len(text))
         if problem:
             return problem
     return ""
 
 
-def _vary_outputs(model: LoadedModel, text: list[int]) -> str:
+def _vary_outputs(model: LoadedModel, text: list[int], extent: _Extent) -> str:
     """Compare rows whose logits are wanted alone with those that are wanted together."""
-    prompt = text[:_PROMPT]
+    count = extent.prompt
     apart = model.capabilities.apart_tokens > 0
-    batches = [[Segment(0, 0, prompt, (0, _PROMPT))], [Segment(0, _PROMPT, text[_PROMPT : _PROMPT + 4], (0, 4), apart)]]
+    batches = [
+        [Segment(0, 0, text[:count], (0, count))],
+        [Segment(0, count, text[count : count + 4], (0, 4), apart)],
+    ]
     for batch in batches:
         first = batch[0]
         count = len(first.tokens)
@@ -113,14 +128,15 @@ def _vary_outputs(model: LoadedModel, text: list[int]) -> str:
     return ""
 
 
-def _vary_apart(model: LoadedModel, text: list[int]) -> str:
+def _vary_apart(model: LoadedModel, text: list[int], extent: _Extent) -> str:
     if not model.capabilities.apart_tokens:
         return ""
-    text = text[: _PROMPT + sum(_APART_GROUPINGS[0])]
-    whole = _run(model, text, (_PROMPT, len(text) - _PROMPT), prompt=_PROMPT)
+    prompt = extent.prompt
+    text = text[: prompt + sum(_APART_GROUPINGS[0])]
+    whole = _run(model, text, (prompt, len(text) - prompt), prompt=prompt)
     for grouping in _APART_GROUPINGS:
-        fitted = (_PROMPT, *_fit_length(grouping, len(text) - _PROMPT))
-        problem = _compare(model, text, fitted, whole, prompt=_PROMPT)
+        fitted = (prompt, *_fit_length(grouping, len(text) - prompt))
+        problem = _compare(model, text, fitted, whole, prompt=prompt)
         if problem:
             return f"{problem} behind a prompt"
     return ""
@@ -155,16 +171,17 @@ def _run(model: LoadedModel, text: list[int], grouping: Sequence[int], *, prompt
     return np.concatenate(rows)
 
 
-def _vary_company(model: LoadedModel, text: list[int]) -> str:
+def _vary_company(model: LoadedModel, text: list[int], extent: _Extent) -> str:
     """Compare sequences that are run beside one another, prompts and decoding rows mixed, with each alone."""
-    prompts = _COMPANY[: model.capabilities.slots]
-    texts = [text[7 * slot : 7 * slot + _COMPANY_TOKENS] for slot in range(len(prompts))]
-    texts = [part for part in texts if len(part) == _COMPANY_TOKENS]
+    prompts, count = extent.prompts[: model.capabilities.slots], extent.company
+    texts = [text[7 * slot : 7 * slot + count] for slot in range(len(prompts))]
+    texts = [part for part in texts if len(part) == count]
+    apart = [prompt if model.capabilities.apart_tokens else count for prompt in prompts]
     alone = [
-        _run(model, part, (prompt, _COMPANY_TOKENS - prompt), prompt=_ends_apart(model, prompt))
-        for part, prompt in zip(texts, prompts, strict=False)
+        _run(model, part, (prompt, count - prompt), prompt=begins)
+        for part, prompt, begins in zip(texts, prompts, apart, strict=False)
     ]
-    for batch in _iterate_ragged(model, texts, prompts):
+    for batch in _iterate_ragged(texts, prompts, apart):
         rows = model.forward(batch).logits
         at = 0
         for segment in batch:
@@ -177,25 +194,21 @@ def _vary_company(model: LoadedModel, text: list[int]) -> str:
     return ""
 
 
-def _iterate_ragged(model: LoadedModel, texts: list[list[int]], prompts: Sequence[int]) -> Iterator[list[Segment]]:
-    """Yield batches in which each sequence comes from its own place on, by one to four tokens."""
+def _iterate_ragged(texts: list[list[int]], prompts: Sequence[int], apart: Sequence[int]) -> Iterator[list[Segment]]:
+    """Yield batches in which each sequence comes from its own place on, by one to four tokens. `apart`: where rows of
+    the single-row kernel begin."""
     held, step = [0] * len(texts), 0
-    while any(count < _COMPANY_TOKENS for count in held):
+    while any(count < len(part) for count, part in zip(held, texts, strict=True)):
         batch = []
         for slot, part in enumerate(texts):
-            ends = _COMPANY_TOKENS if held[slot] >= prompts[slot] else prompts[slot]
+            ends = len(part) if held[slot] >= prompts[slot] else prompts[slot]
             count = min(1 + (3 * slot + step * (slot + 1)) % 4, ends - held[slot])
             if count and (slot <= step):
-                apart = held[slot] >= _ends_apart(model, prompts[slot])
-                batch.append(Segment(slot, held[slot], part[held[slot] : held[slot] + count], (0, count), apart=apart))
+                tokens, alone = part[held[slot] : held[slot] + count], held[slot] >= apart[slot]
+                batch.append(Segment(slot, held[slot], tokens, (0, count), apart=alone))
                 held[slot] += count
         step += 1
         yield batch
-
-
-def _ends_apart(model: LoadedModel, prompt: int) -> int:
-    """Return where rows of the single-row kernel begin: nowhere, for a model of one class."""
-    return prompt if model.capabilities.apart_tokens else _COMPANY_TOKENS
 
 
 def _release(model: LoadedModel, slots: int) -> None:

@@ -120,8 +120,11 @@ class ModelStore:
         self._disk_free = disk_free
         self._digests = DigestCache(root / "digests.json")
 
-    def prepare(self, file: ModelSource, recipe: Recipe, progress: Progress) -> Path:
+    def prepare(
+        self, file: ModelSource, recipe: Recipe, progress: Progress, *, needed_bytes: int | None = None
+    ) -> Path:
         """Return the directory of what `recipe` makes from `file`, making it if it is not there or damaged.
+        `needed_bytes`: what that takes, None where it is in proportion to the file.
 
         Damage shows in names and sizes, and in contents at the first call since the machine was started. While another
         process makes or reads the same artefact, this one waits and then uses its result.
@@ -132,7 +135,7 @@ class ModelStore:
         file = self.whole(file, progress)
         if file.digest:
             return self._find_prepared(file, recipe, progress)
-        return self._prepare(file, recipe, progress)
+        return self._prepare(file, recipe, progress, needed_bytes=needed_bytes)
 
     def prepare_small(self, file: ModelSource, recipe: Recipe, needed_bytes: int, progress: Progress) -> Path:
         """Make what needs no more than so many bytes, and for which a whole file is not read again. Returns and raises
@@ -323,7 +326,8 @@ class ModelStore:
             raise ModelChanged(f"{job.file.path.name}: it changed while it was prepared. Try again.")
         with explain_errors(self.root):
             progress("writing to disk", -1.0)
-            write_manifest(draft, job.origin, _tell_written(progress, count_disk_bytes(draft)))
+            tell = _tell_written(progress, count_disk_bytes(draft))
+            write_manifest(draft, job.origin, tell, lambda linked: self._digests.recall([linked]))
             publish(draft, job.artefact, aside)
             note_verified(job.artefact, time.time())
 

@@ -44,7 +44,7 @@ class DeviceProfile:
     `memory_bytes` is 0 where it is not known; `in_host_memory`: it is the host's. `precisions`: what it computes
     natively. `weights`: the formats that the adapter can prepare for it besides the file's own. `kv_cache`: the formats
     that its KV cache can have, and `exact_kv_cache` those of them with which rows are invariant. `memory_costs`: None
-    where they were not measured.
+    where they were not measured. `has_fast`: FAST is among the formats of weights.
     """
 
     adapter: str
@@ -58,3 +58,4 @@ class DeviceProfile:
     exact_kv_cache: tuple[Precision, ...] = ()
     memory_costs: MemoryCosts | None = None
     in_host_memory: bool = False
+    has_fast: bool = True

@@ -67,6 +67,7 @@ class LlamaCppAdapter:
                 kv_cache=(Precision.FP16,),
                 exact_kv_cache=(Precision.FP16,),
                 memory_costs=_COSTS,
+                has_fast=False,
             )
         ]
 

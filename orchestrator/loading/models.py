@@ -15,6 +15,7 @@ from adapters import own_tokenizer, registry
 from adapters.contract import (
     Adapter,
     Exactness,
+    FilesInPlace,
     LayerRange,
     LoadedModel,
     LoadOptions,
@@ -395,7 +396,8 @@ def _prepare_whole(options: ModelOptions, progress: OnProgress, *, part: bool = 
     file = find_model(options, store, progress)
     check_model(file)  # before minutes of converting
     chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
-    prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress)
+    needed_bytes = adapter.prepared_bytes if isinstance(adapter, FilesInPlace) else None
+    prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress, needed_bytes=needed_bytes)
     choice = chosen.choice if chosen else None
     return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, split, store)
 
@@ -429,6 +431,7 @@ def _question(
         store=Path(options.store),
         # Nothing of a simulated model crashes for good, or is worth a process.
         isolated=file is not None and not isinstance(adapter, PipelineLoader),
+        soon=isinstance(adapter, FilesInPlace),
     )
 
 

@@ -22,11 +22,13 @@ from device_profiles.store import ProfileStore
 from orchestrator.clock import SystemClock
 from orchestrator.loading.child_work import OnLook, run_child
 from orchestrator.loading.class_trial import ClassJob, run_here, run_job
+from orchestrator.measuring.class_trial import try_class
 
 CHEAPER = 0.95
 """A class that fewer devices share is taken where it costs less than so much of one that more of them do."""
 _BUDGET_S = 12.0
 """Behind a class that passed, the next ones are tried only so long."""
+_SHORT_TEXT = "short-text.json"
 _MOST_ELEMENTS = 1_000_000_000
 """Of the matrices of a model that a float32 reference is computed for."""
 
@@ -35,7 +37,7 @@ _MOST_ELEMENTS = 1_000_000_000
 class ClassQuestion:
     """Which class a prepared model is to run in. `asked` has the operator's options; the other fields are the key
     of the answer (see MeasuredClasses). `file`: the model's own, None for a simulated one. `isolated`: each class is
-    tried in a process of its own."""
+    tried in a process of its own. `soon`: the first class is tried on the model that then serves, on a short text."""
 
     adapter: ModelLoader
     prepared: Path
@@ -48,6 +50,7 @@ class ClassQuestion:
     file: Path | None
     store: Path
     isolated: bool
+    soon: bool = False
 
     @property
     def wanted_formats(self) -> str:
@@ -77,12 +80,44 @@ def load_in_class(
             model.close()
             progress("bits are not those that were measured: find the numerical class again", -1.0)
         beside = None if refresh else _find_beside(profiles, question)
+        if question.soon and not refresh and beside is None:
+            loaded = _try_first(profiles, question, progress)
+            if loaded is not None:
+                return loaded
         found = find_class(question, progress, beside, budget_s=math.inf if refresh else _BUDGET_S)
         if found.finding is None:
             raise ModelRefused(_describe_refusal(question, found))
         with suppress(OSError):  # a read-only store serves; the next start measures again
             profiles.save(found)
     return _load(question, found.finding, progress), found
+
+
+def _try_first(
+    profiles: ProfileStore, question: ClassQuestion, progress: Progress
+) -> tuple[LoadedModel, MeasuredClasses] | None:
+    """Load a model in its first class, and return it where that passes a short check; None where it does not, or where
+    an earlier process did not come back from trying."""
+    begun = profiles.directory / f"{question.model_digest}-{question.adapter.name}.tried"
+    first = question.adapter.classes(question.asked)[0][0]
+    with suppress(OSError):
+        if begun.exists():
+            return None
+        begun.touch()
+    clock = SystemClock()
+    started_s = clock.monotonic_s()
+    model = question.adapter.load(question.prepared, replace(question.asked, numerical_class=first), progress)
+    progress(f"check that output does not depend on the batch: {first}", -1.0)
+    loaded_s = clock.monotonic_s()
+    found = try_class(model, _find_short_text(question), clock, loaded_s - started_s, brief=True)
+    with suppress(OSError):
+        begun.unlink(missing_ok=True)
+    if not found.passed:
+        model.close()
+        return None
+    measured = _describe_measured(question, [found], 0, clock.monotonic_s() - loaded_s)
+    with suppress(OSError):  # a read-only store serves; the next start measures again
+        profiles.save(measured)
+    return model, measured
 
 
 @contextmanager
@@ -122,6 +157,12 @@ def find_class(
     if chosen >= 0:
         on_look = _say_again(progress, "check that output does not depend on the number of threads")
         findings[chosen] = _check_one_thread(question, findings[chosen], on_look)
+    return _describe_measured(question, findings, chosen, clock.monotonic_s() - started_s)
+
+
+def _describe_measured(
+    question: ClassQuestion, findings: Sequence[ClassFinding], chosen: int, took_s: float
+) -> MeasuredClasses:
     return MeasuredClasses(
         fingerprint=question.fingerprint,
         adapter=question.adapter.name,
@@ -134,7 +175,7 @@ def find_class(
         findings=tuple(findings),
         chosen=chosen,
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        took_s=round(clock.monotonic_s() - started_s, 2),
+        took_s=round(took_s, 2),
     )
 
 
@@ -185,12 +226,17 @@ def _load(question: ClassQuestion, finding: ClassFinding, progress: Progress) ->
     return question.adapter.load(question.prepared, options, progress)
 
 
+def _find_short_text(question: ClassQuestion) -> ShortText | None:
+    """Return what the reference says where it has been computed."""
+    return read_short_text(question.prepared.parent / _SHORT_TEXT)
+
+
 def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None:
     """Return what the reference says, computed once for a model; None for one that is too large for that."""
     if question.file is None:
         return None
-    path = question.prepared.parent / "short-text.json"
-    found = read_short_text(path)
+    path = question.prepared.parent / _SHORT_TEXT
+    found = _find_short_text(question)
     if found is not None:
         return found
     elements = open_source(question.file).spec.matrix_elements

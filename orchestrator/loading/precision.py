@@ -24,6 +24,7 @@ from policies.models.quantization import (
     PrecisionChoice,
     PrecisionRequest,
     choose_precision,
+    list_formats,
 )
 
 
@@ -87,7 +88,7 @@ def read_measured_weights(
 ) -> list[MeasuredWeights]:
     """Return what was measured of the model's prepared weights on a device."""
     found = []
-    for weights in (AS_FILE, FAST, *(precision.value for precision in device.weights)):
+    for weights in list_formats(device):
         artefact = find_prepared(variant(adapter, weights), store, file)
         for one in read_quality(artefact) if artefact else ():
             if one["device"] == device.name:

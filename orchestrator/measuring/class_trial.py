@@ -22,19 +22,22 @@ _HELD = 64
 _RUNS = 7
 
 
-def try_class(model: LoadedModel, text: ShortText | None, clock: Clock, load_s: float) -> ClassFinding:
-    """Return what came of it. Slots are free before and after. Raises what `LoadedModel.forward` raises."""
+def try_class(
+    model: LoadedModel, text: ShortText | None, clock: Clock, load_s: float, *, brief: bool = False
+) -> ClassFinding:
+    """Return what came of it. Slots are free before and after. `brief`: on a short text, and without what it costs.
+    Raises what `LoadedModel.forward` raises."""
     caps = model.capabilities
     problem, agreement = find_insanity(model, text)
     fingerprint = "" if problem else fingerprint_bits(model)
-    decode_ms, prefill_ms, prefill_tokens = ((), 0.0, 0) if problem else measure_costs(model, clock)
+    decode_ms, prefill_ms, prefill_tokens = ((), 0.0, 0) if problem or brief else measure_costs(model, clock)
     if not problem and caps.exactness is Exactness.BIT:
-        variance = find_variance(model)
+        variance = find_variance(model, brief=brief)
         problem = f"bits depend on the batch: {variance}" if variance else ""
     return ClassFinding(
         caps.numerical_class,
         not problem,
-        problem or "sane" + ", bits do not depend on the batch" * (caps.exactness is Exactness.BIT),
+        problem or "sane" + _describe_invariance(caps.exactness, brief=brief),
         fingerprint=fingerprint,
         decode_ms=decode_ms,
         prefill_ms=prefill_ms,
@@ -42,6 +45,12 @@ def try_class(model: LoadedModel, text: ShortText | None, clock: Clock, load_s: 
         agreement=agreement,
         load_s=round(load_s, 2),
     )
+
+
+def _describe_invariance(exactness: Exactness, *, brief: bool) -> str:
+    if exactness is not Exactness.BIT:
+        return ""
+    return f", bits do not depend on the batch{' in a short check' if brief else ''}"
 
 
 def find_insanity(model: LoadedModel, text: ShortText | None) -> tuple[str, float | None]:

@@ -107,6 +107,11 @@ class PrecisionChoice:
     rejected: tuple[Rejected, ...]
 
 
+def list_formats(device: DeviceProfile) -> list[str]:
+    """Return the formats of weights that there are for a device: AS_FILE, FAST and precisions' names."""
+    return [AS_FILE, *([FAST] if device.has_fast else []), *(precision.value for precision in device.weights)]
+
+
 def weights_bytes(model: ModelSizes, weights: str) -> int:
     """Return about how many bytes a model's weights take in a format (a precision's name, AS_FILE or FAST)."""
     if weights == AS_FILE:
@@ -227,9 +232,9 @@ def _candidates(device: DeviceProfile) -> Iterator[str]:
 
 
 def _find_missing(device: DeviceProfile, weights: str) -> str:
-    if weights not in (AS_FILE, FAST, *device.weights):
-        offered = ", ".join([AS_FILE, FAST, *(precision.value for precision in device.weights)])
-        return f"{device.adapter} has none for {device.name}; there are {offered}"
+    offered = list_formats(device)
+    if weights not in offered:
+        return f"{device.adapter} has none for {device.name}; there are {', '.join(offered)}"
     return ""
 
 
