@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -34,6 +35,9 @@ _MODEL_FILE: Final = "model.gguf"
 _GROUP: Final = 32
 """Activations are quantised in groups of 32 or of 256, as a tensor's own format has them."""
 _FIXED_WIDTH: Final = 16
+_PASSED_OVER: Final = re.compile(r"^rope_(freqs|factors)")
+"""Tensors that ik_llama.cpp 0.1.5 reads and does not compute with on a processor: Llama 3's and Phi 3's ropes."""
+_REASON: Final = "error loading model:"
 _COSTS: Final = MemoryCosts(
     fixed_bytes=60 * MIB,
     weights_copies=1,
@@ -108,6 +112,11 @@ class LlamaCppAdapter:
         library = ForkLibrary.find()
         chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)
+        if facts["passed_over"]:
+            raise ModelRefused(
+                f"{facts['name']}: {library.name} passes over {facts['passed_over']}, and computes something else than "
+                "the model. Choose another adapter."
+            )
         progress("load", 0.0)
         model = library.load_model(prepared / _MODEL_FILE, lambda fraction: progress("load", fraction))
         if not model:
@@ -160,13 +169,15 @@ def _find_facts(header: GgufHeader) -> dict[str, str | int | list[int]]:
         "vocabulary_size": vocabulary,
         "vocabulary_fingerprint": fingerprint_of(header.path, vocabulary),
         "weights": type_name(find_largest_kind(header)),
+        "passed_over": next((tensor.name for tensor in header.tensors if _PASSED_OVER.search(tensor.name)), ""),
     }
 
 
 def _explain(library: ForkLibrary, name: str) -> Exception:
     """Return why a file was not loaded."""
-    said = library.last_words or "it gives no reason"
-    failure = classify_failure(RuntimeError(said), library.name)
+    lines = library.last_words.splitlines() or ["it gives no reason"]
+    failure = classify_failure(RuntimeError("\n".join(lines)), library.name)
     if isinstance(failure, OutOfMemory):
         return failure
-    return ModelRefused(f"{name}: {library.name} does not load it: {said.splitlines()[-1]}")
+    reason = next((line.partition(_REASON)[2] for line in lines if _REASON in line), lines[-1])
+    return ModelRefused(f"{name}: {library.name} does not load it: {reason.strip()}")
