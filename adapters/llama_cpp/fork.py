@@ -45,6 +45,9 @@ _MORE: Final[dict[str, tuple[list[Any], Any]]] = {
 _LOG: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 _WARNING: Final = 3
 _KEPT_LINES: Final = 20
+MOST_CONTEXTS: Final = 24
+"""That a process may have open: ggml has room for 64 of its own contexts (GGML_MAX_CONTEXTS), of which each of these
+takes two and models take some. Behind the last the library reads through a null pointer."""
 _SPINS: Final = "GOMP_SPINCOUNT"
 
 _log = logging.getLogger(__name__)
@@ -73,6 +76,7 @@ class ForkLibrary:
             call = getattr(api._lib, name)
             call.argtypes, call.restype = arguments, result
             self._calls[name] = call
+        self.contexts = 0
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         self._hear = _LOG(self._keep_line)
         api._lib.llama_log_set(self._hear, None)
@@ -135,11 +139,14 @@ class ForkLibrary:
         asked.n_ctx, asked.n_batch, asked.n_ubatch, asked.n_seq_max = cells, rows, rows, 1
         asked.n_threads = asked.n_threads_batch = threads
         asked.flash_attn, asked.offload_kqv = True, False
-        return int(self._api.llama_init_from_model(model, asked) or 0)
+        context = int(self._api.llama_init_from_model(model, asked) or 0)
+        self.contexts += context != 0
+        return context
 
     def close_context(self, context: int) -> None:
         """Give a context's memory back."""
         self._api.llama_free(context)
+        self.contexts -= 1
 
     def cut(self, context: int, positions: int) -> None:
         """Forget all positions behind the first so many."""

@@ -31,7 +31,7 @@ from adapters.contract import (
     Segment,
 )
 from adapters.failures import classify_failure
-from adapters.llama_cpp.fork import ForkLibrary
+from adapters.llama_cpp.fork import MOST_CONTEXTS, ForkLibrary
 from adapters.llama_cpp.pool import CopiedBlocks
 from adapters.llama_cpp.state import Rows, StateFormat, join_state, read_format, split_state
 from adapters.pooled import Bytes, PooledModel, cut_segment
@@ -180,11 +180,13 @@ class LlamaModel(PooledModel):
 
     def _prepare(self, slot: int, start: int, end: int) -> _Sequence:
         """Return a slot's sequence with room for `end` positions, of which it holds the first `start`."""
-        sequence = self._sequences.setdefault(slot, _Sequence())
+        sequence = self._sequences.pop(slot, _Sequence())
+        self._sequences[slot] = sequence  # the last is the one that was used last
         if sequence.cells < end or sequence.rows is not None:
             if sequence.rows is None and start:
                 sequence.rows = [rows[:start].copy() for rows in self._read(sequence)]
             self._close(sequence)
+            self._make_room()
             wanted = max(end, start + start // _GROWTH)
             sequence.cells = 0
             sequence.context = self._open(cells := ceil_div(wanted, _STEP_CELLS) * _STEP_CELLS)
@@ -193,6 +195,16 @@ class LlamaModel(PooledModel):
                 self._library.write_state(sequence.context, join_state(self._format, sequence.rows))
                 sequence.held, sequence.rows = len(sequence.rows[0]), None
         return sequence
+
+    def _make_room(self) -> None:
+        """See that a context can be opened: the sequence that was used the longest ago has its cache beside one from
+        now on. Raises OutOfMemory where other models of this process have them all."""
+        while self._library.contexts >= MOST_CONTEXTS:
+            sequence = next((one for one in self._sequences.values() if one.context), None)
+            if sequence is None:
+                raise OutOfMemory(f"{self._library.name} has no contexts left in this process", can_go_on=True)
+            sequence.rows = [rows.copy() for rows in self._read(sequence)]
+            self._close(sequence)
 
     def _open(self, cells: int) -> int:
         context = self._library.open_context(self._model, cells, MOST_ROWS, self._threads)

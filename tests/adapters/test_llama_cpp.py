@@ -15,7 +15,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from adapters import registry
 from adapters.contract import (
     AdapterUnavailable,
     BlockRules,
@@ -28,6 +27,7 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.llama_cpp import fork
+from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.pool import CopiedBlocks
 from adapters.llama_cpp.state import join_state, read_format, split_state
 from adapters.model_source import resolve
@@ -35,7 +35,7 @@ from adapters.model_store import ModelStore
 from tests.support.tiny_gguf import Tiny, logits, write
 
 tiny = partial(Tiny, hidden=128, heads=2, kv_heads=1, head_dim=64)
-ADAPTER = registry.get("llama_cpp")
+ADAPTER = LlamaCppAdapter()
 MODELS = {
     "llama": tiny("llama"),
     "llama-tied-q8": tiny("llama", tied=True, kind=Kind.Q8_0),
@@ -110,6 +110,18 @@ def test_blocks_of_one_system_prompt_are_counted_for_each_who_has_a_copy(tmp_pat
     model.close()
 
 
+def test_more_sequences_than_the_library_has_contexts_take_turns(tmp_path):
+    write(tmp_path / "tiny.gguf", tiny("llama"))
+    model = load(prepare(tmp_path / "tiny.gguf"), slots=70, max_batch_rows=512)
+    texts = [[(7 * i * i + slot) % 64 for i in range(9)] for slot in range(70)]
+    expected = [model.forward([Segment(0, 0, text, (8, 9))]).logits.copy() for text in texts]
+    model.release(0)
+    model.forward([Segment(slot, 0, text[:5], (0, 0)) for slot, text in enumerate(texts)])
+    rows = model.forward([Segment(slot, 5, text[5:], (3, 4)) for slot, text in enumerate(texts)]).logits
+    assert np.array_equal(rows.view(np.uint32), np.concatenate(expected).view(np.uint32))
+    model.close()
+
+
 class CopiedBlocksMachine(RuleBasedStateMachine):
     """Slots take, share, copy and free blocks in any order: each block has one holder, and none is lost."""
 
@@ -120,22 +132,19 @@ class CopiedBlocksMachine(RuleBasedStateMachine):
         self.forgotten: list[int] = []
         rules = BlockRules(self.BLOCKS, self.SIZE, self.SLOTS, copies=True)
         self.pool = CopiedBlocks(rules, self.forgotten.append)
-        self.texts: dict[int, list[int]] = {}
+        self.held: dict[int, list[int]] = {}
         self.kept: dict[int, tuple[int, ...]] = {}
 
-    slots = st.integers(0, SLOTS - 1)
-    texts = st.lists(st.integers(0, 1), min_size=1, max_size=12)
-
-    @rule(slot=slots, text=texts)
+    @rule(slot=st.integers(0, SLOTS - 1), text=st.lists(st.integers(0, 1), min_size=1, max_size=12))
     def begin_or_go_on(self, slot: int, text: list[int]) -> None:
-        if slot not in self.texts:
+        if slot not in self.held:
             found = self.pool.attach(slot, text)
             assert found < len(text)
             assert [self.kept[block] for block in self.pool.sources] == self.cut(text[:found]) or not found
             if found:
                 self.hold(slot, text[:found])
         held = self.pool.count_cached_positions(slot)
-        more = text[held:] if slot not in self.texts or not held else text
+        more = text[held:] if slot not in self.held or not held else text
         if not more:
             return
         try:
@@ -143,22 +152,22 @@ class CopiedBlocksMachine(RuleBasedStateMachine):
         except CapacityError:
             assert self.pool.free < self.BLOCKS
             return
-        self.hold(slot, self.texts.get(slot, []) + more)
+        self.hold(slot, self.held.get(slot, []) + more)
 
-    @precondition(lambda self: self.texts)
+    @precondition(lambda self: self.held)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.texts)))
-        self.pool.share(slot, self.texts[slot])
+        slot = data.draw(st.sampled_from(sorted(self.held)))
+        self.pool.share(slot, self.held[slot])
 
-    @precondition(lambda self: self.texts)
+    @precondition(lambda self: self.held)
     @rule(data=st.data(), bad=st.booleans())
     def end(self, data: st.DataObject, bad: bool) -> None:
-        slot = data.draw(st.sampled_from(sorted(self.texts)))
-        text = self.texts.pop(slot)
+        slot = data.draw(st.sampled_from(sorted(self.held)))
+        text = self.held.pop(slot)
         (self.pool.discard if bad else self.pool.release)(slot)
-        if bad and slot not in self.texts:
-            shared = [other for other in self.texts.values() if other[: self.SIZE] == text[: self.SIZE]]
+        if bad and slot not in self.held:
+            shared = [other for other in self.held.values() if other[: self.SIZE] == text[: self.SIZE]]
             if not shared and len(text) > self.SIZE:
                 assert self.pool.attach(slot, [*text, 0]) in range(0, len(text) + 1, self.SIZE)
                 self.pool.release(slot)
@@ -167,13 +176,13 @@ class CopiedBlocksMachine(RuleBasedStateMachine):
         return [tuple(text[at : at + self.SIZE]) for at in range(0, len(text), self.SIZE)]
 
     def hold(self, slot: int, text: list[int]) -> None:
-        self.texts[slot] = text
+        self.held[slot] = text
         for block, part in zip(self.pool.table(slot, len(text)), self.cut(text), strict=True):
             self.kept[block] = part
 
     @invariant()
     def each_block_has_one_holder(self) -> None:
-        held = [block for slot, text in self.texts.items() for block in self.pool.table(slot, len(text))]
+        held = [block for slot, text in self.held.items() for block in self.pool.table(slot, len(text))]
         assert len(held) == len(set(held))
         assert self.pool.free == self.BLOCKS - len(held)
 
@@ -249,9 +258,9 @@ def test_a_context_that_finds_no_memory_costs_its_forward_and_nothing_else(tmp_p
         import resource
         from pathlib import Path
         import numpy as np, psutil
-        from adapters import registry
         from adapters.contract import LoadOptions, OutOfMemory, Segment
-        adapter = registry.get("llama_cpp")
+        from adapters.llama_cpp.adapter import LlamaCppAdapter
+        adapter = LlamaCppAdapter()
         model = adapter.load(Path({str(prepare(source))!r}), LoadOptions(slots=2, kv_cache_bytes=4 << 30, threads=1,
                              max_batch_rows=1 << 17), lambda stage, fraction: None)
         before = model.forward([Segment(0, 0, list(range(40)), (39, 40))]).logits.copy()

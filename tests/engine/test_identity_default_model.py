@@ -36,6 +36,8 @@ TOKENS = 24
         pytest.param(("openvino_rt", "whole"), id="openvino_rt"),
         pytest.param(("onnx_rt", "first layers"), id="onnx_rt-layers"),
         pytest.param(("torch_device", "first layers"), id="torch_device-layers"),
+        pytest.param(("llama_cpp", "first layers"), id="llama_cpp-layers"),
+        pytest.param(("llama_cpp", "whole"), id="llama_cpp", marks=pytest.mark.slow),
         pytest.param(("onnx_rt", "whole"), id="onnx_rt", marks=pytest.mark.slow),
         pytest.param(("torch_device", "whole"), id="torch_device", marks=pytest.mark.slow),
     ],
@@ -65,7 +67,12 @@ def model(store, source, runtime) -> Iterator[LoadedModel]:
 @pytest.fixture(scope="module")
 def prompts(prompts, target) -> list[list[int]]:
     """Eight prompts, and fewer where the whole model takes longer."""
-    few = {("openvino_rt", "whole"): 4, ("onnx_rt", "whole"): 4, ("torch_device", "whole"): 2}
+    few = {
+        ("openvino_rt", "whole"): 4,
+        ("onnx_rt", "whole"): 4,
+        ("llama_cpp", "whole"): 4,
+        ("torch_device", "whole"): 2,
+    }
     return sorted(prompts, key=len)[: few.get(target, 8)]
 
 
