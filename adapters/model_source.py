@@ -10,6 +10,7 @@ A source is one of these:
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from adapters.contract import ModelRefused, Progress
+from adapters.decoder.limits import refuse_directory
 from adapters.decoder.spec import DecoderSpec
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.hf_directory import PICKLES, model_files
@@ -113,6 +115,8 @@ def check_source(
     source: then the shape is None, and faults show when the model is loaded.
     """
     spec: DecoderSpec | None = None
+    if is_directory(source, base):
+        refuse_directory(adapter, source)
     if not source.startswith(HUB_PREFIX):
         spec = check_model(resolve(source, base))
     else:
@@ -121,6 +125,15 @@ def check_source(
     if spec is not None:
         check_use(spec, source, adapter, static=static, draft=draft)
     return spec
+
+
+def is_directory(source: str, base: Path) -> bool:
+    """Return whether `source` names a directory, or a model of the hub that is one. The hub is not asked. Raises
+    ModelRefused where a model of it is not written as one."""
+    if source.startswith(HUB_PREFIX):
+        return not parse_id(source).file
+    path = os.path.expanduser(source)  # a path that cannot be is no directory for os.path, and an error for pathlib
+    return not source.startswith(PACKAGE_PREFIX) and os.path.isdir(os.path.join(base, path))
 
 
 def check_model(file: ModelSource) -> DecoderSpec:

@@ -4,6 +4,8 @@ import re
 
 SHARDING_ADAPTERS = ("onnx_rt", "openvino_rt", "simulated", "torch_device")
 """Those of ours that load ranges of layers (adapters.contract.ShardingAdapter)."""
+GGUF_ADAPTERS = ("llama_cpp",)
+"""Those of ours that read GGUF files and nothing else."""
 OWN_ADAPTERS = ("llama_cpp", *SHARDING_ADAPTERS)
 """Those of this distribution, installed or not."""
 ADAPTER_NAME_PATTERN = "[a-z][a-z0-9_]{0,63}"

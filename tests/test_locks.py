@@ -22,7 +22,9 @@ def read_pins(path: Path) -> dict[str, str]:
 
 def list_needed() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [Requirement(one) for one in (*project["dependencies"], *project["optional-dependencies"]["demo"])]
+    extras = [one for name in ("demo", "llama") for one in project["optional-dependencies"][name]]
+    needs = [Requirement(one) for one in (*project["dependencies"], *extras)]
+    return [one for one in needs if one.marker is None or one.marker.evaluate()]
 
 
 @pytest.mark.parametrize("name", LOCKS)

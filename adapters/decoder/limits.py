@@ -1,4 +1,4 @@
-"""What each runtime's graph has no operation for, known from the shape of a model alone.
+"""What a runtime cannot load: forms of models that it does not read, and shapes that its graph has no operation for.
 
 Builders ask before they build, and checks before anything is prepared or downloaded.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSpec
+from adapters.names import GGUF_ADAPTERS
 
 
 def refuse_decoder(adapter: str, spec: DecoderSpec, *, static: bool = False) -> None:
@@ -17,6 +18,17 @@ def refuse_decoder(adapter: str, spec: DecoderSpec, *, static: bool = False) -> 
     find = _LIMITS.get((adapter, static))
     if find is not None and (why := find(spec)):
         raise ModelRefused(why)
+
+
+def refuse_directory(adapter: str, name: str) -> None:
+    """Refuse a directory, or a model of the hub that is one, on an adapter that reads GGUF files alone. Raises
+    ModelRefused, which names the way out."""
+    if adapter in GGUF_ADAPTERS:
+        raise ModelRefused(
+            f"{name} is no GGUF file, and {adapter} reads nothing else. Name one (hf:ORG/NAME/FILE.gguf, where the hub "
+            "has it), make one with llama.cpp's convert_hf_to_gguf.py, or choose adapter: openvino_rt, onnx_rt or "
+            "torch_device."
+        )
 
 
 def _find_for_openvino(spec: DecoderSpec) -> str:

@@ -18,6 +18,7 @@ from adapters.contract import (
 )
 from adapters.decoder.from_gguf import find_largest_kind
 from adapters.decoder.gguf_blocks import type_name
+from adapters.decoder.limits import refuse_directory
 from adapters.decoder.source import fingerprint_of
 from adapters.device_memory import read_host_memory
 from adapters.failures import classify_failure
@@ -96,10 +97,7 @@ class LlamaCppAdapter:
         """Write down a file's facts, and where it is. Raises ModelRefused, Unsupported for other weights."""
         _refuse_weights(weights)
         if source.is_dir():
-            raise ModelRefused(
-                f"{source.name}: llama.cpp reads GGUF files. Convert the directory with its convert_hf_to_gguf.py, or "
-                "choose adapter: openvino_rt, onnx_rt or torch_device."
-            )
+            refuse_directory(self.name, source.name)
         header = read_header(source)
         write_facts(target, _find_facts(header))
         (target / _MODEL_FILE).symlink_to(source.resolve())
@@ -155,7 +153,9 @@ class LlamaCppAdapter:
 
 def _refuse_weights(weights: WeightsFormat | None) -> None:
     if weights is not None:
-        raise Unsupported(f"weights in {weights}: llama.cpp runs a file's own; choose a file that has them")
+        raise Unsupported(
+            f"weights in {weights}: llama.cpp runs a file's own; leave weights at auto, or take a file that has them"
+        )
 
 
 def _find_facts(header: GgufHeader) -> dict[str, str | int | list[int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import platform
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,11 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import AdapterUnavailable, Logits, RuntimeFailed
+from adapters.hardware import processor
 
 DISTRIBUTION: Final = "ik-llama-cpp-python"
 INSTALL: Final = "pip install 'outrider[llama]'"
 _TESTED: Final = ("0.1.5",)
 """Versions whose structures and state format are known to be those that this module reads."""
+_BUILT_FOR: Final = {"x86_64": ("avx2", "fma", "f16c")}
+"""Instruction sets that the package's wheels need, by the machine."""
 
 _POINTER, _INT, _SIZE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t
 _MORE: Final[dict[str, tuple[list[Any], Any]]] = {
@@ -58,7 +62,9 @@ class ForkLibrary:
     context."""
 
     def __init__(self) -> None:
-        """Raises AdapterUnavailable where the package is not installed, or is not of a version that is known."""
+        """Raises AdapterUnavailable where the package is not installed, is not of a version that is known, or is not
+        built for this processor."""
+        check_processor()
         try:
             self.version = version(DISTRIBUTION)
             with _spinning_briefly():
@@ -195,6 +201,18 @@ class ForkLibrary:
         """Let an empty context hold what `read_state` gave. Raises RuntimeFailed."""
         if self._calls["llama_state_seq_set_data"](context, state.ctypes.data, len(state), 0, 0) != len(state):
             raise RuntimeFailed(f"{self.name} does not take a sequence's state: {self.last_words or 'no reason given'}")
+
+
+def check_processor() -> None:
+    """Raise AdapterUnavailable where the package's library would end the process by an instruction that the processor
+    has not. Nothing is said of one that does not tell what it has."""
+    told = processor().isa
+    lacking = [one for one in _BUILT_FOR.get(platform.machine(), ()) if one not in told] if told else []
+    if lacking:
+        raise AdapterUnavailable(
+            f"{DISTRIBUTION} is built for processors with {', '.join(lacking)}, which this one has not; "
+            "choose adapter: openvino_rt"
+        )
 
 
 @contextmanager

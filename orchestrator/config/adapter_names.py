@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ValidationInfo, WithJsonSchema
 
-from adapters.names import ADAPTER_NAME_PATTERN, OWN_ADAPTERS, normalise_device
+from adapters.names import ADAPTER_NAME_PATTERN, OWN_ADAPTERS, SHARDING_ADAPTERS, normalise_device
 
 AUTO = "auto"
 """The plan chooses (`placement`)."""
@@ -26,6 +26,23 @@ def _check_adapter(name: str, info: ValidationInfo) -> str:
 
 def _check_runtime(name: str, info: ValidationInfo) -> str:
     return _check(name, OWN_ADAPTERS, info)
+
+
+def _check_sharding(name: str, info: ValidationInfo) -> str:
+    if name in OWN_ADAPTERS and name not in SHARDING_ADAPTERS:
+        raise ValueError(f"{describe_whole(name)}; name {list_sharding()}")
+    return _check(name, SHARDING_ADAPTERS, info)
+
+
+def describe_whole(adapter: str) -> str:
+    """Say of an adapter that it cannot run shards."""
+    return f"{adapter} loads whole models, and no ranges of layers"
+
+
+def list_sharding() -> str:
+    """Return our adapters that run shards of real models, for people."""
+    *others, last = (one for one in SHARDING_ADAPTERS if one != "simulated")
+    return f"{', '.join(others)} or {last}"
 
 
 def _check(name: str, own: tuple[str, ...], info: ValidationInfo) -> str:
@@ -51,6 +68,8 @@ def _describe(own: tuple[str, ...]) -> dict[str, Any]:
 AdapterName = Annotated[str, AfterValidator(_check_adapter), WithJsonSchema(_describe((*OWN_ADAPTERS, AUTO)))]
 RuntimeName = Annotated[str, AfterValidator(_check_runtime), WithJsonSchema(_describe(OWN_ADAPTERS))]
 """The same without `auto`."""
+ShardingName = Annotated[str, AfterValidator(_check_sharding), WithJsonSchema(_describe(SHARDING_ADAPTERS))]
+"""One that loads ranges of layers."""
 
 
 def _normalise(device: str, info: ValidationInfo) -> str:

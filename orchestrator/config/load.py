@@ -159,6 +159,10 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> DecoderSp
         if shard.adapter:
             place = config.find_place("model", "shards", index, "adapter")
             sources.append((place, own[1], shard.adapter, config.model))
+    for index, standby in enumerate(config.failover.standby):
+        if standby.adapter:
+            place = config.find_place("failover", "standby", index, "adapter")
+            sources.append((place, own[1], standby.adapter, config.model))
     for at, draft in config.all_drafts:
         if isinstance(draft, ModelDraft):
             sources.append(((*at, "source"), draft.source, draft.adapter, draft))

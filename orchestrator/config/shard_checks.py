@@ -6,6 +6,8 @@ from pathlib import Path
 
 from adapters.contract import ModelRefused, cut_layers
 from adapters.decoder.spec import DecoderSpec
+from adapters.names import OWN_ADAPTERS, SHARDING_ADAPTERS
+from orchestrator.config.adapter_names import describe_whole, list_sharding
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, describe_place, format_place
@@ -29,6 +31,11 @@ def check_shards(config: ClusterConfig, decoder: DecoderSpec | None, path: Path,
         if shard.host and not config.cluster.on_ray:
             at: Place = (*place, number, "host")
             raise ConfigError(f"{path}:{lines.get(at, 1)}: {format_place(at)}: {ONLY_ON_RAY}")
+    whole = model.adapter in OWN_ADAPTERS and model.adapter not in SHARDING_ADAPTERS
+    if whole and not all(shard.adapter for shard in model.shards):
+        raise ConfigError(
+            f"{where} {describe_whole(model.adapter)}; set adapter: {list_sharding()}, or leave shards out"
+        )
     if AUTO in (model.adapter, model.device):
         key = "adapter" if model.adapter == AUTO else "device"
         raise ConfigError(f"{where} a plan chooses shards where the {key} is {AUTO!r}; name it, or leave shards out")

@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 
 from device_profiles.profile import Exactness
 from orchestrator.config.adapter_names import AUTO as AUTO
-from orchestrator.config.adapter_names import AdapterName, DeviceName, RuntimeName
+from orchestrator.config.adapter_names import AdapterName, DeviceName, ShardingName
 from orchestrator.config.section import Section
 
 MAX_REPLICAS = 64
@@ -70,7 +70,7 @@ class TargetShard(Section):
 
     layers: int = Field(ge=1, le=10_000)
     """How many; the first shard has the first layers."""
-    adapter: RuntimeName = ""
+    adapter: ShardingName = ""
     """The runtime that runs them. Empty: `model.adapter`."""
     device: DeviceName = ""
     """The device, as the runtime names it. Empty: `model.device`."""

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from adapters.names import SHARDING_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import load_known_devices
 from device_profiles.measured import Hardware, MeasuredDevice
@@ -62,7 +63,7 @@ class NoProfile(PlanError):
 class PlanRequest:
     """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
     served in another way, which is not planned; `beside`: what is loaded for that. `one_host`: a target in layer shards
-    is on one, as workers without a cluster run it; `shard_runtimes` alone run shards (empty: all).
+    is on one, as workers without a cluster run it; `shard_runtimes` alone run shards.
     `price_per_hour`: of this machine with its devices, 0 where not known. `taken`: what the daemon's other targets
     take. There are to be `least_replicas`, and at most `replicas`."""
 
@@ -79,7 +80,7 @@ class PlanRequest:
     least_replicas: int = 1
     taken: tuple[TakenPlace, ...] = ()
     one_host: bool = False
-    shard_runtimes: tuple[str, ...] = ()
+    shard_runtimes: tuple[str, ...] = SHARDING_ADAPTERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ import msgspec
 from adapters import registry
 from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.hardware import hardware, runtime_version
-from adapters.model_source import resolve
-from adapters.names import OWN_ADAPTERS, normalise_device
+from adapters.model_source import is_directory, resolve
+from adapters.names import GGUF_ADAPTERS, OWN_ADAPTERS, normalise_device
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile
@@ -131,7 +131,7 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     """
     engine = engine_options(config, base)
     # The configured runtime first: of the first one is also what the target says.
-    found = sorted(_on_devices(engine.model.source, wanted), key=lambda one: one.adapter != engine.model.adapter)
+    found = sorted(_on_devices(engine.model, wanted), key=lambda one: one.adapter != engine.model.adapter)
     if not found:
         raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
     work = []
@@ -202,9 +202,13 @@ def _place_target(engine: EngineOptions, device: DeviceProfile, threads: int) ->
     return engine, there.model
 
 
-def _on_devices(source: str, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
-    simulated = source.startswith(SIMULATED_PREFIX)
+def _on_devices(model: ModelOptions, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
+    """Yield the devices of all runtimes that read a model of this form."""
+    simulated = model.source.startswith(SIMULATED_PREFIX)
+    unread = () if simulated or not is_directory(model.source, Path(model.base)) else GGUF_ADAPTERS
     for name in registry.names():
+        if name in unread:
+            continue
         asked = any(one.partition(":")[0] == name for one in wanted)
         goes_with = asked or not simulated if name not in OWN_ADAPTERS else (name == "simulated") == simulated
         if not goes_with or (wanted and not asked):
@@ -226,7 +230,7 @@ def _places(draft: ModelDraftOptions, wanted: Sequence[str]) -> list[DeviceProfi
         return [there] if there is not None and _is_wanted(there, wanted) else []
     return [
         there
-        for there in _on_devices(draft.model.source, wanted)
+        for there in _on_devices(draft.model, wanted)
         if adapter in (AUTO, there.adapter) and device in (AUTO, there.name)
     ]
 

@@ -114,9 +114,19 @@ def test_what_needs_no_such_library_passes(write_config, lines):
     assert check(write_config(*lines)) == []
 
 
-def test_static_shapes_that_a_runtime_lacks_are_refused_at_their_line(write_config):
-    path = write_config("  adapter: torch_device", "  weights: int8", "  static_shapes: 'on'")
-    assert check(path) == [f"{path}:6: model.static_shapes: torch_device has no static shapes; openvino_rt has them"]
+@pytest.mark.parametrize("adapter", ["torch_device", "llama_cpp"])
+def test_static_shapes_that_a_runtime_lacks_are_refused_at_their_line(write_config, adapter):
+    path = write_config(f"  adapter: {adapter}", "  weights: int8", "  static_shapes: 'on'")
+    assert check(path) == [f"{path}:6: model.static_shapes: {adapter} has no static shapes; openvino_rt has them"]
+
+
+@pytest.mark.parametrize("weights", ["fast", "int8", "int4", "fp8", "bf16", "fp16", "fp32"])
+def test_a_runtime_of_the_files_own_weights_has_no_others(write_config, weights):
+    lines = ("  adapter: llama_cpp", f"  weights: {weights}", "failover:", "  standby: [{adapter: llama_cpp}]")
+    path = write_config(*lines)
+    said = f"weights in {weights}: llama.cpp runs a file's own; leave weights at auto, or take a file that has them"
+    assert check(path) == [f"{path}:5: model.weights: {said}", f"{path}:7: failover.standby[0].weights: {said}"]
+    assert check(write_config(lines[0], "  weights: as_file")) == []
 
 
 @pytest.mark.parametrize("adapter", ["torch_device", "openvino_rt"])

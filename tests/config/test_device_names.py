@@ -16,6 +16,7 @@ OURS = {
     "openvino_rt": ("CPU", "GPU", "GPU.0", "GPU.1", "NPU", "HETERO:GPU,CPU", "MULTI:GPU.0,GPU.1", "BATCH:GPU"),
     "torch_device": ("CPU", "CUDA", "CUDA:0", "CUDA:12"),
     "onnx_rt": ("CPU", "CUDA", "CUDA:1", "DirectML", "DirectML:0", "OpenVINO:GPU", "QNN", "VitisAI"),
+    "llama_cpp": ("CPU",),
     "simulated": ("SIM", "SIM.1"),
 }
 NAMED = [(adapter, device) for adapter, devices in OURS.items() for device in devices]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,11 @@ TWO = "[{layers: 1}, {layers: 2}]"
             HEAD + "  shards: [{layers: 1, adapter: onnx_rt}, {layers: 1}]\n",
             "4: model.shards[0].adapter: 'simulated:toy' does not go with adapter 'onnx_rt'",
         ),
+        (
+            HEAD + "  shards: [{layers: 1, adapter: llama_cpp}, {layers: 1}]\n",
+            "4: model.shards[0].adapter: llama_cpp loads whole models, and no ranges of layers; name onnx_rt, "
+            "openvino_rt or torch_device",
+        ),
         (HEAD + f"  device: auto\n  shards: {TWO}\n", "5: model.shards: a plan chooses shards where the device is"),
         (
             HEAD + f"  shards: {TWO}\ndrafts:\n- {{method: model, source: 'simulated:toy', adapter: auto}}\n",
@@ -46,6 +52,22 @@ def test_what_contradicts_itself_is_refused_at_its_line(tmp_path: Path, text: st
     with pytest.raises(ConfigError) as refused:
         load_config(path)
     assert f"c.yaml:{said}" in str(refused.value)
+
+
+@pytest.mark.parametrize(("first", "refused"), [("", True), (", adapter: onnx_rt", False)])
+def test_a_runtime_of_whole_models_runs_no_shard_that_names_none(tmp_path: Path, first: str, refused: bool) -> None:
+    tiny_gguf.write(tmp_path / "tiny.gguf", tiny_gguf.Tiny("llama", layers=2))
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "model:\n  source: tiny.gguf\n  adapter: llama_cpp\n"
+        f"  shards: [{{layers: 1{first}}}, {{layers: 1, adapter: onnx_rt}}]\n"
+    )
+    if not refused:
+        load_config(path)
+        return
+    said = "c.yaml:4: model.shards: llama_cpp loads whole models, and no ranges of layers; set adapter: onnx_rt"
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        load_config(path)
 
 
 @pytest.mark.parametrize(("shards", "wrong"), [("1, 2", "3 (1 + 2)"), ("2, 2, 1", "5 (2 + 2 + 1)"), ("1, 3", "")])

@@ -9,13 +9,15 @@ import pytest
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
 from orchestrator.loading.options import engine_options
-from tests.support import tiny_models
+from tests.support import tiny_gguf, tiny_models
 
 
 def write_split(directory: Path, keys: str) -> Path:
     tiny_models.write_model(directory / "tiny", "qwen3", kind="BF16")
+    tiny_gguf.write(directory / "tiny.gguf", tiny_gguf.Tiny("llama"))
     path = directory / "c.yaml"
-    path.write_text(f"# split\nmodel: {{source: tiny, {keys}}}\n")
+    source = "tiny.gguf" if "llama_cpp" in keys else "tiny"
+    path.write_text(f"# split\nmodel: {{source: {source}, {keys}}}\n")
     return path
 
 
@@ -23,6 +25,10 @@ def write_split(directory: Path, keys: str) -> Path:
     ("keys", "said"),
     [
         ("tensor_parallel: 2", "openvino_rt cannot split layers; set adapter: torch_device, or leave"),
+        (
+            "adapter: llama_cpp, tensor_parallel: 2",
+            "llama_cpp cannot split layers; set adapter: torch_device, or leave",
+        ),
         (
             "adapter: torch_device, tensor_parallel: 2, static_shapes: 'on'",
             "graphs of fixed shape hold whole targets; leave one of static_shapes and",

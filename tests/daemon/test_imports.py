@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-FRAMEWORKS = ("openvino", "openvino_genai", "onnxruntime", "torch", "transformers", "ray")
+FRAMEWORKS = ("openvino", "openvino_genai", "ik_llama_cpp", "onnxruntime", "torch", "transformers", "ray")
 
 
 @pytest.mark.parametrize("module", ["orchestrator.daemon", "orchestrator.cli.main", "adapters.registry"])

@@ -91,6 +91,32 @@ def test_equal_hosts_share_a_profile_and_links_are_those_between_nodes(store: Pr
     assert hosts_of(proposal) == [THIS_NODE, "b"] or hosts_of(proposal) == ["b", THIS_NODE]
 
 
+@pytest.mark.parametrize(("adapter", "cut"), [("simulated", True), ("llama_cpp", False)])
+def test_only_runtimes_that_load_ranges_of_layers_are_planned_to_run_shards(tmp_path: Path, adapter: str, cut: bool):
+    """Neither host holds the model, and both together do."""
+    found = store_simulated_profiles(
+        tmp_path,
+        {"SIM": 2.0},
+        script="layers=4",
+        hardware_name="fast",
+        adapter=adapter,
+        layers=4,
+        weights_bytes=3 * GIB // 2,
+    )
+    config = parse_config(
+        "model: {source: 'simulated:toy?layers=4', adapter: simulated, device: auto, name: toy}\n"
+        "cluster: {address: 'a:1'}\ndrafts: []\n",
+        Path("c.yaml"),
+    )
+    hosts = [PresentHost(node, frozenset({FAST})) for node in (THIS_NODE, "b")]
+    asked = build_request_from_config(config, Path())
+    if cut:
+        assert len(propose_hosts(asked, found, hosts, PresentLinks()).plan.replicas[0].shards) == 2
+        return
+    with pytest.raises(PlanError, match="there is no plan"):
+        propose_hosts(asked, found, hosts, PresentLinks())
+
+
 def test_prices_of_hosts_turn_a_plan_and_a_discovered_host_without_one_is_left_out(store: ProfileStore):
     """The slow host takes four times as long, and costs a tenth."""
     own = PresentHost(THIS_NODE, frozenset({FAST}), price_per_hour=5.0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from typing import Any
 
 import msgspec
 
+from adapters.hardware import runtime_version
 from adapters.peers.contract import Answer, PeerPrompt, Score
 from adapters.scoring import log_probabilities
 from orchestrator.bench.record import ModeRun, Record, measure_decoding
@@ -19,8 +20,6 @@ from orchestrator.loading.models import LoadedTarget, load_target, silent
 from orchestrator.loading.options import EngineOptions
 from orchestrator.profiling.quality import feed_tokens
 from orchestrator.workers.messages import Submit
-
-_RUNTIMES = {"openvino_rt": "openvino", "onnx_rt": "onnxruntime", "torch_device": "torch"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +49,9 @@ class OutriderEngine:
     def describe(self) -> dict[str, str]:
         """See PeerEngine."""
         caps, its = self._target.model.capabilities, self._options.model
-        runtime = _RUNTIMES.get(its.adapter, "")
         drafts = ", ".join(draft.name for draft in self._options.drafters) if self._speculate else "none"
         return {
-            "version": f"outrider {version('outrider')}, {its.adapter}{_version_of(runtime)}",
+            "version": f"outrider {version('outrider')}, {its.adapter}, {runtime_version(its.adapter)}",
             "weights": caps.weights,
             "activations": caps.activations.value,
             "kv_cache": caps.kv_cache.value,
@@ -102,10 +100,3 @@ class OutriderEngine:
         stats = record.stats if self._speculate else None
         told = (stats.steps, stats.drafted, stats.accepted) if stats is not None else (None, None, None)
         return Answer(record.tokens, record.first_s, record.last_s, *told)
-
-
-def _version_of(package: str) -> str:
-    try:
-        return f", {package} {version(package)}" if package else ""
-    except PackageNotFoundError:
-        return ""
