@@ -6,18 +6,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from adapters.contract import AdapterUnavailable, Unsupported
+from adapters.hardware import describe_lacking
 from adapters.names import OWN_ADAPTERS
 from adapters.nvml import with_nvml
 
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/kfd"), Path("/dev/dxg"))
 """NVIDIA's driver, AMD's, and that of Windows' subsystem for Linux: torch calls the devices of each CUDA."""
 _PACKAGES = {"llama_cpp": "ik_llama_cpp", "onnx_rt": "onnxruntime", "openvino_rt": "openvino", "torch_device": "torch"}
-_WAYS_OUT = {
-    "llama_cpp": "pip install 'outrider[llama]'",
-    "onnx_rt": "pip install 'outrider[onnx]'",
-    "openvino_rt": "pip install openvino",
-    "torch_device": "pip install 'outrider[torch]'",
-}
 _COMBINED = ("AUTO", "BATCH", "HETERO", "MULTI")
 """What OpenVINO makes of several devices."""
 
@@ -31,7 +26,7 @@ def check_device(adapter: str, device: str) -> str:
         return ""
     package = _PACKAGES[adapter]
     if find_spec(package) is None:
-        raise AdapterUnavailable(f"{package} is not installed: it is the runtime of {adapter}; {_WAYS_OUT[adapter]}")
+        raise AdapterUnavailable(describe_lacking(adapter))
     kind = device.partition(":")[0].partition(".")[0].upper()
     if adapter == "llama_cpp":
         _check_llama(device, kind)

@@ -28,6 +28,12 @@ _LIBRARIES = {
     "onnx_rt": "onnxruntime",
     "torch_device": "torch",
 }
+_WAYS_OUT = {
+    "llama_cpp": "pip install 'outrider[llama]'",
+    "openvino_rt": "pip install openvino",
+    "onnx_rt": "pip install 'outrider[onnx]'",
+    "torch_device": "pip install 'outrider[torch]'",
+}
 _ISA = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
@@ -47,11 +53,16 @@ def runtime_version(adapter: str) -> str:
     distribution's adapter, that distribution's. Raises AdapterUnavailable."""
     if adapter not in OWN_ADAPTERS:
         return distribution_version(adapter)
-    library = _LIBRARIES.get(adapter, "outrider")
-    found = find_build(library)
+    found = find_build(_LIBRARIES.get(adapter, "outrider"))
     if found is None:
-        raise AdapterUnavailable(f"{library} is not installed: it is the runtime of {adapter}")
+        raise AdapterUnavailable(describe_lacking(adapter))
     return " ".join(found)
+
+
+def describe_lacking(adapter: str) -> str:
+    """Say which library an adapter of ours lacks, and how to have it."""
+    library, way_out = _LIBRARIES.get(adapter, "outrider"), _WAYS_OUT.get(adapter, "pip install outrider")
+    return f"{library} is not installed: it is the runtime of {adapter}; {way_out}"
 
 
 def hardware(profile: DeviceProfile) -> Hardware:

@@ -14,6 +14,8 @@ import typer
 
 from adapters import registry
 from adapters.contract import AdapterError
+from adapters.decoder.limits import refuse_directory
+from adapters.model_source import is_directory
 from device_profiles.units import MIB
 from orchestrator.bench.canary_aside import leave_out_canary
 from orchestrator.bench.decode import encode_prompts, measure_modes, read_prompts, warm_up
@@ -112,10 +114,13 @@ def list_model_places(model: ModelOptions) -> tuple[list[ModelOptions], list[str
         return [model], []
     found: list[ModelOptions] = []
     skipped: list[str] = []
+    directory = is_directory(model.source, Path(model.base))
     for name in registry.names():
         if name == "simulated":
             continue
         try:
+            if directory:
+                refuse_directory(name, model.source)
             devices = registry.list_devices(name)
         except AdapterError as error:
             skipped.append(f"{name}: {error}")

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, Unsupported
+from adapters.contract import AdapterUnavailable, ModelRefused, Unsupported
+from adapters.decoder.limits import refuse_directory
 from adapters.hardware import hardware, runtime_version
 from adapters.model_source import is_directory, resolve
-from adapters.names import GGUF_ADAPTERS, OWN_ADAPTERS, normalise_device
+from adapters.names import OWN_ADAPTERS, normalise_device
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile
@@ -205,17 +206,17 @@ def _place_target(engine: EngineOptions, device: DeviceProfile, threads: int) ->
 def _on_devices(model: ModelOptions, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
     """Yield the devices of all runtimes that read a model of this form."""
     simulated = model.source.startswith(SIMULATED_PREFIX)
-    unread = () if simulated or not is_directory(model.source, Path(model.base)) else GGUF_ADAPTERS
+    directory = is_directory(model.source, Path(model.base))
     for name in registry.names():
-        if name in unread:
-            continue
         asked = any(one.partition(":")[0] == name for one in wanted)
         goes_with = asked or not simulated if name not in OWN_ADAPTERS else (name == "simulated") == simulated
         if not goes_with or (wanted and not asked):
             continue
         try:
+            if directory:
+                refuse_directory(name, model.source)
             devices = registry.list_devices(name)
-        except AdapterUnavailable as error:
+        except (AdapterUnavailable, ModelRefused) as error:
             if asked:
                 raise Unsupported(str(error)) from error
             continue

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from adapters import hardware, registry
-from adapters.contract import AdapterUnavailable, ModelRefused
+from adapters.contract import AdapterUnavailable, ModelRefused, Unsupported
 from adapters.devices_there import check_device
 from adapters.llama_cpp.fork import ForkLibrary
+from orchestrator.bench.pairs import list_model_places
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
+from orchestrator.loading.options import engine_options
 from orchestrator.profiling.work import list_work
 from tests.support import tiny_gguf, tiny_models
 
@@ -75,10 +77,15 @@ def test_a_directory_that_reaches_the_runtime_all_the_same_is_refused(directory:
 
 def test_what_plans_choose_from_has_the_runtime_for_files_alone(directory: Path) -> None:
     pytest.importorskip("ik_llama_cpp", reason="it is not installed: pip install 'outrider[llama]'")
+    with pytest.raises(Unsupported, match="tiny is no GGUF file, and llama_cpp reads nothing else"):
+        list_work(load_config(write(directory, "model: {source: tiny}\n")), directory, ["llama_cpp"])
     chosen = {}
     for source in ("tiny", "tiny.gguf"):
         text = f"model: {{source: {source}, adapter: auto}}\nstore: {{directory: {directory}/store}}\n"
         config = load_config(write(directory, text))
+        places, skipped = list_model_places(engine_options(config, directory).model)
+        assert ("llama_cpp" in {one.adapter for one in places}) == (source == "tiny.gguf")
+        assert any("llama_cpp reads nothing else" in one for one in skipped) == (source == "tiny")
         chosen[source] = {work.job.model.adapter for work in list_work(config, directory)}
     assert chosen["tiny.gguf"] - chosen["tiny"] == {"llama_cpp"}
 
