@@ -229,7 +229,7 @@ def test_other_formats_devices_and_files_are_refused_with_the_way_out(tmp_path):
     with pytest.raises(Unsupported, match="fp16 here"):
         load(prepared, kv_cache=Precision.INT8)
     (tmp_path / "model").mkdir()
-    with pytest.raises(ModelRefused, match=r"model: llama\.cpp reads GGUF files"):
+    with pytest.raises(ModelRefused, match=r"model is no GGUF file, and llama_cpp reads nothing else"):
         ADAPTER.prepare(tmp_path / "model", tmp_path, silent)
     (tmp_path / "factors").mkdir()
     write(tmp_path / "factors" / "llama3.gguf", tiny("llama", rope_factors=True))
