@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -63,18 +63,20 @@ class GgufArray:
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    """One tensor: `offset` is relative to the start of the data section, `size` its length, both in bytes."""
+    """One tensor of the file `path`: `offset` is where it begins there, `size` its length, both in bytes."""
 
     name: str
     kind: int
     shape: tuple[int, ...]
+    path: Path
     offset: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF file says about itself. `data_offset` is where tensor data begins, in bytes."""
+    """What a GGUF file says about itself, or the first of a model's files about the model, with the tensors of all.
+    `data_offset` is where the tensor data of `path` begins, in bytes."""
 
     path: Path
     metadata: dict[str, Scalar | GgufArray]
@@ -261,9 +263,10 @@ def _parse(path: Path, raw: bytes, file_bytes: int) -> GgufHeader:
     alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT_BYTES)
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise _Damaged("general.alignment is not a power of two (damaged)")
-    tensors = _parse_tensors(cursor, tensor_count, alignment)
+    placed = _parse_tensors(cursor, path, tensor_count, alignment)
     data_offset = -(-cursor.at // alignment) * alignment
-    ends = [data_offset + tensor.offset + tensor.size for tensor in tensors]
+    tensors = tuple(replace(tensor, offset=data_offset + tensor.offset) for tensor in placed)
+    ends = [tensor.offset + tensor.size for tensor in tensors]
     needed = max(ends, default=cursor.at)  # a file without tensors need not be padded up to where they would be
     if needed > file_bytes:
         raise _Damaged(f"it is truncated: {file_bytes} bytes of at least {needed}")
@@ -300,14 +303,15 @@ def _parse_metadata(cursor: _Cursor, count: int) -> dict[str, Scalar | GgufArray
     return metadata
 
 
-def _parse_tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[GgufTensor, ...]:
+def _parse_tensors(cursor: _Cursor, path: Path, count: int, alignment: int) -> tuple[GgufTensor, ...]:
+    """Return the tensors, by their offsets from where tensor data begins, as files have them."""
     from gguf.constants import GGML_QUANT_SIZES  # here: it takes 0.1 s to import
 
     sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
     tensors: dict[str, GgufTensor] = {}
     expected = 0
     for _ in range(count):
-        tensor = _parse_tensor(cursor, sizes)
+        tensor = _parse_tensor(cursor, path, sizes)
         # llama.cpp writes and demands tensors one behind the other: anything else is damage.
         if tensor.offset != expected or tensor.name in tensors:
             raise _Damaged(f"the tensor {tensor.name!r} is listed twice or out of place (damaged)")
@@ -316,7 +320,7 @@ def _parse_tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[GgufTen
     return tuple(tensors.values())
 
 
-def _parse_tensor(cursor: _Cursor, sizes: dict[int, tuple[int, int]]) -> GgufTensor:
+def _parse_tensor(cursor: _Cursor, path: Path, sizes: dict[int, tuple[int, int]]) -> GgufTensor:
     name, dimensions = cursor.text(), cursor.number(_U32)
     if dimensions > MOST_DIMENSIONS:
         raise _Damaged(f"the tensor {name!r} has {dimensions} dimensions (damaged)")
@@ -327,4 +331,4 @@ def _parse_tensor(cursor: _Cursor, sizes: dict[int, tuple[int, int]]) -> GgufTen
     block_elements, block_bytes = sizes[kind]
     if not shape or shape[0] % block_elements:
         raise _Damaged(f"the tensor {name!r} does not divide into blocks of {block_elements} (damaged)")
-    return GgufTensor(name, kind, shape, offset, math.prod(shape) // block_elements * block_bytes)
+    return GgufTensor(name, kind, shape, path, offset, math.prod(shape) // block_elements * block_bytes)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from gguf import GGUFReader, GGUFWriter
 
+from adapters.gguf_splits import list_beside
+
 _OUTPUTS: Final = ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
 """The projections whose products a layer adds to its input; all formats of GGUF read zero bytes as zeros."""
-_WRITTEN_ANYWAY: Final = ("GGUF.", "general.architecture")
+_NOT_COPIED: Final = ("GGUF.", "general.architecture", "split.")
+"""Keys that the writer writes itself, and what the new file is not: one of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +47,19 @@ def spread_layers(there: int, wanted: int) -> list[Layer]:
 
 
 def write_layers(path: Path, source: Path, layers: Sequence[Layer], *, progress: bool = False) -> int:
-    """Write a GGUF model of these layers of another one, with its embedding, output and tokenizer; returns how many
+    """Write a GGUF model of these layers of another one (of a split model its first file), with its embedding, output and tokenizer; returns how many
     parameters it has. Raises ValueError where the source has no such layers, or what they add cannot be told."""
-    reader = GGUFReader(str(source))
-    family = reader.fields["general.architecture"].contents()
+    readers = [GGUFReader(str(file)) for file in list_beside(source)]
+    fields = readers[0].fields
+    family = fields["general.architecture"].contents()
     writer = GGUFWriter(str(path), family)
-    for name, field in reader.fields.items():
-        if not name.startswith(_WRITTEN_ANYWAY):
+    for name, field in fields.items():
+        if not name.startswith(_NOT_COPIED):
             value = len(layers) if name == f"{family}.block_count" else field.contents()
             writer.add_key_value(name, value, field.types[0], field.types[-1] if len(field.types) > 1 else None)
     parts: dict[int, list[tuple[str, Any]]] = {}
     parameters = 0
-    for tensor in reader.tensors:
+    for tensor in chain.from_iterable(reader.tensors for reader in readers):
         part, _, rest = tensor.name.partition(".")
         number, _, name = rest.partition(".")
         if part == "blk":

@@ -21,6 +21,7 @@ from adapters.decoder import from_safetensors
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.hf_config import CONFIG_FILE, read_spec
 from adapters.decoder.spec import OnRead, ignore_read
+from adapters.gguf_splits import list_first_files
 from adapters.safetensors_file import Stored, read_tensors
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -68,7 +69,7 @@ def model_files(directory: Path) -> tuple[Path, ...]:
 def check_small_files(directory: Path, names: Iterable[str]) -> None:
     """Check what needs no weights: `names` are the files that there are or will be. Raises ModelRefused."""
     names = set(names)
-    ggufs = sorted(name for name in names if name.endswith(".gguf"))
+    ggufs = list_first_files(names)
     for name in REQUIRED:
         if name not in names and not (name == TOKENIZER_JSON and read_declared_fingerprint(directory)):
             way_out = f"It holds GGUF files; name one of them: {', '.join(ggufs)}" if ggufs else _WAYS_OUT[name]

@@ -1,6 +1,6 @@
 """Models of the Hugging Face hub, in the hub's own cache: `hf:ORG/NAME` a directory, `hf:ORG/NAME/FILE.gguf` a file.
 
-The cache, the token, the endpoint and offline mode are huggingface_hub's, with its environment variables
+The first file of a split GGUF model stands for all of them. The cache, the token, the endpoint and offline mode are huggingface_hub's, with its environment variables
 (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). A connection that breaks is taken up where it broke; after a
 sudden death, files that were whole are kept.
 """
@@ -15,14 +15,15 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from adapters.contract import AdapterError, ModelRefused, Progress
 from adapters.decoder.spec import DecoderSpec
-from adapters.gguf_header import GgufHeader
+from adapters.gguf_header import GgufHeader, read_header
+from adapters.gguf_splits import join_headers, list_files, list_first_files
 from adapters.hf_directory import SMALL_FILES, check_small_files, weight_names
-from adapters.hub_heads import read_gguf_head, read_safetensors_heads
+from adapters.hub_heads import read_gguf_head, read_gguf_heads, read_safetensors_heads
 from adapters.model_checks import check_directory_heads, check_files, check_header
 from device_profiles.units import human_bytes
 
@@ -84,7 +85,7 @@ def pin_revision(hub_id: HubId) -> HubId:
 
 
 def fetch(hub_id: HubId, progress: Progress) -> tuple[Path, HubId]:
-    """Return the directory of a model's files, or the one file, and the commit, downloading what is missing.
+    """Return the directory of a model's files, or the GGUF file that is named, and the commit, downloading what is missing.
 
     Only the files that `adapters.hf_directory` reads are downloaded. The small ones and the heads of the others come
     first, so that a model that cannot be run costs no gigabytes. Raises ModelRefused for such a model and as
@@ -93,7 +94,7 @@ def fetch(hub_id: HubId, progress: Progress) -> tuple[Path, HubId]:
     """
     pinned = pin_revision(hub_id)
     directory, sizes = _bring_small_files(pinned, progress)
-    names = [pinned.file] if pinned.file else _weight_names(directory, sizes)
+    names = _list_weights(pinned, directory, sizes)
     if any(not (directory / name).exists() for name in names):
         _check_heads(pinned, directory, sizes, names)
         _bring(pinned, names, sizes, progress)
@@ -107,7 +108,7 @@ def check(hub_id: HubId) -> DecoderSpec:
     """
     pinned = pin_revision(hub_id)
     directory, sizes = _bring_small_files(pinned, lambda _stage, _fraction: None)
-    names = [pinned.file] if pinned.file else _weight_names(directory, sizes)
+    names = _list_weights(pinned, directory, sizes)
     if all((directory / name).exists() for name in names):
         return check_files(directory / pinned.file)
     return _check_heads(pinned, directory, sizes, names)
@@ -118,11 +119,12 @@ def find_head(hub_id: HubId) -> tuple[Path, GgufHeader | None]:
     file that is not there yet (None where it is, and for a directory). Raises as `fetch` does."""
     pinned = pin_revision(hub_id)
     directory, sizes = _bring_small_files(pinned, lambda _stage, _fraction: None)
-    if not pinned.file or (directory / pinned.file).exists():
-        return directory / pinned.file, None
-    with _explain_errors(pinned):
-        header = read_gguf_head(pinned.repo, pinned.revision, pinned.file, _size_of(pinned, sizes))
-    return directory / pinned.file, header
+    path = directory / pinned.file
+    if not pinned.file:
+        return path, None
+    header = _read_named_head(pinned, directory, sizes)
+    list_files(header)  # refuses another file of a split model than the first
+    return path, None if path.exists() else header
 
 
 def _bring_small_files(pinned: HubId, progress: Progress) -> tuple[Path, dict[str, int]]:
@@ -132,9 +134,22 @@ def _bring_small_files(pinned: HubId, progress: Progress) -> tuple[Path, dict[st
     return directory, _listing(pinned) or {path.name: path.stat().st_size for path in directory.iterdir()}
 
 
-def _weight_names(directory: Path, sizes: dict[str, int]) -> Sequence[str]:
-    check_small_files(directory, sizes)
-    return weight_names(directory, sizes)
+def _list_weights(pinned: HubId, directory: Path, sizes: dict[str, int]) -> Sequence[str]:
+    """Return which files of the repository hold the weights: of a split GGUF model all. Raises as `fetch` does."""
+    if not pinned.file:
+        check_small_files(directory, sizes)
+        return weight_names(directory, sizes)
+    names = list_files(_read_named_head(pinned, directory, sizes))
+    return [str(PurePosixPath(pinned.file).with_name(name)) for name in names]
+
+
+def _read_named_head(pinned: HubId, directory: Path, sizes: dict[str, int]) -> GgufHeader:
+    """Return the head of the GGUF file that is named, here or at the hub."""
+    path = directory / pinned.file
+    if path.exists():
+        return read_header(path)
+    with _explain_errors(pinned):
+        return read_gguf_head(pinned.repo, pinned.revision, pinned.file, _size_of(pinned, sizes, pinned.file))
 
 
 def _check_heads(pinned: HubId, directory: Path, sizes: dict[str, int], names: Sequence[str]) -> DecoderSpec:
@@ -142,19 +157,20 @@ def _check_heads(pinned: HubId, directory: Path, sizes: dict[str, int], names: S
     bytes_of = {name: _size_of(pinned, sizes, name) for name in names}
     with _explain_errors(pinned):
         if pinned.file:
-            return check_header(read_gguf_head(pinned.repo, pinned.revision, pinned.file, bytes_of[pinned.file]))
+            return check_header(join_headers(read_gguf_heads(pinned.repo, pinned.revision, bytes_of)))
         tensors = read_safetensors_heads(pinned.repo, pinned.revision, names)
         return check_directory_heads(directory, tensors)
 
 
-def _size_of(pinned: HubId, sizes: dict[str, int], name: str = "") -> int:
+def _size_of(pinned: HubId, sizes: dict[str, int], name: str) -> int:
     """Return the size of one of a model's files in bytes. Raises ModelRefused where it has no such file."""
-    found = sizes.get(name or pinned.file)
+    found = sizes.get(name)
     if found is not None:
         return found
-    if not pinned.file:
-        raise ModelRefused(f"{pinned}: {name} is missing, which its index names. Choose another model.")
-    ggufs = sorted(one for one in sizes if one.endswith(".gguf"))
+    if name != pinned.file:
+        of = "of a split model" if pinned.file else "which its index names"
+        raise ModelRefused(f"{pinned}: {name} is missing, {of}. Choose another model.")
+    ggufs = list_first_files(sizes)
     raise ModelRefused(f"{pinned}: there is no such file. GGUF files of the model: {', '.join(ggufs) or 'none'}.")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -18,7 +18,13 @@ _AT_ONCE = 8
 _PARTIAL = 206
 
 
-@lru_cache(maxsize=4)
+def read_gguf_heads(repo: str, commit: str, sizes: Mapping[str, int]) -> list[GgufHeader]:
+    """Return the heads of GGUF files, given with their sizes in bytes. Raises as `read_gguf_head`."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda file: read_gguf_head(repo, commit, file, sizes[file]), sizes))
+
+
+@lru_cache(maxsize=32)  # of a split model all but the first are small
 def read_gguf_head(repo: str, commit: str, file: str, file_bytes: int) -> GgufHeader:
     """Return the head of a GGUF file of so many bytes. Raises ModelRefused where it is damaged, and what the hub's
     library raises."""

@@ -16,7 +16,8 @@ from adapters.decoder.gguf_spec import read_gguf_spec
 from adapters.decoder.hf_config import CONFIG_FILE
 from adapters.decoder.limits import refuse_decoder
 from adapters.decoder.spec import DecoderSpec
-from adapters.gguf_header import GgufHeader, read_header
+from adapters.gguf_header import GgufHeader
+from adapters.gguf_splits import list_beside, read_model_header
 from adapters.hf_directory import open_weights, read_declared_fingerprint, read_json, title
 from adapters.safetensors_file import Stored
 from adapters.tokenizer_gguf import check_tokenizer
@@ -24,14 +25,14 @@ from adapters.tokenizer_hf import check_tokenizer as check_hf_tokenizer
 
 
 def check_files(path: Path, file_bytes: int | None = None) -> DecoderSpec:
-    """Check a GGUF file or a model directory, and return its shape; `file_bytes` of a file of which `path` is the first
-    part.
+    """Check a GGUF file (of a split model the first) or a model directory, and return its shape; `file_bytes` of a file
+    of which `path` is the first part.
 
     Raises ModelRefused, by the key, the tensor or the file, for all that would be refused when it is loaded, but for
     values of weights.
     """
     if not path.is_dir():
-        return _check_file(path, file_bytes, _mark(path))
+        return _check_file(path, file_bytes, tuple(map(_mark, list_beside(path))))
     spec = open_weights(path, heads_only=True).spec
     _check_directory_tokenizer(path, spec)
     return spec
@@ -47,13 +48,13 @@ def _mark(path: Path) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=16)  # a start asks several times, and a vocabulary of 262,144 tokens takes half a second
-def _check_file(path: Path, file_bytes: int | None, mark: tuple[int, int, int]) -> DecoderSpec:
-    del mark  # of the key alone
-    return check_header(read_header(path, file_bytes))
+def _check_file(path: Path, file_bytes: int | None, marks: tuple[tuple[int, int, int], ...]) -> DecoderSpec:
+    del marks  # of the key alone
+    return check_header(read_model_header(path, file_bytes))
 
 
 def check_header(header: GgufHeader) -> DecoderSpec:
-    """Check the head of a GGUF file, as `check_files` does."""
+    """Check the heads of a model's GGUF files, joined, as `check_files` does."""
     spec = read_gguf_spec(header)
     check_tokenizer(header)
     return spec

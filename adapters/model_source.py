@@ -5,6 +5,8 @@ A source is one of these:
 - `package:NAME/FILE`: a file that an installed Python package carries, whole or in parts.
 - `hf:ORG/NAME[/FILE.gguf][@REVISION]`: a model of the Hugging Face hub.
 - A path: a GGUF file, or a directory with config.json and safetensors.
+
+A GGUF model that is split into several files is named by the first of them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from adapters.contract import ModelRefused, Progress
 from adapters.decoder.limits import refuse_directory
 from adapters.decoder.spec import DecoderSpec
 from adapters.gguf_header import GgufHeader, read_header
+from adapters.gguf_splits import find_files, list_first_files, strip_number
 from adapters.hf_directory import PICKLES, model_files
 from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, check, fetch, parse_id, pin_revision
 from adapters.model_checks import check_files, check_use
@@ -36,7 +39,7 @@ _QUANTISATION = re.compile(r"[-._](?:i?q\d\w*|tq\d\w*|mxfp\d\w*|b?f16|f32|fp16|f
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that exists. `path` is a GGUF file or a Hugging Face directory, and `name` its default name in the API.
+    """A model that exists. `path` is a GGUF file (of a split model the first) or a Hugging Face directory, and `name` its default name in the API.
     `source` is as the operator wrote it (with the commit, for a model of the hub). `files` are the model's files where
     these are more than `path` itself. `parts`: the file comes in parts, of which `path` is the first; the model store
     joins them.
@@ -76,7 +79,7 @@ def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fracti
         hub_id = parse_id(source)
         path, bound = fetch(hub_id, progress)
         if hub_id.file:
-            return ModelSource(path, default_name(read_header(path)), str(bound))
+            return _open_gguf(path, str(bound))
         return ModelSource(path, _slugify(hub_id.repo.rpartition("/")[2]), str(bound), model_files(path))
     if source.startswith(PACKAGE_PREFIX):
         path, parts = _in_package(source)
@@ -96,7 +99,13 @@ def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fracti
         raise ModelRefused(f"{source}: {path.name} is a pickle, which can run code and is never opened. {_SOURCES}")
     if path.suffix == ".safetensors":
         raise ModelRefused(f"{source}: {path.name} holds weights only. Give the directory, with its config.json.")
-    return ModelSource(path, default_name(read_header(path)), source)
+    return _open_gguf(path, source)
+
+
+def _open_gguf(path: Path, source: str) -> ModelSource:
+    header = read_header(path)
+    files = find_files(header)
+    return ModelSource(path, default_name(header), source, files if len(files) > 1 else ())
 
 
 def pin_source(source: str) -> str:
@@ -155,7 +164,9 @@ def _describe_absence(source: str, path: Path, base: Path) -> str:
     if path.parent != there:
         told = f"there is no directory {path.parent}"
     else:
-        names = sorted(one.name for one in there.iterdir() if one.is_dir() or one.suffix == ".gguf")
+        entries = list(there.iterdir())
+        directories = (entry.name for entry in entries if entry.is_dir())
+        names = sorted({*directories, *list_first_files(entry.name for entry in entries)})
         near = get_close_matches(path.name, names, _MOST_NAMES, _NEAR)
         told = f"there is no {path.name} in {there}"
         told += f", but {', '.join(near)}" if near else f", which holds {_list_some(names) or 'no model'}"
@@ -175,12 +186,12 @@ def _list_some(names: list[str]) -> str:
 
 
 def default_name(header: GgufHeader) -> str:
-    """Return the name for the API: lower case, dashes.
+    """Return the name for the API: lower case, dashes, without the number of a file of a split model.
 
     A file name that begins with the metadata's basename is the published name, and more telling than
     general.name, which often names a training run. Renamed files fall back on general.name.
     """
-    stem = _slugify(_QUANTISATION.sub("", header.path.stem))
+    stem = _slugify(_QUANTISATION.sub("", Path(strip_number(header.path.name)).stem))
     base = _slugify(header.text("general.basename") or "")
     if base and stem.startswith(base):
         return stem
@@ -204,7 +215,7 @@ def _in_package(source: str) -> tuple[Path, Parts | None]:
     parts = find_parts(module, inside)
     if parts is not None:
         return parts.files[0], parts
-    carried = sorted(path.name for root in roots for path in root.glob("*.gguf"))
+    carried = list_first_files(path.name for root in roots for path in root.glob("*.gguf"))
     raise ModelRefused(f"{source}: {module} carries no such file. GGUF files in it: {', '.join(carried) or 'none'}.")
 
 

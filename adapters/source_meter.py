@@ -9,6 +9,7 @@ from typing import Final
 
 from adapters.content_digest import file_identity
 from adapters.contract import Progress
+from adapters.gguf_splits import list_beside
 from adapters.hf_directory import model_files
 from device_profiles.units import human_bytes
 
@@ -21,8 +22,7 @@ class SourceMeter:
 
     def __init__(self, source: Path, on_bytes: Callable[[int, int], None]) -> None:
         """Raises OSError."""
-        files = model_files(source) if source.is_dir() else [source]
-        self._files = files
+        self._files = model_files(source) if source.is_dir() else list_beside(source)
         self.identity = self.read_identity()
         self.total_bytes = sum(size for size, *_ in self.identity)
         self._on_bytes = on_bytes

@@ -159,8 +159,7 @@ def worse(path: Path, what: str, directory: Path) -> Path:
     for tensor in header.tensors:
         if tensor.kind != _Q4_1 or not _is_worsened(tensor, kind, int(number)):
             continue
-        begin = header.data_offset + tensor.offset
-        blocks = np.frombuffer(data, np.uint8, tensor.size, begin).reshape(-1, _BLOCK_BYTES).copy()
+        blocks = np.frombuffer(data, np.uint8, tensor.size, tensor.offset).reshape(-1, _BLOCK_BYTES).copy()
         if kind == "skip":
             blocks[:] = 0  # what a layer adds to the residual stream is nothing
         else:
@@ -168,7 +167,7 @@ def worse(path: Path, what: str, directory: Path) -> Path:
             halves = (blocks[:, 4:] & 15, blocks[:, 4:] >> 4)
             low, high = (np.rint(np.rint(half / step) * step).astype(np.uint8) for half in halves)
             blocks[:, 4:] = low | (high << 4)
-        data[begin : begin + tensor.size] = blocks.tobytes()
+        data[tensor.offset : tensor.offset + tensor.size] = blocks.tobytes()
     copy = directory / f"{what.replace('=', '-')}.gguf"
     copy.write_bytes(data)
     return copy

@@ -24,6 +24,7 @@ from adapters.contract import (
     Segment,
     StaticShapes,
 )
+from adapters.gguf_splits import list_beside
 from adapters.hf_directory import model_files
 from adapters.invariance import find_variance
 from adapters.model_source import ModelSource
@@ -78,7 +79,7 @@ def silent(stage: str, fraction: float) -> None:
 def prepare_case(case: Case, adapter: Adapter, store: Path) -> Prepared:
     """Prepare a case's model in a store."""
     source = Path(case.source)
-    files = model_files(source) if source.is_dir() else ()
+    files = model_files(source) if source.is_dir() else list_beside(source)
     file = ModelSource(path=source, name="conformance", source=str(source), files=files)
     recipe = Variant(adapter, Precision(case.weights) if case.weights else None)
     return Prepared(case, adapter, ModelStore(store).prepare(file, recipe, silent))

@@ -33,7 +33,8 @@ from adapters.decoder.gguf_blocks import (
 from adapters.decoder.gguf_spec import ROPE_FACTORS, read_gguf_spec, tensor_name
 from adapters.decoder.pieces import decode_in_pieces
 from adapters.decoder.spec import DecoderSpec, Dense, Grouped, OnRead, Rope, Tensor, ignore_read
-from adapters.gguf_header import GgufHeader, GgufTensor, read_header
+from adapters.gguf_header import GgufHeader, GgufTensor
+from adapters.gguf_splits import read_model_header
 
 _INTERLEAVED = ("query", "key", "query_bias", "key_bias")
 
@@ -48,20 +49,22 @@ _READERS = {
 
 
 class GgufWeights:
-    """The weights of one file; a tensor is read when asked for.
+    """The weights of a file, or of all files of a split model, of which `path` is the first; a tensor is read when asked for.
 
     `values`: "kept" as the file has them, 4-bit formats in 4 bits with "whole zeros", all quantised matrices in
     "8 bits", or all "exact", in full.
     """
 
     def __init__(self, path: Path, values: Values = "kept", on_read: OnRead = ignore_read) -> None:
-        """Read the head. `on_read` hears of what is read. Raises ModelRefused for a damaged file, or a model that the
+        """Read the heads. `on_read` hears of what is read. Raises ModelRefused for a damaged file, or a model that the
         spec cannot describe."""
         self._on_read = on_read
         self._matrix = _READERS[values]
-        self._header = read_header(path)
+        self._header = read_model_header(path)
         self._tensors = {tensor.name: tensor for tensor in self._header.tensors}
-        self._data: np.memmap[Any, np.dtype[np.uint8]] = np.memmap(path, np.uint8, "r", self._header.data_offset)
+        self._data: dict[Path, np.memmap[Any, np.dtype[np.uint8]]] = {
+            file: np.memmap(file, np.uint8, "r") for file in {tensor.path for tensor in self._header.tensors}
+        }
         self.spec = self._with_rope_factors(read_gguf_spec(self._header))
         self.stored = find_largest_kind(self._header)
         self.label = label_of(self.stored, self._list_rounded_kinds() if values == "whole zeros" else ())
@@ -87,7 +90,7 @@ class GgufWeights:
         return sum(_count_held_bytes(tensor) for tensor in self._header.tensors)
 
     def _decode_tensor(self, stored: GgufTensor) -> Tensor:
-        raw = self._data[stored.offset : stored.offset + stored.size]
+        raw = self._data[stored.path][stored.offset : stored.offset + stored.size]
         try:
             found: Tensor
             if len(stored.shape) == 1:
@@ -107,7 +110,7 @@ class GgufWeights:
 
         def decode(part: slice) -> Tensor:
             found = demand_finite_tensor(self._matrix(stored.kind, by_row[part], part.stop - part.start))
-            self._forget(stored.offset + part.start * by_row.shape[1], by_row[part].nbytes)
+            self._forget(stored.path, stored.offset + part.start * by_row.shape[1], by_row[part].nbytes)
             return found
 
         def on_rows(done: int) -> None:
@@ -115,10 +118,9 @@ class GgufWeights:
 
         return decode_in_pieces(decode, (rows, columns), on_rows)
 
-    def _forget(self, offset: int, size: int) -> None:
-        """Let go of the memory in which a piece of the data was mapped: nothing that was decoded lies over it."""
-        mapped: mmap.mmap = self._data._mmap  # type: ignore[attr-defined]
-        start = self._header.data_offset % mmap.ALLOCATIONGRANULARITY + offset
+    def _forget(self, file: Path, start: int, size: int) -> None:
+        """Let go of the memory in which a piece of a file was mapped: nothing that was decoded lies over it."""
+        mapped: mmap.mmap = self._data[file]._mmap  # type: ignore[attr-defined]
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         whole = (start + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
         if whole > 0 and hasattr(mmap, "MADV_DONTNEED"):
@@ -142,11 +144,7 @@ class GgufWeights:
 
 def list_shape_values(header: GgufHeader) -> list[tuple[Path, int, int]]:
     """Return the values that are looked at when a model is opened: file, first byte and count of bytes."""
-    return [
-        (header.path, header.data_offset + tensor.offset, tensor.size)
-        for tensor in header.tensors
-        if tensor.name == ROPE_FACTORS
-    ]
+    return [(tensor.path, tensor.offset, tensor.size) for tensor in header.tensors if tensor.name == ROPE_FACTORS]
 
 
 def _divide(rope: Rope, factors: NDArray[Any]) -> Rope:

@@ -72,10 +72,8 @@ _IDLE: dict[str, frozenset[int | float | bool | str]] = {
 
 
 def refuse_other_files(header: GgufHeader) -> None:
-    """Refuse what is no whole model: a part of one, an adapter, a vocabulary. Raises ModelRefused, by the key."""
+    """Refuse what is no whole model: an adapter, a vocabulary. Raises ModelRefused, by the key."""
     name = header.path.name
-    if (header.integer("split.count") or 1) > 1:
-        raise ModelRefused(f"{name}: split.count: it is one of several parts. Merge them: llama-gguf-split --merge")
     kind = header.text("general.type") or "model"
     if kind != "model":
         what = KINDS.get(kind, "no model here. Choose the model's file")

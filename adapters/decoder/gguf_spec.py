@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from adapters.contract import ModelRefused
@@ -222,20 +223,21 @@ def _check_tensors(header: GgufHeader, spec: DecoderSpec) -> None:
     for name, shape in known.items():
         found = _find_tensor(header, tensors, name)
         if found.shape[::-1] != shape:
-            raise _refuse_tensor(header, f"{name} has the shape {found.shape[::-1]}, not {shape}")
+            raise _refuse_tensor(found.path, f"{name} has the shape {found.shape[::-1]}, not {shape}")
         if not can_read(found.kind, len(shape)):
-            raise _refuse_tensor(header, f"{name} is of the type {type_name(found.kind)}, which cannot be read here")
-    unread = [name for name in tensors if name not in known]
+            raise _refuse_tensor(found.path, f"{name} is of the type {type_name(found.kind)}, which cannot be read here")
+    unread = next((tensor for name, tensor in tensors.items() if name not in known), None)
     if unread:
-        raise _refuse_tensor(header, f"it has the tensor {unread[0]}, which a {spec.family} model does not have here")
+        reason = f"it has the tensor {unread.name}, which a {spec.family} model does not have here"
+        raise _refuse_tensor(unread.path, reason)
 
 
 def _find_tensor(header: GgufHeader, tensors: Mapping[str, GgufTensor], name: str) -> GgufTensor:
     found = tensors.get(name)
     if found is None:
-        raise _refuse_tensor(header, f"it lacks the tensor {name}")
+        raise _refuse_tensor(header.path, f"it lacks the tensor {name}")
     return found
 
 
-def _refuse_tensor(header: GgufHeader, reason: str) -> ModelRefused:
-    return ModelRefused(f"{header.path.name}: {reason}. Convert the model again, or choose another one.")
+def _refuse_tensor(file: Path, reason: str) -> ModelRefused:
+    return ModelRefused(f"{file.name}: {reason}. Convert the model again, or choose another one.")

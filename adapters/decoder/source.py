@@ -11,6 +11,7 @@ from adapters.decoder.from_safetensors import round_to_bfloat16
 from adapters.decoder.gguf_blocks import type_name
 from adapters.decoder.spec import Dense, Grouped, OnRead, Tensor, Weights, ignore_read
 from adapters.gguf_header import read_header
+from adapters.gguf_splits import read_model_header
 from adapters.hf_directory import open_weights, read_declared_fingerprint
 from adapters.tokenizer_gguf import token_texts
 from adapters.tokenizer_hf import vocabulary_texts
@@ -21,7 +22,7 @@ _FLOATS = {Precision.FP32: "f4", Precision.FP16: "f2"}
 
 
 def open_source(source: Path, precision: WeightsFormat | None = None, on_read: OnRead = ignore_read) -> Weights:
-    """Open a GGUF file or a Hugging Face directory, with its own matrices or with matrices in another format. `on_read`
+    """Open a GGUF file (of a split model the first) or a Hugging Face directory, with its own matrices or with matrices in another format. `on_read`
     hears of what is read of it.
 
     FAST is the file's own with whole zeros. Where `precision` is of 4 or 8 bits, matrices that the file holds in full
@@ -69,7 +70,7 @@ def list_shape_values(source: Path) -> list[tuple[Path, int, int]]:
     Raises ModelRefused."""
     if source.is_dir():
         return hf_directory.list_shape_values(source)
-    return from_gguf.list_shape_values(read_header(source))
+    return from_gguf.list_shape_values(read_model_header(source))
 
 
 def count_held_bytes(weights: Weights) -> int | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from adapters.content_digest import DigestCache
 from adapters.contract import ModelRefused
+from adapters.gguf_splits import list_beside
 from adapters.peers.contract import EngineMissing, PeerOptions, announce, parse_directory
 from adapters.peers.hf_export import write_hf_directory
 
@@ -40,9 +41,13 @@ def find_openvino_ir(genai: Any, options: PeerOptions, *, draft: bool = False) -
         )
 
     def write(target: Path) -> None:
-        # The engine goes by the file's suffix, and files of a hub's cache or of a package may be links.
-        (link := target / "model.gguf").symlink_to(source.resolve())
-        genai.LLMPipeline(str(link), "CPU", enable_save_ov_model=True)
+        # The engine goes by the file's suffix, and files of a hub's cache or of a package may be links. Those of a split
+        # model it finds by their names.
+        files = list_beside(source)
+        links = [target / (file.name if len(files) > 1 else "model.gguf") for file in files]
+        for link, file in zip(links, files, strict=True):
+            link.symlink_to(file.resolve())
+        genai.LLMPipeline(str(links[0]), "CPU", enable_save_ov_model=True)
 
     return _keep(options, f"openvino-{version('openvino-genai')}-{_digest(options, source)}", write)
 
@@ -109,6 +114,6 @@ def _keep(options: PeerOptions, name: str, write: Callable[[Path], None]) -> Pat
 
 
 def _digest(options: PeerOptions, source: Path) -> str:
-    """Return a digest of a file's content, or of a directory's files. Raises ModelRefused where they cannot be read."""
-    files = sorted(one for one in source.iterdir() if one.is_file()) if source.is_dir() else [source]
+    """Return a digest of a file's content, of all files of a split model, or of a directory's. Raises ModelRefused where they cannot be read."""
+    files = sorted(one for one in source.iterdir() if one.is_file()) if source.is_dir() else list_beside(source)
     return DigestCache(Path(options.work) / "digests.json").digest_of(files, lambda *_: None)[:12]

@@ -18,6 +18,7 @@ from typing import IO, Any
 import httpx
 
 from adapters.contract import AdapterError
+from adapters.gguf_splits import list_first_files
 from adapters.free_port import find_free_port
 from adapters.parent_process import end_with_parent
 from adapters.peers.contract import Answer, EngineMissing, PeerOptions, PeerPrompt, Score
@@ -83,13 +84,13 @@ def build_command(options: PeerOptions) -> tuple[list[str], str]:
 
 
 def find_gguf(source: str) -> Path:
-    """Return the GGUF file: `source`, or the only one in that directory. Raises EngineMissing."""
+    """Return the GGUF file: `source`, or the only model in that directory. Raises EngineMissing."""
     path = Path(source)
     if path.is_file():
         return path
-    found = sorted(path.glob("*.gguf"))
+    found = list_first_files(file.name for file in path.iterdir()) if path.is_dir() else []
     if len(found) == 1:
-        return found[0]
+        return path / found[0]
     raise EngineMissing(
         f"llama.cpp reads GGUF files, and {path.name} has {len(found) or 'none'}: convert the model with llama.cpp's"
         " convert_hf_to_gguf.py and give the directory of that one file with --model-of llama.cpp=DIR"

@@ -215,5 +215,5 @@ def spoil(path: Path, name: str, number: float) -> None:
     raw = np.array([number], np.float32).tobytes()[2:] if kind == "BF16" else np.array([number], np.float16).tobytes()
     raw = np.array([number], np.float32).tobytes() if kind == "F32" else raw
     with path.open("r+b") as file:
-        file.seek(header.data_offset + tensor.offset)
+        file.seek(tensor.offset)
         file.write(raw)

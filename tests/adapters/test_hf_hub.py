@@ -21,7 +21,7 @@ from adapters.hf_hub import HubId, parse_id
 from tests.adapters.test_model_source import write_gguf
 from tests.support import tiny_models
 from tests.support.hub_server import Hub, serving
-from tests.support.tiny_gguf import Tiny, write
+from tests.support.tiny_gguf import Tiny, list_split, write
 
 ROOT = Path(__file__).parents[2]
 # In a process of its own, because the library reads its environment once, when it is imported.
@@ -154,6 +154,65 @@ def test_one_gguf_file_of_a_model(hub: Hub, tmp_path: Path, gguf: bytes) -> None
     assert (first["name"], first["files"]) == ("small", [])
     assert again == first | {"stages": []}
     assert len(hub.downloads("small-Q4_1.gguf")) == 1
+
+
+def split_model(directory: Path) -> dict[str, bytes]:
+    """A model of megabytes in three files, the first with its metadata alone."""
+    directory.mkdir()
+    tiny = Tiny("llama", layers=1, vocabulary=8, hidden=512, mlp=4096)
+    write(directory / "m-Q4_0.gguf", tiny, tensors_each=6, bare_first=True)
+    return {path.name: path.read_bytes() for path in list_split(directory / "m-Q4_0.gguf")}
+
+
+def test_all_files_of_a_split_model_come_by_the_name_of_the_first(hub: Hub, tmp_path: Path) -> None:
+    split = split_model(tmp_path / "m")
+    first, *others = split
+    hub.models["org/split"] = {f"q4/{name}": raw for name, raw in split.items()} | {"q4/other.gguf": b"GGUF"}
+    source = f"hf:org/split/q4/{first}"
+    come, again, offline = (
+        *resolve_sources(hub, tmp_path, source, source),
+        *resolve_sources(hub, tmp_path, source, HF_HUB_OFFLINE="1"),
+    )
+    assert (come["name"], come["files"]) == ("m", list(split))
+    assert come["source"] == f"{source}@{hub.commit('org/split')}"
+    assert {name: Path(come["path"]).with_name(name).read_bytes() for name in split} == split
+    assert come["stages"][-1] == ["download org/split", 1.0]
+    assert [fraction for _, fraction in come["stages"]] == sorted(fraction for _, fraction in come["stages"])
+    assert again == offline == come | {"stages": []}
+    assert all(len(hub.downloads(f"/{name}")) == 1 for name in split)
+    assert hub.downloads("/other.gguf") == []
+    (other,) = resolve_sources(hub, tmp_path, f"hf:org/split/q4/{others[0]}")
+    assert f"Name the first one: {first}" in other["text"]
+
+
+def test_faults_of_a_split_model_are_told_before_the_weights_are_asked_for(hub: Hub, tmp_path: Path) -> None:
+    split = split_model(tmp_path / "m")
+    first, second, third = split
+    hub.models |= {
+        "org/less": {first: split[first], third: split[third]},
+        "org/mixed": {first: split[first], second: split[third], third: split[second]},
+        "org/cut": split | {third: split[third][:-5000]},
+        "org/whole": dict(split),
+    }
+    wanted = {
+        f"hf:org/less/{first}": [f"{second} is missing, of a split model"],
+        f"hf:org/mixed/{first}": [f"{second}: split.no: it is 2"],
+        f"hf:org/cut/{first}": [f"{third}: it is truncated"],
+        f"hf:org/whole/{second}": ["file 2 of 3", f"Name the first one: {first}"],
+        "hf:org/whole/m.gguf": [f"GGUF files of the model: {first}."],
+    }
+    for words, said in zip(wanted.values(), resolve_sources(hub, tmp_path, *wanted), strict=True):
+        assert said["error"] == "ModelRefused", said
+        assert all(word in said["text"] for word in words), said["text"]
+    config = tmp_path / "c.yaml"
+    command = [sys.executable, "-m", "orchestrator.cli.main", "config", "check", str(config)]
+    for source, told in ((f"hf:org/whole/{first}", ""), (f"hf:org/whole/{third}", f"Name the first one: {first}")):
+        drafts = f"drafts: [{{method: model, source: {source}}}]"
+        config.write_text(f"model: {{source: 'hf:org/whole/{first}'}}\n{drafts}\n")
+        of = environment(hub, tmp_path, XDG_STATE_HOME=str(tmp_path / "state"))
+        done = subprocess.run(command, env=of, capture_output=True, text=True, check=False)
+        assert (done.returncode, told in done.stderr) == (1 if told else 0, True), done.stderr
+    assert hub.downloads(".gguf") == []
 
 
 def test_what_goes_wrong_is_told_with_the_way_out(hub: Hub, tmp_path: Path) -> None:

@@ -66,8 +66,16 @@ def serve(base: Path, store: Path, source: str) -> Served:
     return Served(base, store, file, ModelIdentity(source, models.digest(file), file.name, file.source))
 
 
-@pytest.fixture(params=["gguf", "gguf with rope factors", "directory", "directory with a head beside a tied one"])
+SPLIT = "model-00001-of-00003.gguf"
+KINDS = ["gguf", "gguf with rope factors", "split gguf", "directory", "directory with a head beside a tied one"]
+
+
+@pytest.fixture(params=KINDS)
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
+    if request.param.startswith("split"):
+        # Its rope factors, which opening it looks at, lie in the second file.
+        tiny_gguf.write(tmp_path / "model.gguf", replace(MODEL, rope_factors=True), tensors_each=11, bare_first=True)
+        return serve(tmp_path, tmp_path / "store", SPLIT)
     if request.param.startswith("gguf"):
         tiny_gguf.write(tmp_path / "model", replace(MODEL, rope_factors="rope" in request.param))
     else:
@@ -80,8 +88,12 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Served:
 
 def swap(served: Served) -> None:
     """Put another model at its place."""
-    path = served.base / "model"
-    if path.is_dir():
+    path = served.base / served.identity.source
+    if path.name == SPLIT:
+        for file in served.file.content:
+            file.unlink()
+        tiny_gguf.write(served.base / "model.gguf", replace(MODEL, layers=3), tensors_each=16, bare_first=True)
+    elif path.is_dir():
         shutil.rmtree(path)
         tiny_models.write_model(path, "llama", num_hidden_layers=3)
     else:
@@ -90,7 +102,7 @@ def swap(served: Served) -> None:
 
 
 def remove(served: Served) -> None:
-    path = served.base / "model"
+    path = served.base / served.identity.source
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
@@ -99,14 +111,18 @@ def cut(served: Served) -> None:
     path.write_bytes(path.read_bytes()[:200])
 
 
-HARMS = [swap, remove, cut]
+def remove_last(served: Served) -> None:
+    served.file.content[-1].unlink()
+
+
+HARMS = [swap, remove, remove_last, cut]
 
 
 def test_what_is_at_its_place_serves_where_it_is_the_same(served: Served) -> None:
     assert served.find() == served.file
-    moved = served.base / "moved"
-    (served.base / "model").rename(moved)
-    moved.rename(served.base / "model")
+    moved, path = served.base / "moved", served.base / served.identity.source
+    path.rename(moved)
+    moved.rename(path)
     said = Said()
     served.find(said)
     for file in served.file.content:
@@ -157,12 +173,14 @@ def test_what_is_nowhere_is_refused_with_what_it_was_what_it_is_and_the_way_out(
     with pytest.raises(ModelReplaced) as refusal:
         ModelStore(served.store).prepare(served.find(), TokenizerRecipe(), Said())
     text = str(refusal.value)
-    assert text.startswith("model: ")
+    assert text.startswith(f"{served.identity.source}: ")
     assert "\n" not in text
     for told in (served.identity.digest, str(served.store), "at its place", "`outrider reload`"):
         assert told in text
     if harm is remove:
         assert "there is no " in text
+    elif harm is remove_last and served.identity.source == SPLIT:
+        assert f"the model is split into 3 files, and {served.base} lacks model-00003-of-00003.gguf" in text
 
 
 def damage_sizes(head: Path) -> None:

@@ -48,15 +48,20 @@ def write(
     extra: Mapping[str, np.ndarray | None] | None = None,
     tokens: list[str] | None = None,
     kinds: Mapping[str, GGMLQuantizationType] | None = None,
+    *,
+    tensors_each: int = 0,
+    bare_first: bool = False,
 ) -> Arrays:
     """Write a random model, with other `metadata` and `extra` tensors; return its tensors, dequantised.
 
     Keys of `metadata` are the architecture's (`rope.freq_base`), or whole ones (`general.type`); None leaves one out,
     and a tensor of None in `extra` is left out, too. `kinds`: the types of matrices whose names end so.
+    `tensors_each`: split into files of so many tensors, PATH-00001-of-0000N.gguf and so on (see `list_split`);
+    `bare_first`: with a first one that has none.
     """
     given: dict[str, np.ndarray | None] = {**_random(tiny), **(extra or {})}
     arrays = {name: values for name, values in given.items() if values is not None}
-    writer = GGUFWriter(str(path), tiny.family)
+    writer = GGUFWriter(str(path), tiny.family, split_max_tensors=tensors_each, small_first_shard=bare_first)
     usual: dict[str, Any] = {
         "block_count": tiny.layers,
         "context_length": tiny.context,
@@ -97,6 +102,11 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return arrays
+
+
+def list_split(path: Path) -> list[Path]:
+    """Return the files of a split model that was written to `path`, in order."""
+    return sorted(path.parent.glob(f"{path.stem}-*-of-*.gguf"))
 
 
 _WHOLE_KEYS = ("general.", "tokenizer.", "split.", "adapter.", "quantize.", "imatrix.", "unsloth.")
