@@ -153,9 +153,9 @@ class GgufHeader:
         raise _build_refusal(self.path, f"{key} is not {what}")
 
 
-def read_header(path: Path, file_bytes: int | None = None) -> GgufHeader:
+def read_header(path: Path, file_bytes: int | None = None, first_bytes: int = FIRST_READ_BYTES) -> GgufHeader:
     """Read the head of a GGUF file and check it against itself and the file's length; `file_bytes` is that of a file
-    of which `path` is the first part.
+    of which `path` is the first part. `first_bytes`: see `parse_header`.
 
     Raises ModelRefused when the file cannot be read, is not GGUF, of another version, truncated or damaged.
     """
@@ -167,14 +167,12 @@ def read_header(path: Path, file_bytes: int | None = None) -> GgufHeader:
                 file.seek(0)
                 return file.read(count)
 
-            return parse_header(path, read, here if file_bytes is None else file_bytes)
+            return parse_header(path, read, here if file_bytes is None else file_bytes, first_bytes)
     except OSError as error:
         raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
 
 
-def parse_header(
-    path: Path, read: Callable[[int], bytes], file_bytes: int, first_bytes: int = FIRST_READ_BYTES
-) -> GgufHeader:
+def parse_header(path: Path, read: Callable[[int], bytes], file_bytes: int, first_bytes: int) -> GgufHeader:
     """Return the head of a file of `file_bytes` of which `read(count)` gives the first bytes, fewer where it ends.
 
     More and more are read until the head is whole, `first_bytes` at first. Raises ModelRefused as `read_header` does.

@@ -47,8 +47,9 @@ def spread_layers(there: int, wanted: int) -> list[Layer]:
 
 
 def write_layers(path: Path, source: Path, layers: Sequence[Layer], *, progress: bool = False) -> int:
-    """Write a GGUF model of these layers of another one (of a split model its first file), with its embedding, output and tokenizer; returns how many
-    parameters it has. Raises ValueError where the source has no such layers, or what they add cannot be told."""
+    """Write a GGUF model of these layers of another one, with its embedding, output and tokenizer; returns how many
+    parameters it has. `source`: its file, of a split model the first. Raises ValueError where it has no such layers, or
+    what they add cannot be told."""
     readers = [GGUFReader(str(file)) for file in list_beside(source)]
     fields = readers[0].fields
     family = fields["general.architecture"].contents()

@@ -3,8 +3,8 @@
     NAME-00001-of-00003.gguf     metadata, and some of the tensors or none
     NAME-00002-of-00003.gguf     further tensors, and which file of how many this is
 
-Each file has a head of its own. All are read, so that a file which is missing, or is of another model, is refused before
-a byte of weights is read.
+Each file has a head of its own, unlike the parts of one file that packages carry (adapters.model_parts). All heads are
+read, so that a file which is missing, or is of another model, is refused before a byte of weights is read.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Final
 
 from adapters.contract import ModelRefused
 from adapters.gguf_header import GgufHeader, GgufTensor, read_header
+from device_profiles.units import MIB
 
 NUMBER, COUNT, TENSOR_COUNT = "split.no", "split.count", "split.tensors.count"
 _NAME = re.compile(r"(?P<base>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.DOTALL)
 _AGAIN: Final = "Fetch all files of the model again, into a directory of their own."
 _MOST_NAMES: Final = 5
+_FIRST_READ_BYTES: Final = MIB  # only the first file has a vocabulary
 
 
 def list_names(name: str) -> tuple[str, ...]:
@@ -89,7 +91,8 @@ def read_model_header(path: Path, file_bytes: int | None = None) -> GgufHeader:
     """Read the heads of all files of a model, of which `path` is the first, as one. Raises ModelRefused as
     `adapters.gguf_header.read_header` does, which says what `file_bytes` is, `find_files` and `join_headers`."""
     first = read_header(path, file_bytes)
-    return join_headers([first, *map(read_header, find_files(first)[1:])])
+    others = (read_header(file, first_bytes=_FIRST_READ_BYTES) for file in find_files(first)[1:])
+    return join_headers([first, *others])
 
 
 def join_headers(headers: Sequence[GgufHeader]) -> GgufHeader:
@@ -122,7 +125,9 @@ def _check_place(header: GgufHeader, number: int, count: int) -> None:
     if header.integer(COUNT) != count:
         raise _refuse(header, f"{COUNT}: it is {header.integer(COUNT)}, and the model is split into {count} files")
     if header.integer(NUMBER) != number:
-        raise _refuse(header, f"{NUMBER}: it is {header.integer(NUMBER)}, and file {number + 1} of {count} has {number}")
+        raise _refuse(
+            header, f"{NUMBER}: it is {header.integer(NUMBER)}, and file {number + 1} of {count} has {number}"
+        )
 
 
 def _refuse(header: GgufHeader, reason: str) -> ModelRefused:

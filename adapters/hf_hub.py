@@ -1,8 +1,8 @@
 """Models of the Hugging Face hub, in the hub's own cache: `hf:ORG/NAME` a directory, `hf:ORG/NAME/FILE.gguf` a file.
 
-The first file of a split GGUF model stands for all of them. The cache, the token, the endpoint and offline mode are huggingface_hub's, with its environment variables
-(HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). A connection that breaks is taken up where it broke; after a
-sudden death, files that were whole are kept.
+The first file of a split GGUF model stands for all of them. The cache, the token, the endpoint and offline mode are
+huggingface_hub's, with its environment variables (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). A connection that
+breaks is taken up where it broke; after a sudden death, files that were whole are kept.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def pin_revision(hub_id: HubId) -> HubId:
 
 
 def fetch(hub_id: HubId, progress: Progress) -> tuple[Path, HubId]:
-    """Return the directory of a model's files, or the GGUF file that is named, and the commit, downloading what is missing.
+    """Return the directory of a model's files, or the GGUF file that is named, and the commit, downloading what is
+    missing.
 
     Only the files that `adapters.hf_directory` reads are downloaded. The small ones and the heads of the others come
     first, so that a model that cannot be run costs no gigabytes. Raises ModelRefused for such a model and as

@@ -39,10 +39,10 @@ _QUANTISATION = re.compile(r"[-._](?:i?q\d\w*|tq\d\w*|mxfp\d\w*|b?f16|f32|fp16|f
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model that exists. `path` is a GGUF file (of a split model the first) or a Hugging Face directory, and `name` its default name in the API.
-    `source` is as the operator wrote it (with the commit, for a model of the hub). `files` are the model's files where
-    these are more than `path` itself. `parts`: the file comes in parts, of which `path` is the first; the model store
-    joins them.
+    """A model that exists. `path` is a GGUF file (of a split model the first) or a Hugging Face directory, and `name`
+    its default name in the API. `source` is as the operator wrote it (with the commit, for a model of the hub). `files`
+    are the model's files where these are more than `path` itself. `parts`: one file comes in parts, of which `path` is
+    the first; the model store joins them.
 
     `digest`: of the content (32 hex digits) where the files are a model's head only (adapters.model_head): then its
     weights come from what was prepared before, or from `now`, what is at its place now, if that has the same content.

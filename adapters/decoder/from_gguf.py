@@ -49,7 +49,8 @@ _READERS = {
 
 
 class GgufWeights:
-    """The weights of a file, or of all files of a split model, of which `path` is the first; a tensor is read when asked for.
+    """The weights of a file, or of all files of a split model, of which `path` is the first. A tensor is read when
+    asked for.
 
     `values`: "kept" as the file has them, 4-bit formats in 4 bits with "whole zeros", all quantised matrices in
     "8 bits", or all "exact", in full.

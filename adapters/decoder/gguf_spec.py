@@ -225,7 +225,9 @@ def _check_tensors(header: GgufHeader, spec: DecoderSpec) -> None:
         if found.shape[::-1] != shape:
             raise _refuse_tensor(found.path, f"{name} has the shape {found.shape[::-1]}, not {shape}")
         if not can_read(found.kind, len(shape)):
-            raise _refuse_tensor(found.path, f"{name} is of the type {type_name(found.kind)}, which cannot be read here")
+            raise _refuse_tensor(
+                found.path, f"{name} is of the type {type_name(found.kind)}, which cannot be read here"
+            )
     unread = next((tensor for name, tensor in tensors.items() if name not in known), None)
     if unread:
         reason = f"it has the tensor {unread.name}, which a {spec.family} model does not have here"

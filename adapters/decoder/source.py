@@ -22,8 +22,8 @@ _FLOATS = {Precision.FP32: "f4", Precision.FP16: "f2"}
 
 
 def open_source(source: Path, precision: WeightsFormat | None = None, on_read: OnRead = ignore_read) -> Weights:
-    """Open a GGUF file (of a split model the first) or a Hugging Face directory, with its own matrices or with matrices in another format. `on_read`
-    hears of what is read of it.
+    """Open a GGUF file (of a split model the first) or a Hugging Face directory, with its own matrices or with matrices
+    in another format. `on_read` hears of what is read of it.
 
     FAST is the file's own with whole zeros. Where `precision` is of 4 or 8 bits, matrices that the file holds in full
     come in full: to quantise them is a library's work. Those that it holds quantised come in groups, the nearest to the

@@ -41,8 +41,8 @@ def find_openvino_ir(genai: Any, options: PeerOptions, *, draft: bool = False) -
         )
 
     def write(target: Path) -> None:
-        # The engine goes by the file's suffix, and files of a hub's cache or of a package may be links. Those of a split
-        # model it finds by their names.
+        # The engine goes by the file's suffix, and finds the files of a split model by their names. Files of a hub's
+        # cache or of a package may be links.
         files = list_beside(source)
         links = [target / (file.name if len(files) > 1 else "model.gguf") for file in files]
         for link, file in zip(links, files, strict=True):
@@ -114,6 +114,7 @@ def _keep(options: PeerOptions, name: str, write: Callable[[Path], None]) -> Pat
 
 
 def _digest(options: PeerOptions, source: Path) -> str:
-    """Return a digest of a file's content, of all files of a split model, or of a directory's. Raises ModelRefused where they cannot be read."""
+    """Return a digest of a file's content, of all files of a split model, or of a directory's. Raises ModelRefused
+    where they cannot be read."""
     files = sorted(one for one in source.iterdir() if one.is_file()) if source.is_dir() else list_beside(source)
     return DigestCache(Path(options.work) / "digests.json").digest_of(files, lambda *_: None)[:12]

@@ -18,8 +18,8 @@ from typing import IO, Any
 import httpx
 
 from adapters.contract import AdapterError
-from adapters.gguf_splits import list_first_files
 from adapters.free_port import find_free_port
+from adapters.gguf_splits import list_first_files
 from adapters.parent_process import end_with_parent
 from adapters.peers.contract import Answer, EngineMissing, PeerOptions, PeerPrompt, Score
 

@@ -112,7 +112,8 @@ class Target(StaticShapesSection):
     source: str = Field(min_length=1)
     """Where the weights are. `package:NAME/FILE` is a file inside an installed Python package. A path leads to a GGUF
     file or to a Hugging Face directory (relative to this configuration file). `hf:ORG/NAME`, `hf:ORG/NAME@REVISION` or
-    `hf:ORG/NAME/FILE.gguf` is a model of the Hugging Face hub. `simulated:toy` has no weights."""
+    `hf:ORG/NAME/FILE.gguf` is a model of the Hugging Face hub. Of a split GGUF model it is the first file.
+    `simulated:toy` has no weights."""
     name: str = Field(default="", max_length=128)
     """The model's name in the API. Empty: taken from the source."""
     adapter: AdapterName = "openvino_rt"

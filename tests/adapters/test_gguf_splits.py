@@ -21,6 +21,7 @@ from adapters.gguf_splits import list_first_files, list_names, strip_number
 from adapters.model_checks import check_files
 from adapters.model_source import ModelSource, check_model, check_source, resolve
 from adapters.model_store import ModelStore
+from adapters.source_meter import SourceMeter
 from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import vocabulary_in
 from orchestrator.loading.precision import sizes_of
@@ -80,6 +81,7 @@ def test_a_split_model_is_one_model_of_all_its_files(tmp_path: Path, bare_first:
     assert split.content == split.files
     assert replace(sizes_of(split), file_bytes=0) == replace(sizes_of(whole), file_bytes=0)
     assert sizes_of(split).file_bytes == sum(file.stat().st_size for file in split.files)
+    assert SourceMeter(path, lambda done, total: None).total_bytes == sizes_of(split).file_bytes
     one, other = GgufWeights(split.path), GgufWeights(whole.path)
     assert (one.spec, one.label) == (other.spec, other.label)
     for name in one.spec.list_tensors():
@@ -185,10 +187,12 @@ FAULTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         [f"{FIRST}: split.tensors.count: it is 40, and the files hold 22", "again"],
     ),
     "cut short": (
-        lambda at: (at / "tiny-Q4_1-00004-of-00004.gguf").write_bytes(
-            (at / "tiny-Q4_1-00004-of-00004.gguf").read_bytes()[:-5000]
-        )
-        and None,
+        lambda at: (
+            (at / "tiny-Q4_1-00004-of-00004.gguf").write_bytes(
+                (at / "tiny-Q4_1-00004-of-00004.gguf").read_bytes()[:-5000]
+            )
+            and None
+        ),
         ["-00004-of-00004.gguf: it is truncated"],
     ),
 }

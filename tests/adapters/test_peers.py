@@ -16,8 +16,9 @@ from adapters.decoder.spec import Rope
 from adapters.hf_directory import open_weights
 from adapters.peers import ort_genai, ov_genai
 from adapters.peers.contract import EngineMissing, PeerOptions
-from adapters.peers.convert import find_hf_directory
+from adapters.peers.convert import find_hf_directory, find_openvino_ir
 from adapters.peers.hf_export import describe_config, write_hf_directory
+from adapters.peers.llama_server import find_gguf
 from adapters.scoring import log_probabilities
 from tests.support import tiny_gguf
 
@@ -72,6 +73,28 @@ def test_a_conversion_is_made_once_and_whole(tmp_path, tokenizer):
         find_hf_directory(broken)
     left = {path.name for path in (tmp_path / "other").iterdir()}
     assert left <= {"digests.json"}, "nothing half-made is left"
+
+
+def test_engines_are_given_all_files_of_a_split_model(tmp_path):
+    pytest.importorskip("openvino_genai")
+    tiny_gguf.write(tmp_path / "m.gguf", tiny_gguf.Tiny("llama"), tensors_each=11)
+    first, second = tiny_gguf.list_split(tmp_path / "m.gguf")
+    (other := tmp_path / "other").mkdir()
+    given: list[list[bytes]] = []
+
+    class Engine:
+        @staticmethod
+        def LLMPipeline(path: str, device: str, **_: object) -> None:  # the engine's name
+            given.append([Path(path).read_bytes(), Path(path).with_name(second.name).read_bytes()])
+
+    options = PeerOptions("plain", str(first), "", str(tmp_path / "work"), 1)
+    made = find_openvino_ir(Engine, options)
+    assert given == [[first.read_bytes(), second.read_bytes()]]
+    assert find_openvino_ir(Engine, options) == made
+    assert find_gguf(str(tmp_path)) == first
+    tiny_gguf.write(other / "m.gguf", tiny_gguf.Tiny("llama", seed=6), tensors_each=11)
+    tiny_gguf.list_split(other / "m.gguf")[1].replace(second)
+    assert find_openvino_ir(Engine, options) != made
 
 
 def test_engines_that_lack_something_say_what(tmp_path, monkeypatch):
