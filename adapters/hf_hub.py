@@ -169,8 +169,8 @@ def _size_of(pinned: HubId, sizes: dict[str, int], name: str) -> int:
     if found is not None:
         return found
     if name != pinned.file:
-        of = "of a split model" if pinned.file else "which its index names"
-        raise ModelRefused(f"{pinned}: {name} is missing, {of}. Choose another model.")
+        what = "one of the files of a split model" if pinned.file else "which its index names"
+        raise ModelRefused(f"{pinned}: {name} is missing, {what}. Download all files, or choose another model.")
     ggufs = list_first_files(sizes)
     raise ModelRefused(f"{pinned}: there is no such file. GGUF files of the model: {', '.join(ggufs) or 'none'}.")
 

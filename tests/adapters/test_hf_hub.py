@@ -195,7 +195,7 @@ def test_faults_of_a_split_model_are_told_before_the_weights_are_asked_for(hub: 
         "org/whole": dict(split),
     }
     wanted = {
-        f"hf:org/less/{first}": [f"{second} is missing, of a split model"],
+        f"hf:org/less/{first}": [f"{second} is missing, one of the files of a split model"],
         f"hf:org/mixed/{first}": [f"{second}: split.no: it is 2"],
         f"hf:org/cut/{first}": [f"{third}: it is truncated"],
         f"hf:org/whole/{second}": ["file 2 of 3", f"Name the first one: {first}"],
