@@ -30,8 +30,10 @@ def list_names(name: str) -> tuple[str, ...]:
     """Return the names that the files of a model have by the name of one of them; the name alone where it says nothing
     of others."""
     match = _NAME.fullmatch(name)
-    numbers = range(1, int(match["count"]) + 1) if match else ()
-    return tuple(f"{match['base']}-{number:05d}-of-{match['count']}.gguf" for number in numbers) or (name,)
+    if match is None or not int(match["count"]):
+        return (name,)
+    base, count = match["base"], match["count"]
+    return tuple(f"{base}-{number:05d}-of-{count}.gguf" for number in range(1, int(count) + 1))
 
 
 def strip_number(name: str) -> str:
