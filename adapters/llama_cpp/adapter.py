@@ -22,7 +22,8 @@ from adapters.decoder.limits import refuse_directory
 from adapters.decoder.source import fingerprint_of
 from adapters.device_memory import read_host_memory
 from adapters.failures import classify_failure
-from adapters.gguf_header import GgufHeader, read_header
+from adapters.gguf_header import GgufHeader
+from adapters.gguf_splits import find_files, list_names, read_model_header
 from adapters.hardware import cores
 from adapters.llama_cpp.fork import ForkLibrary
 from adapters.llama_cpp.model import MOST_ROWS, LlamaModel
@@ -32,7 +33,8 @@ from device_profiles.profile import DeviceProfile, Exactness, WeightsFormat
 from device_profiles.units import MIB
 
 _CPU: Final = "CPU"
-_MODEL_FILE: Final = "model.gguf"
+_FIRST_FILE: Final = "model-00001-of-{count:05d}.gguf"
+"""The library finds the other files of a split model by the name of the first."""
 _GROUP: Final = 32
 """Activations are quantised in groups of 32 or of 256, as a tensor's own format has them."""
 _FIXED_WIDTH: Final = 16
@@ -89,18 +91,20 @@ class LlamaCppAdapter:
         return [[in_pairs], [NumericalClass(fp32, fp16, _GROUP, fixed_width=_FIXED_WIDTH)]]
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
-        """Name the format of the facts. What is linked is the file itself, whatever the library's version."""
+        """Name the format of the facts. What is linked are the files themselves, whatever the library's version."""
         _refuse_weights(weights)
-        return "the file itself, 1"
+        return "the files themselves, 1"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
-        """Write down a file's facts, and where it is. Raises ModelRefused, Unsupported for other weights."""
+        """Write down a model's facts, and where its files are. Raises ModelRefused, Unsupported for other weights."""
         _refuse_weights(weights)
         if source.is_dir():
             refuse_directory(self.name, source.name)
-        header = read_header(source)
+        header = read_model_header(source)
         write_facts(target, _find_facts(header))
-        (target / _MODEL_FILE).symlink_to(source.resolve())
+        files = find_files(header)
+        for name, file in zip(list_names(_FIRST_FILE.format(count=len(files))), files, strict=True):
+            (target / name).symlink_to(file.resolve())
         progress(f"look at {source.name}", 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LlamaModel:
@@ -116,7 +120,7 @@ class LlamaCppAdapter:
                 "the model. Choose another adapter."
             )
         progress("load", 0.0)
-        model = library.load_model(prepared / _MODEL_FILE, lambda fraction: progress("load", fraction))
+        model = library.load_model(_find_first_file(prepared), lambda fraction: progress("load", fraction))
         if not model:
             raise _explain(library, facts["name"])
         try:
@@ -156,6 +160,11 @@ def _refuse_weights(weights: WeightsFormat | None) -> None:
         raise Unsupported(
             f"weights in {weights}: llama.cpp runs a file's own; leave weights at auto, or take a file that has them"
         )
+
+
+def _find_first_file(prepared: Path) -> Path:
+    (found,) = prepared.glob(_FIRST_FILE.replace("{count:05d}", "*"))
+    return found
 
 
 def _find_facts(header: GgufHeader) -> dict[str, str | int | list[int]]:

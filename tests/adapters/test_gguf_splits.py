@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from adapters import registry
 from adapters.conformance.case import Case, load, prepare_case, run, text
-from adapters.contract import ModelRefused
+from adapters.contract import Exactness, ModelRefused
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.gguf_layers import Layer, write_layers
 from adapters.gguf_splits import list_first_files, list_names, strip_number
@@ -27,7 +27,7 @@ from adapters.vocabulary import vocabulary_in
 from orchestrator.loading.precision import sizes_of
 from tests.support.tiny_gguf import Tiny, list_split, write
 
-TINY = Tiny("llama", kind=GGMLQuantizationType.Q4_1, rope_factors=True)
+TINY = Tiny("llama", hidden=256, mlp=256, head_dim=64, kind=GGMLQuantizationType.Q4_1, rope_factors=True)
 FIRST = "tiny-Q4_1-00001-of-00004.gguf"
 
 
@@ -90,14 +90,18 @@ def test_a_split_model_is_one_model_of_all_its_files(tmp_path: Path, bare_first:
         assert np.array_equal(found.float32(), expected.float32())
 
 
-@pytest.mark.parametrize("adapter", ["openvino_rt", "onnx_rt", "torch_device"])
+@pytest.mark.parametrize("adapter", ["openvino_rt", "onnx_rt", "torch_device", "llama_cpp"])
 def test_split_and_whole_have_the_same_bits(tmp_path: Path, adapter: str) -> None:
-    pytest.importorskip({"torch_device": "torch", "onnx_rt": "onnxruntime"}.get(adapter, "openvino"))
+    libraries = {"torch_device": "torch", "onnx_rt": "onnxruntime", "llama_cpp": "ik_llama_cpp"}
+    pytest.importorskip(libraries.get(adapter, "openvino"))
+    # Of llama.cpp's classes none need hold for a model of these sizes, and the same rows have the same bits in any.
+    exactness = Exactness.KERNEL if adapter == "llama_cpp" else Exactness.BIT
     write(tmp_path / "whole.gguf", TINY)
     rows = []
     for source in (tmp_path / "whole.gguf", write_split(tmp_path / "split", bare_first=True)):
         case = Case(adapter, "CPU", source)
-        model = load(prepare_case(case, registry.get(adapter), tmp_path / source.stem), kv_cache_bytes=1 << 24)
+        prepared = prepare_case(case, registry.get(adapter), tmp_path / source.stem)
+        model = load(prepared, kv_cache_bytes=1 << 24, exactness=exactness)
         rows.append(run(model, 0, text(model, 12), [1, 11]))
         model.close()
     assert np.array_equal(rows[0], rows[1])
@@ -187,7 +191,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         lambda at: mix(at, replace(TINY, bias=True), 2, 7),
         ["-00002-of-00004.gguf: split.tensors.count", "of another model", "again"],
     ),
-    "of a wider model": (lambda at: mix(at, replace(TINY, mlp=256), 3), ["-00003-of-00004.gguf: blk.", "shape"]),
+    "of a wider model": (lambda at: mix(at, replace(TINY, mlp=512), 3), ["-00003-of-00004.gguf: blk.", "shape"]),
     "a tensor twice": (
         lambda at: rewrite(at, 3, double="tiny-Q4_1-00002-of-00004.gguf"),
         ["-00003-of-00004.gguf: the tensor blk.", "is in tiny-Q4_1-00002-of-00004.gguf, too", "again"],
