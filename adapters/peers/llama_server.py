@@ -1,11 +1,11 @@
 """llama.cpp's own server, started here over the target's GGUF file: plain, with n-gram lookup and with a draft model.
 
-It is asked by its native `/completion`, with tokens in and tokens out (tools/server/README.md of llama.cpp).
+It is llama-server on PATH, else the server in the wheel of xllamacpp (adapters.peers.llama_builds). It is asked by its
+native `/completion`, with tokens in and tokens out (tools/server/README.md of llama.cpp).
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import tempfile
 import time
@@ -22,9 +22,8 @@ from adapters.free_port import find_free_port
 from adapters.gguf_splits import list_first_files
 from adapters.parent_process import end_with_parent
 from adapters.peers.contract import Answer, EngineMissing, PeerOptions, PeerPrompt, Score
+from adapters.peers.llama_builds import LlamaBuild, find_build, judge_build, name_build, read_instructions
 
-PROGRAM = "llama-server"
-INSTALL = "llama-server is not on PATH: install llama.cpp (https://github.com/ggml-org/llama.cpp)"
 LOOKUP_NGRAM, LOOKUP_TOKENS = 3, 5  # as openvino_genai's lookup; the server's own 12 and 48 hardly ever match a chat
 DRAFTED_TOKENS = 4
 TOKENS_A_SLOT = 4096
@@ -41,7 +40,8 @@ class LlamaServerFailed(AdapterError):
 
 def load(options: PeerOptions) -> LlamaServer:
     """Start a server in a mode: plain, lookup, speculative. Raises EngineMissing, LlamaServerFailed."""
-    command, url = build_command(options)
+    build = find_build()
+    command, url = build_command(build, options)
     log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - the server writes as long as it lives
     # Nothing runs between fork and exec but this, and nothing else ends a server whose client was killed.
     server = subprocess.Popen(
@@ -54,24 +54,21 @@ def load(options: PeerOptions) -> LlamaServer:
     try:
         with httpx.Client(base_url=url) as client:
             _wait_until_ready(server, client, log)
-        return LlamaServer(options, command, server, url, log)
+        return LlamaServer(options, build, command, server, url, log)
     except BaseException:
         _end(server)
         log.close()
         raise
 
 
-def build_command(options: PeerOptions) -> tuple[list[str], str]:
+def build_command(build: LlamaBuild, options: PeerOptions) -> tuple[list[str], str]:
     """Return the command that starts the server on a free port, and its address. Each slot has room for 4096 tokens.
 
-    Raises EngineMissing where the program, or a file that it reads, is missing."""
-    program = shutil.which(PROGRAM)
-    if program is None:
-        raise EngineMissing(INSTALL)
+    Raises EngineMissing where a file that it reads is missing."""
     port = find_free_port()
     sizes = ["-t", str(options.threads), "-c", str(TOKENS_A_SLOT * options.at_once), "-np", str(options.at_once)]
     where = ["--host", "127.0.0.1", "--port", str(port)]
-    command = [program, "-m", str(find_gguf(options.directory or options.source)), *sizes, *where]
+    command = [*build.command, "-m", str(find_gguf(options.directory or options.source)), *sizes, *where]
     if options.mode == "lookup":
         command += ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(LOOKUP_NGRAM)]
         command += ["--spec-ngram-simple-size-m", str(LOOKUP_TOKENS)]
@@ -101,10 +98,16 @@ class LlamaServer:
     """A server that runs. Requests find no earlier prefill (`cache_prompt`), but for those that score."""
 
     def __init__(
-        self, options: PeerOptions, command: list[str], server: subprocess.Popen[bytes], url: str, log: IO[bytes]
+        self,
+        options: PeerOptions,
+        build: LlamaBuild,
+        command: list[str],
+        server: subprocess.Popen[bytes],
+        url: str,
+        log: IO[bytes],
     ) -> None:
-        """Take a server that is ready, with the command that started it."""
-        self._options, self._command, self._server, self._log = options, command, server, log
+        """Take a server that is ready, with what it is and the command that started it."""
+        self._options, self._build, self._command, self._server, self._log = options, build, command, server, log
         self._client = httpx.Client(base_url=url, timeout=_TIMEOUT_S)
         self._asking = ThreadPoolExecutor(options.at_once)
 
@@ -114,7 +117,9 @@ class LlamaServer:
         name = Path(str(told.get("model_path", self._options.source))).name
         asked = " ".join(self._command[self._command.index("--port") + 2 :])
         return {
-            "version": f"llama.cpp {told.get('build_info', 'of unknown build')}",
+            "version": f"llama.cpp, build {name_build(self._build, str(told.get('build_info', '')))}",
+            "program": self._build.program,
+            "built natively": judge_build(read_instructions(self._build)),
             "weights": f"{told.get('model_ftype', 'as in the file')} ({name}, as in the file)",
             "activations": "int8 in groups of 32 within products, else f32 (ggml's CPU backend)",
             "kv_cache": "f16",
