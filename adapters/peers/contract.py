@@ -13,6 +13,9 @@ from typing import Protocol
 
 from adapters.contract import AdapterError
 
+NATIVE = "built natively"
+"""Of what is effective: whether an engine's code is for this machine's processor, a text that begins with yes or no."""
+
 
 class EngineMissing(AdapterError):
     """The engine, or what it loads, is not on this machine; the message says how to get it."""

@@ -21,7 +21,7 @@ from adapters.contract import AdapterError
 from adapters.free_port import find_free_port
 from adapters.gguf_splits import list_first_files
 from adapters.parent_process import end_with_parent
-from adapters.peers.contract import Answer, EngineMissing, PeerOptions, PeerPrompt, Score
+from adapters.peers.contract import NATIVE, Answer, EngineMissing, PeerOptions, PeerPrompt, Score
 from adapters.peers.llama_builds import LlamaBuild, find_build, judge_build, name_build, read_instructions
 
 LOOKUP_NGRAM, LOOKUP_TOKENS = 3, 5  # as openvino_genai's lookup; the server's own 12 and 48 hardly ever match a chat
@@ -119,7 +119,7 @@ class LlamaServer:
         return {
             "version": f"llama.cpp, build {name_build(self._build, str(told.get('build_info', '')))}",
             "program": self._build.program,
-            "built natively": judge_build(read_instructions(self._build)),
+            NATIVE: judge_build(read_instructions(self._build)),
             "weights": f"{told.get('model_ftype', 'as in the file')} ({name}, as in the file)",
             "activations": "int8 in groups of 32 within products, else f32 (ggml's CPU backend)",
             "kv_cache": "f16",

@@ -83,3 +83,12 @@ def spread(items: Sequence[_T], count: int) -> list[_T]:
     if count >= size:
         return [items[index % size] for index in range(count)]
     return [items[index * size // count] for index in range(count)]
+
+
+def take_of_each(texts: Sequence[PromptText], count: int) -> list[PromptText]:
+    """Return the first `count` prompts of each category: the first of all of them, then the second, and so on, so that
+    prompts that run together are of several categories."""
+    kinds: dict[str, list[PromptText]] = {}
+    for text in texts:
+        kinds.setdefault(text.category, []).append(text)
+    return [of_kind[index] for index in range(count) for of_kind in kinds.values() if index < len(of_kind)]

@@ -19,6 +19,9 @@ def compare(
         Path | None, typer.Option(help="JSON lines with `turns` or `prompt`; else of our own, of six categories.")
     ] = None,
     limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, of a file spread evenly; 0: all.")] = 12,
+    per_category: Annotated[
+        int, typer.Option(min=0, help="Use the first so many prompts of each category instead; 0: see --limit.")
+    ] = 0,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 48,
     passes: Annotated[int, typer.Option(min=1, help="Times that each prompt is asked; the fastest one counts.")] = 3,
     at_once: Annotated[int, typer.Option(min=1, help="Requests together, beside one at a time; 1: none.")] = 8,
@@ -39,8 +42,15 @@ def compare(
         list[str] | None,
         typer.Option(help="Outrider plainly with weights in this format, too, as `fast`; may be repeated."),
     ] = None,
+    model: Annotated[
+        str, typer.Option(metavar="SOURCE", help="Compare over this model, as FILE.gguf, without a cluster.yaml.")
+    ] = "",
     draft: Annotated[
-        str, typer.Option(help="A draft model for engines that take one: a source, as in cluster.yaml.")
+        str,
+        typer.Option(metavar="SOURCE", help="A draft model for engines that take one; with --model for Outrider, too."),
+    ] = "",
+    adapter: Annotated[
+        str, typer.Option(help="Outrider's runtime, with --model of its draft, too; else as configured.")
     ] = "",
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="The endpoints' key.")] = "",
     config: ConfigFile = None,
@@ -72,8 +82,10 @@ def compare(
         api_key,
         at_once,
         len(os.sched_getaffinity(0)),
+        model=model,
+        adapter=adapter,
     )
-    texts = read_prompt_texts(prompts, limit)
+    texts = read_prompt_texts(prompts, limit, per_category)
     with show_turns() as tell:
         result = compare_engines(asked, texts, size, tell)
     if json_out is not None:

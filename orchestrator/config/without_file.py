@@ -24,11 +24,19 @@ class ModelConfig:
     path: Path
 
 
-def configure_model(source: str, base: Path, api: Mapping[str, Any]) -> ModelConfig:
+def configure_model(
+    source: str, base: Path, api: Mapping[str, Any], *, adapter: str = "", draft: str = ""
+) -> ModelConfig:
     """Return the configuration that serves a model and leaves all else at its default, but for these keys of `api`.
-    `base`: where relative paths begin. Raises ConfigError, which names keys and no file."""
-    model = {"source": source, **({"adapter": "simulated"} if source.startswith(SIMULATED_PREFIX) else {})}
-    sections = {"model": model, **({"api": dict(api)} if api else {})}
+    `adapter`: the runtime of all models, "" for the default. `draft`: a model that drafts behind the text's own
+    repetitions, "" for none. `base`: where relative paths begin. Raises ConfigError, which names keys and no file."""
+    runtime = {"adapter": "simulated"} if source.startswith(SIMULATED_PREFIX) else {}
+    runtime = {"adapter": adapter} if adapter else runtime
+    sections: dict[str, Any] = {"model": {"source": source, **runtime}}
+    if draft:
+        sections["drafts"] = [{"method": "suffix"}, {"method": "model", "source": draft, **runtime}]
+    if api:
+        sections["api"] = dict(api)
     text = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True)
     # The daemon's state directory follows from this name, so each model has its own.
     path = base / f"serve-{re.sub(r'[^A-Za-z0-9.-]+', '-', source).strip('-')}.yaml"

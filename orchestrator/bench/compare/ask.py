@@ -11,23 +11,26 @@ import msgspec
 from orchestrator.bench.canary_aside import leave_out_canary
 from orchestrator.bench.compare.endpoint import parse_endpoint
 from orchestrator.bench.compare.engines import Asked
-from orchestrator.bench.prompts import BenchError, PromptText, read_texts, spread
+from orchestrator.bench.prompts import BenchError, PromptText, read_texts, spread, take_of_each
 from orchestrator.config.load import default_config_path, load_config
-from orchestrator.config.target import WeightsPrecision
+from orchestrator.config.target import AUTO, WeightsPrecision
+from orchestrator.config.without_file import configure_model
 from orchestrator.loading.models import prepare_tokenizer_of, silent
-from orchestrator.loading.options import engine_options
+from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.measuring.texts import TEXTS
 
 WEIGHTS = get_args(WeightsPrecision)
 
 
-def read_prompt_texts(path: Path | None, limit: int) -> list[PromptText]:
-    """Return `limit` prompts (0: all): of a file spread evenly, else our own, as many of each category. Raises
-    BenchError."""
+def read_prompt_texts(path: Path | None, limit: int, per_category: int = 0) -> list[PromptText]:
+    """Return `limit` prompts (0: all): of a file spread evenly, else our own, as many of each category. Where
+    `per_category` is not 0, the first so many of each category instead. Raises BenchError."""
+    own = [PromptText(str(number), category, text) for number, (category, text) in enumerate(TEXTS)]
+    texts = own if path is None else read_texts(path)
+    if per_category:
+        return take_of_each(texts, per_category)
     if path is None:
-        own = [PromptText(str(number), category, text) for number, (category, text) in enumerate(TEXTS)]
         return own[: limit or len(own)]
-    texts = read_texts(path)
     return spread(texts, min(limit, len(texts)) or len(texts))
 
 
@@ -41,12 +44,15 @@ def build_asked(
     api_key: str,
     at_once: int,
     threads: int,
+    *,
+    model: str = "",
+    adapter: str = "",
 ) -> Asked:
-    """Return what is compared. Raises BenchError, ConfigError, and what adapters raise for a missing model."""
+    """Return what is compared. `model`: a source that stands for a configuration; then Outrider drafts with `draft`,
+    too. Raises BenchError, ConfigError, and what adapters raise for a missing model."""
     from adapters.model_source import resolve
 
-    path = config or default_config_path()
-    options = engine_options(leave_out_canary(load_config(path)), path.resolve().parent)
+    options = _read_options(config, model, adapter, draft)
     # All engines decode the same prompts again and again: none may find an earlier prefill done.
     options = msgspec.structs.replace(options, max_running=at_once, prefix_reuse=False)
     if options.model.source.startswith("simulated:"):
@@ -71,6 +77,26 @@ def build_asked(
         draft=draft,
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
     )
+
+
+def _read_options(config: Path | None, model: str, adapter: str, draft: str) -> EngineOptions:
+    """Return how Outrider runs: as a file says, or with a model alone."""
+    from adapters import registry
+
+    if model and config is not None:
+        raise BenchError("--model stands for a cluster.yaml: give one of them")
+    if adapter and adapter not in registry.names():
+        raise BenchError(f"--adapter is one of {', '.join(registry.names())}, not {adapter!r}")
+    if model:
+        alone = configure_model(model, Path.cwd(), {}, adapter=adapter, draft=draft)
+        options = engine_options(alone.config, Path.cwd())
+    else:
+        path = config or default_config_path()
+        options = engine_options(leave_out_canary(load_config(path)), path.resolve().parent)
+        options = options.with_model(adapter=adapter) if adapter else options
+    if options.model.adapter == AUTO:
+        raise BenchError("model.adapter is auto, and a comparison runs one runtime: name it with --adapter")
+    return options
 
 
 def _check_weights(weights: Sequence[str]) -> list[str]:

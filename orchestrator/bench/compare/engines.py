@@ -12,13 +12,12 @@ from adapters.model_source import ModelSource, resolve
 from adapters.peers.catalogue import PEERS, Peer
 from adapters.peers.contract import PeerOptions
 from orchestrator.bench.compare.endpoint import EndpointOptions
-from orchestrator.bench.compare.figures import CONTROL
+from orchestrator.bench.compare.figures import CONTROL, OUTRIDER
 from orchestrator.bench.compare.outrider_engine import OutriderOptions
 from orchestrator.bench.compare.process import EngineSpec
 from orchestrator.bench.prompts import BenchError
 from orchestrator.loading.options import EngineOptions
 
-OUTRIDER = "outrider"
 _OUTRIDER_ENTRY = "orchestrator.bench.compare.outrider_engine:load"
 _ALIASES = {"llama-server": "llama.cpp", "llama_cpp": "llama.cpp"}
 _ENDPOINT_ENTRY = "orchestrator.bench.compare.endpoint:load"

@@ -13,7 +13,8 @@ from adapters.peers.contract import Answer, Score
 from device_profiles.units import MS_PER_S
 from orchestrator.bench.compare.pairs import Pair, compare_pairs
 
-BASE, CONTROL = "outrider plain", "control"
+OUTRIDER, CONTROL = "outrider", "control"
+BASE = f"{OUTRIDER} plain"
 RATIOS = ("tok_s", "tpot", "ttft", "at_once_tok_s")
 
 FORMULAS = {
@@ -35,6 +36,7 @@ FORMULAS = {
     "joules_per_token": "energy of the device while the engine worked alone / its tokens",
     "pair": "an engine's rate over the geometric mean of Outrider plain's for the same prompt, before it and behind",
     "vs_outrider": "geometric mean over prompts of a prompt's median pair (TPOT, TTFT: of rates); above 1: better",
+    "beside_peers": "Outrider's vs_outrider over that of the other engine's best mode for that rate; above 1: better",
     "quartiles": "lower and upper quartile of the ratios of all pairs: prompts differ, and so does the machine's noise",
     "interval": "95 % bootstrap interval of a ratio, pairs drawn within prompts: what a repetition may show",
     "control": "Outrider plain once more, in a process of its own: its distance to 1 is the machine's noise",

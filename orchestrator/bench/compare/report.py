@@ -10,9 +10,12 @@ from typing import Any
 
 from orchestrator.bench.compare.plots import draw_comparison
 from orchestrator.bench.compare.table import (
+    BESIDE_HEADS,
     REST_HEADS,
     SPEED_HEADS,
+    beside_cells,
     format_figure,
+    list_beside,
     list_notes,
     rest_cells,
     speed_cells,
@@ -50,6 +53,9 @@ def list_sections(result: dict[str, Any], images: Sequence[tuple[str, str]]) -> 
     yield Section("Speed", [SPEED_HEADS, *(speed_cells(row) for row in rows)], images=images)
     yield Section("Quality, determinism, memory", [REST_HEADS, *(rest_cells(row) for row in rows)])
     yield Section("Tokens/s by category, over Outrider plain", _list_categories(rows))
+    if beside := result["beside_peers"]:
+        yield Section("Times another engine's best mode", [BESIDE_HEADS, *map(beside_cells, beside)])
+        yield Section("The same by category, tokens/s", lines=list_beside(result))
     facts = sorted({name for row in rows for name in row["runs"]})
     ran = [[f"{row['engine']} {row['mode']}", *(row["runs"].get(name, "") for name in facts)] for row in rows]
     yield Section("What really ran", [["engine", *facts], *ran])

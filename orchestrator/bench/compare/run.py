@@ -29,6 +29,7 @@ from orchestrator.bench.compare.figures import (
     list_requests,
     summarise_engine,
 )
+from orchestrator.bench.compare.peers import compare_with_peers
 from orchestrator.bench.compare.turns import NamedPrompt, Tell, Turns, load_engines
 from orchestrator.bench.prompts import OWN_PROMPTS, PromptText, spread
 from orchestrator.profiling.quality import reference_texts
@@ -80,13 +81,15 @@ def compare_engines(asked: Asked, texts: Sequence[PromptText], size: CompareSize
 def report_of(
     runs: Sequence[EngineRun], prompts: Sequence[NamedPrompt], reference: ReferenceAnswers | None
 ) -> dict[str, Any]:
-    """Return the rows with their ratios, the formulas, and the times of every answer."""
+    """Return the rows with their ratios, those to other engines' best modes, the formulas, and the times of every
+    answer."""
     categories = {one.key: one.category for one in prompts}
     rows = [summarise_engine(run, categories, reference) for run in runs]
     compare_rows(rows, runs, categories)
     requests = [one for run in runs for one in list_requests(run)]
     pairs = [one for run in runs for one in list_pairs(run)]
-    return {"summary": rows, "formulas": FORMULAS, "requests": requests, "pairs": pairs}
+    beside = compare_with_peers(rows)
+    return {"summary": rows, "beside_peers": beside, "formulas": FORMULAS, "requests": requests, "pairs": pairs}
 
 
 def encode_prompts(texts: Sequence[PromptText], tokenizer: Tokenizer) -> list[NamedPrompt]:
