@@ -132,10 +132,9 @@ def _join(model: PartedModel, parts: tuple[Path, ...], directory: Path, tell: Te
         with parts[0].open("rb") as first:
             if (magic := first.read(len(MAGIC))) != MAGIC:
                 raise Unobtainable(f"{model.name}: it begins with {magic!r}, so it is no GGUF file")
-        with tempfile.TemporaryDirectory(dir=directory) as work:
-            JoinedFile(Parts(path.name, parts, model.sha256)).prepare(
-                path, Path(work), lambda stage, _share: tell(stage)
-            )
+        tell(f"{model.name}: joining")
+        with tempfile.TemporaryDirectory(dir=parts[0].parent) as work:  # what a killed process leaves goes with them
+            JoinedFile(Parts(path.name, parts, model.sha256)).prepare(path, Path(work), lambda _stage, _share: None)
             (Path(work) / path.name).replace(path)
     except AdapterError as error:
         for part in parts:

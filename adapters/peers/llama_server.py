@@ -6,6 +6,7 @@ native `/completion`, with tokens in and tokens out (tools/server/README.md of l
 
 from __future__ import annotations
 
+import math
 import subprocess
 import tempfile
 import time
@@ -29,6 +30,7 @@ DRAFTED_TOKENS = 4
 TOKENS_A_SLOT = 4096
 _FORCED = 1000.0
 """A bias that no logit exceeds: the server says the token, and tells its probability as it was without the bias."""
+_LEAST_PROBABILITY = 2.0**-149  # of float32, in which the server computes it
 _READY_S = 180.0
 _TIMEOUT_S = 600.0
 _TAIL_LINES = 3
@@ -147,7 +149,7 @@ class LlamaServer:
             (one,) = told["completion_probabilities"]
             if one["id"] != tokens[index]:
                 raise LlamaServerFailed(f"it said token {one['id']}, not {tokens[index]}, whatever the bias")
-            found.append(float(one["logprob"]))
+            found.append(bound_logprob(float(one["logprob"])))
             choices.append(int(one["top_logprobs"][0]["id"]))
         return Score(found, choices)
 
@@ -186,6 +188,12 @@ class LlamaServer:
             raise LlamaServerFailed(f"it refused a request ({response.status_code}): {response.text[:300]}")
         told: dict[str, Any] = response.json()
         return told
+
+
+def bound_logprob(told: float) -> float:
+    """Return a log-probability. Where one is 0 in float32 the server tells the least number instead of minus infinity:
+    it is at most the least probability above 0, which stands for it."""
+    return max(told, math.log(_LEAST_PROBABILITY))
 
 
 def read_tail(log: IO[bytes]) -> str:

@@ -119,6 +119,11 @@ def test_the_number_of_a_build(wheel, told, named):
     assert llama_builds.name_build(llama_builds.LlamaBuild(("x",), "x", wheel), told) == named
 
 
+def test_a_probability_that_float32_rounds_to_nothing_leaves_a_perplexity():
+    assert llama_server.bound_logprob(-2.5) == -2.5
+    assert math.isfinite(math.exp(-llama_server.bound_logprob(-3.4028234663852886e38)))
+
+
 @pytest.fixture(params=sorted(WITHOUT))
 def build(request, monkeypatch) -> llama_builds.LlamaBuild:
     """Each server that is on this machine."""
