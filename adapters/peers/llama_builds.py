@@ -52,7 +52,7 @@ class LlamaBuild:
     number: str = ""
 
 
-def find_build() -> LlamaBuild:
+def find_server() -> LlamaBuild:
     """Return the server on PATH, else the one in an installed wheel. Raises EngineMissing where there is neither."""
     if (found := shutil.which(PROGRAM)) is not None:
         return LlamaBuild((found,), found)

@@ -23,7 +23,7 @@ from adapters.free_port import find_free_port
 from adapters.gguf_splits import list_first_files
 from adapters.parent_process import end_with_parent
 from adapters.peers.contract import NATIVE, Answer, EngineMissing, PeerOptions, PeerPrompt, Score
-from adapters.peers.llama_builds import LlamaBuild, find_build, judge_build, name_build, read_instructions
+from adapters.peers.llama_builds import LlamaBuild, find_server, judge_build, name_build, read_instructions
 
 LOOKUP_NGRAM, LOOKUP_TOKENS = 3, 5  # as openvino_genai's lookup; the server's own 12 and 48 hardly ever match a chat
 DRAFTED_TOKENS = 4
@@ -42,7 +42,7 @@ class LlamaServerFailed(AdapterError):
 
 def load(options: PeerOptions) -> LlamaServer:
     """Start a server in a mode: plain, lookup, speculative. Raises EngineMissing, LlamaServerFailed."""
-    build = find_build()
+    build = find_server()
     command, url = build_command(build, options)
     log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - the server writes as long as it lives
     # Nothing runs between fork and exec but this, and nothing else ends a server whose client was killed.

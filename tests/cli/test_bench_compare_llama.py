@@ -58,7 +58,7 @@ def stand_in(tmp_path, monkeypatch) -> Path:
 
 def test_the_command_of_each_mode(tmp_path, stand_in):
     (model := tmp_path / "m.gguf").write_bytes(b"")
-    build = llama_builds.find_build()
+    build = llama_builds.find_server()
     assert build.program == str(stand_in)
     command, url = llama_server.build_command(build, options(model, at_once=4))
     assert command[0] == str(stand_in)
@@ -91,7 +91,7 @@ def test_a_server_that_is_nowhere_is_named(tmp_path, monkeypatch):
 
 
 def test_a_build_is_judged_by_what_it_says_and_what_the_processor_has(stand_in):
-    said = llama_builds.read_instructions(llama_builds.find_build())
+    said = llama_builds.read_instructions(llama_builds.find_server())
     assert said == ["AVX2", "FMA", "AVX512"]
     assert llama_builds.judge_build(said, ["avx2", "fma", "avx512f"]).startswith(
         "yes: it is built for AVX2, FMA, AVX512"
@@ -101,7 +101,7 @@ def test_a_build_is_judged_by_what_it_says_and_what_the_processor_has(stand_in):
         "no: it is built for AVX2, FMA, AVX512, and this processor has AVX512_VNNI, AMX_INT8, too"
     )
     stand_in.write_text("#!/bin/sh\nexit 1\n")
-    assert llama_builds.judge_build(llama_builds.read_instructions(llama_builds.find_build())) == "not told"
+    assert llama_builds.judge_build(llama_builds.read_instructions(llama_builds.find_server())) == "not told"
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def build(request, monkeypatch) -> llama_builds.LlamaBuild:
         pytest.skip(WITHOUT[request.param])
     if request.param == "wheel":
         monkeypatch.setenv("PATH", "/nowhere")
-    return llama_builds.find_build()
+    return llama_builds.find_server()
 
 
 @pytest.mark.model
@@ -194,7 +194,7 @@ def test_a_real_servers_modes(mode, build):
 @pytest.mark.skipif(bool(WITHOUT["wheel"]), reason=WITHOUT["wheel"])
 def test_the_wheels_server_ends_when_it_is_asked_to(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    command, url = llama_server.build_command(llama_builds.find_build(), options(resolve(MODEL, Path()).path))
+    command, url = llama_server.build_command(llama_builds.find_server(), options(resolve(MODEL, Path()).path))
     log = tmp_path / "log"
     with log.open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as server:
         until(lambda: server.poll() is not None or _is_ready(url))

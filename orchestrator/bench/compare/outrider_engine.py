@@ -51,7 +51,7 @@ class OutriderEngine:
         caps, its = self._target.model.capabilities, self._options.model
         drafts = ", ".join(draft.name for draft in self._options.drafters) if self._speculate else "none"
         return {
-            "version": f"outrider {version('outrider')}, {its.adapter}, {runtime_version(its.adapter)}",
+            "version": f"outrider {version('outrider')}, {its.adapter} ({runtime_version(its.adapter)})",
             "weights": caps.weights,
             "activations": caps.activations.value,
             "kv_cache": caps.kv_cache.value,
