@@ -108,7 +108,7 @@ def _read_reason(said: str) -> str:
         return f"the package index does not answer ({broken[1].rpartition(': ')[2].strip(_QUOTES)})"
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
     reason = next(iter([*errors, *lines[-1:], "pip gave no reason"]))
-    return f"{reason}: is its index reachable?" if "from versions: none" in reason else reason
+    return reason.replace("from versions: none", "from versions: none; is the index reachable?")
 
 
 def _unpack(wheel: Path, number: int, target: Path) -> None:
