@@ -13,6 +13,8 @@ from typing import Final
 
 import numpy as np
 
+from adapters import registry
+from adapters.contract import FilesInPlace
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from device_profiles.device_load import PROCESSOR
@@ -82,7 +84,8 @@ def _sum_stages(work: Work, store: ProfileStore, *, texts: bool) -> float:
         size_gb, prepared = 0.0, True
     else:
         files = resolve(model.source, Path(model.base)).content
-        size_gb, prepared = sum(path.stat().st_size for path in files) / _GB, _is_prepared(work)
+        size_gb = sum(path.stat().st_size for path in files) / _GB
+        prepared = isinstance(registry.get(model.adapter), FilesInPlace) or _is_prepared(work)
     stages = [_LOAD if prepared else _PREPARE, _FORWARDS]
     if work.job.role == "draft":
         stages += [_COMPARE] if texts else []
