@@ -10,7 +10,7 @@ from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_recipe import TokenizerRecipe
 
 _OTHERS = [value for value in range(256) if not (0x21 <= value < 0x7F or 0xA1 <= value < 0xAD or value >= 0xAE)]
-_LETTERS = [chr(0x100 + _OTHERS.index(value)) if value in _OTHERS else chr(value) for value in range(256)]
+LETTERS = [chr(0x100 + _OTHERS.index(value)) if value in _OTHERS else chr(value) for value in range(256)]
 _MERGES = [
     "h e",
     "Ġ t",
@@ -27,7 +27,7 @@ _MERGES = [
     "Ġwor l",
     "Ġworl d",
 ]
-_WORDS = [*_LETTERS, *(merge.replace(" ", "") for merge in _MERGES)]
+_WORDS = [*LETTERS, *(merge.replace(" ", "") for merge in _MERGES)]
 _PIECES = ["▁t", "▁the", "he", "▁w", "▁▁", "in", "ing", "▁hel", "lo", "▁a", "or", "▁wo", "rld", "日本", "▁an", "▁and"]
 _CHARACTERS = [*"▁abcdefghijklmnopqrstuvwxyz.,!日本語", "\n"]
 
