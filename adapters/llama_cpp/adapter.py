@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -26,6 +25,7 @@ from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import find_files, list_names, read_model_header
 from adapters.hardware import cores
 from adapters.llama_cpp.fork import ForkLibrary
+from adapters.llama_cpp.fork_faults import find_fault
 from adapters.llama_cpp.model import MOST_ROWS, LlamaModel
 from adapters.prepared_facts import model_spec, read_facts, write_facts
 from device_profiles.memory import MemoryCosts
@@ -38,8 +38,6 @@ _FIRST_FILE: Final = "model-00001-of-{count:05d}.gguf"
 _GROUP: Final = 32
 """Activations are quantised in groups of 32 or of 256, as a tensor's own format has them."""
 _FIXED_WIDTH: Final = 16
-_PASSED_OVER: Final = re.compile(r"^rope_(freqs|factors)")
-"""Tensors that ik_llama.cpp 0.1.5 reads and does not compute with on a processor: Llama 3's and Phi 3's ropes."""
 _REASON: Final = "error loading model:"
 _COSTS: Final = MemoryCosts(
     fixed_bytes=60 * MIB,
@@ -114,10 +112,10 @@ class LlamaCppAdapter:
         library = ForkLibrary.find()
         chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)
-        if facts["passed_over"]:
+        if facts["fault"]:
             raise ModelRefused(
-                f"{facts['name']}: {library.name} passes over {facts['passed_over']}, and computes something else than "
-                "the model. Choose another adapter."
+                f"{facts['name']}: {library.name} {facts['fault']}, and computes something else than the model. "
+                "Choose another adapter."
             )
         progress("load", 0.0)
         model = library.load_model(_find_first_file(prepared), lambda fraction: progress("load", fraction))
@@ -178,7 +176,7 @@ def _find_facts(header: GgufHeader) -> dict[str, str | int | list[int]]:
         "vocabulary_size": vocabulary,
         "vocabulary_fingerprint": fingerprint_of(header.path, vocabulary),
         "weights": type_name(find_largest_kind(header)),
-        "passed_over": next((tensor.name for tensor in header.tensors if _PASSED_OVER.search(tensor.name)), ""),
+        "fault": find_fault(header),
     }
 
 

@@ -5,7 +5,8 @@ The format (llama_state_seq_get_data of ik_llama.cpp, without flags), little-end
     cells       uint32 count, then for each: int32 position, uint32 0
     kind        uint32: 0 values lie as keys do, 2 there are none (they are a part of the keys)
     layers      uint32 count
-    keys        for each layer: int32 type, uint64 bytes of a position, then count positions
+    keys        for each layer: int32 type, uint64 bytes of a position, then count positions; type -1 and 0 bytes where
+                a layer looks at another one's
     values      the same, where the kind is 0
     more        uint32 0, uint32 0: of what no plain KV cache has
 """
@@ -29,17 +30,19 @@ _COUNT: Final = struct.Struct("<I")
 _CELL: Final = struct.Struct("<iI")
 _HEAD: Final = struct.Struct("<iQ")
 _PLAIN, _KEYS_ONLY = 0, 2
+_SHARED: Final = (-1, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class StateFormat:
     """What is alike in all states of a model: the kind, how many layers there are, the element type and the bytes of a
-    position of each cache, and what ends it."""
+    position of each cache that there is, and what ends it. `shared`: which of all caches are another layer's."""
 
     kind: int
     layers: int
     types: tuple[int, ...]
     row_bytes: tuple[int, ...]
+    shared: tuple[int, ...]
     tail: bytes
 
     @property
@@ -64,7 +67,12 @@ def join_state(form: StateFormat, rows: Sequence[NDArray[np.uint8]]) -> NDArray[
     cells = np.zeros((count, 2), np.int32)
     cells[:, 0] = np.arange(count)
     parts: list[bytes | memoryview] = [_COUNT.pack(count), cells.tobytes(), struct.pack("<II", form.kind, form.layers)]
-    for kind, size, own in zip(form.types, form.row_bytes, rows, strict=True):
+    caches = zip(form.types, form.row_bytes, rows, strict=True)
+    for place in range(len(rows) + len(form.shared)):
+        if place in form.shared:
+            parts.append(_HEAD.pack(*_SHARED))
+            continue
+        kind, size, own = next(caches)
         parts += [_HEAD.pack(kind, size), np.ascontiguousarray(own).reshape(-1).data]
     return np.frombuffer(bytearray(b"".join([*parts, form.tail])), np.uint8)
 
@@ -81,10 +89,13 @@ def _walk(state: NDArray[np.uint8]) -> tuple[StateFormat, Rows]:
         caches = {_PLAIN: 2 * layers, _KEYS_ONLY: layers}.get(kind)
         if caches is None or layers > len(state):
             raise RuntimeFailed(f"a sequence's state is of an unknown kind ({kind})")
-        types, sizes, rows = [], [], []
-        for _ in range(caches):
+        types, sizes, rows, shared = [], [], [], []
+        for place in range(caches):
             element, size = _HEAD.unpack_from(raw, at)
             at += _HEAD.size
+            if (element, size) == _SHARED:
+                shared.append(place)
+                continue
             end = at + count * max(0, size)
             if element < 0 or size == 0 or end > len(state):
                 raise RuntimeFailed("a layer has no plain KV cache")
@@ -95,6 +106,6 @@ def _walk(state: NDArray[np.uint8]) -> tuple[StateFormat, Rows]:
     except struct.error as error:
         raise RuntimeFailed(f"a sequence's state ends too early ({error})") from error
     tail = bytes(raw[at:])
-    if any(tail) or len(tail) > 4 * _COUNT.size:
+    if not rows or any(tail) or len(tail) > 4 * _COUNT.size:
         raise RuntimeFailed("a sequence's state has more than a KV cache")
-    return StateFormat(kind, layers, tuple(types), tuple(sizes), tail), rows
+    return StateFormat(kind, layers, tuple(types), tuple(sizes), tuple(shared), tail), rows

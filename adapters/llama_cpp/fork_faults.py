@@ -1,0 +1,33 @@
+"""What ik_llama.cpp computes otherwise than llama.cpp, or ends the process over.
+
+Architectures were found by comparing the logits of tiny files (tests/support/tiny_llama_files.py) in ik_llama.cpp of
+ik-llama-cpp-python 0.1.5 and in llama.cpp of xllamacpp 2026.10.11549. Sound ones differ by rounding, under 1 % of the
+logits' deviation.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from adapters.decoder.gguf_keys import read_count
+from adapters.gguf_header import GgufHeader
+
+_RESIDUAL: Final = "loses what runs past the layers of {}"
+_FAULTS: Final = {
+    **dict.fromkeys(("llama4", "granite", "granitemoe"), _RESIDUAL),
+    **dict.fromkeys(("hunyuan-moe", "qwen2vl"), "gives other logits for {}"),
+    "minicpm": "scales the logits of {} otherwise",
+    "starcoder2": "ends the process over {} (GGML_ASSERT)",
+}
+_PASSED_OVER: Final = re.compile(r"^rope_(freqs|factors)")
+"""Tensors that it reads and does not compute with on a processor: Llama 3's and Phi 3's ropes."""
+
+
+def find_fault(header: GgufHeader) -> str:
+    """Return what the library does with a file that is not what llama.cpp does, "" where nothing is known."""
+    family = header.text("general.architecture") or ""
+    if family == "llama" and read_count(header, "llama.expert_count", 0, least=0):
+        return _RESIDUAL.format("llama with experts")
+    passed_over = next((tensor.name for tensor in header.tensors if _PASSED_OVER.search(tensor.name)), "")
+    return _FAULTS.get(family, "").format(family) or (f"passes over {passed_over}" if passed_over else "")

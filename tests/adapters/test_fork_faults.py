@@ -1,0 +1,56 @@
+"""ik_llama.cpp runs what it computes as llama.cpp does, and refuses the rest by name before it is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Segment
+from adapters.registry import get, list_devices
+from tests.support.tiny_llama_files import ARCHITECTURES, TOKENS, write_llama_file
+
+REFUSED = {
+    "mixtral": "loses what runs past the layers of llama with experts",
+    "llama4": "loses what runs past the layers of llama4",
+    "granite": "loses what runs past the layers of granite",
+    "starcoder2": "ends the process over starcoder2",
+    "gemma4": r"passes over rope_freqs\.weight",
+    "olmo2": "unknown model architecture: 'olmo2'",
+    "lfm2": "unknown model architecture: 'lfm2'",
+    "qwen35": "a recurrent state beside its KV cache",
+    "mamba": "a recurrent state beside its KV cache",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def library() -> None:
+    try:
+        list_devices("llama_cpp")
+    except AdapterUnavailable as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_what_it_does_not_compute_is_refused_and_the_rest_is_run(tmp_path: Path, architecture: str) -> None:
+    source = write_llama_file(tmp_path, architecture)
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    adapter = get("llama_cpp")
+    adapter.prepare(source, prepared, lambda stage, fraction: None)
+    options = LoadOptions(device="CPU", kv_cache_bytes=8 << 20, slots=2, threads=1)
+    if architecture in REFUSED:
+        with pytest.raises(ModelRefused, match=rf"tiny-{architecture}\.gguf: .*{REFUSED[architecture]}"):
+            adapter.load(prepared, options, lambda stage, fraction: None)
+        return
+    model = adapter.load(prepared, options, lambda stage, fraction: None)
+    tokens = [(7 * place * place + 11 * place + 3) % len(TOKENS) for place in range(300)]
+    try:
+        whole = model.forward([Segment(0, 0, tokens, (298, 300))]).logits.copy()
+        model.forward([Segment(1, 0, tokens[:250], (0, 0))])
+        grown = model.forward([Segment(1, 250, tokens[250:], (48, 50))]).logits
+    finally:
+        model.close()
+    assert whole.std() > 0.01
+    assert np.abs(whole - grown).max() < 0.05 * whole.std()  # the second context was copied into a larger one
