@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from adapters.contract import AdapterError, ModelRefused, Progress
-from adapters.decoder.spec import DecoderSpec
+from adapters.decoder.spec import DecoderSizes
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.gguf_splits import join_headers, list_files, list_first_files
 from adapters.hf_directory import SMALL_FILES, check_small_files, weight_names
@@ -84,35 +84,36 @@ def pin_revision(hub_id: HubId) -> HubId:
     return replace(hub_id, revision=found.resolved)
 
 
-def fetch(hub_id: HubId, progress: Progress) -> tuple[Path, HubId]:
+def fetch(hub_id: HubId, progress: Progress, adapter: str = "") -> tuple[Path, HubId]:
     """Return the directory of a model's files, or the GGUF file that is named, and the commit, downloading what is
     missing.
 
     Only the files that `adapters.hf_directory` reads are downloaded. The small ones and the heads of the others come
-    first, so that a model that cannot be run costs no gigabytes. Raises ModelRefused for such a model and as
-    `pin_revision` does; DownloadFailed when the connection stays broken or the disk is full: the next try begins with
-    the file at hand.
+    first, so that a model that cannot be run costs no gigabytes. `adapter`: see `check`. Raises ModelRefused for such a
+    model and as `pin_revision` does; DownloadFailed when the connection stays broken or the disk is full: the next try
+    begins with the file at hand.
     """
     pinned = pin_revision(hub_id)
     directory, sizes = _bring_small_files(pinned, progress)
     names = _list_weights(pinned, directory, sizes)
     if any(not (directory / name).exists() for name in names):
-        _check_heads(pinned, directory, sizes, names)
+        _check_heads(pinned, directory, sizes, names, adapter)
         _bring(pinned, names, sizes, progress)
     return (directory / pinned.file if pinned.file else directory), pinned
 
 
-def check(hub_id: HubId) -> DecoderSpec:
+def check(hub_id: HubId, adapter: str = "") -> DecoderSizes:
     """Check all that a model's heads say, without its weights: they are read by ranges, where they are not here.
 
-    A model's small files are brought into the hub's cache. Raises as `fetch` does.
+    `adapter` as in `adapters.model_source.check_source`. A model's small files are brought into the hub's cache. Raises
+    as `fetch` does.
     """
     pinned = pin_revision(hub_id)
     directory, sizes = _bring_small_files(pinned, lambda _stage, _fraction: None)
     names = _list_weights(pinned, directory, sizes)
     if all((directory / name).exists() for name in names):
-        return check_files(directory / pinned.file)
-    return _check_heads(pinned, directory, sizes, names)
+        return check_files(directory / pinned.file, adapter=adapter)
+    return _check_heads(pinned, directory, sizes, names, adapter)
 
 
 def find_head(hub_id: HubId) -> tuple[Path, GgufHeader | None]:
@@ -153,12 +154,14 @@ def _read_named_head(pinned: HubId, directory: Path, sizes: dict[str, int]) -> G
         return read_gguf_head(pinned.repo, pinned.revision, pinned.file, _size_of(pinned, sizes, pinned.file))
 
 
-def _check_heads(pinned: HubId, directory: Path, sizes: dict[str, int], names: Sequence[str]) -> DecoderSpec:
+def _check_heads(
+    pinned: HubId, directory: Path, sizes: dict[str, int], names: Sequence[str], adapter: str
+) -> DecoderSizes:
     """Check a model whose weights are at the hub. Raises as `fetch` does."""
     bytes_of = {name: _size_of(pinned, sizes, name) for name in names}
     with _explain_errors(pinned):
         if pinned.file:
-            return check_header(join_headers(read_gguf_heads(pinned.repo, pinned.revision, bytes_of)))
+            return check_header(join_headers(read_gguf_heads(pinned.repo, pinned.revision, bytes_of)), adapter)
         tensors = read_safetensors_heads(pinned.repo, pinned.revision, names)
         return check_directory_heads(directory, tensors)
 

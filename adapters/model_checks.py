@@ -10,29 +10,37 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from adapters.contract import ModelRefused
+from adapters import registry
+from adapters.contract import AdapterError, ModelRefused
 from adapters.decoder.from_safetensors import SafetensorsWeights
+from adapters.decoder.gguf_keys import NotConvertible
 from adapters.decoder.gguf_spec import read_gguf_spec
 from adapters.decoder.hf_config import CONFIG_FILE
 from adapters.decoder.limits import refuse_decoder
-from adapters.decoder.spec import DecoderSpec
+from adapters.decoder.spec import DecoderSizes, DecoderSpec
+from adapters.gguf_facts import read_facts
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import list_beside, read_model_header
 from adapters.hf_directory import open_weights, read_declared_fingerprint, read_json, title
+from adapters.names import LLAMA_CPP
 from adapters.safetensors_file import Stored
 from adapters.tokenizer_gguf import check_tokenizer
 from adapters.tokenizer_hf import check_tokenizer as check_hf_tokenizer
 
+_CHOSEN_LATER = ("", "auto")
+"""How an adapter is called that a plan chooses."""
 
-def check_files(path: Path, file_bytes: int | None = None) -> DecoderSpec:
-    """Check a GGUF file (of a split model the first) or a model directory, and return its shape; `file_bytes` of a file
-    of which `path` is the first part.
+
+def check_files(path: Path, file_bytes: int | None = None, adapter: str = "") -> DecoderSizes:
+    """Check a GGUF file (of a split model the first) or a model directory, and return its sizes: a DecoderSpec where
+    our graphs compute it, and GgufFacts where llama.cpp's library does. `file_bytes` of a file of which `path` is the
+    first part. `adapter`: what is to run it, "" or "auto" where a plan chooses among those that are here.
 
     Raises ModelRefused, by the key, the tensor or the file, for all that would be refused when it is loaded, but for
-    values of weights.
+    values of weights, and for what llama.cpp's library finds in its own models.
     """
     if not path.is_dir():
-        return _check_file(path, file_bytes, tuple(map(_mark, list_beside(path))))
+        return _check_file(path, file_bytes, tuple(map(_mark, list_beside(path))), adapter)
     spec = open_weights(path, heads_only=True).spec
     _check_directory_tokenizer(path, spec)
     return spec
@@ -48,16 +56,37 @@ def _mark(path: Path) -> tuple[int, int, int]:
 
 
 @lru_cache(maxsize=16)  # a start asks several times, and a vocabulary of 262,144 tokens takes half a second
-def _check_file(path: Path, file_bytes: int | None, marks: tuple[tuple[int, int, int], ...]) -> DecoderSpec:
+def _check_file(
+    path: Path, file_bytes: int | None, marks: tuple[tuple[int, int, int], ...], adapter: str
+) -> DecoderSizes:
     del marks  # of the key alone
-    return check_header(read_model_header(path, file_bytes))
+    return check_header(read_model_header(path, file_bytes), adapter)
 
 
-def check_header(header: GgufHeader) -> DecoderSpec:
+def check_header(header: GgufHeader, adapter: str = "") -> DecoderSizes:
     """Check the heads of a model's GGUF files, joined, as `check_files` does."""
-    spec = read_gguf_spec(header)
+    sizes = read_facts(header) if adapter == LLAMA_CPP else _read_sizes(header, adapter)
     check_tokenizer(header)
-    return spec
+    return sizes
+
+
+def _read_sizes(header: GgufHeader, adapter: str) -> DecoderSizes:
+    """Return the shape of a file for our graphs; what only llama.cpp computes is taken where a plan may choose that,
+    and refused with the way out elsewhere."""
+    try:
+        return read_gguf_spec(header)
+    except NotConvertible as refusal:
+        facts = read_facts(header)  # refuses what llama.cpp does not serve either
+        if adapter in _CHOSEN_LATER and _has_llama_cpp():
+            return facts
+        raise ModelRefused(f"{refusal} llama.cpp's library runs it as it is: set adapter: {LLAMA_CPP}.") from refusal
+
+
+def _has_llama_cpp() -> bool:
+    try:
+        return bool(registry.list_devices(LLAMA_CPP))
+    except AdapterError:
+        return False
 
 
 def check_directory_heads(directory: Path, tensors: Mapping[str, Stored]) -> DecoderSpec:
@@ -68,11 +97,13 @@ def check_directory_heads(directory: Path, tensors: Mapping[str, Stored]) -> Dec
     return spec
 
 
-def check_use(spec: DecoderSpec, name: str, adapter: str = "", *, static: bool = False, draft: bool = False) -> None:
+def check_use(spec: DecoderSizes, name: str, adapter: str = "", *, static: bool = False, draft: bool = False) -> None:
     """Check what a model is to be: the `draft` of another, or a target, on an adapter ("" where none is chosen).
     Raises ModelRefused; `name` says of which model."""
     if spec.draft_outputs and not draft:
         raise ModelRefused(describe_draft(name, spec.draft_outputs, spec.vocabulary_size))
+    if not isinstance(spec, DecoderSpec):
+        return
     try:
         refuse_decoder(adapter, spec, static=static)
     except ModelRefused as error:

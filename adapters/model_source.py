@@ -21,13 +21,14 @@ from pathlib import Path
 
 from adapters.contract import ModelRefused, Progress
 from adapters.decoder.limits import refuse_directory
-from adapters.decoder.spec import DecoderSpec
+from adapters.decoder.spec import DecoderSizes, DecoderSpec
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.gguf_splits import find_files, list_first_files, strip_number
 from adapters.hf_directory import PICKLES, model_files
 from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, check, fetch, parse_id, pin_revision
 from adapters.model_checks import check_files, check_use
 from adapters.model_parts import Parts, find_parts
+from adapters.names import LLAMA_CPP
 
 PACKAGE_PREFIX = "package:"
 INSTALL_COMMANDS = {
@@ -69,15 +70,18 @@ class ModelSource:
         return sum(part.stat().st_size for part in self.content) if self.parts else None
 
 
-def resolve(source: str, base: Path, progress: Progress = lambda _stage, _fraction: None) -> ModelSource:
-    """Find what `source` names, downloading a model of the hub; a relative path is relative to `base`.
+def resolve(
+    source: str, base: Path, progress: Progress = lambda _stage, _fraction: None, adapter: str = ""
+) -> ModelSource:
+    """Find what `source` names, downloading a model of the hub; a relative path is relative to `base`. `adapter`: what
+    is to run it, as in `check_source`.
 
     Raises ModelRefused when there is no such package, file or model (the message names the way out). Raises it too when
     the model is damaged or of a kind that is not supported. Raises DownloadFailed when the hub cannot be reached.
     """
     if source.startswith(HUB_PREFIX):
         hub_id = parse_id(source)
-        path, bound = fetch(hub_id, progress)
+        path, bound = fetch(hub_id, progress, adapter)
         if hub_id.file:
             return _open_gguf(path, str(bound))
         return ModelSource(path, _slugify(hub_id.repo.rpartition("/")[2]), str(bound), model_files(path))
@@ -115,22 +119,22 @@ def pin_source(source: str) -> str:
 
 def check_source(
     source: str, base: Path, adapter: str = "", *, static: bool = False, draft: bool = False
-) -> DecoderSpec | None:
+) -> DecoderSizes | None:
     """Check all that the files of `source` say without their weights, downloading none of these: see
-    adapters.model_checks. Return the model's shape.
+    adapters.model_checks. Return the model's sizes.
 
-    `adapter`: what is to run it, "" where a plan chooses; `static`: with fixed shapes; `draft`: as a draft. Raises
-    ModelRefused, by the key or the tensor, and as `resolve` does. A hub that cannot be reached is no fault of the
-    source: then the shape is None, and faults show when the model is loaded.
+    `adapter`: what is to run it, "" or "auto" where a plan chooses; `static`: with fixed shapes; `draft`: as a draft.
+    Raises ModelRefused, by the key or the tensor, and as `resolve` does. A hub that cannot be reached is no fault of
+    the source: then the sizes are None, and faults show when the model is loaded.
     """
-    spec: DecoderSpec | None = None
+    spec: DecoderSizes | None = None
     if is_directory(source, base):
         refuse_directory(adapter, source)
     if not source.startswith(HUB_PREFIX):
-        spec = check_model(resolve(source, base))
+        spec = check_model(resolve(source, base), adapter)
     else:
         with suppress(DownloadFailed):
-            spec = check(parse_id(source))
+            spec = check(parse_id(source), adapter)
     if spec is not None:
         check_use(spec, source, adapter, static=static, draft=draft)
     return spec
@@ -145,9 +149,15 @@ def is_directory(source: str, base: Path) -> bool:
     return not source.startswith(PACKAGE_PREFIX) and os.path.isdir(os.path.join(base, path))
 
 
-def check_model(file: ModelSource) -> DecoderSpec:
-    """Check what a model's files say without their weights, and return its shape. Raises ModelRefused."""
-    return check_files(file.path, file.whole_bytes)
+def check_model(file: ModelSource, adapter: str = "") -> DecoderSizes:
+    """Check what a model's files say without their weights, and return its sizes. `adapter` as in `check_source`.
+    Raises ModelRefused."""
+    return check_files(file.path, file.whole_bytes, adapter)
+
+
+def list_runtimes(file: ModelSource) -> tuple[str, ...]:
+    """Return the runtimes that alone run a model, () where all of ours do. Raises ModelRefused where none here does."""
+    return () if isinstance(check_model(file), DecoderSpec) else (LLAMA_CPP,)
 
 
 _MOST_SHOWN = 200

@@ -4,9 +4,11 @@ import re
 
 SHARDING_ADAPTERS = ("onnx_rt", "openvino_rt", "simulated", "torch_device")
 """Those of ours that load ranges of layers (adapters.contract.ShardingAdapter)."""
-GGUF_ADAPTERS = ("llama_cpp",)
+LLAMA_CPP = "llama_cpp"
+"""The one that runs a model's GGUF file as it is, by llama.cpp's library, whatever its architecture."""
+GGUF_ADAPTERS = (LLAMA_CPP,)
 """Those of ours that read GGUF files and nothing else."""
-OWN_ADAPTERS = ("llama_cpp", *SHARDING_ADAPTERS)
+OWN_ADAPTERS = (LLAMA_CPP, *SHARDING_ADAPTERS)
 """Those of this distribution, installed or not."""
 ADAPTER_NAME_PATTERN = "[a-z][a-z0-9_]{0,63}"
 """What one of another distribution is called."""

@@ -52,7 +52,9 @@ def keep_head(store: ModelStore, file: ModelSource, progress: Progress) -> Path 
         return None
 
 
-def find_served(store: ModelStore, identity: ModelIdentity, base: Path, progress: Progress) -> ModelSource:
+def find_served(
+    store: ModelStore, identity: ModelIdentity, base: Path, progress: Progress, adapter: str = ""
+) -> ModelSource:
     """Return the model of an identity: what is at its place, whole, if it is that, else its head.
 
     Where the store has the head, no file is read whose digest is not known. Raises ModelReplaced where neither is
@@ -60,7 +62,7 @@ def find_served(store: ModelStore, identity: ModelIdentity, base: Path, progress
     """
     file, why = None, ""
     try:
-        file = store.whole(resolve(identity.source, base, progress), progress)
+        file = store.whole(resolve(identity.source, base, progress, adapter), progress)
         digest = store.recall_digest(file)
         if digest is None and find_kept(store, identity, _HEAD) is None:
             digest = store.digest(file)
@@ -75,13 +77,18 @@ def find_served(store: ModelStore, identity: ModelIdentity, base: Path, progress
 
 
 def find_whole(
-    store: ModelStore, source: str, base: Path, identity: ModelIdentity | None, progress: Progress
+    store: ModelStore,
+    source: str,
+    base: Path,
+    identity: ModelIdentity | None,
+    progress: Progress,
+    adapter: str = "",
 ) -> ModelSource:
-    """Return a model's files, whole: those that it is to have by its `identity`, else those at its place. Raises what
-    `resolve` raises, and ModelReplaced."""
+    """Return a model's files, whole: those that it is to have by its `identity`, else those at its place. `adapter`:
+    what is to run them. Raises what `resolve` raises, and ModelReplaced."""
     if identity is not None:
-        return find_served(store, identity, base, progress)
-    return store.whole(resolve(source, base, progress), progress)
+        return find_served(store, identity, base, progress, adapter)
+    return store.whole(resolve(source, base, progress, adapter), progress)
 
 
 def find_kept(store: ModelStore, identity: ModelIdentity, recipe: Recipe) -> tuple[Path, str] | None:

@@ -32,27 +32,50 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """The sizes of a dense decoder, in elements, as far as cost and memory depend on them."""
+    """The sizes of a decoder, in elements, as far as cost and memory depend on them.
+
+    `layer_elements`: weights of one layer, on average; `end_elements`: of embedding and output layer together.
+    `read_elements`: those that a forward of one row reads: of the embedding one row, of experts those that are used.
+    `kv_elements`: of the KV cache of one position, over all layers; `attention_elements`: of all heads' queries.
+    """
 
     layers: int
     hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
     mlp: int
     vocabulary: int
-    tied_embeddings: bool = False
+    layer_elements: int
+    end_elements: int
+    read_elements: int
+    kv_elements: int
+    attention_elements: int
 
-    @property
-    def layer_elements(self) -> int:
-        """Weights of one layer: query, key, value and output, and the gated MLP."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        return attention + 3 * self.hidden * self.mlp
-
-    @property
-    def end_elements(self) -> int:
-        """Weights of embedding and output layer together."""
-        return self.vocabulary * self.hidden * (1 if self.tied_embeddings else 2)
+    @classmethod
+    def dense(
+        cls,
+        layers: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        mlp: int,
+        vocabulary: int,
+        *,
+        tied_embeddings: bool = False,
+    ) -> DecoderShape:
+        """Return the shape of a decoder whose layers have query, key, value and output, and a gated MLP."""
+        attention = 2 * hidden * head_dim * (heads + kv_heads)
+        layer_elements, head = attention + 3 * hidden * mlp, vocabulary * hidden
+        return cls(
+            layers,
+            hidden,
+            mlp,
+            vocabulary,
+            layer_elements,
+            end_elements=head * (1 if tied_embeddings else 2),
+            read_elements=layers * layer_elements + head,
+            kv_elements=2 * layers * kv_heads * head_dim,
+            attention_elements=layers * heads * head_dim,
+        )
 
     @property
     def elements(self) -> int:
@@ -60,24 +83,14 @@ class DecoderShape:
         return self.layers * self.layer_elements + self.end_elements
 
     @property
-    def read_elements(self) -> int:
-        """Weights that every forward reads: all but the embedding's other rows."""
-        return self.layers * self.layer_elements + self.vocabulary * self.hidden
-
-    @property
     def flops_per_row(self) -> float:
         """Operations of one row: a multiplication and an addition for each weight that it meets."""
         return 2.0 * self.read_elements
 
     @property
-    def kv_elements(self) -> int:
-        """Elements of the KV cache of one position, over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim
-
-    @property
     def attention_flops(self) -> float:
         """Operations of one row for each position before it: a product with its key, and one with its value."""
-        return 4.0 * self.layers * self.heads * self.head_dim
+        return 4.0 * self.attention_elements
 
 
 def vocabulary_fingerprint(tokens: Iterable[str]) -> str:

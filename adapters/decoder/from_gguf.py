@@ -184,5 +184,5 @@ def find_largest_kind(header: GgufHeader) -> int:
 def _matrices(header: GgufHeader) -> Iterator[tuple[int, int]]:
     """Yield (type, elements) of the layers' matrices; of all matrices where there are no layers'."""
     for tensor in header.tensors:
-        if len(tensor.shape) == 2 and tensor.name.startswith("blk."):
+        if len(tensor.shape) > 1 and tensor.name.startswith("blk."):  # experts have three axes
             yield tensor.kind, math.prod(tensor.shape)

@@ -71,6 +71,10 @@ _IDLE: dict[str, frozenset[int | float | bool | str]] = {
 """Keys that this reader applies at no other value than these, with which they change nothing."""
 
 
+class NotConvertible(ModelRefused):
+    """A sound file of a model that no graph here computes; llama.cpp's own library may."""
+
+
 def refuse_other_files(header: GgufHeader) -> None:
     """Refuse what is no whole model: an adapter, a vocabulary. Raises ModelRefused, by the key."""
     name = header.path.name
@@ -80,18 +84,23 @@ def refuse_other_files(header: GgufHeader) -> None:
         raise ModelRefused(f"{name}: general.type: {kind!r} is {what}.")
     if not header.tensors:
         raise ModelRefused(f"{name}: it holds a vocabulary and no tensors. Choose the model's file.")
-    family = header.text("general.architecture")
-    if not family:
+    if not header.text("general.architecture"):
         raise ModelRefused(f"{name}: it lacks general.architecture. Convert the model again.")
+
+
+def refuse_other_architectures(header: GgufHeader) -> None:
+    """Refuse what no graph here is built of. Raises NotConvertible."""
+    family = header.text("general.architecture")
     if family not in ARCHITECTURES:
-        raise ModelRefused(
-            f"{name}: general.architecture: {family!r} is not one of {', '.join(ARCHITECTURES)}. Choose another model."
+        raise NotConvertible(
+            f"{header.path.name}: general.architecture: {family!r} is not one of {', '.join(ARCHITECTURES)}. "
+            "Choose another model."
         )
 
 
 def refuse_unread_keys(header: GgufHeader, spec: DecoderSpec) -> None:
     """Refuse a key that could change what the model computes and that nothing here applies. `spec`: what was read of
-    the file, with which a key may agree. Raises ModelRefused, by the key."""
+    the file, with which a key may agree. Raises NotConvertible, by the key."""
     family = spec.family
     read = _READ | _READ_BY_FAMILY.get(family, frozenset()) | _HARMLESS
     other_half = _HARMLESS_PREFIXES.get(family, ())
@@ -102,7 +111,7 @@ def refuse_unread_keys(header: GgufHeader, spec: DecoderSpec) -> None:
         if rest in read or rest.startswith(other_half) or _is_idle(rest, value, spec):
             continue
         told = "a list" if isinstance(value, GgufArray) else repr(value)
-        raise ModelRefused(
+        raise NotConvertible(
             f"{header.path.name}: {key}: it is {told}, and no {family} model here is computed with that. "
             "Choose another model."
         )
@@ -141,7 +150,7 @@ def read_count(header: GgufHeader, key: str, default: int | None = None, least: 
     if isinstance(value, GgufArray):
         each = set(header.integers(key) or ())
         if len(each) != 1:
-            raise refuse_key(header, key, "it differs from layer to layer, which is not supported")
+            raise refuse_conversion(header, key, "it differs from layer to layer, which is not supported")
         value = each.pop()
     if value is None:
         value = default
@@ -164,4 +173,13 @@ def read_number(header: GgufHeader, key: str, default: float) -> float:
 
 def refuse_key(header: GgufHeader, key: str, reason: str) -> ModelRefused:
     """Return the refusal of a file for the value of one of its keys."""
-    return ModelRefused(f"{header.path.name}: {key}: {reason}. Convert the model again, or choose another one.")
+    return ModelRefused(_describe(header, key, reason))
+
+
+def refuse_conversion(header: GgufHeader, key: str, reason: str) -> NotConvertible:
+    """Return the refusal of a file for what one of its keys says of the computation."""
+    return NotConvertible(_describe(header, key, reason))
+
+
+def _describe(header: GgufHeader, key: str, reason: str) -> str:
+    return f"{header.path.name}: {key}: {reason}. Convert the model again, or choose another one."

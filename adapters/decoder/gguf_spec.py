@@ -16,10 +16,13 @@ from typing import Any
 from adapters.contract import ModelRefused
 from adapters.decoder.gguf_blocks import can_read, type_name
 from adapters.decoder.gguf_keys import (
+    NotConvertible,
     find_key,
     read_count,
     read_number,
+    refuse_conversion,
     refuse_key,
+    refuse_other_architectures,
     refuse_other_files,
     refuse_unread_keys,
 )
@@ -79,10 +82,12 @@ def tensor_name(canonical: str) -> str:
 def read_gguf_spec(header: GgufHeader) -> DecoderSpec:
     """Return the shape of a file's model, without the values of `rope_freqs.weight`.
 
-    Raises ModelRefused, by the key or the tensor: for a file that is no whole model, an architecture that is not
-    supported, a key that would be passed over, and a tensor that is missing, left over or of another shape or type.
+    Raises ModelRefused, by the key or the tensor: for a file that is no whole model or lacks a tensor, and for one of
+    another shape. Raises NotConvertible for an architecture that is not supported, a key that would be passed over, and
+    a tensor that is left over or of another type.
     """
     refuse_other_files(header)
+    refuse_other_architectures(header)
     spec = _read_shape(header)
     _check_tensors(header, spec)
     return spec
@@ -92,7 +97,7 @@ def _read_shape(header: GgufHeader) -> DecoderSpec:
     family = header.text("general.architecture") or ""
     facts, tensors = _FAMILIES[family], {tensor.name: tensor for tensor in header.tensors}
     if read_count(header, f"{family}.expert_count", 0, least=0):
-        raise refuse_key(header, f"{family}.expert_count", "it is a mixture of experts, which is not supported")
+        raise refuse_conversion(header, f"{family}.expert_count", "it is a mixture of experts, which is not supported")
     layers = read_count(header, f"{family}.block_count", most=MOST_LAYERS)
     hidden = read_count(header, f"{family}.embedding_length")
     heads = read_count(header, f"{family}.attention.head_count")
@@ -110,7 +115,7 @@ def _read_shape(header: GgufHeader) -> DecoderSpec:
         kv_heads=kv_heads,
         head_dim=head_dim,
         mlp=read_count(header, f"{family}.feed_forward_length"),
-        vocabulary_size=_read_vocabulary_size(header, tensors),
+        vocabulary_size=read_vocabulary_size(header, tensors),
         context_length=context,
         norm_epsilon=read_number(header, epsilon, 0.0) or _DEFAULT_EPSILON,
         activation="silu",
@@ -134,15 +139,18 @@ def _read_head_dim(header: GgufHeader, family: str, default: int) -> int:
     values = read_count(header, value, default)
     if values != head_dim:
         why = f"it is {values}, and {key} is {head_dim}: heads that differ in size are not supported"
-        raise refuse_key(header, value, why)
+        raise refuse_conversion(header, value, why)
     dimensions = read_count(header, f"{family}.{turned}", head_dim)
     if dimensions != head_dim or head_dim % 2:
         what = f"its rope turns {dimensions} dimensions, not the whole head of {head_dim}"
-        raise refuse_key(header, f"{family}.{turned}", what if dimensions != head_dim else f"{what}, which is odd")
+        raise refuse_conversion(
+            header, f"{family}.{turned}", what if dimensions != head_dim else f"{what}, which is odd"
+        )
     return head_dim
 
 
-def _read_vocabulary_size(header: GgufHeader, tensors: Mapping[str, GgufTensor]) -> int:
+def read_vocabulary_size(header: GgufHeader, tensors: Mapping[str, GgufTensor]) -> int:
+    """Return how many tokens a model knows. Raises ModelRefused where its embedding and its tokenizer differ."""
     embedding = _find_tensor(header, tensors, _WHOLE["embedding"])
     rows = embedding.shape[-1]
     tokens = header.length("tokenizer.ggml.tokens")
@@ -162,7 +170,7 @@ def _read_rope(header: GgufHeader, family: str, head_dim: int) -> tuple[Rope, in
     kind = header.text(f"{at}type") or "linear"
     if kind not in ("none", "linear", "yarn") or (kind == "yarn" and family == "gemma3"):
         supported = "none and linear" if family == "gemma3" else "none, linear, yarn and Llama 3's factors"
-        raise refuse_key(header, f"{at}type", f"its rope is scaled by {kind!r}; supported are {supported}")
+        raise refuse_conversion(header, f"{at}type", f"its rope is scaled by {kind!r}; supported are {supported}")
     given = f"{at}factor" if f"{at}factor" in header.metadata else f"{family}.rope.scale_linear"
     factor = read_number(header, given, 0.0) or 1.0
     trained = read_count(header, f"{family}.context_length")
@@ -177,7 +185,7 @@ def _read_rope(header: GgufHeader, family: str, head_dim: int) -> tuple[Rope, in
         raise refuse_key(header, f"{family}.rope", str(error)) from error
     attention_factor = read_number(header, f"{at}attn_factor", 0.0) or 1.0
     if attention_factor != 1.0 and family == "gemma3":
-        raise refuse_key(header, f"{at}attn_factor", "it is not supported where ropes differ by layer")
+        raise refuse_conversion(header, f"{at}attn_factor", "it is not supported where ropes differ by layer")
     rope = replace(rope, magnitude=rope.magnitude * attention_factor)
     return rope, context
 
@@ -225,13 +233,12 @@ def _check_tensors(header: GgufHeader, spec: DecoderSpec) -> None:
         if found.shape[::-1] != shape:
             raise _refuse_tensor(found.path, f"{name} has the shape {found.shape[::-1]}, not {shape}")
         if not can_read(found.kind, len(shape)):
-            raise _refuse_tensor(
-                found.path, f"{name} is of the type {type_name(found.kind)}, which cannot be read here"
-            )
+            what = f"{name} is of the type {type_name(found.kind)}, which cannot be read here"
+            raise NotConvertible(_describe_tensor(found.path, what))
     unread = next((tensor for name, tensor in tensors.items() if name not in known), None)
     if unread:
-        reason = f"it has the tensor {unread.name}, which a {spec.family} model does not have here"
-        raise _refuse_tensor(unread.path, reason)
+        what = f"it has the tensor {unread.name}, which a {spec.family} model does not have here"
+        raise NotConvertible(_describe_tensor(unread.path, what))
 
 
 def _find_tensor(header: GgufHeader, tensors: Mapping[str, GgufTensor], name: str) -> GgufTensor:
@@ -242,4 +249,8 @@ def _find_tensor(header: GgufHeader, tensors: Mapping[str, GgufTensor], name: st
 
 
 def _refuse_tensor(file: Path, reason: str) -> ModelRefused:
-    return ModelRefused(f"{file.name}: {reason}. Convert the model again, or choose another one.")
+    return ModelRefused(_describe_tensor(file, reason))
+
+
+def _describe_tensor(file: Path, reason: str) -> str:
+    return f"{file.name}: {reason}. Convert the model again, or choose another one."

@@ -46,6 +46,55 @@ class Rope:
     magnitude: float = 1.0
 
 
+class DecoderSizes(Protocol):
+    """What is known of every decoder, also of one that only a library of its own computes. `family`: its architecture.
+    Weights are counted in elements of matrices."""
+
+    @property
+    def family(self) -> str: ...
+    @property
+    def layers(self) -> int: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def mlp(self) -> int: ...
+    @property
+    def vocabulary_size(self) -> int: ...
+    @property
+    def context_length(self) -> int: ...
+    @property
+    def draft_outputs(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def all_layers(self) -> LayerRange: ...
+    @property
+    def matrix_elements(self) -> int: ...
+    @property
+    def read_elements(self) -> int:
+        """How many weights a forward of one row reads."""
+        ...
+
+    @property
+    def attention_elements(self) -> int:
+        """The elements of all heads' queries, over all layers with attention."""
+        ...
+
+    def count_elements(self, layers: LayerRange) -> int:
+        """Return how many weights a range of layers has, with the embedding and the head at its ends."""
+        ...
+
+    def count_layer_elements(self, layers: LayerRange) -> int:
+        """Return how many of `count_elements` are the layers' own."""
+        ...
+
+    def count_kv_elements(self, layers: LayerRange) -> int:
+        """Return how many elements these layers keep of a position."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """Sizes in elements. `windows[L]` is the layer's sliding window in tokens, 0 for full attention; `ropes[L]`
@@ -94,6 +143,20 @@ class DecoderSpec:
     def matrix_elements(self) -> int:
         """How many weights the matrices have together."""
         return self.count_elements(self.all_layers)
+
+    @property
+    def read_elements(self) -> int:
+        """See `DecoderSizes`."""
+        return self.count_layer_elements(self.all_layers) + self.outputs * self.hidden
+
+    @property
+    def attention_elements(self) -> int:
+        """See `DecoderSizes`."""
+        return self.layers * self.heads * self.head_dim
+
+    def count_kv_elements(self, layers: LayerRange) -> int:
+        """See `DecoderSizes`."""
+        return 2 * (layers.end - layers.first) * self.kv_heads * self.head_dim
 
     def count_elements(self, layers: LayerRange) -> int:
         """Return how many weights the matrices of a range of layers have together: with the embedding where it begins

@@ -76,7 +76,7 @@ def _measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     model, store = config.model, store_directory(config)
     replicas = model.placements
     target = ReservedDraft(
-        model_at_hand(model.source, model.name, base, model.weights, store),
+        model_at_hand(model.source, model.name, base, model.weights, store, adapter=model.adapter),
         model.adapter,
         effective_device(model.adapter, model.device),
         int(config.limits.kv_cache),
@@ -87,7 +87,7 @@ def _measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
     for draft in config.drafts:
         if off or not isinstance(draft, ModelDraft):
             continue
-        known = model_at_hand(draft.source, "", base, draft.weights, store)
+        known = model_at_hand(draft.source, "", base, draft.weights, store, adapter=draft.adapter)
         device = effective_device(draft.adapter, draft.device)
         fixed = ReservedDraft(known, draft.adapter, device, int(draft.kv_cache))
         workers = draft.workers.min if draft.process == "own" and draft.workers.min else len(replicas)

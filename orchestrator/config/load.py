@@ -10,7 +10,7 @@ import platformdirs
 from pydantic import ValidationError
 
 from adapters.contract import ModelRefused
-from adapters.decoder.spec import DecoderSpec
+from adapters.decoder.spec import DecoderSizes
 from adapters.distributions import list_foreign
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import check_source
@@ -63,7 +63,7 @@ def check_config(config: ClusterConfig, path: Path, lines: Lines, *, sources: bo
     check_hosts(config.hosts, config.links, path, lines)
     check_names(config, path, lines)
     if sources:
-        decoders: list[DecoderSpec | None] = []
+        decoders: list[DecoderSizes | None] = []
         for target in config.targets:
             decoders.append(_check_sources(target, path, lines))
             _check_depths(target, path, lines)
@@ -150,8 +150,8 @@ def list_outdated(path: Path) -> list[str]:
 _ON_ALL_HOSTS = " This host needs the model at the same place as the hosts that run it: the daemon translates text."
 
 
-def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> DecoderSpec | None:
-    """Find the models' files now, so that a wrong source is told with its line. Return the target's shape, None where
+def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> DecoderSizes | None:
+    """Find the models' files now, so that a wrong source is told with its line. Return the target's sizes, None where
     that is not known here. Raises ConfigError."""
     own = (config.find_place("model", "source"), config.model.source, config.model.adapter, config.model)
     sources: list[tuple[Place, str, str, Target | ModelDraft]] = [own]
@@ -168,7 +168,7 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> DecoderSp
             sources.append(((*at, "source"), draft.source, draft.adapter, draft))
     _check_indexes(config, path, lines)
     _check_statistics(config, path, lines)
-    decoder: DecoderSpec | None = None
+    decoder: DecoderSizes | None = None
     for place, source, adapter, model in sources:
         where = describe_place(path, lines, place)
         simulated = source.startswith(SIMULATED_PREFIX)
@@ -186,7 +186,8 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> DecoderSp
         except ModelRefused as error:
             elsewhere = config.cluster.on_ray and config.cluster.address and not source.startswith(HUB_PREFIX)
             raise ConfigError(f"{where} {error}{_ON_ALL_HOSTS if elsewhere else ''}") from error
-        decoder = found if model is config.model else decoder
+        if decoder is None and model is config.model:
+            decoder = found
     return decoder
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from adapters.contract import ModelRefused, cut_layers
-from adapters.decoder.spec import DecoderSpec
+from adapters.decoder.spec import DecoderSizes
 from adapters.names import OWN_ADAPTERS, SHARDING_ADAPTERS
 from orchestrator.config.adapter_names import describe_whole, list_sharding
 from orchestrator.config.drafts import ModelDraft
@@ -17,7 +17,7 @@ from orchestrator.errors import ConfigError
 ONLY_ON_RAY = "goes with Ray, which cluster.address or cluster.runtime: ray asks for; others run on this machine"
 
 
-def check_shards(config: ClusterConfig, decoder: DecoderSpec | None, path: Path, lines: Lines) -> None:
+def check_shards(config: ClusterConfig, decoder: DecoderSizes | None, path: Path, lines: Lines) -> None:
     """Refuse layer shards that contradict the model's other keys, or its shape where that is known. Raises
     ConfigError."""
     model = config.model

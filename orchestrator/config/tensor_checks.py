@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from adapters.decoder.spec import DecoderSpec, describe_too_many
+from adapters.decoder.spec import DecoderSizes, DecoderSpec, describe_too_many
 from adapters.names import OWN_ADAPTERS
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place
@@ -14,7 +14,7 @@ from orchestrator.errors import ConfigError
 _SPLITTING = "torch_device"
 
 
-def check_tensor_parallel(config: ClusterConfig, decoder: DecoderSpec | None, path: Path, lines: Lines) -> None:
+def check_tensor_parallel(config: ClusterConfig, decoder: DecoderSizes | None, path: Path, lines: Lines) -> None:
     """Refuse tensor parallelism where it cannot be, for the model's shape too where that is known. Raises
     ConfigError."""
     if config.model.tensor_parallel == 1:
@@ -22,7 +22,7 @@ def check_tensor_parallel(config: ClusterConfig, decoder: DecoderSpec | None, pa
     place: Place = config.find_place("model", "tensor_parallel")
     ranks = config.model.tensor_parallel
     why = _find_contradiction(config.model)
-    if not why and decoder is not None and ranks > decoder.most_ranks:
+    if not why and isinstance(decoder, DecoderSpec) and ranks > decoder.most_ranks:
         why = describe_too_many(decoder, ranks)
     if why:
         raise ConfigError(f"{path}:{lines.get(place, 1)}: {format_place(place)}: {why}")

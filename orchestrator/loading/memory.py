@@ -8,7 +8,7 @@ import psutil
 
 from adapters.artefact import NOTES
 from adapters.contract import Adapter, FixedShapes, Footprint, LayerRange, LoadOptions, Precision
-from adapters.decoder.spec import DecoderSpec
+from adapters.decoder.spec import DecoderSizes
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
 
 _KV_VALUE_BYTES = 2
@@ -18,7 +18,7 @@ _KV_VALUE_BYTES = 2
 def predict_memory(
     asked: LoadOptions,
     adapter: Adapter,
-    spec: DecoderSpec,
+    spec: DecoderSizes,
     prepared: Path,
     *,
     logits_rows: int,
@@ -44,14 +44,14 @@ def predict_memory(
     element_bytes = _bytes(prepared) / spec.matrix_elements
     in_layers = spec.count_layer_elements(held)
     at_ends = spec.count_elements(held) - in_layers
-    position_bytes = _KV_VALUE_BYTES * 2 * spec.kv_heads * spec.head_dim * (held.end - held.first)
+    position_bytes = _KV_VALUE_BYTES * spec.count_kv_elements(held)
     head = spec.vocabulary_size * spec.hidden if last else 0
     shape = ModelShape(
         spec.vocabulary_size if last else 0,
         spec.hidden,
         spec.mlp,
         spec.heads,
-        min(spec.context_length, fixed.kv_cache // position_bytes),
+        min(spec.context_length, fixed.kv_cache // position_bytes) if position_bytes else spec.context_length,
         held.end - held.first,
         int(in_layers * element_bytes),
         int(head * element_bytes),

@@ -25,7 +25,7 @@ from adapters.contract import (
     Unsupported,
     cut_layers,
 )
-from adapters.decoder.spec import DecoderSpec
+from adapters.decoder.spec import DecoderSizes
 from adapters.device_memory import read_host_memory
 from adapters.devices_there import check_device
 from adapters.model_checks import describe_draft
@@ -189,7 +189,7 @@ def load_model(
     )
     predict = None
     if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
-        spec = check_model(file)
+        spec = check_model(file, adapter.name)
         rows = options.max_batch_rows if logits_rows is None else logits_rows
         predict = partial(predict_memory, adapter=adapter, spec=spec, prepared=prepared, logits_rows=rows)
     plan = predict(asked) if predict else None
@@ -232,7 +232,7 @@ def _prepare_once(
         return found, "", None
     store = found.store or ModelStore(Path(options.store))
     if serves:
-        _refuse_draft(check_model(file), found.source)
+        _refuse_draft(check_model(file, found.adapter.name), found.source)
     tokenizer_dir = prepare_tokenizer_of(options, file, progress, store) if serves else ""
     head = keep_head(store, file, progress)
     digest = found.prepared.parent.name
@@ -263,7 +263,7 @@ class PreparedModel:
 def find_model(options: ModelOptions, store: ModelStore, progress: OnProgress) -> ModelSource:
     """Return a model's files, whole: those at its place, or those that it is to have. Raises what `resolve` raises,
     and ModelReplaced."""
-    return find_whole(store, options.source, Path(options.base), options.identity, progress)
+    return find_whole(store, options.source, Path(options.base), options.identity, progress, options.adapter)
 
 
 def prepare_tokenizer_of(
@@ -376,7 +376,7 @@ def count_layers(options: ModelOptions, file: ModelSource | None) -> int:
     """Return how many layers a model has. Raises ModelRefused."""
     if file is None:
         return Script.parse(parse_simulated_script(options.source)).layers
-    return check_model(file).layers
+    return check_model(file, options.adapter).layers
 
 
 def prepare_part(options: ModelOptions, progress: OnProgress) -> PreparedModel:
@@ -394,7 +394,7 @@ def _prepare_whole(options: ModelOptions, progress: OnProgress, *, part: bool = 
         prepared = _write_simulated_source(options, adapter, store.root)
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = find_model(options, store, progress)
-    check_model(file)  # before minutes of converting
+    check_model(file, adapter.name)  # before minutes of converting
     chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
     needed_bytes = adapter.prepared_bytes if isinstance(adapter, FilesInPlace) else None
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress, needed_bytes=needed_bytes)
@@ -435,7 +435,7 @@ def _question(
     )
 
 
-def _refuse_draft(spec: DecoderSpec, source: str) -> None:
+def _refuse_draft(spec: DecoderSizes, source: str) -> None:
     if spec.draft_outputs:
         raise ModelRefused(describe_draft(source, spec.draft_outputs, spec.vocabulary_size))
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from adapters.contract import Exactness, LoadedModel, LoadOptions, ModelLoader, ModelRefused, NumericalClass, Progress
+from adapters.decoder.gguf_keys import NotConvertible
 from adapters.decoder.short_text import ShortText, read_short_text
 from adapters.decoder.source import open_source
 from adapters.device_memory import read_host_memory
@@ -232,14 +233,18 @@ def _find_short_text(question: ClassQuestion) -> ShortText | None:
 
 
 def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None:
-    """Return what the reference says, computed once for a model; None for one that is too large for that."""
+    """Return what the reference says, computed once for a model; None for one that is too large for that, or that
+    only llama.cpp's library computes."""
     if question.file is None:
         return None
     path = question.prepared.parent / _SHORT_TEXT
     found = _find_short_text(question)
     if found is not None:
         return found
-    elements = open_source(question.file).spec.matrix_elements
+    try:
+        elements = open_source(question.file).spec.matrix_elements
+    except NotConvertible:  # nor does the reference compute it
+        return None
     if elements > _MOST_ELEMENTS or 8 * elements > read_host_memory().free_bytes:
         return None
     command = [sys.executable, "-m", "adapters.decoder.short_text", str(question.file), str(path)]

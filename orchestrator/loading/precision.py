@@ -8,7 +8,8 @@ from pathlib import Path
 from adapters.contract import Adapter, AdapterUnavailable, Exactness, ModelRefused, Precision
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.device_memory import read_device_memory
-from adapters.model_source import ModelSource
+from adapters.gguf_facts import GgufFacts
+from adapters.model_source import ModelSource, check_model
 from adapters.model_store import ModelStore
 from adapters.quality import read_quality
 from adapters.variant import Variant
@@ -54,7 +55,7 @@ def choose_model_precision(
     try:
         choice = choose_precision(
             device,
-            sizes_of(file),
+            sizes_of(file, adapter.name),
             read_measured_weights(adapter, device, store, file),
             wanted,
             free_bytes=memory.free_bytes if whole and memory.total_bytes else None,
@@ -75,10 +76,13 @@ def variant(adapter: Adapter, weights: str) -> Variant:
     return Variant(adapter, None if weights == AS_FILE else Precision(weights))
 
 
-def sizes_of(file: ModelSource) -> ModelSizes:
-    """Return a model's sizes from the head of its files. Raises ModelRefused."""
-    weights = open_source(file.path)
+def sizes_of(file: ModelSource, adapter: str = "") -> ModelSizes:
+    """Return a model's sizes from the head of its files, as an adapter is to hold it. Raises ModelRefused."""
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
+    facts = check_model(file, adapter)
+    if isinstance(facts, GgufFacts):  # nothing is converted
+        return ModelSizes(facts.matrix_elements, size, facts.stored, size)
+    weights = open_source(file.path)
     rounds = open_source(file.path, FAST).label != weights.label
     return ModelSizes(weights.spec.matrix_elements, size, weights.label, count_held_bytes(weights) or size, rounds)
 

@@ -51,7 +51,7 @@ class _PreparedLayers:
         self._adapter, self._loader = adapter, adapter
         self._found = found
         self._process_bytes = 0
-        self._spec = check_model(found.file) if found.file is not None else None
+        self._spec = check_model(found.file, model.adapter) if found.file is not None else None
         device = effective_device(model.adapter, model.device)
         there = find_device(model.adapter, model.device)
 

@@ -45,7 +45,10 @@ def beside_the_plan(config: ClusterConfig, base: Path) -> tuple[ReservedDraft, .
     store = store_directory(config)
     return tuple(
         ReservedDraft(
-            model_at_hand(one.source, "", base, one.weights, store), one.adapter, one.device, int(one.kv_cache)
+            model_at_hand(one.source, "", base, one.weights, store, adapter=one.adapter),
+            one.adapter,
+            one.device,
+            int(one.kv_cache),
         )
         for one in drafts
         if isinstance(one, ModelDraft)

@@ -12,14 +12,15 @@ from adapters.vocabulary import SIMULATED_PREFIX
 _SIMULATED = f"{SIMULATED_PREFIX}toy"
 
 
-def digest_at_hand(source: str, base: Path, store: Path) -> str:
-    """Return the digest of a model's files, which `store` remembers; the simulated one has its script's.
+def digest_at_hand(source: str, base: Path, store: Path, adapter: str = "") -> str:
+    """Return the digest of a model's files, which `store` remembers; the simulated one has its script's. `adapter`:
+    what is to run it.
 
     Raises ModelRefused or DownloadFailed.
     """
     if source.startswith(SIMULATED_PREFIX):
         return digest_simulated_model(source)
-    return ModelStore(store).digest(resolve(source, base))
+    return ModelStore(store).digest(resolve(source, base, adapter=adapter))
 
 
 def digest_simulated_model(source: str) -> str:

@@ -102,6 +102,8 @@ def _options(sheet: Datasheet, model: PlannedModel, role: Role, cores: int) -> I
     precision = compute_precision(sheet)
     if precision is None or not sheet.runtimes or not sheet.bandwidth_bytes_per_s:
         return
+    if model.runtimes and sheet.runtimes[0] not in model.runtimes:
+        return
     for weights in model.formats(sheet.kind):
         if weights == Precision.FP8 and not _has_fp8(sheet):
             continue

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from adapters.decoder.source import count_held_bytes, open_source
-from adapters.model_source import resolve
+from adapters.decoder.spec import DecoderSizes, DecoderSpec
+from adapters.model_source import check_model, resolve
+from adapters.names import LLAMA_CPP
 from adapters.simulated.script import Script
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.profile import FAST, Precision
@@ -19,7 +21,7 @@ from policies.planning.plan import ModelFacts
 if TYPE_CHECKING:  # as in orchestrator.loading.options
     from orchestrator.config.sketch import Shape, SketchedModel
 
-_TOY = DecoderShape(1, 8, 1, 1, 8, 8, 272)  # nobody reads more of the simulated model than its layer
+_TOY = DecoderShape.dense(1, 8, 1, 1, 8, 8, 272)  # nobody reads more of the simulated model than its layer
 HIDDEN_BYTES = 2  # of an element of what crosses from one layer shard to the next
 _FILE_BITS = 16.0  # of a weight of a model that is not there and is to be taken as its file has it
 
@@ -27,13 +29,15 @@ _FILE_BITS = 16.0  # of a weight of a model that is not there and is to be taken
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
     """A model to place. `weights`: the number formats to choose from, empty where the device decides. `file_bits`: of
-    a weight as the model's file has it. `digest` of its files, "" where they are not there."""
+    a weight as the model's file has it. `digest` of its files, "" where they are not there. `runtimes`: which alone run
+    it, empty for all."""
 
     name: str
     shape: DecoderShape
     weights: tuple[str, ...] = ()
     file_bits: float = _FILE_BITS
     digest: str = ""
+    runtimes: tuple[str, ...] = ()
 
     @property
     def facts(self) -> ModelFacts:
@@ -59,7 +63,7 @@ def build_sketched_model(sketched: SketchedModel) -> PlannedModel:
 
 def shape_of(shape: Shape) -> DecoderShape:
     """Return the sizes as the estimates take them."""
-    return DecoderShape(
+    return DecoderShape.dense(
         layers=shape.layers,
         hidden=shape.hidden,
         heads=shape.heads,
@@ -71,31 +75,37 @@ def shape_of(shape: Shape) -> DecoderShape:
     )
 
 
-def model_at_hand(source: str, name: str, base: Path, weights: str, store: Path) -> PlannedModel:
-    """Return a model whose files are there, or can be downloaded; `weights` as cluster.yaml has it. `store` remembers
-    digests.
+def model_at_hand(source: str, name: str, base: Path, weights: str, store: Path, *, adapter: str = "") -> PlannedModel:
+    """Return a model whose files are there, or can be downloaded; `weights` and `adapter` as cluster.yaml has them.
+    `store` remembers digests.
 
     Raises ModelRefused or DownloadFailed.
     """
-    digest = digest_at_hand(source, base, store)
+    digest = digest_at_hand(source, base, store, adapter)
     if source.startswith(SIMULATED_PREFIX):
         layers = Script.parse(parse_simulated_script(source)).layers
         return PlannedModel(name or "simulated-toy", replace(_TOY, layers=layers), digest=digest)
-    file = resolve(source, base)
-    opened = open_source(file.path)
-    spec = opened.spec
-    shape = DecoderShape(
-        layers=spec.layers,
-        hidden=spec.hidden,
-        heads=spec.heads,
-        kv_heads=spec.kv_heads,
-        head_dim=spec.head_dim,
-        mlp=spec.mlp,
-        vocabulary=spec.outputs,
-        tied_embeddings=spec.tied_embeddings,
-    )
+    file = resolve(source, base, adapter=adapter)
+    sizes = check_model(file, adapter)
     size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
-    if weights != FAST:
-        size = count_held_bytes(opened) or size
+    converts = isinstance(sizes, DecoderSpec)
+    if converts and weights != FAST:
+        size = count_held_bytes(open_source(file.path)) or size
     formats = () if weights == "auto" else (weights,)
-    return PlannedModel(name or file.name, shape, formats, 8.0 * size / shape.elements, digest)
+    shape, runtimes = _shape_of_sizes(sizes), () if converts else (LLAMA_CPP,)
+    return PlannedModel(name or file.name, shape, formats, 8.0 * size / shape.elements, digest, runtimes)
+
+
+def _shape_of_sizes(sizes: DecoderSizes) -> DecoderShape:
+    in_layers = sizes.count_layer_elements(sizes.all_layers)
+    return DecoderShape(
+        layers=sizes.layers,
+        hidden=sizes.hidden,
+        mlp=sizes.mlp,
+        vocabulary=sizes.outputs,
+        layer_elements=in_layers // sizes.layers,
+        end_elements=sizes.matrix_elements - in_layers,
+        read_elements=sizes.read_elements,
+        kv_elements=sizes.count_kv_elements(sizes.all_layers),
+        attention_elements=sizes.attention_elements,
+    )

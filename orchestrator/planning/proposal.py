@@ -221,8 +221,9 @@ def _estimate_options(
     target: PlannedModel, behind: Mapping[str, MeasuredHardware], devices: Sequence[MeasuredDevice]
 ) -> Iterator[Option]:
     """Yield how the target is expected to run on these devices."""
+    running = [one for one in devices if not target.runtimes or one.adapter in target.runtimes]
     for profile, source in behind.items():
-        for one in devices:
+        for one in running:
             if one.hardware == source.hardware:  # what one runtime has measured of it, another may reach
                 device = one if one.rates.matmul else replace(one, rates=source.rates)
                 yield replace(estimate_option(device, target), profile=profile)
@@ -319,10 +320,10 @@ def build_request_from_config(
     off = config.speculation.method == "off"
     model, store = config.model, store_directory(config)
     return PlanRequest(
-        model_at_hand(model.source, model.name, base, model.weights, store),
+        model_at_hand(model.source, model.name, base, model.weights, store, adapter=model.adapter),
         tuple(
             DraftCandidate(
-                model_at_hand(one.source, "", base, one.weights, store),
+                model_at_hand(one.source, "", base, one.weights, store, adapter=one.adapter),
                 (placement.draft_acceptance,),
                 index,
                 name,

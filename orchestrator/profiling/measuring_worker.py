@@ -15,10 +15,9 @@ import msgspec
 
 from adapters import registry
 from adapters.contract import FilesInPlace
-from adapters.decoder.source import open_source
 from adapters.energy import EnergyMeter, energy_meter
 from adapters.hardware import cores, hardware, name_device_kind, runtime_version
-from adapters.model_source import resolve
+from adapters.model_source import check_model, resolve
 from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
@@ -317,7 +316,7 @@ def _describe_model(
 def _elements(options: ModelOptions) -> int:
     if options.source.startswith(SIMULATED_PREFIX):
         return 0
-    return open_source(resolve(options.source, Path(options.base)).path).spec.matrix_elements
+    return check_model(resolve(options.source, Path(options.base)), options.adapter).matrix_elements
 
 
 def _now() -> str:

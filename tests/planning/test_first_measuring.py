@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,18 @@ def test_estimates_stand_only_where_nothing_was_measured(tmp_path):
     found = propose_here(ask(tmp_path), measured, {}, estimable=[device(1e15, 1e13)])
     assert [one.source for one in found.plan.shards] == ["measured"]
     assert list_doubts(found) == ()
+
+
+@pytest.mark.parametrize("only", [(), ("there",), ("simulated", "there")])
+def test_estimates_leave_out_runtimes_that_do_not_run_the_model(tmp_path, only):
+    store = store_simulated_profiles(tmp_path / "other", {}, "toy")
+    asked = ask(tmp_path)
+    asked = replace(asked, target=replace(asked.target, runtimes=only))
+    devices = [device(1e15, 1e13), device(1e9, 1e9, "there")]
+    found = propose_here(asked, store, {}, estimable=devices)
+    assert {one.runtime for one in found.plan.shards} == {"there" if only == ("there",) else "simulated"}
+    with pytest.raises(PlanError, match="no profile of toy"):
+        propose_here(replace(asked, target=replace(asked.target, runtimes=("none",))), store, {}, estimable=devices)
 
 
 async def test_a_target_is_planned_with_as_soon_as_its_forwards_are_known(tmp_path: Path, monkeypatch) -> None:

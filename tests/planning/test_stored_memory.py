@@ -29,7 +29,7 @@ def test_a_measured_peak_is_never_planned_under(
         store_simulated_profiles(directory, {"SIM": 1.0}, weights_bytes=weights, peak_bytes=peak)
     )
     measured = replace(found.models[0], planned_parts=parts)
-    model = PlannedModel("toy", DecoderShape(1, 8, 1, 1, 8, 8, 8), digest=measured.model_digest)
+    model = PlannedModel("toy", DecoderShape.dense(1, 8, 1, 1, 8, 8, 8), digest=measured.model_digest)
     (option,) = replace(found, models=(measured,)).options(model, (), Exactness.BIT, 0)
     total = option.fixed_bytes + option.layer_bytes + option.workspace_bytes + parts.get("kv_cache", 0)
     assert total >= peak

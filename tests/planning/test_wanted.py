@@ -44,7 +44,7 @@ def test_where_no_policy_was_measured_one_drafter_serves_all():
 
 
 def model(name, layers):
-    return PlannedModel(name, DecoderShape(layers, 64, 2, 2, 32, 128, 100), ("int8",))
+    return PlannedModel(name, DecoderShape.dense(layers, 64, 2, 2, 32, 128, 100), ("int8",))
 
 
 def test_stages_of_a_cascade_check_for_the_next_one_with_what_was_measured_where_it_was():
