@@ -21,8 +21,10 @@ from orchestrator.loading.devices import class_mark_of, find_device, threads_on
 from orchestrator.loading.engine import NOTHING_KNOWN, ready_of
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options
+from tests.support.tiny_gguf import Tiny, write
 
 _CHECKED = "check that output does not depend on the batch: "
+WORDS = (*map(chr, range(33, 126)), "xy")
 CLASS = NumericalClass(Precision.FP32, Precision.FP16, 32, 2, 2, apart=True)
 
 
@@ -108,6 +110,44 @@ def test_other_bits_than_those_that_were_measured_are_measured_again(tmp_path):
     assert tried != []
     assert again.class_fingerprint == target.class_fingerprint
     assert store.classes() == [again.classes]
+
+
+def write_tiny_config(tmp_path):
+    """Options of a tiny file on the runtime that converts nothing."""
+    source = tmp_path / "tiny.gguf"
+    write(
+        source,
+        Tiny("llama", hidden=128, heads=2, kv_heads=1, head_dim=64, context=512, vocabulary=len(WORDS), words=WORDS),
+    )
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        f"model: {{source: '{source}', adapter: llama_cpp}}\nlimits: {{kv_cache: 16 MiB}}\n"
+        f"store: {{directory: '{tmp_path}/store'}}\ndevices: {{threads: 1}}\n"
+    )
+    return engine_options(load_config(path), tmp_path)
+
+
+def test_where_nothing_is_converted_a_model_serves_after_a_short_check_and_a_later_one_is_whole(tmp_path):
+    options = write_tiny_config(tmp_path)
+    target, tried = load(options)
+    assert len(tried) == 1
+    assert target.row_invariant
+    assert target.classes.finding.why == "sane, bits do not depend on the batch in a short check"
+    assert load(options)[1] == []
+    refreshed, _ = load(options, refresh=True)
+    assert refreshed.classes.finding.why == "sane, bits do not depend on the batch"
+    assert refreshed.class_fingerprint == target.class_fingerprint
+
+
+def test_whoever_did_not_come_back_from_a_short_check_is_followed_by_one_in_a_process_of_its_own(tmp_path):
+    options = write_tiny_config(tmp_path)
+    target, _ = load(options)
+    profiles = tmp_path / "store" / "profiles"
+    (profiles / "classes").rename(profiles / "before")
+    (profiles / f"{target.identity.digest}-llama_cpp.tried").touch()
+    again, _ = load(options)
+    assert again.classes.finding.why == "sane, bits do not depend on the batch"
+    assert again.class_fingerprint == target.class_fingerprint
 
 
 def test_another_number_of_threads_takes_the_class_that_is_there(tmp_path):

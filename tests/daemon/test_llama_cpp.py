@@ -1,0 +1,81 @@
+"""A daemon on llama.cpp: the same text with drafts, beside others and over a killed worker; never another file's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import openai
+import pytest
+
+from tests.daemon.test_replaced_models import (
+    ALIKE,
+    MODEL,
+    TOKENS,
+    ask,
+    configure,
+    find_worker,
+    open_stream,
+    read,
+    reload,
+    write_over,
+)
+from tests.support import tiny_gguf
+from tests.support.daemon import running
+from tests.support.waiting import until
+
+RUNS = {"hidden": 128, "heads": 2, "kv_heads": 1, "head_dim": 64}
+"""Its heads are the hidden size together, as llama.cpp wants them."""
+ON_LLAMA = ", adapter: llama_cpp"
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    tiny_gguf.write(path, replace(MODEL, **RUNS))
+    return path
+
+
+def test_drafts_company_and_a_killed_worker_change_no_token(tmp_path, source):
+    threads, store = "devices: {threads: 1}", tmp_path / "store"
+    tail = f"{threads}\ndrafts: []"
+    with running(configure(tmp_path, str(source), store, model=ON_LLAMA, tail=tail)) as plain:
+        expected = ask(plain, TOKENS)
+        assert plain.status()["ready"]["adapter"] == "llama_cpp"
+        assert plain.stop() == 0
+    draft = f"{{method: model, source: {source}, adapter: llama_cpp, kv_cache: 8 MiB}}"
+    tail = f"{threads}\ndrafts: [{{method: suffix}}, {draft}]"
+    with running(configure(tmp_path, str(source), store, model=ON_LLAMA, tail=tail)) as daemon:
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda _: ask(daemon, TOKENS), range(4))) == [expected] * 4
+        accepted = daemon.status()["totals"]["accepted"]
+        assert accepted > 0
+        stream = open_stream(daemon)
+        text, prints = read(stream, 3)
+        before = find_worker(daemon)
+        os.kill(before, signal.SIGKILL)
+        rest, later = read(stream)
+        assert text + rest == expected
+        assert len(prints | later) == 1
+        until(lambda: find_worker(daemon) != before)
+        assert daemon.stop() == 0
+
+
+def test_another_file_at_the_models_place_is_never_served_as_the_model(tmp_path, source):
+    """The store has no copy of it, so a worker that starts again has nothing to load."""
+    with running(configure(tmp_path, str(source), tmp_path / "store", model=ON_LLAMA)) as daemon:
+        expected = ask(daemon)
+        write_over(source, replace(ALIKE, **RUNS))
+        assert ask(daemon) == expected  # it is in memory
+        os.kill(find_worker(daemon), signal.SIGKILL)
+        until(lambda: daemon.status()["phase"] == "failed")
+        assert "Put the first model back, or serve what is there now" in daemon.status()["detail"]
+        with pytest.raises(openai.APIStatusError, match="Put the first model back"):
+            ask(daemon)
+        write_over(source, replace(MODEL, **RUNS))
+        reload(daemon)
+        until(lambda: daemon.status()["phase"] == "ready")
+        assert ask(daemon) == expected
+        assert daemon.stop() == 0
