@@ -11,6 +11,7 @@ import psutil
 from adapters.control_groups import PROC, list_memory_bounds
 from adapters.hardware import name_device_kind
 from adapters.nvml import query_nvidia, with_nvml
+from device_profiles.device_names import split_device
 from device_profiles.profile import DeviceProfile
 
 _OPENVINO_TOTALS = ("GPU_DEVICE_TOTAL_MEM_SIZE", "NPU_DEVICE_TOTAL_MEM_SIZE")
@@ -37,7 +38,7 @@ def read_device_memory(device: DeviceProfile) -> DeviceMemory:
     if name_device_kind(device) == "cpu":
         return DeviceMemory(*read_host_memory()[:2])
     if name_device_kind(device) == "cuda":
-        memory = read_nvidia_memory(int(device.name.partition(":")[2] or 0))
+        memory = read_nvidia_memory(int(split_device(device.name)[1] or 0))
         if memory is not None:
             return memory
     if device.in_host_memory:

@@ -12,7 +12,7 @@ from adapters.nvml import with_nvml
 
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/dev/kfd"), Path("/dev/dxg"))
 """NVIDIA's driver, AMD's, and that of Windows' subsystem for Linux: torch calls the devices of each CUDA."""
-_PACKAGES = {"llama_cpp": "ik_llama_cpp", "onnx_rt": "onnxruntime", "openvino_rt": "openvino", "torch_device": "torch"}
+_PACKAGES = {"onnx_rt": "onnxruntime", "openvino_rt": "openvino", "torch_device": "torch"}
 _COMBINED = ("AUTO", "BATCH", "HETERO", "MULTI")
 """What OpenVINO makes of several devices."""
 
@@ -24,12 +24,12 @@ def check_device(adapter: str, device: str) -> str:
     """
     if adapter not in OWN_ADAPTERS or adapter == "simulated":
         return ""
+    if adapter == "llama_cpp":
+        return _check_llama(device)
     package = _PACKAGES[adapter]
     if find_spec(package) is None:
         raise AdapterUnavailable(describe_lacking(adapter))
     kind = device.partition(":")[0].partition(".")[0].upper()
-    if adapter == "llama_cpp":
-        _check_llama(device, kind)
     if kind == "CPU":
         return f"{package} is installed"
     if adapter == "torch_device":
@@ -37,12 +37,15 @@ def check_device(adapter: str, device: str) -> str:
     return _check_onnx(device) if adapter == "onnx_rt" else _check_openvino(device, kind)
 
 
-def _check_llama(device: str, kind: str) -> None:
-    from adapters.llama_cpp.fork import check_processor
+def _check_llama(device: str) -> str:
+    from adapters.libllama import find_library
+    from adapters.llama_cpp.library import check_place, load_library
 
-    if kind != "CPU":
-        raise Unsupported(f"llama.cpp has no device {device!r} here; it has CPU")
-    check_processor()
+    place = find_library()
+    check_place(place)
+    if device != "CPU":
+        load_library(place).check_device(device)
+    return f"{place.package} is installed" if place.package else f"{place.file} is there"
 
 
 def _check_openvino(device: str, kind: str) -> str:

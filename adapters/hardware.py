@@ -18,6 +18,7 @@ from adapters.contract import AdapterUnavailable
 from adapters.distributions import distribution_version
 from adapters.names import OWN_ADAPTERS
 from adapters.nvml import query_nvidia
+from device_profiles.device_names import split_device
 from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import MIB
@@ -53,6 +54,10 @@ def runtime_version(adapter: str) -> str:
     distribution's adapter, that distribution's. Raises AdapterUnavailable."""
     if adapter not in OWN_ADAPTERS:
         return distribution_version(adapter)
+    if adapter == "llama_cpp":
+        from adapters.libllama import find_library
+
+        return find_library().version
     found = find_build(_LIBRARIES.get(adapter, "outrider"))
     if found is None:
         raise AdapterUnavailable(describe_lacking(adapter))
@@ -71,15 +76,14 @@ def hardware(profile: DeviceProfile) -> Hardware:
     if kind == "cpu":
         return processor()
     if kind == "cuda":
-        return _nvidia(int(profile.name.partition(":")[2] or 0)) or Hardware(
-            kind, profile.full_name, profile.memory_bytes
-        )
+        nvidia = _nvidia(int(split_device(profile.name)[1] or 0))
+        return nvidia or Hardware(kind, profile.full_name, profile.memory_bytes)
     return Hardware(kind, profile.full_name, profile.memory_bytes)
 
 
 def name_device_kind(profile: DeviceProfile) -> str:
     """Return a device's kind, as in "cpu", whatever its runtime calls it."""
-    return profile.name.partition(":")[0].partition(".")[0].lower() if profile.adapter != "simulated" else "simulated"
+    return split_device(profile.name)[0] if profile.adapter != "simulated" else "simulated"
 
 
 def processor() -> Hardware:

@@ -15,16 +15,23 @@ ADAPTER_NAME_PATTERN = "[a-z][a-z0-9_]{0,63}"
 
 _KINDS = ("BATCH", "CPU", "CUDA", "DirectML", "GPU", "HETERO", "MULTI", "NPU", "OpenVINO", "QNN", "SIM", "VitisAI")
 """How our runtimes spell their devices, without numbers. OpenVINO's AUTO is told from `auto` by its case alone."""
+_GGML_KINDS = ("CANN", "CPU", "CUDA", "GPUOpenCL", "MTL", "MUSA", "ROCm", "SYCL", "Vulkan", "WebGPU")
+"""How ggml spells its devices; a number follows without a colon, as in CUDA0."""
 _BY_ANY_CASE = {kind.casefold(): kind for kind in _KINDS}
+_GGML_BY_ANY_CASE = {kind.casefold(): kind for kind in _GGML_KINDS}
 
 
 def normalise_device(adapter: str, device: str) -> str:
-    """Return a device's name as its runtime spells it: "cuda:0" is "CUDA:0", and "directml:1" is "DirectML:1".
+    """Return a device's name as its runtime spells it: "cuda:0" is "CUDA:0", "directml:1" is "DirectML:1", and of
+    llama.cpp "vulkan0" is "Vulkan0".
 
     What other distributions' adapters call their devices stays as it is, and so does a kind that is not known.
     """
     if re.fullmatch(ADAPTER_NAME_PATTERN, adapter) and adapter not in (*OWN_ADAPTERS, "auto"):
         return device
+    if adapter == "llama_cpp":
+        kind = device.rstrip("0123456789")
+        return f"{_GGML_BY_ANY_CASE.get(kind.casefold(), kind)}{device[len(kind) :]}"
     kind = re.split("[:.]", device, maxsplit=1)[0]
     spelt = _BY_ANY_CASE.get(kind.casefold())
     return device if spelt is None else f"{spelt}{device[len(kind) :].upper()}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,20 +24,17 @@ from adapters.failures import classify_failure
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import find_files, list_names, read_model_header
 from adapters.hardware import cores
-from adapters.llama_cpp.fork import ForkLibrary
 from adapters.llama_cpp.fork_faults import find_fault
+from adapters.llama_cpp.library import choose_library
 from adapters.llama_cpp.model import MOST_ROWS, LlamaModel
+from adapters.llama_cpp.native import CPU, GgmlDevice, NativeLibrary
 from adapters.prepared_facts import model_spec, read_facts, write_facts
 from device_profiles.memory import MemoryCosts
-from device_profiles.profile import DeviceProfile, Exactness, WeightsFormat
+from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
 
-_CPU: Final = "CPU"
 _FIRST_FILE: Final = "model-00001-of-{count:05d}.gguf"
 """The library finds the other files of a split model by the name of the first."""
-_GROUP: Final = 32
-"""Activations are quantised in groups of 32 or of 256, as a tensor's own format has them."""
-_FIXED_WIDTH: Final = 16
 _REASON: Final = "error loading model:"
 _COSTS: Final = MemoryCosts(
     fixed_bytes=60 * MIB,
@@ -57,24 +54,41 @@ class LlamaCppAdapter:
     prepared_bytes = 1 * MIB
     """What a prepared model takes in the store, however large its file is."""
 
+    def __init__(self, find_library: Callable[[], NativeLibrary] = choose_library) -> None:
+        """`find_library` raises AdapterUnavailable where there is none."""
+        self._find_library = find_library
+
     def devices(self) -> list[DeviceProfile]:
-        """Return the processor. Raises AdapterUnavailable."""
-        library = ForkLibrary.find()
-        return [
-            DeviceProfile(
-                adapter=self.name,
-                name=_CPU,
-                kind="cpu",
-                full_name=f"processor, by {library.name}",
-                memory_bytes=read_host_memory().total_bytes,
-                in_host_memory=True,
-                precisions=(Precision.FP32,),
-                kv_cache=(Precision.FP16,),
-                exact_kv_cache=(Precision.FP16,),
-                memory_costs=_COSTS,
-                has_fast=False,
-            )
-        ]
+        """Return the processor, and what else the library was built for. Raises AdapterUnavailable."""
+        library = self._find_library()
+        processor = DeviceProfile(
+            adapter=self.name,
+            name=CPU,
+            kind="cpu",
+            full_name=f"processor, by {library.name}",
+            memory_bytes=read_host_memory().total_bytes,
+            in_host_memory=True,
+            precisions=(Precision.FP32,),
+            kv_cache=(Precision.FP16,),
+            exact_kv_cache=(Precision.FP16,),
+            memory_costs=_COSTS,
+            has_fast=False,
+        )
+        return [processor, *(self._describe(device, library.name) for device in library.list_devices())]
+
+    def _describe(self, device: GgmlDevice, library: str) -> DeviceProfile:
+        return DeviceProfile(
+            adapter=self.name,
+            name=device.name,
+            kind="gpu",
+            full_name=f"{device.full_name}, by {library}",
+            memory_bytes=device.total_bytes,
+            in_host_memory=device.in_host_memory,
+            precisions=(Precision.FP32,),
+            kv_cache=(Precision.FP16,),
+            exact_kv_cache=(Precision.FP16,),
+            has_fast=False,
+        )
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         """See the contract."""
@@ -82,11 +96,7 @@ class LlamaCppAdapter:
             raise Unsupported(f"activations {options.activations}: on llama.cpp they are fp32; leave them at auto")
         if options.kv_cache not in (None, Precision.FP16):
             raise Unsupported(f"a KV cache in {options.kv_cache}: llama.cpp's is fp16 here; leave it at auto")
-        fp32, fp16 = Precision.FP32, Precision.FP16
-        if options.exactness is not Exactness.BIT:
-            return [[NumericalClass(fp32, fp16, _GROUP)]]
-        in_pairs = NumericalClass(fp32, fp16, _GROUP, segment_rows=2, forward_rows=2, output_rows=2)
-        return [[in_pairs], [NumericalClass(fp32, fp16, _GROUP, fixed_width=_FIXED_WIDTH)]]
+        return self._find_library().list_classes(options.device, options.exactness)
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the format of the facts. What is linked are the files themselves, whatever the library's version."""
@@ -107,18 +117,19 @@ class LlamaCppAdapter:
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LlamaModel:
         """See the contract."""
-        if options.device != _CPU:
-            raise Unsupported(f"llama.cpp has no device {options.device!r} here; it has {_CPU}")
-        library = ForkLibrary.find()
+        library = self._find_library()
+        library.check_device(options.device)
         chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)
-        if facts["fault"]:
+        if facts["fault"] and library.has_faults:
             raise ModelRefused(
                 f"{facts['name']}: {library.name} {facts['fault']}, and computes something else than the model. "
                 "Choose another adapter."
             )
         progress("load", 0.0)
-        model = library.load_model(_find_first_file(prepared), lambda fraction: progress("load", fraction))
+        model = library.load_model(
+            _find_first_file(prepared), options.device, lambda fraction: progress("load", fraction)
+        )
         if not model:
             raise _explain(library, facts["name"])
         try:
@@ -130,12 +141,12 @@ class LlamaCppAdapter:
         return loaded
 
     def _open(
-        self, library: ForkLibrary, model: int, facts: dict[str, object], options: LoadOptions, chosen: NumericalClass
+        self, library: NativeLibrary, model: int, facts: dict[str, object], options: LoadOptions, chosen: NumericalClass
     ) -> LlamaModel:
         more = library.find_state_kind(model)
         if more:
             raise ModelRefused(f"{facts['name']}: it has {more} beside its KV cache, which this adapter does not keep")
-        layers, vocabulary, _ = library.describe_model(model)
+        layers, vocabulary = library.describe_model(model)
         if vocabulary != facts["vocabulary_size"]:
             raise ModelRefused(
                 f"{facts['name']}: its head names {facts['vocabulary_size']} tokens, and {library.name} finds "
@@ -148,7 +159,7 @@ class LlamaCppAdapter:
             options,
             chosen,
             weights=str(facts["weights"]),
-            device=_CPU,
+            device=options.device,
             threads=options.threads or cores(),
         )
 
@@ -180,7 +191,7 @@ def _find_facts(header: GgufHeader) -> dict[str, str | int | list[int]]:
     }
 
 
-def _explain(library: ForkLibrary, name: str) -> Exception:
+def _explain(library: NativeLibrary, name: str) -> Exception:
     """Return why a file was not loaded."""
     lines = library.last_words.splitlines() or ["it gives no reason"]
     failure = classify_failure(RuntimeError("\n".join(lines)), library.name)

@@ -31,9 +31,9 @@ from adapters.contract import (
     Segment,
 )
 from adapters.failures import classify_failure
-from adapters.llama_cpp.fork import MOST_CONTEXTS, ForkLibrary
+from adapters.llama_cpp.native import NativeLibrary
 from adapters.llama_cpp.pool import CopiedBlocks
-from adapters.llama_cpp.state import Rows, StateFormat, join_state, read_format, split_state
+from adapters.llama_cpp.state import CacheFormat, Rows
 from adapters.pooled import Bytes, PooledModel, cut_segment
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
@@ -64,7 +64,7 @@ class LlamaModel(PooledModel):
 
     def __init__(
         self,
-        library: ForkLibrary,
+        library: NativeLibrary,
         model: int,
         spec: ModelSpec,
         options: LoadOptions,
@@ -77,6 +77,7 @@ class LlamaModel(PooledModel):
         """`spec.bytes_per_token` is not looked at: the library says what it is. Raises OutOfMemory, and RuntimeFailed
         where the model's state is more than a KV cache."""
         self._library, self._model, self._threads = library, model, threads
+        self._device = device
         self._batch: Any = library.new_batch(MOST_ROWS)
         self._sequences: dict[int, _Sequence] = {}
         self._kept: dict[int, Rows] = {}  # what remembered blocks hold that no slot has any more
@@ -91,7 +92,7 @@ class LlamaModel(PooledModel):
         self._copied = CopiedBlocks(rules, self._forget)
         super().__init__(self._copied)
         self.kv_layout = KvLayout(
-            f"{library.name} {'-'.join(map(str, sorted(set(self._format.types))))}",
+            f"{library.version} {self._format.name}",
             BLOCK_TOKENS,
             tuple(BLOCK_TOKENS * size for size in self._format.row_bytes),
         )
@@ -117,12 +118,12 @@ class LlamaModel(PooledModel):
             device=device,
         )
 
-    def _find_format(self) -> StateFormat:
+    def _find_format(self) -> CacheFormat:
         """Return how the library writes a sequence of this model, learnt from a short one."""
         first = self._open(_STEP_CELLS)
         try:
             self._decode(first, [0, 0], 0, range(0))
-            return read_format(self._library.read_state(first))
+            return self._library.read_format(first)
         finally:
             self._library.close_context(first)
 
@@ -192,14 +193,14 @@ class LlamaModel(PooledModel):
             sequence.context = self._open(cells := ceil_div(wanted, _STEP_CELLS) * _STEP_CELLS)
             sequence.cells = cells
             if sequence.rows is not None:
-                self._library.write_state(sequence.context, join_state(self._format, sequence.rows))
+                self._library.write_state(sequence.context, self._format.join(sequence.rows))
                 sequence.held, sequence.rows = len(sequence.rows[0]), None
         return sequence
 
     def _make_room(self) -> None:
         """See that a context can be opened: the sequence that was used the longest ago has its cache beside one from
         now on. Raises OutOfMemory where other models of this process have them all."""
-        while self._library.contexts >= MOST_CONTEXTS:
+        while 0 < self._library.most_contexts <= self._library.contexts:
             sequence = next((one for one in self._sequences.values() if one.context), None)
             if sequence is None:
                 raise OutOfMemory(f"{self._library.name} has no contexts left in this process", can_go_on=True)
@@ -207,7 +208,7 @@ class LlamaModel(PooledModel):
             self._close(sequence)
 
     def _open(self, cells: int) -> int:
-        context = self._library.open_context(self._model, cells, MOST_ROWS, self._threads)
+        context = self._library.open_context(self._model, cells, MOST_ROWS, self._threads, self._device)
         if not context:
             failure = classify_failure(RuntimeError(self._library.last_words or "no reason given"), self._library.name)
             told = str(failure) if isinstance(failure, OutOfMemory) else f"{failure} (a context of {cells} positions)"
@@ -230,7 +231,11 @@ class LlamaModel(PooledModel):
 
     def _read(self, sequence: _Sequence) -> Rows:
         """Return what a sequence holds: views of what the library wrote, or what it begins with."""
-        return sequence.rows if sequence.rows is not None else split_state(self._library.read_state(sequence.context))
+        return (
+            sequence.rows
+            if sequence.rows is not None
+            else self._format.split(self._library.read_state(sequence.context))
+        )
 
     def _close(self, sequence: _Sequence) -> None:
         if sequence.context:

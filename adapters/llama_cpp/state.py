@@ -14,6 +14,7 @@ The format (llama_state_seq_get_data of ik_llama.cpp, without flags), little-end
 from __future__ import annotations
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -33,10 +34,36 @@ _PLAIN, _KEYS_ONLY = 0, 2
 _SHARED: Final = (-1, 0)
 
 
+class CacheFormat(ABC):
+    """What is alike in all states of a model. `types` and `row_bytes`: the element type, and the bytes of a position,
+    of each cache."""
+
+    types: tuple[int, ...]
+    row_bytes: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """What the bytes of a position are, in a word: equal names mean that equal bytes mean the same."""
+        return "-".join(map(str, sorted(set(self.types))))
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of a position in all caches."""
+        return sum(self.row_bytes)
+
+    @abstractmethod
+    def split(self, state: NDArray[np.uint8]) -> Rows:
+        """Return the rows of a state, views of it where that can be. Raises RuntimeFailed where it is of another
+        format."""
+
+    @abstractmethod
+    def join(self, rows: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        """Return a state that holds these rows, from position 0 on."""
+
+
 @dataclass(frozen=True, slots=True)
-class StateFormat:
-    """What is alike in all states of a model: the kind, how many layers there are, the element type and the bytes of a
-    position of each cache that there is, and what ends it. `shared`: which of all caches are another layer's."""
+class StateFormat(CacheFormat):
+    """See CacheFormat and the module. `shared`: which of all caches are another layer's; `tail`: what ends it."""
 
     kind: int
     layers: int
@@ -45,36 +72,30 @@ class StateFormat:
     shared: tuple[int, ...]
     tail: bytes
 
-    @property
-    def position_bytes(self) -> int:
-        """Bytes of a position in all caches."""
-        return sum(self.row_bytes)
+    def split(self, state: NDArray[np.uint8]) -> Rows:
+        """See CacheFormat."""
+        return _walk(state)[1]
+
+    def join(self, rows: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+        """See CacheFormat."""
+        count = len(rows[0])
+        cells = np.zeros((count, 2), np.int32)
+        cells[:, 0] = np.arange(count)
+        parts: list[bytes | memoryview] = [_COUNT.pack(count), cells.tobytes()]
+        parts.append(struct.pack("<II", self.kind, self.layers))
+        caches = zip(self.types, self.row_bytes, rows, strict=True)
+        for place in range(len(rows) + len(self.shared)):
+            if place in self.shared:
+                parts.append(_HEAD.pack(*_SHARED))
+                continue
+            kind, size, own = next(caches)
+            parts += [_HEAD.pack(kind, size), np.ascontiguousarray(own).reshape(-1).data]
+        return np.frombuffer(bytearray(b"".join([*parts, self.tail])), np.uint8)
 
 
 def read_format(state: NDArray[np.uint8]) -> StateFormat:
     """Return the format of a state. Raises RuntimeFailed where it is not of those that are known."""
     return _walk(state)[0]
-
-
-def split_state(state: NDArray[np.uint8]) -> Rows:
-    """Return the rows of a state, which are views of it. Raises RuntimeFailed as `read_format`."""
-    return _walk(state)[1]
-
-
-def join_state(form: StateFormat, rows: Sequence[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Return a state that holds these rows, from position 0 on."""
-    count = len(rows[0])
-    cells = np.zeros((count, 2), np.int32)
-    cells[:, 0] = np.arange(count)
-    parts: list[bytes | memoryview] = [_COUNT.pack(count), cells.tobytes(), struct.pack("<II", form.kind, form.layers)]
-    caches = zip(form.types, form.row_bytes, rows, strict=True)
-    for place in range(len(rows) + len(form.shared)):
-        if place in form.shared:
-            parts.append(_HEAD.pack(*_SHARED))
-            continue
-        kind, size, own = next(caches)
-        parts += [_HEAD.pack(kind, size), np.ascontiguousarray(own).reshape(-1).data]
-    return np.frombuffer(bytearray(b"".join([*parts, form.tail])), np.uint8)
 
 
 def _walk(state: NDArray[np.uint8]) -> tuple[StateFormat, Rows]:

@@ -12,6 +12,7 @@ from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import resolve
 from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import SIMULATED_PREFIX
+from device_profiles.device_names import split_device
 from device_profiles.profile import Precision
 from device_profiles.units import human_bytes
 from orchestrator.config.drafts import ModelDraft
@@ -68,16 +69,16 @@ def _find_room(model: Target | ModelDraft) -> _Room | None:
     """Return the most memory that a model can have here; None where nobody here can tell."""
     if model.source.startswith(SIMULATED_PREFIX) or model.adapter not in (AUTO, *OWN_ADAPTERS):
         return None
-    kind, _, number = model.device.partition(":")
+    kind, number = split_device(model.device)
     host = read_host_memory()
     limit = f" that {host.limit_file} allows" if host.limit_file else " of this machine's memory"
     own = _Room(host.total_bytes, f"{human_bytes(host.total_bytes)}{limit}")
-    if kind.upper() == "CPU":
+    if kind == "cpu":
         return own
     if AUTO in (model.adapter, model.device):
         sizes = [one.total_bytes for one in list_nvidia_memory()]
         return max([own, *(_Room(size, f"{human_bytes(size)} of the largest device") for size in sizes)])
-    device = read_nvidia_memory(int(number or 0)) if kind.upper() == "CUDA" and (number or "0").isdecimal() else None
+    device = read_nvidia_memory(int(number or 0)) if kind == "cuda" and (number or "0").isdecimal() else None
     return None if device is None else _Room(device.total_bytes, f"{human_bytes(device.total_bytes)} of {model.device}")
 
 

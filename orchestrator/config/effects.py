@@ -74,6 +74,7 @@ _TABLE: Final[dict[Effect, dict[str, str]]] = {
         "api": "host port admin_socket keys_file allow_keyless metrics_without_key allowed_hosts allowed_origins "
         "tls vllm_metric_names",
         "cluster": "",
+        "adapters": "",
         "store": "",
         "state": "",
         "journal": "",

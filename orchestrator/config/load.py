@@ -27,6 +27,7 @@ from orchestrator.config.keys_file import keys_path, read_keys
 from orchestrator.config.language_changes import accept_old_keys
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.replica_checks import check_bounds, list_placements
+from orchestrator.config.runtimes import check_runtimes, use_runtimes
 from orchestrator.config.shard_checks import ONLY_ON_RAY, check_shards
 from orchestrator.config.socket_place import USUAL_PLACES, choose_socket, find_config_path
 from orchestrator.config.source_text import Lines, Place, describe_place, format_place, parse_text, read_text
@@ -46,9 +47,11 @@ def load_config(path: Path, *, sources: bool = True, there: bool = True) -> Clus
     """Read and check a cluster.yaml. Raises ConfigError, one line a problem.
 
     `sources=False` leaves out the model's files and the keys: whoever asks a running daemon does not need them.
-    `there=False`: its hosts need not be there.
+    `there=False`: its hosts need not be there. Libraries of runtimes that it names are this process's from then on.
     """
-    return load_text(read_text(path), path, sources=sources, there=there)
+    config = load_text(read_text(path), path, sources=sources, there=there)
+    use_runtimes(config.adapters, path.resolve().parent)
+    return config
 
 
 def load_text(text: str, path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:
@@ -72,6 +75,7 @@ def check_config(config: ClusterConfig, path: Path, lines: Lines, *, sources: bo
         for target in config.targets:
             _check_processes(target, path, lines)
             _check_stores(target, path, lines)
+        check_runtimes(config.adapters, path, lines)
         check_cluster(config, path, lines)
         if there:
             check_cluster_hosts(config, path, lines)

@@ -13,6 +13,7 @@ from orchestrator.config.further_target import FurtherTarget
 from orchestrator.config.hosts import ClusterHost, ClusterLinks
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.routing import RoutingSection
+from orchestrator.config.runtimes import AdaptersSection
 from orchestrator.config.section import Price, ReserveSize, Section, Size
 from orchestrator.config.slo import SloSection
 from orchestrator.config.socket_place import DEFAULT_PORT
@@ -281,6 +282,8 @@ class ClusterConfig(Section):
     """The HTTP endpoint."""
     cluster: ClusterSection = ClusterSection()
     """How worker processes are started."""
+    adapters: AdaptersSection = AdaptersSection()
+    """Settings of single runtimes."""
     store: Store = Store()
     """Where prepared models are kept."""
     state: StateSection = StateSection()

@@ -20,6 +20,7 @@ from adapters.hardware import cores, hardware, name_device_kind, runtime_version
 from adapters.model_source import check_model, resolve
 from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
+from device_profiles.device_names import split_device
 from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
 from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
@@ -118,7 +119,7 @@ class _Bench:
 
 def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
     device = find_device(job.model.adapter, job.model.device)
-    index = int(device.name.partition(":")[2] or 0) if name_device_kind(device) == "cuda" else 0
+    index = int(split_device(device.name)[1] or 0) if name_device_kind(device) == "cuda" else 0
     meter = energy_meter(name_device_kind(device), index)
     others = _build_others(job.model, device)
 

@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO
 
+from adapters.libllama import VARIABLE
 from adapters.parent_process import end_with_parent
 from orchestrator.config.target import THIS_NODE
 from orchestrator.errors import ClusterAway, WorkerError
@@ -54,6 +55,8 @@ from orchestrator.workers.ray_messages import (
 from orchestrator.workers.ray_places import Places
 from orchestrator.workers.ray_settings import JOB_SERVER_WAY_OUT, NAMESPACE, init_options
 
+_PASSED_ON = (VARIABLE,)
+"""Variables of the daemon's environment that every worker gets, on whatever host."""
 START_TIMEOUT_S = 60.0
 """Bounds the wait for a place and for the actor's process, while the head answers."""
 HANGS_AFTER_S = 1.0
@@ -183,8 +186,9 @@ class Driver:
             options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(self._node, soft=False)
         elif spec.node:
             options["resources"] = {f"node:{spec.node}": _NODE_SHARE}
-        if spec.environment:
-            options["runtime_env"] = {"env_vars": dict(spec.environment)}
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | spec.environment
+        if environment:
+            options["runtime_env"] = {"env_vars": environment}
         kind = self._ray.remote(concurrency_groups=CONCURRENCY_GROUPS, **options)(HostActor)
         actor = kind.remote(spec.entry, spec.options, spec.cores)  # waits as long as the head is away
         with self._changing:

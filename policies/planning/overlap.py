@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from device_profiles.device_names import split_device
+
 PROCESSOR = "cpu"
 
 
@@ -39,6 +41,6 @@ def shares_compute(one: ComputePlace, other: ComputePlace) -> bool:
 
 def name_compute_unit(device: str) -> str:
     """Return one name for a device that runtimes call by several: the first of a kind needs no number, and the
-    separator is theirs ("CUDA", "cuda:0"; "GPU", "GPU.0"). A processor is one, whatever its number."""
-    kind, _, number = device.casefold().replace(".", ":").partition(":")
-    return PROCESSOR if kind == PROCESSOR else f"{kind}:{number or 0}"
+    separator is theirs ("CUDA", "cuda:0", "CUDA0"; "GPU", "GPU.0"). A processor is one, whatever its number."""
+    kind, number = split_device(device)
+    return PROCESSOR if kind == PROCESSOR else f"{kind}:{number.casefold().replace('.', ':') or 0}"

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from adapters import registry
 from adapters.conformance.case import Case, Prepared, load, prepare_case
 from adapters.conformance.fixtures import all_free as all_free
 from adapters.conformance.fixtures import model as model
-from adapters.conformance.fixtures import prepared as prepared
 from adapters.contract import LoadedModel, StaticShapes
+from adapters.libllama import find_mainline
+from adapters.llama_cpp.adapter import LlamaCppAdapter
+from adapters.llama_cpp.library import load_library
 from tests.support import tiny_models
 from tests.support.conformance import ADAPTERS, DEVICES
 from tests.support.failing import poison
+from tests.support.first_layers import write_first_layers
 
 _SLOW_OVER_LONG_CONTEXTS = ("onnx_rt", "torch_device")
+
+
+@dataclass(frozen=True)
+class LibraryCase(Case):
+    """One that runs on the library of a package, which is not the one that is used without a word. `package`: of
+    mainline llama.cpp."""
+
+    package: str = ""
 
 
 @pytest.fixture(scope="session", params=ADAPTERS)
 def case(request, tmp_path_factory) -> Case:
     """An adapter and a model for it."""
-    rest, _, tier = request.param.partition("#")
+    named, _, package = request.param.partition("+")
+    rest, _, tier = named.partition("#")
     rest, _, weights = rest.partition("@")
     name, tiny, static = [*rest.split("/"), "", ""][:3]
     root = tmp_path_factory.mktemp(name)
@@ -35,6 +50,9 @@ def case(request, tmp_path_factory) -> Case:
         return Case(source=source, **shared, **damage)
     if tiny:
         source = tiny_models.write_model(root / tiny, tiny, kind="BF16")
+    elif package:  # what is known of the classes of two layers is the usual library's
+        source = write_first_layers(root / "layers.gguf", request.getfixturevalue("default_model_path"), 3)
+        return LibraryCase(source=source, package=package, **shared)
     else:
         source = request.getfixturevalue("first_layers_path")
     shapes = StaticShapes(on=bool(static), prefill_rows=32, verify_rows=(1, 4))
@@ -44,6 +62,16 @@ def case(request, tmp_path_factory) -> Case:
 @pytest.fixture(scope="session")
 def conformance_store(shared_store) -> Path:
     return shared_store
+
+
+@pytest.fixture(scope="session")
+def prepared(case: Case, conformance_store: Path) -> Prepared:
+    """A model that the adapter has prepared."""
+    if not isinstance(case, LibraryCase):
+        return prepare_case(case, registry.get_for(case.adapter, case.device, case.static), conformance_store)
+    place = find_mainline(case.package)
+    assert place is not None
+    return prepare_case(case, LlamaCppAdapter(partial(load_library, place)), conformance_store)
 
 
 @pytest.fixture

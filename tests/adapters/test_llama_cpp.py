@@ -29,7 +29,7 @@ from adapters.contract import (
 from adapters.llama_cpp import fork
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.pool import CopiedBlocks
-from adapters.llama_cpp.state import join_state, read_format, split_state
+from adapters.llama_cpp.state import read_format
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from tests.support.tiny_gguf import Tiny, logits, write
@@ -196,7 +196,8 @@ def test_a_state_is_split_and_joined_again_byte_for_byte(tmp_path):
     model = load(prepare(tmp_path / "tiny.gguf"))
     model.forward([Segment(0, 0, list(range(20)), (0, 0))])
     state = model._library.read_state(model._sequences[0].context)
-    assert np.array_equal(join_state(read_format(state), split_state(state)), state)
+    form = read_format(state)
+    assert np.array_equal(form.join(form.split(state)), state)
     for damaged in (state[:40], np.concatenate([state, np.ones(4, np.uint8)])):
         with pytest.raises(RuntimeFailed, match="state"):
             read_format(damaged)

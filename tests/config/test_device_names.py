@@ -35,6 +35,13 @@ def test_every_device_of_onnx_runtime_that_we_know_is_known_by_name() -> None:
     assert [normalise_device("onnx_rt", one.lower()) for one in known] == known
 
 
+@pytest.mark.parametrize("device", ["CPU", "CUDA0", "Vulkan12", "MTL0", "ROCm1", "BLAS", "MyOwn0"])
+def test_what_ggml_calls_its_devices_stays_and_kinds_that_are_known_are_taken_in_any_case(device: str) -> None:
+    assert normalise_device("llama_cpp", device) == device
+    if device not in ("BLAS", "MyOwn0"):
+        assert normalise_device("llama_cpp", device.lower()) == device
+
+
 @pytest.mark.parametrize(
     ("adapter", "device"), [("vulkan", "cuda:0"), ("openvino_rt", "auto"), ("openvino_rt", "AUTO"), ("onnx_rt", "x:y")]
 )

@@ -49,6 +49,9 @@ def test_two_hosts_never_do(one, other):
         ("GPU.0", "GPU.1", False),
         ("NPU", "GPU", False),
         ("CPU", "cpu:1", True),
+        ("CUDA:1", "CUDA1", True),
+        ("CUDA", "CUDA1", False),
+        ("Vulkan0", "CUDA0", False),
     ],
 )
 def test_runtimes_call_a_device_by_several_names(one, other, same):

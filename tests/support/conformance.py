@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
+
+NO_MAINLINE = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
 
 ADAPTERS = [
     pytest.param("simulated", id="simulated"),
@@ -33,5 +37,7 @@ ADAPTERS = [
     pytest.param("torch_device/gemma2#-1", id="torch_device-gemma2-width"),
     pytest.param("torch_device/llama3@int4#-1", id="torch_device-int4-width"),
     pytest.param("llama_cpp#-1", id="llama_cpp-width"),
+    # Behind the plus sign: the package that llama.cpp's library comes in.
+    pytest.param("llama_cpp+xllamacpp", id="llama_cpp-mainline", marks=[pytest.mark.model, NO_MAINLINE]),
 ]
 DEVICES = {"simulated": "SIM", "llama_cpp": "CPU", "openvino_rt": "CPU", "onnx_rt": "CPU", "torch_device": "CPU"}

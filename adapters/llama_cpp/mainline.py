@@ -1,0 +1,319 @@
+"""Mainline llama.cpp: a libllama of a Python package, or of the user's own build, on whatever devices it was built for.
+
+The structures that are given by value change from build to build. Those of the builds that were looked at stand here;
+the defaults that a library gives tell which of them is its own. Looked at: `xllamacpp` 2026.10.11549, `llama.h` of the
+source in `llama-cpp-python` 0.3.36, and release v0.5.0 of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import AdapterUnavailable, Exactness, NumericalClass, Precision
+from adapters.llama_cpp.mainline_state import MainlineFormat, read_format, without_head
+from adapters.llama_cpp.native import (
+    BOOL,
+    CPU,
+    INT,
+    ON_PROGRESS,
+    POINTER,
+    SIZE,
+    CallTable,
+    GgmlDevice,
+    NativeLibrary,
+    Structures,
+    spinning_briefly,
+)
+
+_UINT, _FLOAT = ctypes.c_uint32, ctypes.c_float
+_GPU, _GPU_IN_HOST_MEMORY = 1, 2
+"""ggml's kinds of devices that hold layers. Its accelerators help the processor with products, and hold none."""
+_RESERVE: Final = ("reserve", ctypes.c_uint8 * 256)
+"""What ends the structures of options: the library of another build may write more than stands here."""
+_READ, _BY_DEVICE = 0, -1
+"""How a file is loaded: into memory, or mapped where the device can."""
+_ALL_LAYERS: Final = -1
+_FLASH_ON: Final = 1
+_GROUP: Final = 32
+"""Activations are quantised in groups of 32 or of 256, as a tensor's own format has them."""
+_FIXED_WIDTHS: Final = ((4, 2), (8,), (1,))
+"""In tiers. Measured with xllamacpp on x86: flash attention divides the positions of a single row from 512 on, so no
+class has single rows beside others. Formats that are not repacked (Q4_1) keep their bits from two rows on; of those
+that are (Q4_K) four rows go through one kernel, and what is left over through another."""
+_MORE: Final[CallTable] = {
+    "ggml_backend_dev_count": ([], SIZE),
+    "ggml_backend_dev_description": ([POINTER], ctypes.c_char_p),
+    "ggml_backend_dev_get": ([SIZE], POINTER),
+    "ggml_backend_dev_memory": ([POINTER, ctypes.POINTER(SIZE), ctypes.POINTER(SIZE)], None),
+    "ggml_backend_dev_name": ([POINTER], ctypes.c_char_p),
+    "ggml_backend_dev_type": ([POINTER], ctypes.c_int),
+    "ggml_backend_load_all_from_path": ([ctypes.c_char_p], None),
+    "llama_get_memory": ([POINTER], POINTER),
+    "llama_memory_seq_rm": ([POINTER, INT, INT, INT], BOOL),
+    "llama_model_free": ([POINTER], None),
+    "llama_model_get_vocab": ([POINTER], POINTER),
+    "llama_model_is_diffusion": ([POINTER], BOOL),
+    "llama_model_is_hybrid": ([POINTER], BOOL),
+    "llama_model_is_recurrent": ([POINTER], BOOL),
+    "llama_model_n_layer": ([POINTER], INT),
+    "llama_state_get_data": ([POINTER, POINTER, SIZE], SIZE),
+    "llama_state_get_size": ([POINTER], SIZE),
+    "llama_state_seq_get_data": ([POINTER, POINTER, SIZE, INT], SIZE),
+    "llama_state_seq_get_size": ([POINTER, INT], SIZE),
+    "llama_state_seq_set_data": ([POINTER, POINTER, SIZE, INT], SIZE),
+    "llama_vocab_n_tokens": ([POINTER], INT),
+}
+
+
+class _ModelOptions(ctypes.Structure):
+    _fields_ = [  # ctypes reads a plain list
+        ("devices", POINTER),
+        ("tensor_buft_overrides", POINTER),
+        ("n_gpu_layers", INT),
+        ("split_mode", ctypes.c_int),
+        ("load_mode", ctypes.c_int),
+        ("lazy_mode", ctypes.c_int),
+        ("main_gpu", INT),
+        ("tensor_split", POINTER),
+        ("progress_callback", ON_PROGRESS),
+        ("progress_callback_user_data", POINTER),
+        ("kv_overrides", POINTER),
+        *((name, BOOL) for name in ("vocab_only", "check_tensors", "use_extra_bufts", "no_host", "no_alloc")),
+        ("load_mtp", BOOL),
+        _RESERVE,
+    ]
+
+
+def _list_context_fields(*unknown: tuple[str, Any]) -> list[tuple[str, Any]]:
+    """Return the fields of a context's options. `unknown`: what some builds have in front of the flags."""
+    return [
+        *((name, _UINT) for name in ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "n_rs_seq")),
+        *((name, _UINT) for name in ("n_outputs_max", "n_outputs_max_per_seq")),
+        *((name, INT) for name in ("n_threads", "n_threads_batch")),
+        *((f"{name}_type", ctypes.c_int) for name in ("ctx", "rope_scaling", "pooling", "attention", "flash_attn")),
+        *((name, _FLOAT) for name in ("rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor")),
+        *((name, _FLOAT) for name in ("yarn_beta_fast", "yarn_beta_slow")),
+        ("yarn_orig_ctx", _UINT),
+        ("defrag_thold", _FLOAT),
+        ("cb_eval", POINTER),
+        ("cb_eval_user_data", POINTER),
+        *((name, ctypes.c_int) for name in ("type_k", "type_v")),
+        ("abort_callback", POINTER),
+        ("abort_callback_data", POINTER),
+        *unknown,
+        *((name, BOOL) for name in ("embeddings", "offload_kqv", "no_perf", "op_offload", "swa_full", "kv_unified")),
+        ("samplers", POINTER),
+        ("n_samplers", SIZE),
+        ("ctx_other", POINTER),
+        _RESERVE,
+    ]
+
+
+class _ContextOptions(ctypes.Structure):
+    _fields_ = _list_context_fields()
+
+
+class _LongerContextOptions(ctypes.Structure):
+    """As in xllamacpp 2026.10.11549."""
+
+    _fields_ = _list_context_fields(("unknown", POINTER))
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = [  # ctypes reads a plain list
+        ("n_tokens", INT),
+        ("token", ctypes.POINTER(INT)),
+        ("embd", POINTER),
+        ("pos", ctypes.POINTER(INT)),
+        ("n_seq_id", ctypes.POINTER(INT)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(INT))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+    ]
+
+
+_MODEL_DEFAULTS: Final = {
+    "devices": None,
+    "n_gpu_layers": -1,
+    "split_mode": 1,
+    "load_mode": -1,
+    "lazy_mode": 1,
+    "main_gpu": 0,
+    "kv_overrides": None,
+    "vocab_only": False,
+    "check_tensors": False,
+    "use_extra_bufts": True,
+    "no_host": False,
+    "no_alloc": False,
+    "load_mtp": False,
+}
+_CONTEXT_DEFAULTS: Final = {
+    "n_ctx": 512,
+    "n_batch": 2048,
+    "n_ubatch": 512,
+    "n_seq_max": 1,
+    "n_rs_seq": 0,
+    "n_outputs_max": 0,
+    "n_outputs_max_per_seq": 1,
+    "n_threads": 4,
+    "n_threads_batch": 4,
+    "ctx_type": 0,
+    "rope_scaling_type": -1,
+    "flash_attn_type": -1,
+    "yarn_ext_factor": -1.0,
+    "yarn_beta_slow": -1.0,
+    "yarn_orig_ctx": 0,
+    "defrag_thold": -1.0,
+    "type_k": 1,
+    "type_v": 1,
+    "embeddings": False,
+    "offload_kqv": True,
+    "no_perf": True,
+    "op_offload": True,
+    "swa_full": True,
+    "kv_unified": False,
+    "samplers": None,
+    "n_samplers": 0,
+    "ctx_other": None,
+}
+
+
+class MainlineLibrary(NativeLibrary):
+    """See the module."""
+
+    def __init__(self, file: Path, name: str, version: str) -> None:
+        """`name`: for people; `version` changes with the library.
+
+        Raises AdapterUnavailable where the file cannot be loaded, or is not of a build whose structures are known.
+        """
+        self._file = file
+        try:
+            with spinning_briefly():
+                handle = ctypes.CDLL(str(file))
+        except OSError as error:
+            raise AdapterUnavailable(f"{name} cannot be loaded ({error}): {self.way_out}") from None
+        structures = Structures(_ModelOptions, _find_context_options(handle), _Batch)
+        super().__init__(f"llama.cpp ({name})", version, handle, structures, _MORE)
+        if not self._calls["ggml_backend_dev_count"]():  # each kind of device is a library of its own, beside it
+            self._calls["ggml_backend_load_all_from_path"](str(file.parent).encode())
+
+    @property
+    def way_out(self) -> str:
+        """See NativeLibrary."""
+        return (
+            f"{self._file} is to be mainline llama.cpp's libllama of a build that this adapter knows, as that of "
+            "xllamacpp 2026.10.11549 or llama-cpp-python 0.3.36. Install one of these, or choose another library "
+            "(OUTRIDER_LIBLLAMA, adapters.llama_cpp.library)."
+        )
+
+    def _check_defaults(self, model: Any, context: Any) -> None:
+        for found, expected in ((model, _MODEL_DEFAULTS), (context, _CONTEXT_DEFAULTS)):
+            for field, value in expected.items():
+                if getattr(found, field) != value:
+                    raise AdapterUnavailable(
+                        f"{self.name} has other structures: where {field} would stand by default is "
+                        f"{getattr(found, field)!r}, not {value!r}: {self.way_out}"
+                    )
+
+    def list_devices(self) -> list[GgmlDevice]:
+        """See NativeLibrary."""
+        return [device for device, _ in self._find_devices()]
+
+    def _find_devices(self) -> list[tuple[GgmlDevice, int]]:
+        calls, found = self._calls, []
+        for index in range(calls["ggml_backend_dev_count"]()):
+            handle = calls["ggml_backend_dev_get"](index)
+            kind = calls["ggml_backend_dev_type"](handle)
+            if kind not in (_GPU, _GPU_IN_HOST_MEMORY):
+                continue
+            free, total = SIZE(), SIZE()
+            calls["ggml_backend_dev_memory"](handle, free, total)
+            name, full_name = (calls[f"ggml_backend_dev_{of}"](handle).decode() for of in ("name", "description"))
+            shared = kind == _GPU_IN_HOST_MEMORY
+            found.append((GgmlDevice(name, full_name, total.value, free.value, shared), handle))
+        return found
+
+    def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
+        """See NativeLibrary."""
+        any_rows = NumericalClass(Precision.FP32, Precision.FP16, _GROUP)
+        if exactness is not Exactness.BIT:
+            return [[any_rows]]
+        in_pairs = replace(any_rows, segment_rows=2, forward_rows=2, output_rows=2)
+        return [[in_pairs], *([replace(any_rows, fixed_width=width) for width in tier] for tier in _FIXED_WIDTHS)]
+
+    def _set_model_options(self, asked: Any, device: str) -> object:
+        handles = [handle for one, handle in self._find_devices() if one.name == device]
+        devices = (POINTER * 2)(*handles[:1])  # up to the first that is 0; none is the processor alone
+        asked.devices = ctypes.cast(devices, POINTER)
+        asked.n_gpu_layers = _ALL_LAYERS if handles else 0
+        asked.load_mode = _BY_DEVICE if handles else _READ
+        return devices
+
+    def _set_context_options(self, asked: Any, rows: int, device: str) -> None:
+        asked.flash_attn_type, asked.kv_unified = _FLASH_ON, False
+        asked.n_outputs_max = asked.n_outputs_max_per_seq = rows
+        asked.offload_kqv = asked.op_offload = device != CPU
+
+    def close_model(self, model: int) -> None:
+        """See NativeLibrary."""
+        self._calls["llama_model_free"](model)
+
+    def describe_model(self, model: int) -> tuple[int, int]:
+        """See NativeLibrary."""
+        vocabulary = self._calls["llama_model_get_vocab"](model)
+        return self._calls["llama_model_n_layer"](model), self._calls["llama_vocab_n_tokens"](vocabulary)
+
+    def find_state_kind(self, model: int) -> str:
+        """See NativeLibrary."""
+        for call, more in (
+            ("llama_model_has_encoder", "an encoder"),
+            ("llama_model_is_diffusion", "rounds of diffusion"),
+            ("llama_model_is_recurrent", "a recurrent state"),
+            ("llama_model_is_hybrid", "a recurrent state"),
+        ):
+            if self._calls[call](model):
+                return more
+        return ""
+
+    def cut(self, context: int, positions: int) -> None:
+        """See NativeLibrary."""
+        self._calls["llama_memory_seq_rm"](self._calls["llama_get_memory"](context), 0, positions, -1)
+
+    def read_state(self, context: int) -> NDArray[np.uint8]:
+        """See NativeLibrary."""
+        size = self._calls["llama_state_get_size"](context)
+        state = np.empty(size, np.uint8)
+        if not size or self._calls["llama_state_get_data"](context, state.ctypes.data, size) != size:
+            raise self._refuse_state("give")
+        return without_head(state)
+
+    def write_state(self, context: int, state: NDArray[np.uint8]) -> None:
+        """See NativeLibrary."""
+        if self._calls["llama_state_seq_set_data"](context, state.ctypes.data, len(state), 0) != len(state):
+            raise self._refuse_state("take")
+
+    def read_format(self, context: int) -> MainlineFormat:
+        """See NativeLibrary."""
+        size = self._calls["llama_state_seq_get_size"](context, 0)
+        sequence = np.empty(size, np.uint8)
+        if not size or self._calls["llama_state_seq_get_data"](context, sequence.ctypes.data, size, 0) != size:
+            raise self._refuse_state("give")
+        return read_format(self.read_state(context), sequence)
+
+
+def _find_context_options(handle: Any) -> type[ctypes.Structure]:
+    """Return the structure of a context's options that a library's defaults fit; the first one where none does."""
+    for options in (_ContextOptions, _LongerContextOptions):
+        call = getattr(handle, "llama_context_default_params", None)
+        if call is None:
+            break
+        call.argtypes, call.restype = [], options
+        found = call()
+        if all(getattr(found, field) == value for field, value in _CONTEXT_DEFAULTS.items()):
+            return options
+    return _ContextOptions

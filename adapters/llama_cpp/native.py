@@ -1,0 +1,268 @@
+"""What the libraries of llama.cpp do alike: their C functions by ctypes, over structures that each declares itself."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import AdapterUnavailable, Exactness, Logits, NumericalClass, RuntimeFailed, Unsupported
+from adapters.hardware import processor
+from adapters.llama_cpp.state import CacheFormat
+
+CPU: Final = "CPU"
+
+CallTable = dict[str, tuple[list[Any], Any]]
+"""By the name of a C function: the types of its arguments, and of what it returns."""
+
+POINTER, INT, SIZE, BOOL = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t, ctypes.c_bool
+ON_PROGRESS: Final = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_float, ctypes.c_void_p)
+
+_ON_LINE: Final = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_WARNING: Final = 3
+_KEPT_LINES: Final = 20
+_SPINS: Final = "GOMP_SPINCOUNT"
+_BUILT_FOR: Final = {"x86_64": ("avx2", "fma", "f16c")}
+"""Instruction sets that the wheels of packages need, by the machine."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Structures:
+    """The types of the structures that are given by value."""
+
+    model: type[ctypes.Structure]
+    context: type[ctypes.Structure]
+    batch: type[ctypes.Structure]
+
+
+@dataclass(frozen=True, slots=True)
+class GgmlDevice:
+    """A GPU, under ggml's name. `in_host_memory`: it works in the host's."""
+
+    name: str
+    full_name: str
+    total_bytes: int
+    free_bytes: int
+    in_host_memory: bool
+
+
+class NativeLibrary(ABC):
+    """See the module. Handles are addresses; who closes a model has closed its contexts. One thread at a time uses a
+    context. A device is one of `list_devices`, or CPU."""
+
+    most_contexts = 0
+    """How many contexts a process may have open, 0: any number."""
+    has_faults = False
+    """Whether it computes some files otherwise than llama.cpp (fork_faults.py)."""
+
+    def __init__(self, name: str, version: str, handle: Any, structures: Structures, calls: CallTable) -> None:
+        """`name`: for people. `version`: changes with the library. `calls`: functions that this one has beside those
+        that all have. Raises AdapterUnavailable where one of them is missing."""
+        self.name, self.version = name, version
+        self._structures = structures
+        table = _list_calls(structures) | calls
+        if missing := [call for call in table if not hasattr(handle, call)]:
+            raise AdapterUnavailable(f"{name} has no function {missing[0]}: {self.way_out}")
+        self._calls: dict[str, Any] = {}
+        for call, (arguments, result) in table.items():
+            self._calls[call] = getattr(handle, call)
+            self._calls[call].argtypes, self._calls[call].restype = arguments, result
+        self.contexts = 0
+        self._said: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._hear = _ON_LINE(self._keep_line)
+        self._calls["llama_log_set"](self._hear, None)
+        self._check_defaults(self._calls["llama_model_default_params"](), self._calls["llama_context_default_params"]())
+        self._calls["llama_backend_init"]()
+
+    @property
+    @abstractmethod
+    def way_out(self) -> str:
+        """What to do where the library is not one that this adapter can use."""
+
+    @property
+    def last_words(self) -> str:
+        """The last lines that the library said of something wrong."""
+        return "\n".join(self._said)
+
+    def _keep_line(self, level: int, text: bytes | None, _data: object) -> None:
+        line = (text or b"").decode(errors="replace").strip()
+        if not line:
+            return
+        if level >= _WARNING:
+            self._said.append(line)
+        _log.debug("%s", line)
+
+    @abstractmethod
+    def _check_defaults(self, model: Any, context: Any) -> None:
+        """Raise AdapterUnavailable where the library's defaults are not where the structures say."""
+
+    @abstractmethod
+    def list_devices(self) -> list[GgmlDevice]:
+        """Return the devices that a model can be loaded onto, beside the processor."""
+
+    def check_device(self, device: str) -> None:
+        """Raise Unsupported where the library has no such device."""
+        names = [CPU, *(one.name for one in self.list_devices())]
+        if device not in names:
+            raise Unsupported(f"{self.name} has no device {device!r} here; it has {', '.join(names)}")
+
+    @abstractmethod
+    def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
+        """Return the numerical classes of a device, as `Adapter.classes`."""
+
+    @abstractmethod
+    def _set_model_options(self, asked: Any, device: str) -> object:
+        """Set what this library's models are loaded with; what is returned is kept until the model is there."""
+
+    @abstractmethod
+    def _set_context_options(self, asked: Any, rows: int, device: str) -> None:
+        """Set what this library's contexts are opened with."""
+
+    @abstractmethod
+    def close_model(self, model: int) -> None:
+        """Give a model's memory back."""
+
+    @abstractmethod
+    def describe_model(self, model: int) -> tuple[int, int]:
+        """Return how many layers, and tokens of the vocabulary, a model has."""
+
+    @abstractmethod
+    def find_state_kind(self, model: int) -> str:
+        """Return what a model has beside a KV cache, in words; "" where it has that alone."""
+
+    @abstractmethod
+    def cut(self, context: int, positions: int) -> None:
+        """Forget all positions behind the first so many."""
+
+    @abstractmethod
+    def read_state(self, context: int) -> NDArray[np.uint8]:
+        """Return the sequence's cache as the library writes it. Raises RuntimeFailed."""
+
+    @abstractmethod
+    def write_state(self, context: int, state: NDArray[np.uint8]) -> None:
+        """Let an empty context hold what `CacheFormat.join` gave. Raises RuntimeFailed."""
+
+    @abstractmethod
+    def read_format(self, context: int) -> CacheFormat:
+        """Return the format of a model's states, learnt from a short one. Raises RuntimeFailed where it is not of those
+        that are known."""
+
+    def load_model(self, path: Path, device: str, tell: Callable[[float], None]) -> int:
+        """Read a file into a device's memory. Returns 0 where that failed."""
+        self._said.clear()
+        asked = self._calls["llama_model_default_params"]()
+        kept = self._set_model_options(asked, device)
+
+        def on_progress(fraction: float, _data: object) -> bool:
+            tell(fraction)
+            return True
+
+        asked.progress_callback = type(asked.progress_callback)(on_progress)
+        model = int(self._calls["llama_model_load_from_file"](str(path).encode(), asked) or 0)
+        del kept
+        return model
+
+    def open_context(self, model: int, cells: int, rows: int, threads: int, device: str) -> int:
+        """Open a sequence's context of so many positions, for forwards of at most `rows`. Returns 0 where that
+        failed."""
+        self._said.clear()
+        asked = self._calls["llama_context_default_params"]()
+        asked.n_ctx, asked.n_batch, asked.n_ubatch, asked.n_seq_max = cells, rows, rows, 1
+        asked.n_threads = asked.n_threads_batch = threads
+        self._set_context_options(asked, rows, device)
+        context = int(self._calls["llama_init_from_model"](model, asked) or 0)
+        self.contexts += context != 0
+        return context
+
+    def close_context(self, context: int) -> None:
+        """Give a context's memory back."""
+        self._calls["llama_free"](context)
+        self.contexts -= 1
+
+    def new_batch(self, rows: int) -> Any:
+        """Return room for the tokens of a forward, for `decode`."""
+        batch = self._calls["llama_batch_init"](rows, 0, 1)
+        for row in range(rows):
+            batch.n_seq_id[row] = 1
+            batch.seq_id[row][0] = 0
+        return batch
+
+    def free_batch(self, batch: Any) -> None:
+        """Give a batch's memory back."""
+        self._calls["llama_batch_free"](batch)
+
+    def decode(self, context: int, batch: Any, tokens: Sequence[int], start: int, wanted: range) -> int:
+        """Run tokens from position `start` on; the logits of the `wanted` rows are kept. Returns 0 where all went
+        well."""
+        self._said.clear()
+        batch.n_tokens = len(tokens)
+        for row, token in enumerate(tokens):
+            batch.token[row] = token
+            batch.pos[row] = start + row
+            batch.logits[row] = row in wanted
+        return int(self._calls["llama_decode"](context, batch))
+
+    def read_logits(self, context: int, rows: int, outputs: int) -> Logits:
+        """Return the logits of the last forward's wanted rows, in their order, as the library holds them."""
+        return np.ctypeslib.as_array(self._calls["llama_get_logits"](context), (rows, outputs))
+
+    def _refuse_state(self, verb: str) -> RuntimeFailed:
+        return RuntimeFailed(f"{self.name} does not {verb} a sequence's state: {self.last_words or 'no reason given'}")
+
+
+def check_processor(distribution: str) -> None:
+    """Raise AdapterUnavailable where a package's library would end the process by an instruction that the processor has
+    not. Nothing is said of one that does not tell what it has."""
+    told = processor().isa
+    lacking = [one for one in _BUILT_FOR.get(platform.machine(), ()) if one not in told] if told else []
+    if lacking:
+        raise AdapterUnavailable(
+            f"{distribution} is built for processors with {', '.join(lacking)}, which this one has not; "
+            "choose adapter: openvino_rt"
+        )
+
+
+@contextmanager
+def spinning_briefly() -> Iterator[None]:
+    """Load OpenMP so that a thread which waits for another one gives its core away soon. As shipped it keeps it for
+    milliseconds, many times in a forward: beside another program that takes a core that made forwards ten times as
+    long."""
+    if _SPINS in os.environ:
+        yield
+        return
+    os.environ[_SPINS] = "10000"
+    try:
+        yield
+    finally:
+        del os.environ[_SPINS]
+
+
+def _list_calls(structures: Structures) -> CallTable:
+    """Return the functions that all libraries have."""
+    return {
+        "llama_backend_init": ([], None),
+        "llama_batch_free": ([structures.batch], None),
+        "llama_batch_init": ([INT, INT, INT], structures.batch),
+        "llama_context_default_params": ([], structures.context),
+        "llama_decode": ([POINTER, structures.batch], INT),
+        "llama_free": ([POINTER], None),
+        "llama_get_logits": ([POINTER], ctypes.POINTER(ctypes.c_float)),
+        "llama_init_from_model": ([POINTER, structures.context], POINTER),
+        "llama_log_set": ([_ON_LINE, POINTER], None),
+        "llama_model_default_params": ([], structures.model),
+        "llama_model_has_encoder": ([POINTER], BOOL),
+        "llama_model_load_from_file": ([ctypes.c_char_p, structures.model], POINTER),
+    }
