@@ -243,7 +243,7 @@ def spinning_briefly() -> Iterator[None]:
     if _SPINS in os.environ:
         yield
         return
-    os.environ[_SPINS] = "10000"
+    os.environ[_SPINS] = "500"
     try:
         yield
     finally:

@@ -24,17 +24,21 @@ from tests.daemon.test_replaced_models import (
 )
 from tests.support import tiny_gguf
 from tests.support.daemon import running
+from tests.support.tiny_gguf import Tiny
 from tests.support.waiting import until
 
-RUNS = {"hidden": 128, "heads": 2, "kv_heads": 1, "head_dim": 64}
-"""Its heads are the hidden size together, as llama.cpp wants them."""
 ON_LLAMA = ", adapter: llama_cpp"
+
+
+def reshape(model: Tiny) -> Tiny:
+    """Return a model whose heads are the hidden size together, as llama.cpp wants them."""
+    return replace(model, hidden=128, heads=2, kv_heads=1, head_dim=64)
 
 
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "tiny.gguf"
-    tiny_gguf.write(path, replace(MODEL, **RUNS))
+    tiny_gguf.write(path, reshape(MODEL))
     return path
 
 
@@ -67,14 +71,14 @@ def test_another_file_at_the_models_place_is_never_served_as_the_model(tmp_path,
     """The store has no copy of it, so a worker that starts again has nothing to load."""
     with running(configure(tmp_path, str(source), tmp_path / "store", model=ON_LLAMA)) as daemon:
         expected = ask(daemon)
-        write_over(source, replace(ALIKE, **RUNS))
+        write_over(source, reshape(ALIKE))
         assert ask(daemon) == expected  # it is in memory
         os.kill(find_worker(daemon), signal.SIGKILL)
         until(lambda: daemon.status()["phase"] == "failed")
         assert "Put the first model back, or serve what is there now" in daemon.status()["detail"]
         with pytest.raises(openai.APIStatusError, match="Put the first model back"):
             ask(daemon)
-        write_over(source, replace(MODEL, **RUNS))
+        write_over(source, reshape(MODEL))
         reload(daemon)
         until(lambda: daemon.status()["phase"] == "ready")
         assert ask(daemon) == expected
