@@ -20,6 +20,7 @@ from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
 from orchestrator.generating.generate import interruptible
 from orchestrator.generating.prompts import wish
 from tests.support import reference_decoder, tiny_models
+from tests.support.runtimes import CONVERTING
 from tools.distill.__main__ import app
 from tools.distill.lines import NOTHING, category, indexes_of, is_held_out, rows_of, split_held_out
 from tools.distill.vocabulary import coverage, most_frequent
@@ -231,7 +232,7 @@ def test_two_runs_are_one_run(place: Path, tmp_path: Path) -> None:
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("adapter", [name for name in registry.names() if name != "simulated"])
+@pytest.mark.parametrize("adapter", CONVERTING)
 def test_every_adapter_computes_what_was_trained(place: Path, draft: Path, adapter: str) -> None:
     import torch
 
