@@ -38,8 +38,8 @@ class _Extent:
 
 
 _WHOLE = _Extent(257, 24, 26, (5, 9, 2, 14, 1))
-_BRIEF = _Extent(60, 12, 12, (5, 2, 1))
-"""A quarter of the rows: every number of them up to 10, and larger ones as they come."""
+_BRIEF = _Extent(40, 8, 8, (3, 2, 1))
+"""A sixth of the rows: every number of them up to 8, and larger ones as they come."""
 
 
 def find_variance(model: LoadedModel, *, brief: bool = False) -> str:

@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 
 import httpx
-import psutil
 import pytest
 
 from tests.daemon.test_plans import write_planned_config
@@ -25,6 +24,7 @@ from tests.support.cut_streams import (
 )
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.profiles import store_simulated_profiles
+from tests.support.waiting import is_alive
 
 
 def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams(tmp_path):
@@ -53,16 +53,9 @@ def test_a_killed_daemon_is_followed_by_one_that_has_its_workers_and_its_streams
 def wait_until_ended(pids: list[int]) -> None:
     """Whoever has adopted them in the system's own tree reaps them when it likes; a zombie has ended."""
     deadline = time.monotonic() + 120
-    while any(_is_alive(pid) for pid in pids):
+    while any(is_alive(pid) for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_an_answer_that_is_not_streamed_is_there_for_its_key(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 
 from tests.daemon.test_life import LONG
 from tests.support.daemon import configuration, read_url, running
+from tests.support.waiting import is_alive
 
 SOON_S = 5.0  # a stop that waits for a drain, or for a worker that does not listen, takes longer
 
@@ -71,4 +72,4 @@ def test_a_daemon_that_loads_its_model_ends_soon(tmp_path, number):
             assert time.monotonic() - asked_s < SOON_S
         finally:
             process.kill()
-    assert not [one for one in workers if one.is_running()]
+    assert not [one for one in workers if is_alive(one.pid)]

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 _SHORTEST_S, _LONGEST_S = 0.02, 0.2
 
 
@@ -19,3 +21,11 @@ def until(happened: Callable[[], Any], seconds: float = 240.0) -> None:
         assert now_s < deadline, "it never happened"
         time.sleep(min(max(_SHORTEST_S, now_s - looking_s), _LONGEST_S))
         looking_s = time.monotonic()
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process has not ended. One that has may wait for whoever adopted it to look."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
