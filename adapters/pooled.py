@@ -8,10 +8,19 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import BlockRules, Capabilities, KvLayout, Segment, Unsupported
+from adapters.contract import (
+    BlockRules,
+    Capabilities,
+    KvLayout,
+    LoadOptions,
+    NumericalClass,
+    Segment,
+    Unsupported,
+)
 from adapters.kv_blocks import BlockPool
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
+from device_profiles.workload import ModelSpec
 
 Bytes = NDArray[np.uint8]
 
@@ -32,6 +41,31 @@ def cut_segment(segment: Segment, most: int, least: int = 1) -> Iterator[Segment
         rows = (min(max(first - begin, 0), size), min(max(last - begin, 0), size))
         yield Segment(segment.slot, segment.start + begin, segment.tokens[begin : begin + size], rows)
         begin += size
+
+
+def describe_capabilities(
+    rules: BlockRules,
+    spec: ModelSpec,
+    options: LoadOptions,
+    numerical_class: NumericalClass,
+    *,
+    weights: str,
+    device: str,
+) -> Capabilities:
+    """Return what a model can do that pays for each segment the rows that its rules pad it to."""
+    return Capabilities(
+        slots=options.slots,
+        max_context_tokens=spec.context_length,
+        max_batch_rows=options.max_batch_rows,
+        block_tokens=rules.block_tokens,
+        total_blocks=rules.blocks,
+        row_invariant=options.exactness is Exactness.BIT,
+        paid_rows=max(rules.pad_to, rules.multiple),
+        weights=weights,
+        numerical_class=numerical_class,
+        exactness=options.exactness,
+        device=device,
+    )
 
 
 class PooledModel:

@@ -6,16 +6,19 @@ these are known to hold: where they differ, the bindings and the library are not
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import AdapterUnavailable, Exactness, NumericalClass, Precision
+from adapters.contract import AdapterUnavailable, Exactness, NumericalClass
 from adapters.libllama import DISTRIBUTION
 from adapters.llama_cpp.native import (
     BOOL,
+    IN_ANY_ROWS,
+    IN_PAIRS,
     INT,
     POINTER,
     SIZE,
@@ -31,8 +34,6 @@ from adapters.llama_cpp.state import StateFormat, read_format
 INSTALL: Final = "pip install 'outrider[llama]'"
 _TESTED: Final = ("0.1.5",)
 """Versions whose structures and state format are known to be those that this module reads."""
-_GROUP: Final = 32
-"""Activations are quantised in groups of 32 or of 256, as a tensor's own format has them."""
 _FIXED_WIDTH: Final = 16
 _FLAGS: Final = INT
 _MORE: Final[CallTable] = {
@@ -89,11 +90,9 @@ class ForkLibrary(NativeLibrary):
 
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
         """See NativeLibrary."""
-        fp32, fp16 = Precision.FP32, Precision.FP16
         if exactness is not Exactness.BIT:
-            return [[NumericalClass(fp32, fp16, _GROUP)]]
-        in_pairs = NumericalClass(fp32, fp16, _GROUP, segment_rows=2, forward_rows=2, output_rows=2)
-        return [[in_pairs], [NumericalClass(fp32, fp16, _GROUP, fixed_width=_FIXED_WIDTH)]]
+            return [[IN_ANY_ROWS]]
+        return [[IN_PAIRS], [replace(IN_ANY_ROWS, fixed_width=_FIXED_WIDTH)]]
 
     def _set_model_options(self, asked: Any, device: str) -> object:
         asked.use_mmap, asked.repack_tensors, asked.n_gpu_layers, asked.flash_attn = False, True, 0, True
@@ -122,11 +121,7 @@ class ForkLibrary(NativeLibrary):
 
     def read_state(self, context: int) -> NDArray[np.uint8]:
         """See NativeLibrary."""
-        size = self._calls["llama_state_seq_get_size"](context, 0, 0)
-        state = np.empty(size, np.uint8)
-        if not size or self._calls["llama_state_seq_get_data"](context, state.ctypes.data, size, 0, 0) != size:
-            raise self._refuse_state("give")
-        return state
+        return self._read_bytes("llama_state_seq", context, 0, 0)
 
     def write_state(self, context: int, state: NDArray[np.uint8]) -> None:
         """See NativeLibrary."""

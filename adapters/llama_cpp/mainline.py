@@ -15,11 +15,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import AdapterUnavailable, Exactness, NumericalClass, Precision
+from adapters.contract import AdapterUnavailable, Exactness, NumericalClass
 from adapters.llama_cpp.mainline_state import MainlineFormat, read_format, without_head
 from adapters.llama_cpp.native import (
     BOOL,
     CPU,
+    IN_ANY_ROWS,
+    IN_PAIRS,
     INT,
     ON_PROGRESS,
     POINTER,
@@ -40,8 +42,6 @@ _READ, _BY_DEVICE = 0, -1
 """How a file is loaded: into memory, or mapped where the device can."""
 _ALL_LAYERS: Final = -1
 _FLASH_ON: Final = 1
-_GROUP: Final = 32
-"""Activations are quantised in groups of 32 or of 256, as a tensor's own format has them."""
 _FIXED_WIDTHS: Final = ((4, 2), (8,), (1,))
 """In tiers. Measured with xllamacpp on x86: flash attention divides the positions of a single row from 512 on, so no
 class has single rows beside others. Formats that are not repacked (Q4_1) keep their bits from two rows on; of those
@@ -240,11 +240,9 @@ class MainlineLibrary(NativeLibrary):
 
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
         """See NativeLibrary."""
-        any_rows = NumericalClass(Precision.FP32, Precision.FP16, _GROUP)
         if exactness is not Exactness.BIT:
-            return [[any_rows]]
-        in_pairs = replace(any_rows, segment_rows=2, forward_rows=2, output_rows=2)
-        return [[in_pairs], *([replace(any_rows, fixed_width=width) for width in tier] for tier in _FIXED_WIDTHS)]
+            return [[IN_ANY_ROWS]]
+        return [[IN_PAIRS], *([replace(IN_ANY_ROWS, fixed_width=width) for width in tier] for tier in _FIXED_WIDTHS)]
 
     def _set_model_options(self, asked: Any, device: str) -> object:
         handles = [handle for one, handle in self._find_devices() if one.name == device]
@@ -286,11 +284,7 @@ class MainlineLibrary(NativeLibrary):
 
     def read_state(self, context: int) -> NDArray[np.uint8]:
         """See NativeLibrary."""
-        size = self._calls["llama_state_get_size"](context)
-        state = np.empty(size, np.uint8)
-        if not size or self._calls["llama_state_get_data"](context, state.ctypes.data, size) != size:
-            raise self._refuse_state("give")
-        return without_head(state)
+        return without_head(self._read_bytes("llama_state", context))
 
     def write_state(self, context: int, state: NDArray[np.uint8]) -> None:
         """See NativeLibrary."""
@@ -299,11 +293,7 @@ class MainlineLibrary(NativeLibrary):
 
     def read_format(self, context: int) -> MainlineFormat:
         """See NativeLibrary."""
-        size = self._calls["llama_state_seq_get_size"](context, 0)
-        sequence = np.empty(size, np.uint8)
-        if not size or self._calls["llama_state_seq_get_data"](context, sequence.ctypes.data, size, 0) != size:
-            raise self._refuse_state("give")
-        return read_format(self.read_state(context), sequence)
+        return read_format(self.read_state(context), self._read_bytes("llama_state_seq", context, 0))
 
 
 def _find_context_options(handle: Any) -> type[ctypes.Structure]:

@@ -76,12 +76,12 @@ class MainlineFormat(CacheFormat):
         return "-".join([*map(str, sorted(set(self.types))), *sorted(words)])
 
     @property
-    def types(self) -> tuple[int, ...]:  # type: ignore[override]
+    def types(self) -> tuple[int, ...]:  # type: ignore[override]  # it follows from `caches`
         """See CacheFormat."""
         return tuple(kind for cache in self.caches for kind in cache.types)
 
     @property
-    def row_bytes(self) -> tuple[int, ...]:  # type: ignore[override]
+    def row_bytes(self) -> tuple[int, ...]:  # type: ignore[override]  # it follows from `caches`
         """See CacheFormat."""
         return tuple(size for cache in self.caches for size in cache.row_bytes)
 
@@ -111,7 +111,7 @@ class MainlineFormat(CacheFormat):
                     turned = values.reshape(count, -1, cache.element).transpose(1, 0, 2)
                     parts.append(_TRANSPOSED_HEAD.pack(kind, cache.element, size // cache.element))
                     parts.append(np.ascontiguousarray(turned).reshape(-1).data)
-        return np.frombuffer(bytearray(b"".join(parts)), np.uint8)
+        return np.frombuffer(b"".join(parts), np.uint8)
 
 
 def without_head(state: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final
 
@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from adapters.contract import (
     BlockRules,
-    Capabilities,
     DeviceLost,
     ForwardResult,
     KvLayout,
@@ -34,8 +33,7 @@ from adapters.failures import classify_failure
 from adapters.llama_cpp.native import NativeLibrary
 from adapters.llama_cpp.pool import CopiedBlocks
 from adapters.llama_cpp.state import CacheFormat, Rows
-from adapters.pooled import Bytes, PooledModel, cut_segment
-from device_profiles.profile import Exactness
+from adapters.pooled import Bytes, PooledModel, cut_segment, describe_capabilities
 from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
 
@@ -96,26 +94,10 @@ class LlamaModel(PooledModel):
             BLOCK_TOKENS,
             tuple(BLOCK_TOKENS * size for size in self._format.row_bytes),
         )
-        self.spec = ModelSpec(
-            layers=spec.layers,
-            vocabulary_size=spec.vocabulary_size,
-            context_length=spec.context_length,
-            bytes_per_token=position_bytes,
-            vocabulary_fingerprint=spec.vocabulary_fingerprint,
-        )
+        self.spec = replace(spec, bytes_per_token=position_bytes)
         self._logits = np.empty((0, spec.outputs), np.float32)
-        self.capabilities = Capabilities(
-            slots=options.slots,
-            max_context_tokens=spec.context_length,
-            max_batch_rows=options.max_batch_rows,
-            block_tokens=BLOCK_TOKENS,
-            total_blocks=blocks,
-            row_invariant=options.exactness is Exactness.BIT,
-            paid_rows=max(pad_to, self._width),
-            weights=weights,
-            numerical_class=numerical_class,
-            exactness=options.exactness,
-            device=device,
+        self.capabilities = describe_capabilities(
+            rules, self.spec, options, numerical_class, weights=weights, device=device
         )
 
     def _find_format(self) -> CacheFormat:
@@ -185,7 +167,7 @@ class LlamaModel(PooledModel):
         self._sequences[slot] = sequence  # the last is the one that was used last
         if sequence.cells < end or sequence.rows is not None:
             if sequence.rows is None and start:
-                sequence.rows = [rows[:start].copy() for rows in self._read(sequence)]
+                sequence.rows = [rows[:start] for rows in self._read(sequence)]
             self._close(sequence)
             self._make_room()
             wanted = max(end, start + start // _GROWTH)
@@ -204,7 +186,7 @@ class LlamaModel(PooledModel):
             sequence = next((one for one in self._sequences.values() if one.context), None)
             if sequence is None:
                 raise OutOfMemory(f"{self._library.name} has no contexts left in this process", can_go_on=True)
-            sequence.rows = [rows.copy() for rows in self._read(sequence)]
+            sequence.rows = self._read(sequence)
             self._close(sequence)
 
     def _open(self, cells: int) -> int:
@@ -231,11 +213,9 @@ class LlamaModel(PooledModel):
 
     def _read(self, sequence: _Sequence) -> Rows:
         """Return what a sequence holds: views of what the library wrote, or what it begins with."""
-        return (
-            sequence.rows
-            if sequence.rows is not None
-            else self._format.split(self._library.read_state(sequence.context))
-        )
+        if sequence.rows is not None:
+            return sequence.rows
+        return self._format.split(self._library.read_state(sequence.context))
 
     def _close(self, sequence: _Sequence) -> None:
         if sequence.context:

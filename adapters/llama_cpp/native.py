@@ -10,14 +10,22 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import AdapterUnavailable, Exactness, Logits, NumericalClass, RuntimeFailed, Unsupported
+from adapters.contract import (
+    AdapterUnavailable,
+    Exactness,
+    Logits,
+    NumericalClass,
+    Precision,
+    RuntimeFailed,
+    Unsupported,
+)
 from adapters.hardware import processor
 from adapters.llama_cpp.state import CacheFormat
 
@@ -35,6 +43,10 @@ _KEPT_LINES: Final = 20
 _SPINS: Final = "GOMP_SPINCOUNT"
 _BUILT_FOR: Final = {"x86_64": ("avx2", "fma", "f16c")}
 """Instruction sets that the wheels of packages need, by the machine."""
+
+IN_ANY_ROWS: Final = NumericalClass(Precision.FP32, Precision.FP16, quantization_group=32)
+"""Activations are quantised in groups of 32 or of 256, as a tensor's own format has them."""
+IN_PAIRS: Final = replace(IN_ANY_ROWS, segment_rows=2, forward_rows=2, output_rows=2)
 
 _log = logging.getLogger(__name__)
 
@@ -218,6 +230,15 @@ class NativeLibrary(ABC):
     def read_logits(self, context: int, rows: int, outputs: int) -> Logits:
         """Return the logits of the last forward's wanted rows, in their order, as the library holds them."""
         return np.ctypeslib.as_array(self._calls["llama_get_logits"](context), (rows, outputs))
+
+    def _read_bytes(self, kind: str, context: int, *rest: int) -> NDArray[np.uint8]:
+        """Return a state of a context, by the functions for its kind; `rest`: what both of them end with. Raises
+        RuntimeFailed."""
+        size = self._calls[f"{kind}_get_size"](context, *rest)
+        state = np.empty(size, np.uint8)
+        if not size or self._calls[f"{kind}_get_data"](context, state.ctypes.data, size, *rest) != size:
+            raise self._refuse_state("give")
+        return state
 
     def _refuse_state(self, verb: str) -> RuntimeFailed:
         return RuntimeFailed(f"{self.name} does not {verb} a sequence's state: {self.last_words or 'no reason given'}")

@@ -90,7 +90,7 @@ class StateFormat(CacheFormat):
                 continue
             kind, size, own = next(caches)
             parts += [_HEAD.pack(kind, size), np.ascontiguousarray(own).reshape(-1).data]
-        return np.frombuffer(bytearray(b"".join([*parts, self.tail])), np.uint8)
+        return np.frombuffer(b"".join([*parts, self.tail]), np.uint8)
 
 
 def read_format(state: NDArray[np.uint8]) -> StateFormat:

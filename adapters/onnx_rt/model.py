@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from adapters.contract import (
     BlockRules,
-    Capabilities,
     DeviceLost,
     ForwardResult,
     Hidden,
@@ -34,7 +33,7 @@ from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
 from adapters.kv_memory import KvMemory, block_tokens
 from adapters.onnx_rt.graph import HIDDEN_INPUT, HIDDEN_OUTPUT, cache_names
-from adapters.pooled import Bytes, PooledModel, cut_segment
+from adapters.pooled import Bytes, PooledModel, cut_segment, describe_capabilities
 from device_profiles.profile import Exactness
 from device_profiles.units import ceil_div
 from device_profiles.workload import ModelSpec
@@ -104,18 +103,8 @@ class OrtModel(PooledModel):
         self._calls: dict[tuple[int, int], _Call] = {}
         self._logits = np.empty((0, spec.outputs), np.float32)
         self.spec = spec
-        self.capabilities = Capabilities(
-            slots=options.slots,
-            max_context_tokens=spec.context_length,
-            max_batch_rows=options.max_batch_rows,
-            block_tokens=block,
-            total_blocks=blocks,
-            row_invariant=options.exactness is Exactness.BIT,
-            paid_rows=max(pad_to, self._width),
-            weights=weights,
-            numerical_class=numerical_class,
-            exactness=options.exactness,
-            device=device,
+        self.capabilities = describe_capabilities(
+            rules, self.spec, options, numerical_class, weights=weights, device=device
         )
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:

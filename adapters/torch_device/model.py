@@ -14,7 +14,6 @@ import torch
 
 from adapters.contract import (
     BlockRules,
-    Capabilities,
     DeviceLost,
     ForwardResult,
     Hidden,
@@ -31,7 +30,7 @@ from adapters.contract import (
 )
 from adapters.decoder.spec import DecoderSpec
 from adapters.kv_blocks import BlockPool
-from adapters.pooled import Bytes, PooledModel
+from adapters.pooled import Bytes, PooledModel, describe_capabilities
 from adapters.torch_device.failures import classify_torch_failure
 from adapters.torch_device.plan import ForwardPlan, Shapes, plan_forward
 from adapters.torch_device.split import split_decoder
@@ -143,18 +142,8 @@ class TorchModel(PooledModel):
         )
         self._runner: PlanRunner | None = runner
         self.spec = spec
-        self.capabilities = Capabilities(
-            slots=options.slots,
-            max_context_tokens=spec.context_length,
-            max_batch_rows=options.max_batch_rows,
-            block_tokens=BLOCK_TOKENS,
-            total_blocks=blocks,
-            row_invariant=options.exactness is Exactness.BIT,
-            paid_rows=1,
-            weights=weights,
-            numerical_class=numerical_class,
-            exactness=options.exactness,
-            device=options.device,
+        self.capabilities = describe_capabilities(
+            self.block_rules, spec, options, numerical_class, weights=weights, device=options.device
         )
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
