@@ -8,6 +8,8 @@ LLAMA_CPP = "llama_cpp"
 """The one that runs a model's GGUF file as it is, by llama.cpp's library, whatever its architecture."""
 GGUF_ADAPTERS = (LLAMA_CPP,)
 """Those of ours that read GGUF files and nothing else."""
+IN_PLACE_ADAPTERS = (LLAMA_CPP,)
+"""Those of ours that load a model's own files where they lie (adapters.contract.FilesInPlace)."""
 OWN_ADAPTERS = (LLAMA_CPP, *SHARDING_ADAPTERS)
 """Those of this distribution, installed or not."""
 ADAPTER_NAME_PATTERN = "[a-z][a-z0-9_]{0,63}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -20,9 +20,12 @@ from orchestrator.config.target import THIS_NODE
 from orchestrator.control.port import StateView
 from orchestrator.control.state import READY
 from orchestrator.errors import OutriderError, WorkerError
+from orchestrator.planning.estimates import EstimableDevice
+from orchestrator.planning.promise import predict_promise
 from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.profiling.run import Watch, measure_until
 from orchestrator.profiling.work import Work, predict_needed_bytes, profile_store
+from policies.planning.plan import Role
 
 IDLE_S: Final = 10.0
 _LONGEST_IDLE_S: Final = 640.0
@@ -50,7 +53,17 @@ class Planning(Protocol):
     @property
     def first(self) -> PlanProposal: ...
 
+    @property
+    def asked_now(self) -> PlanProposal: ...
+
     def observe_profiles(self, first: PlanProposal) -> None: ...
+
+
+def _is_planned_at_once(first: PlanProposal, wanted: Sequence[Work]) -> bool:
+    """Return whether a plan was made with a look at some runtimes only, so that the rest of them is not known to it."""
+    known = {one.runtime for one in first.cluster.options if one.role is Role.TARGET}
+    estimated = all(one.source == "estimate" for one in first.cluster.options)
+    return estimated and not {one.job.model.adapter for one in wanted if one.job.role == "target"} <= known
 
 
 class IdleMeasuring:
@@ -69,6 +82,8 @@ class IdleMeasuring:
         """Measure what is left, and later what turns out not to hold; until cancelled. What goes wrong is logged."""
         try:
             wanted = await asyncio.to_thread(list_wanted, self._config, self._base)
+            if _is_planned_at_once(self._keeper.first, wanted):
+                await self._plan()
             while wanted:
                 await self._measure_left(wanted)
                 await asyncio.sleep(_LOOK_AGAIN_S)
@@ -77,7 +92,6 @@ class IdleMeasuring:
 
     async def _measure_left(self, wanted: Sequence[Work]) -> None:
         while todo := await asyncio.to_thread(self._list_todo, wanted):
-            self._keeper.to_measure = tuple(one.title for one in todo)
             await self._wait_idle(todo[0])
             if await self._try(todo[0]):
                 await self._plan()
@@ -96,9 +110,38 @@ class IdleMeasuring:
             self._keeper.observe_profiles(first)
 
     def _list_todo(self, wanted: Sequence[Work]) -> list[Work]:
-        """Return what is left, what has no profile at all first."""
+        """Return what is left and worth it, and let the keeper tell: what has no profile at all first, and of that
+        what is loaded at once."""
         left = [one for one in wanted if self._tries.get(one.title, 0) < _MOST_TRIES and not one.is_done(self._store)]
-        return sorted(left, key=lambda one: one.is_known(self._store))
+        measured = {one.job.model.adapter for one in wanted if one.job.role == "target" and one.can_plan(self._store)}
+        todo = {one.title: one for one in left}
+        told = dict.fromkeys(todo, "")
+        for one in left:
+            if one.is_known(self._store) or one.is_prepared():
+                continue
+            promise = self._find_promise(one, measured)
+            if promise is None:
+                del todo[one.title]
+            else:
+                told[one.title] = promise
+        self._keeper.to_measure = tuple(f"{title}{told[title]}" for title in todo)
+        return sorted(todo.values(), key=lambda one: (one.is_known(self._store), not one.is_prepared()))
+
+    def _find_promise(self, one: Work, measured: Collection[str]) -> str | None:
+        """Return what a runtime that converts the model first could bring, None where it is not to be tried: the
+        operator does not allow it, or it promises no more than what serves. A draft follows its target."""
+        if not self._config.placement.improve:
+            return None
+        if one.job.role != "target":
+            return "" if one.job.model.adapter in measured else None
+        if not measured:
+            return ""
+        device = EstimableDevice(one.find_device_profile(self._store) or one.assume_device())
+        try:
+            promise = predict_promise(self._keeper.asked_now, device)
+        except PlanError:
+            return ""
+        return f" ({promise.text})" if promise.is_worth_measuring else None
 
     async def _try(self, one: Work) -> bool:
         """Return whether a piece of work was measured."""

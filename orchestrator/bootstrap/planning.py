@@ -12,15 +12,17 @@ from pathlib import Path
 import msgspec
 
 from adapters.hardware import list_core_groups
+from adapters.names import IN_PLACE_ADAPTERS
 from device_profiles.device_load import DeviceLoad
+from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import workers_directory
 from orchestrator.bootstrap.failover import build_standbys
-from orchestrator.bootstrap.start_profiles import list_wanted
+from orchestrator.bootstrap.start_profiles import list_in_place, list_wanted
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
 from orchestrator.control.events import StandbySpec
-from orchestrator.loading.devices import list_devices_here
+from orchestrator.loading.devices import LocalDevices, list_devices_here
 from orchestrator.loading.options import draft_specs, engine_options, worker_specs
 from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device
 from orchestrator.planning.basis import profiles_behind
@@ -28,17 +30,20 @@ from orchestrator.planning.beside import sum_reserved_bytes
 from orchestrator.planning.core_split import CoresByHost
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.demand import start_replicas
+from orchestrator.planning.estimates import EstimableDevice
 from orchestrator.planning.neighbours import TakenPlace, leave_taken, share_time
 from orchestrator.planning.proposal import (
+    PlanError,
     PlanProposal,
     PlanRequest,
     build_proposal,
     build_request_from_config,
+    propose_estimated,
     propose_here,
 )
 from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware
-from orchestrator.profiling.work import profile_store
+from orchestrator.profiling.work import Work, profile_store
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.homes import sum_orphans_bytes
 from policies.speculation.state import COLD_DEPTH
@@ -71,15 +76,20 @@ def make_plan(
     state: Path,
     loads: Mapping[str, DeviceLoad] | None = None,
     taken: tuple[TakenPlace, ...] = (),
+    *,
+    at_once: bool = False,
 ) -> StartPlan:
     """Return the plan for this machine by the stored profiles. `state`: the daemon's own directory; what workers there
     hold, which wait for this daemon, counts as free. `loads`: what other programs take of the devices now. `taken`:
-    what other targets of the daemon are to have.
+    what other targets of the daemon are to have. `at_once`: where the target was not measured, and a runtime loads its
+    file as it is, no other runtime is looked at.
 
     Raises PlanError, and what resolving the models raises.
     """
     asked = build_local_request(config, base, taken)
-    found = propose_local(config, base, asked, sum_orphans_bytes(workers_directory(state)))
+    ours_bytes = sum_orphans_bytes(workers_directory(state))
+    found = _propose_at_once(config, base, asked, ours_bytes) if at_once else None
+    found = found or propose_local(config, base, asked, ours_bytes)
     if loads:
         busy = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
         cluster = share_time(apply_loads(found.cluster, found.behind, busy), found.behind, taken)
@@ -100,12 +110,34 @@ def propose_local(config: ClusterConfig, base: Path, asked: PlanRequest, ours_by
     of the host's memory, which our workers hold, count as free. Raises PlanError, and what resolving the models
     raises."""
     here = list_devices_here()
-    free = {**here.free_bytes}
-    if "CPU" in free:
-        free["CPU"] += ours_bytes
     store, wanted = profile_store(config), list_wanted(config, base)
-    devices = [one.find_device_profile(store) or one.assume_device() for one in wanted if one.job.role == "target"]
-    return propose_here(asked, store, free, build_option_filter(config, asked), here.seen, here.lacks, devices)
+    devices = [_find_estimable(one, store) for one in wanted if one.job.role == "target"]
+    free, allowed = _count_free(here, ours_bytes), build_option_filter(config, asked)
+    return propose_here(asked, store, free, allowed, here.seen, here.lacks, devices)
+
+
+def _propose_at_once(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: int) -> PlanProposal | None:
+    """Return a plan for a target that was not measured, on a runtime that loads its file as it is; None where there is
+    none. Others are not looked at: to import them takes seconds. Raises what resolving the models raises."""
+    store, wanted = profile_store(config), list_in_place(config, base)
+    known = {one.model_digest for one in store.models() if one.role == "target"}
+    if not wanted or asked.target.digest in known:
+        return None
+    here = list_devices_here(IN_PLACE_ADAPTERS)
+    devices = [_find_estimable(one, store) for one in wanted]
+    free, allowed = _count_free(here, ours_bytes), build_option_filter(config, asked)
+    try:
+        return propose_estimated(asked, store, free, allowed, here.seen, devices)
+    except PlanError:
+        return None
+
+
+def _find_estimable(one: Work, store: ProfileStore) -> EstimableDevice:
+    return EstimableDevice(one.find_device_profile(store) or one.assume_device(), one.is_prepared())
+
+
+def _count_free(here: LocalDevices, ours_bytes: int) -> dict[str, int]:
+    return {name: free + (ours_bytes if name == "CPU" else 0) for name, free in here.free_bytes.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,13 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
+from adapters.contract import Unsupported
+from adapters.names import IN_PLACE_ADAPTERS
 from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import measuring_cluster
 from orchestrator.clock import Clock
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import AUTO
 from orchestrator.errors import WorkerError
 from orchestrator.measuring.engine import Found
 from orchestrator.planning.proposal import PlanError
@@ -40,12 +43,25 @@ class StartWatch:
     clock: Clock
 
 
-def list_wanted(config: ClusterConfig, base: Path) -> list[Work]:
-    """Return all that a plan for this configuration may rest on here, as far as it is to be measured. Raises what
-    resolving the models raises."""
+def list_wanted(config: ClusterConfig, base: Path, runtimes: Sequence[str] = ()) -> list[Work]:
+    """Return all that a plan for this configuration may rest on here, as far as it is to be measured; of these
+    `runtimes` alone where any are named. Raises Unsupported where one of them is not here, and what resolving the
+    models raises."""
     if config.placement.profile == "never":
         return []
-    return [one for one in list_work(config, base) if is_requested(one, config)]
+    return [one for one in list_work(config, base, runtimes) if is_requested(one, config)]
+
+
+def list_in_place(config: ClusterConfig, base: Path) -> list[Work]:
+    """Return the target on the devices of runtimes that load its file as it is; no other runtime is looked at. Raises
+    what resolving the models raises."""
+    if config.model.adapter != AUTO:
+        return []
+    try:
+        wanted = list_wanted(config, base, IN_PLACE_ADAPTERS)
+    except Unsupported:
+        return []
+    return [one for one in wanted if one.job.role == "target"]
 
 
 @contextmanager
@@ -63,12 +79,14 @@ def measuring_alone(store: ProfileStore) -> Iterator[None]:
 
 async def profile_missing(config: ClusterConfig, base: Path, watch: StartWatch, budget_s: float) -> None:
     """Measure what the plan may choose and has no profile, for `budget_s` at most: this target's share of
-    `placement.profile_budget_s`. Where a request waits, that ends as soon as one target is known. What cannot be
-    measured is logged.
+    `placement.profile_budget_s`. Where a request waits, that ends as soon as one target is known. Where a runtime loads
+    the model's file as it is, nothing is measured now: it serves first. What cannot be measured is logged.
 
     Raises WorkerError where no worker can be started at all, PlanError where somebody else is measuring, and what
     resolving the models raises.
     """
+    if await asyncio.to_thread(list_in_place, config, base):
+        return
     store = profile_store(config)
     wanted = list_wanted(config, base)
     if all(one.is_known(store) for one in wanted):

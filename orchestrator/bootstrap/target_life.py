@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +156,7 @@ class TargetLife:
         """Plan, where anything is left to a plan. Raises OutriderError, and what resolving the models raises."""
         if not self.config.planned:
             return
-        found = await self._make_plan(self.config)
+        found = await self._make_plan(self.config, at_once=True)
         replica = found.proposal.plan.replicas[0]
         _log.info(
             "planned",
@@ -213,12 +214,13 @@ class TargetLife:
         measuring = IdleMeasuring(self.config, self._base, self.control, self._keeper)
         self._measuring = asyncio.create_task(measuring.run(), name="measure while nobody asks")
 
-    async def _make_plan(self, config: ClusterConfig) -> StartPlan:
+    async def _make_plan(self, config: ClusterConfig, *, at_once: bool = False) -> StartPlan:
         if self._fleet is not None:
             return await self._fleet.make_plan()
         loads = self.control.list_loads()
         taken = await asyncio.to_thread(self._list_taken)
-        return await asyncio.to_thread(make_plan, config, self._base, self._ground.state, loads, taken)
+        making = partial(make_plan, config, self._base, self._ground.state, loads, taken, at_once=at_once)
+        return await asyncio.to_thread(making)
 
     def _list_taken(self) -> tuple[TakenPlace, ...]:
         return self._ground.board.list_taken(self.config.number)

@@ -58,7 +58,7 @@ _TABLE: Final[dict[Effect, dict[str, str]]] = {
         "static_shapes static_context_tokens static_prefill_rows static_verify_rows",
         "devices": "threads cores",
         "placement": "objective concurrency prompt_tokens output_tokens draft_acceptance pin_target pin_draft "
-        "exclude anti_affinity replicas_apart zones sharding standby keep_free profile "
+        "exclude anti_affinity replicas_apart zones sharding standby keep_free profile improve "
         "drift_tolerance replan_pause_s drift_after_s load_lasts_s score_weights",
         "failover": "standby",
         "limits": "kv_cache max_running max_batch_rows",

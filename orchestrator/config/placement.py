@@ -70,9 +70,13 @@ class PlacementSection(Section):
     profile: Literal["if_missing", "never"] = "if_missing"
     """Where something is `auto`: whether the daemon measures what has no stored profile: before it serves, as long as
     `profile_budget_s` lasts, and then when nobody asks."""
+    improve: bool = True
+    """Whether runtimes that promise more than the one that serves, and convert the model first, are prepared and
+    measured while nobody asks. They take disk space, and minutes of the machine."""
     profile_budget_s: float = Field(default=300.0, ge=0, le=86400)
     """For how long the daemon measures before it serves, at most. It ends sooner where a request waits and one target
-    is measured. What is left is measured when nobody asks; until then the plan rests on what is known."""
+    is measured. It measures nothing then where a runtime loads the model's file as it is. What is left is measured when
+    nobody asks; until then the plan rests on what is known."""
     drift_tolerance: float = Field(default=0.2, gt=0, le=10)
     """By how much of the predicted tokens per second rounds may differ for long before the daemon plans again."""
     replan_pause_s: float = Field(default=30.0, ge=0, le=3600)

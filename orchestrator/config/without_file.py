@@ -10,8 +10,12 @@ from typing import Any
 
 import yaml
 
+from adapters.contract import AdapterUnavailable
+from adapters.devices_there import check_device
+from adapters.names import LLAMA_CPP
 from orchestrator.config.load import SIMULATED_PREFIX, load_text
 from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import AUTO
 from orchestrator.errors import ConfigError
 
 
@@ -28,10 +32,13 @@ def configure_model(
     source: str, base: Path, api: Mapping[str, Any], *, adapter: str = "", draft: str = ""
 ) -> ModelConfig:
     """Return the configuration that serves a model and leaves all else at its default, but for these keys of `api`.
-    `adapter`: the runtime of all models, "" for the default. `draft`: a model that drafts behind the text's own
+    `adapter`: the runtime of all models, "" for the default: the plan chooses for a GGUF file where llama.cpp's library
+    is here, so that it serves within seconds. `draft`: a model that drafts behind the text's own
     repetitions, "" for none. `base`: where relative paths begin. Raises ConfigError, which names keys and no file."""
     runtime = {"adapter": "simulated"} if source.startswith(SIMULATED_PREFIX) else {}
     runtime = {"adapter": adapter} if adapter else runtime
+    if not runtime and source.casefold().endswith(".gguf") and _is_llama_here():
+        runtime = {"adapter": AUTO, "device": AUTO}
     sections: dict[str, Any] = {"model": {"source": source, **runtime}}
     if draft:
         sections["drafts"] = [{"method": "suffix"}, {"method": "model", "source": draft, **runtime}]
@@ -44,3 +51,11 @@ def configure_model(
         return ModelConfig(load_text(text, path), text, path)
     except ConfigError as error:
         raise ConfigError(re.sub(rf"^{re.escape(str(path))}:\d+: ", "", str(error), flags=re.MULTILINE)) from None
+
+
+def _is_llama_here() -> bool:
+    try:
+        check_device(LLAMA_CPP, "CPU")
+    except AdapterUnavailable:
+        return False
+    return True

@@ -38,6 +38,7 @@ from policies.planning.plan import Prediction, ReplicaPlacement, Role, diff
 from policies.planning.shard_cost import ModelPart, context_tokens
 from policies.serving import drift
 from policies.serving.drift import Drift
+from policies.serving.request_load import RequestLoad, has_changed, observe_load
 
 _MOST_UNJUDGED = 4096
 _LOOK_AGAIN_S = 1.0  # while another plan is being made
@@ -125,6 +126,8 @@ class PlanKeeper:
         self._drifts = [Drift() for _ in self._costs]
         self._profiles = ProfileWatch(running.proposal, patience.tolerance, patience.marked_after_s)
         self._tokens_per_s = [0.0 for _ in self._costs]
+        self._request_loads = [RequestLoad() for _ in self._costs]
+        self._requests = running.proposal.asked.placement.concurrency  # at once, that was planned for last
         self._plans = 0
         self._recent = 0  # of these, as far as they count for the pause before the next
         self._moves = 0
@@ -160,6 +163,7 @@ class PlanKeeper:
         """Know of costs and devices what another keeper knew. `first`: what the running plan was adjusted from."""
         self._profiles = ProfileWatch(first, self._patience.tolerance, self._patience.marked_after_s)
         self._corrections = dict(before._corrections)
+        self._request_loads = _spread(before._request_loads, len(self._costs))
         self._health = dict(before._health)
         self._lacks = dict(before._lacks)
         if before._starts_alike(self._running.targets):
@@ -170,6 +174,19 @@ class PlanKeeper:
     def first(self) -> PlanProposal:
         """What is planned by the profiles alone."""
         return self._first
+
+    @property
+    def asked_now(self) -> PlanProposal:
+        """The same for the replicas and the requests at once that are wanted now."""
+        requests = max(self._first.asked.placement.concurrency, self._count_requests())
+        placement = self._first.asked.placement.model_copy(update={"concurrency": requests})
+        asked = replace(self._first.asked, placement=placement)
+        return replace(self._first, asked=asked if self._demand is None else ask_for_replicas(asked, self._demand))
+
+    def _count_requests(self) -> int:
+        """Return how many requests there are at once while there are any, by the rounds; 0 while that is not known."""
+        known = [one.sequences for one in self._request_loads if one.is_known]
+        return round(sum(known))
 
     @property
     def running(self) -> Planned:
@@ -219,6 +236,7 @@ class PlanKeeper:
         held = [one.stats.prompt_tokens + one.stats.generated for one in done.deltas if one.stats is not None]
         context = sum(held) / len(held) if held else context_tokens(workload)
         self._count(engine, sum(len(one.tokens) for one in done.deltas), done.round_ms / done.in_flight)
+        self._observe_requests(engine, sequences, done.round_ms)
         if done.in_flight > 1:
             return  # it has waited for stages that ran other rounds, and nobody knows how long
         seen = _Round(engine, (done.rows, sequences, context), done.round_ms - done.draft_ms)
@@ -226,6 +244,19 @@ class PlanKeeper:
             self._unjudged.append(seen)
         else:
             self._judge(seen)
+
+    def _observe_requests(self, engine: int, sequences: int, round_ms: float) -> None:
+        """Plan again where many more requests come at once than was planned for, or many fewer."""
+        self._request_loads[engine] = observe_load(self._request_loads[engine], sequences, round_ms)
+        requests = self.asked_now.asked.placement.concurrency
+        if has_changed(self._requests, requests) and self._task is None and self._is_due():
+            told = f"{requests} requests come at once, and not {self._requests}"
+            self._task = asyncio.get_running_loop().create_task(self._plan_because(told), name="plan for more requests")
+            self._task.add_done_callback(self._finish_planning)
+
+    def _is_due(self) -> bool:
+        """Return whether the running plan was kept for long enough."""
+        return self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._recent, self._patience.pause_s)
 
     def _judge(self, seen: _Round) -> None:
         """Compare a round with its prediction, as it would have been without other programs on its device."""
@@ -236,8 +267,7 @@ class PlanKeeper:
         # Of a target in shards nobody knows whose profile does not hold.
         if len(parts) == 1 and self._profiles.observe(key_of(parts[0].option), seen.shape, measured_ms):
             self._begin_marking(key_of(parts[0].option))
-        due = self._clock.monotonic_s() - self._planned_s >= drift.pause_s(self._recent, self._patience.pause_s)
-        if due and self._task is None and drift.has_drifted(self._drifts[engine]):
+        if self._task is None and self._is_due() and drift.has_drifted(self._drifts[engine]):
             self._task = asyncio.get_running_loop().create_task(self._again(engine), name="plan again")
             self._task.add_done_callback(self._finish_planning)
 
@@ -267,7 +297,9 @@ class PlanKeeper:
             self._later = asyncio.get_running_loop().call_later(_LOOK_AGAIN_S, self.observe_profiles, first)
             return
         self._later = None
-        self._task = asyncio.get_running_loop().create_task(self._plan_by_profiles(), name="plan by new profiles")
+        self._task = asyncio.get_running_loop().create_task(
+            self._plan_because("more was measured"), name="plan by profiles"
+        )
         self._task.add_done_callback(self._finish_planning)
 
     def _take_first(self, first: PlanProposal) -> None:
@@ -330,9 +362,8 @@ class PlanKeeper:
         for one in seen:
             self._judge(replace(one, measured_ms=one.measured_ms / stretches[one.engine]))
         changed = self._loads.find_lasting(now_s)
-        due = now_s - self._planned_s >= drift.pause_s(self._recent, self._patience.pause_s)
-        if changed and due and self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._plan_by_loads(changed), name="plan by loads")
+        if changed and self._task is None and self._is_due():
+            self._task = asyncio.get_running_loop().create_task(self._plan_because(changed), name="plan by loads")
             self._task.add_done_callback(self._finish_planning)
 
     @property
@@ -386,17 +417,8 @@ class PlanKeeper:
         known = (self._ask_again(demand), dict(self._corrections), self._running.targets, dict(self._health))
         return await asyncio.to_thread(self._making.again, *known, self._loads.list_loads())
 
-    async def _plan_by_profiles(self) -> None:
-        """Make the plan by profiles that are new. What the running one reaches is predicted by them, too."""
-        _log.info("more was measured: planning again")
-        try:
-            await self._plan_again()
-        except OutriderError as error:
-            self._last = f"kept, though more was measured: {error}"
-            _log.info("the plan is %s", self._last)
-
-    async def _plan_by_loads(self, changed: str) -> None:
-        """Make the plan for what other programs leave of the devices now."""
+    async def _plan_because(self, changed: str) -> None:
+        """Make the plan by what is known now. What the running one reaches is predicted by that, too."""
         _log.info("%s: planning again", changed)
         try:
             await self._plan_again()
@@ -529,7 +551,8 @@ class PlanKeeper:
         self._plans += 1
         self._recent = drift.count_recent(self._recent, now_s - self._planned_s, self._patience.pause_s) + 1
         self._planned_s = now_s
-        first = self._first if self._demand is None else self._ask_again(self._demand)
+        first = self.asked_now
+        self._requests = first.asked.placement.concurrency
         known = (first, dict(self._corrections), self._running.targets, dict(self._health), self._loads.settle())
         found = await asyncio.to_thread(self._making.again, *known)
         if reached is None:  # a draft's device counts as well as its target's
@@ -565,6 +588,7 @@ class PlanKeeper:
         self._moves += 1
         self._places = {engine: number for number, engine in enumerate(engines)}
         self._tokens_per_s = [0.0 for _ in engines]
+        self._request_loads = _spread(self._request_loads, len(engines))
         self._adopt(found, told)
 
     def _adopt(self, found: Planned, told: str) -> None:
@@ -586,6 +610,13 @@ class _Round:
     engine: int
     shape: tuple[int, int, float]
     measured_ms: float
+
+
+def _spread(loads: Sequence[RequestLoad], replicas: int) -> list[RequestLoad]:
+    """Return what so many replicas have of the requests that others had together."""
+    known = [one for one in loads if one.is_known]
+    each = sum(one.sequences for one in known) / max(1, replicas)
+    return [RequestLoad(each, max((one.rounds_ms for one in known), default=0.0))] * replicas
 
 
 def _leave_out(first: PlanProposal, lacks: Lacks) -> PlanProposal:

@@ -46,11 +46,11 @@ class LocalDevices:
     free_bytes: dict[str, int]
 
 
-def list_devices_here() -> LocalDevices:
-    """Return the devices of this machine."""
+def list_devices_here(runtimes: Sequence[str] = ()) -> LocalDevices:
+    """Return the devices of this machine as these runtimes see them, all where none are named."""
     found: list[DeviceProfile] = []
     lacks: dict[str, str] = {}
-    for name in registry.names():
+    for name in runtimes or registry.names():
         try:
             found += registry.list_devices(name)
         except AdapterUnavailable as error:

@@ -75,9 +75,18 @@ class Stated:
         return found
 
 
-def estimate_option(device: MeasuredDevice, model: PlannedModel) -> Option:
+@dataclass(frozen=True, slots=True)
+class EstimableDevice:
+    """A device as a runtime sees it, where the target was not measured. `prepared`: the runtime loads the model as it
+    lies there."""
+
+    device: MeasuredDevice
+    prepared: bool = True
+
+
+def estimate_option(device: MeasuredDevice, model: PlannedModel, *, prepared: bool = True) -> Option:
     """Return how a target is expected to run on a device on which it was not measured: by the device's rates where
-    these are known, else by what is assumed of its kind."""
+    these are known, else by what is assumed of its kind. `prepared`: as the option's."""
     kind = device.hardware.kind if device.hardware.kind in _ASSUMED_FLOPS else "cpu"
     bandwidth = device.rates.bandwidth_bytes_per_s
     flops = max((rate.flops for rate in device.rates.matmul), default=0.0)
@@ -95,7 +104,7 @@ def estimate_option(device: MeasuredDevice, model: PlannedModel) -> Option:
     )
     error = efficiency.error if bandwidth and flops else _ASSUMED_ERROR
     whole = _size_option(model, Role.TARGET, device.adapter, weights, replace(cost, error=error))
-    return replace(whole, threads=device.threads, fixed_bytes=_PROCESS_BYTES, source="estimate")
+    return replace(whole, threads=device.threads, fixed_bytes=_PROCESS_BYTES, source="estimate", prepared=prepared)
 
 
 def _options(sheet: Datasheet, model: PlannedModel, role: Role, cores: int) -> Iterator[Option]:

@@ -11,7 +11,7 @@ from typing import Final
 from adapters.names import SHARDING_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import load_known_devices
-from device_profiles.measured import Hardware, MeasuredDevice
+from device_profiles.measured import Hardware
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.config.drafts import ModelDraft, draft_names
@@ -23,7 +23,7 @@ from orchestrator.config.sketch import Sketch
 from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.errors import OutriderError
 from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_reserved_bytes
-from orchestrator.planning.estimates import Stated, estimate_option
+from orchestrator.planning.estimates import EstimableDevice, Stated, estimate_option
 from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.lacking import leave_lacking, list_lacking
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
@@ -118,12 +118,12 @@ def propose_here(
     allowed: Allowed | None = None,
     seen: Collection[tuple[str, Hardware]] = (),
     lacks: Mapping[str, str] = _NOTHING,
-    estimable: Sequence[MeasuredDevice] = (),
+    estimable: Sequence[EstimableDevice] = (),
 ) -> PlanProposal:
     """Return a plan for the machine that a store's profiles were measured on, of the options that are `allowed`.
     `seen`: the devices of this machine, with each runtime that sees them; of a store that has some of them the rest is
     left out. `lacks`: why other runtimes see nothing. `estimable`: where no target was measured, it is planned on one
-    of these by estimates, without draft models.
+    of these by estimates, without draft models, and on one that can be loaded as it is before all others.
 
     Raises PlanError.
     """
@@ -134,7 +134,20 @@ def propose_here(
     except NoProfile:
         if not estimable:
             raise
-    return propose(add_devices(measured, estimable), estimable)
+    return propose(add_devices(measured, [one.device for one in estimable]), estimable)
+
+
+def propose_estimated(
+    asked: PlanRequest,
+    store: ProfileStore,
+    free_bytes: Mapping[str, int],
+    allowed: Allowed | None,
+    seen: Collection[tuple[str, Hardware]],
+    estimable: Sequence[EstimableDevice],
+) -> PlanProposal:
+    """Return a plan by estimates alone, as `propose_here` makes it where nothing was measured. Raises PlanError."""
+    devices = add_devices([], [one.device for one in estimable])
+    return _propose_seen(asked, store, free_bytes, allowed, seen, _NOTHING, devices, estimable)
 
 
 def _propose_seen(
@@ -145,7 +158,7 @@ def _propose_seen(
     seen: Collection[tuple[str, Hardware]],
     lacks: Mapping[str, str],
     measured: list[MeasuredHardware],
-    estimable: Sequence[MeasuredDevice] = (),
+    estimable: Sequence[EstimableDevice] = (),
 ) -> PlanProposal:
     present = {hardware for _, hardware in seen}
     found, left_out = choose_present(measured, present)
@@ -187,7 +200,7 @@ def _propose_hosts(
     links: PresentLinks,
     allowed: Allowed | None,
     left_out: Sequence[str],
-    estimable: Sequence[MeasuredDevice] = (),
+    estimable: Sequence[EstimableDevice] = (),
 ) -> PlanProposal:
     cluster, behind = cluster_present(
         hosts,
@@ -201,7 +214,7 @@ def _propose_hosts(
     )
     cluster, sources, lacking = leave_lacking(cluster, behind, list_lacking(hosts, found))
     if not any(option.role is Role.TARGET for option in cluster.options):
-        cluster = replace(cluster, options=tuple(_estimate_options(asked.target, behind, estimable)))
+        cluster = replace(cluster, options=tuple(estimate_targets(asked.target, behind, estimable)))
     if not cluster.options:
         raise NoProfile("; ".join([_no_profile(asked, store, found), *lacking, *left_out]))
     stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
@@ -217,16 +230,31 @@ def _add_lacks(host: PresentHost) -> str:
     return f" ({'; '.join(f'{runtime}: {why}' for runtime, why in host.lacks.items())})" if host.lacks else ""
 
 
-def _estimate_options(
-    target: PlannedModel, behind: Mapping[str, MeasuredHardware], devices: Sequence[MeasuredDevice]
+def estimate_targets(
+    target: PlannedModel, behind: Mapping[str, DeviceSource], devices: Sequence[EstimableDevice]
 ) -> Iterator[Option]:
     """Yield how the target is expected to run on these devices."""
-    running = [one for one in devices if not target.runtimes or one.adapter in target.runtimes]
+    running = [one for one in devices if not target.runtimes or one.device.adapter in target.runtimes]
     for profile, source in behind.items():
         for one in running:
-            if one.hardware == source.hardware:  # what one runtime has measured of it, another may reach
-                device = one if one.rates.matmul else replace(one, rates=source.rates)
-                yield replace(estimate_option(device, target), profile=profile)
+            if not isinstance(source, MeasuredHardware) or one.device.hardware != source.hardware:
+                continue
+            # What one runtime has measured of a device, another may reach.
+            device = one.device if one.device.rates.matmul else replace(one.device, rates=source.rates)
+            yield replace(estimate_option(device, target, prepared=one.prepared), profile=profile)
+
+
+def _leave_unprepared(cluster: Inventory) -> tuple[Inventory, list[str]]:
+    """Return the cluster without targets that have to be converted first, where another can be loaded at once, and say
+    so: estimates do not tell which is faster, and requests wait."""
+    targets = [one for one in cluster.options if one.role is Role.TARGET]
+    out = sorted({one.runtime for one in targets if not one.prepared})
+    if not out or all(not one.prepared for one in targets):
+        return cluster, []
+    kept = tuple(one for one in cluster.options if one.prepared)
+    return replace(cluster, options=kept), [
+        f"{', '.join(out)}: converts the model first, and is planned with once it is measured"
+    ]
 
 
 def _leave_out_untold(cluster: Inventory, objective: Objective, stated: Collection[str]) -> tuple[Inventory, list[str]]:
@@ -350,12 +378,14 @@ def build_proposal(
 ) -> PlanProposal:
     """Return a plan; `pairs`: how often drafts were accepted, where that was measured. Raises PlanError."""
     known = {one.drafter for one in pairs if one.target == asked.target.name}
+    soon, later = _leave_unprepared(cluster)
     try:
-        goal, found = _settle_plan(cluster, asked, pairs)
+        goal, found = _settle_plan(soon, asked, pairs)
     except NoPlan as error:
         left = "".join(f"; {one.describe_reserve(asked.replicas)}" for one in asked.beside)
         raise PlanError(f"there is no plan: {error}{left}") from error
-    return PlanProposal(found, cluster, goal, behind, asked, _list_assumptions(asked, known, pairs), tuple(pairs))
+    assumed = (*_list_assumptions(asked, known, pairs), *later)
+    return PlanProposal(found, cluster, goal, behind, asked, assumed, tuple(pairs))
 
 
 def _settle_plan(cluster: Inventory, asked: PlanRequest, pairs: Sequence[PairAcceptance]) -> tuple[PlanGoal, Plan]:

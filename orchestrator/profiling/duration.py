@@ -13,10 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from adapters import registry
-from adapters.contract import FilesInPlace
 from adapters.model_source import resolve
-from adapters.model_store import ModelStore
 from device_profiles.device_load import PROCESSOR
 from device_profiles.store import ProfileStore
 from orchestrator.loading.models import SIMULATED_PREFIX
@@ -81,20 +78,14 @@ def predict_duration_s(work: Work, store: ProfileStore, pace: float, *, texts: b
 def _sum_stages(work: Work, store: ProfileStore, *, texts: bool) -> float:
     model = work.job.model
     if model.source.startswith(SIMULATED_PREFIX):
-        size_gb, prepared = 0.0, True
+        size_gb = 0.0
     else:
         files = resolve(model.source, Path(model.base)).content
         size_gb = sum(path.stat().st_size for path in files) / _GB
-        prepared = isinstance(registry.get(model.adapter), FilesInPlace) or _is_prepared(work)
-    stages = [_LOAD if prepared else _PREPARE, _FORWARDS]
+    stages = [_LOAD if work.is_prepared() else _PREPARE, _FORWARDS]
     if work.job.role == "draft":
         stages += [_COMPARE] if texts else []
     else:
         stages.append(_TEXTS_KNOWN if texts else _TEXTS)
     known = work.find_device_profile(store) is not None
     return _START_S + (0.0 if known else _DEVICE_S) + sum(stage.of(size_gb) for stage in stages)
-
-
-def _is_prepared(work: Work) -> bool:
-    made = ModelStore(Path(work.job.model.store)).all()
-    return any((path.parent.name, of["recipe_name"]) == (work.digest, work.job.model.adapter) for path, of in made)

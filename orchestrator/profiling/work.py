@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, ModelRefused, Unsupported
+from adapters.contract import AdapterUnavailable, FilesInPlace, ModelRefused, Unsupported
 from adapters.decoder.limits import refuse_directory
 from adapters.hardware import hardware, runtime_version
 from adapters.model_source import is_directory, list_runtimes, resolve
+from adapters.model_store import ModelStore
 from adapters.names import OWN_ADAPTERS, normalise_device
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
@@ -82,6 +83,15 @@ class Work:
     def can_plan(self, store: ProfileStore) -> bool:
         """Return whether enough is stored for a plan with it."""
         return self.find_model_profile(store) is not None and self.find_device_profile(store) is not None
+
+    def is_prepared(self) -> bool:
+        """Return whether its runtime loads the model at once: it reads the model's file as it is, or has converted it
+        before."""
+        model = self.job.model
+        if model.source.startswith(SIMULATED_PREFIX) or isinstance(registry.get(model.adapter), FilesInPlace):
+            return True
+        made = ModelStore(Path(model.store)).all()
+        return any((path.parent.name, of["recipe_name"]) == (self.digest, model.adapter) for path, of in made)
 
     def describe_doubt(self, store: ProfileStore) -> str:
         """Return why what is stored is to be measured again, "" where it is not, or nothing is stored."""

@@ -19,7 +19,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.config.placement import PlacementSection
 from orchestrator.planning.basis import basis, list_doubts
-from orchestrator.planning.estimates import estimate_option
+from orchestrator.planning.estimates import EstimableDevice, estimate_option
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanError, PlanRequest, propose_here
 from orchestrator.profiling import progress as progress_module
@@ -110,12 +110,12 @@ def test_estimates_stand_only_where_nothing_was_measured(tmp_path):
     store = store_simulated_profiles(tmp_path / "other", {}, "toy")
     with pytest.raises(PlanError, match="no profile of toy"):
         propose_here(ask(tmp_path), store, {})
-    found = propose_here(ask(tmp_path), store, {}, estimable=[device(0.0, 0.0)])
+    found = propose_here(ask(tmp_path), store, {}, estimable=[EstimableDevice(device(0.0, 0.0))])
     assert [one.source for one in found.plan.shards] == ["estimate"]
     assert [one.source for one in basis(found)] == ["estimate"]
     assert "is planned by an estimate" in list_doubts(found)[0]
     measured = store_simulated_profiles(tmp_path / "measured", {"SIM": 500.0})
-    found = propose_here(ask(tmp_path), measured, {}, estimable=[device(1e15, 1e13)])
+    found = propose_here(ask(tmp_path), measured, {}, estimable=[EstimableDevice(device(1e15, 1e13))])
     assert [one.source for one in found.plan.shards] == ["measured"]
     assert list_doubts(found) == ()
 
@@ -125,7 +125,7 @@ def test_estimates_leave_out_runtimes_that_do_not_run_the_model(tmp_path, only):
     store = store_simulated_profiles(tmp_path / "other", {}, "toy")
     asked = ask(tmp_path)
     asked = replace(asked, target=replace(asked.target, runtimes=only))
-    devices = [device(1e15, 1e13), device(1e9, 1e9, "there")]
+    devices = [EstimableDevice(one) for one in (device(1e15, 1e13), device(1e9, 1e9, "there"))]
     found = propose_here(asked, store, {}, estimable=devices)
     assert {one.runtime for one in found.plan.shards} == {"there" if only == ("there",) else "simulated"}
     with pytest.raises(PlanError, match="no profile of toy"):

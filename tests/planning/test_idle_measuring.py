@@ -41,6 +41,10 @@ class Keeper:
     to_measure: tuple[str, ...] = ()
     observed: list[PlanProposal] = field(default_factory=list)
 
+    @property
+    def asked_now(self) -> PlanProposal:
+        return self.first
+
     def observe_profiles(self, first: PlanProposal) -> None:
         self.observed.append(first)
 

@@ -88,7 +88,7 @@ def _read_options(config: Path | None, model: str, adapter: str, draft: str) -> 
     if adapter and adapter not in registry.names():
         raise BenchError(f"--adapter is one of {', '.join(registry.names())}, not {adapter!r}")
     if model:
-        alone = configure_model(model, Path.cwd(), {}, adapter=adapter, draft=draft)
+        alone = configure_model(model, Path.cwd(), {}, adapter=adapter or "openvino_rt", draft=draft)
         options = engine_options(alone.config, Path.cwd())
     else:
         path = config or default_config_path()

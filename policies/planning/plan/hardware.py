@@ -73,7 +73,8 @@ class Option:
     sampling and calling. Memory: `layer_bytes` for each layer's weights, `end_bytes` for embedding and output layer,
     `fixed_bytes` for process and runtime, `workspace_bytes` for the largest forward, `kv_bytes_per_token` over all
     layers. `paid_rows`: rows that a sequence is charged for at least under exactness `bit`. `row_invariant`: whether a
-    row's logits keep their bits whatever shares its batch.
+    row's logits keep their bits whatever shares its batch. `prepared`: whether a worker loads it as it is; else it
+    converts the model first.
     """
 
     profile: str
@@ -94,6 +95,7 @@ class Option:
     row_invariant: bool = True
     paid_rows: int = 1
     source: Source = "measured"
+    prepared: bool = True
 
     @property
     def label(self) -> str:
