@@ -201,17 +201,17 @@ class TargetLife:
         if self._fleet is not None and self._keeper is not None:
             self._keeping = asyncio.create_task(self._fleet.keep_plan(self._keeper), name="keep the plan for hosts")
         await self.control.start()
-        self._follow_profiles()
+        self._follow_profiles(self.config)
         if scaler is not None:
             self._scaling = asyncio.create_task(scaler.run(), name="follow load")
 
-    def _follow_profiles(self) -> None:
+    def _follow_profiles(self, config: ClusterConfig) -> None:
         """Measure what is left, while nobody asks; what was begun for another configuration ends."""
         if self._measuring is not None:
             self._measuring.cancel()
         if self._keeper is None or self._fleet is not None:
             return
-        measuring = IdleMeasuring(self.config, self._base, self.control, self._keeper)
+        measuring = IdleMeasuring(config, self._base, self.control, self._keeper)
         self._measuring = asyncio.create_task(measuring.run(), name="measure while nobody asks")
 
     async def _make_plan(self, config: ClusterConfig, *, at_once: bool = False) -> StartPlan:
@@ -313,7 +313,7 @@ class TargetLife:
         after.set_places(engines)
         self._follow_keeper(after)
         self._take_sources(change.config.sources)
-        self._follow_profiles()
+        self._follow_profiles(change.config)
 
     async def _prepare_tokenizer(self, workers: WorkerSet) -> None:
         """Load the tokenizer of a model before its first worker serves: requests are translated by it from then on.

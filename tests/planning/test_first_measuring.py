@@ -20,8 +20,10 @@ from orchestrator.config.load import load_config
 from orchestrator.config.placement import PlacementSection
 from orchestrator.planning.basis import basis, list_doubts
 from orchestrator.planning.estimates import EstimableDevice, estimate_option
+from orchestrator.planning.lacking import leave_lacking
 from orchestrator.planning.models import model_at_hand
-from orchestrator.planning.proposal import PlanError, PlanRequest, propose_here
+from orchestrator.planning.promise import predict_promise
+from orchestrator.planning.proposal import PlanError, PlanRequest, build_proposal, propose_here
 from orchestrator.profiling import progress as progress_module
 from orchestrator.profiling.duration import measure_pace, predict_duration_s
 from orchestrator.profiling.progress import MeasuringProgress
@@ -30,6 +32,7 @@ from tests.support.profiles import store_simulated_profiles
 from tests.support.simulated_time import SimulatedClock
 
 TOY = Hardware("simulated", "simulated device SIM", 1 << 30)
+OTHER = Hardware("simulated", "simulated device SIM.1", 1 << 30)
 seconds = st.floats(0.5, 1e4)
 
 
@@ -130,6 +133,37 @@ def test_estimates_leave_out_runtimes_that_do_not_run_the_model(tmp_path, only):
     assert {one.runtime for one in found.plan.shards} == {"there" if only == ("there",) else "simulated"}
     with pytest.raises(PlanError, match="no profile of toy"):
         propose_here(replace(asked, target=replace(asked.target, runtimes=("none",))), store, {}, estimable=devices)
+
+
+def test_an_estimate_takes_what_loads_at_once_and_converts_only_where_nothing_does(tmp_path):
+    store = store_simulated_profiles(tmp_path / "other", {}, "toy")
+    soon, later = (EstimableDevice(device(*rates)) for rates in ((1e9, 1e9, "soon"), (1e15, 1e13, "later")))
+    later = replace(later, prepared=False)
+    found = propose_here(ask(tmp_path), store, {}, estimable=[later, soon])
+    assert [one.runtime for one in found.plan.shards] == ["soon"]
+    assert "later: converts the model first, and is planned with once it is measured" in found.assumed
+    (named,) = found.cluster.devices
+    kept, behind, _ = leave_lacking(found.cluster, found.behind, {(named.id, "soon"): "it refuses the model"})
+    again = build_proposal(kept, found.asked, behind)
+    assert [one.runtime for one in again.plan.shards] == ["later"]
+
+
+@given(st.floats(1e9, 1e12), st.floats(1e9, 1e12), st.floats(0.25, 4.0))
+def test_a_promise_is_worth_measuring_where_the_estimate_could_be_that_much_better(
+    tmp_path_factory, flops: float, bandwidth: float, factor: float
+) -> None:
+    directory = tmp_path_factory.mktemp("promise")
+    asked = ask(directory)
+    known = estimate_option(device(flops, bandwidth), asked.target)
+    store = store_simulated_profiles(directory, {"SIM": factor * known.cost.ms(2)}, hardware=TOY)
+    planned = propose_here(asked, store, {})
+    promise = predict_promise(planned, EstimableDevice(device(flops, bandwidth, "other"), prepared=False))
+    assert promise.is_worth_measuring == (promise.most > 1.1 * promise.now)
+    slower = predict_promise(planned, EstimableDevice(device(flops / 4, bandwidth / 4, "other")))
+    assert slower.most <= promise.most
+    assert promise.text.startswith("up to ")
+    none = predict_promise(planned, EstimableDevice(replace(device(flops, bandwidth), hardware=OTHER)))
+    assert not none.is_worth_measuring, "that device is not here"
 
 
 async def test_a_target_is_planned_with_as_soon_as_its_forwards_are_known(tmp_path: Path, monkeypatch) -> None:

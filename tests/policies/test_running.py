@@ -51,3 +51,18 @@ def test_a_replica_whose_device_is_not_there_any_more_reaches_nothing(tmp_path):
     found = plan(tmp_path)
     left = [one for one in found.cluster.devices if one.id != "here/SIM"]
     assert predict_running(found.plan.replicas, replace(found.cluster, devices=tuple(left)), found.wanted) == []
+
+
+@pytest.mark.parametrize("requests", [1, 2, 7])
+def test_it_shares_the_requests_that_there_are_now(tmp_path, requests):
+    found, more = plan(tmp_path, concurrency=4), plan(tmp_path, concurrency=requests)
+    (reached,) = predict_running(found.plan.replicas, more.cluster, more.wanted)
+    assert reached.sequences == more.plan.replicas[0].prediction.sequences
+    assert reached.goodput_tokens_per_s == pytest.approx(more.plan.replicas[0].prediction.goodput_tokens_per_s)
+
+
+def test_it_runs_no_more_than_fit_into_memory(tmp_path):
+    found, more = plan(tmp_path, concurrency=4), plan(tmp_path, concurrency=4096, prompt_tokens=100_000)
+    (reached,) = predict_running(found.plan.replicas, more.cluster, more.wanted)
+    (best,) = more.plan.replicas
+    assert 4 <= reached.sequences == best.prediction.sequences < 4096

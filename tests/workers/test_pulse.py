@@ -30,7 +30,7 @@ from orchestrator.workers.contract import Step
 from orchestrator.workers.messages import Progress
 from orchestrator.workers.pulse import PulseEmitter
 
-program, again = sys.argv[1:]
+program, again, expected_ms = sys.argv[1:]
 
 def emit(event):
     pulse = event.pulse
@@ -38,7 +38,7 @@ def emit(event):
     if again:
         emitter.observe(Progress("convert: 1 MiB of 2 MiB", 0.5))
 
-emitter = PulseEmitter(emit, lambda: Step("load", -1.0))
+emitter = PulseEmitter(emit, lambda: Step("step", float(expected_ms)))
 emitter.start()
 if program:
     subprocess.run([sys.executable, "-c", program], preexec_fn=end_with_parent)
@@ -61,9 +61,10 @@ class Load:
 
 
 @contextmanager
-def load(program: str = "", *, again: bool = False) -> Iterator[Load]:
-    """Have a worker that waits for this program, and says the same progress `again` and again where that is asked."""
-    command = [sys.executable, "-c", _LOADS, program, "again" if again else ""]
+def load(program: str = "", *, again: bool = False, expected_ms: float = -1.0) -> Iterator[Load]:
+    """Have a worker that waits for this program, and says the same progress `again` and again where that is asked.
+    `expected_ms`: of the round that it is at, where it is at one."""
+    command = [sys.executable, "-c", _LOADS, program, "again" if again else "", str(expected_ms)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         yield Load(process)
@@ -110,3 +111,18 @@ def test_a_time_in_which_the_worker_was_stopped_is_not_idle() -> None:
                 longest_ms, jump_ms = after["quiet_ms"] - before["quiet_ms"], after["idle_ms"] - before["idle_ms"]
             before = after
         assert jump_ms <= 2000.0
+
+
+def test_a_round_in_a_worker_that_was_stopped_for_a_while_has_not_taken_that_long() -> None:
+    """The processor was somebody else's: the worker says so as soon as it runs again, and is not taken for hung."""
+    with load(expected_ms=500.0) as worker:
+        while worker.read()["quiet_ms"] <= 500.0:
+            pass
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        time.sleep(5.0)
+        os.kill(worker.process.pid, signal.SIGCONT)
+        began_s, pulses = time.monotonic(), [worker.read() for _ in range(4)]
+        reading_s = time.monotonic() - began_s
+        assert pulses[-1]["quiet_ms"] < 4000.0 + 1000.0 * reading_s
+        while worker.read()["quiet_ms"] <= 8000.0:
+            pass  # and a round that does nothing is told of

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from policies.planning.placement.candidate import Candidate, PlacedShard, Where, rate_candidate
+from policies.planning.placement.candidate import Candidate, PlacedShard, Where, rate_candidate, sum_used_bytes
 from policies.planning.placement.links import Links, links_of
+from policies.planning.placement.workers import room_bytes
 from policies.planning.plan import (
     Device,
     DrafterFacts,
@@ -20,11 +23,28 @@ from policies.planning.plan import (
 
 
 def predict_running(replicas: Sequence[ReplicaPlacement], cluster: Inventory, wanted: PlanGoal) -> list[Prediction]:
-    """Return what is predicted of these replicas where they are, at the depth that is best for each now. A replica is
-    left out where a device or an option of it is not there any more."""
+    """Return what is predicted of these replicas where they are, at the depth that is best for each now, where they
+    share the requests that there are now. A replica is left out where a device or an option of it is not there any
+    more."""
     devices, links = {one.id: one for one in cluster.devices}, links_of(cluster)
     found = [_find_candidate(one, devices, cluster, links, wanted) for one in replicas]
-    return [rate_candidate(one, links, wanted).prediction for one in found if one is not None]
+    there = [one for one in found if one is not None]
+    share = max(1, -(-wanted.workload.concurrency // max(1, len(there))))
+    return [rate_candidate(_share_requests(one, share, wanted), links, wanted).prediction for one in there]
+
+
+def _share_requests(candidate: Candidate, share: int, wanted: PlanGoal) -> Candidate:
+    """Return the candidate with so many sequences, or as many beyond those that it ran as fit into memory."""
+    room = {one.device.id: room_bytes(one.device, wanted.constraints) for one in candidate.placed}
+
+    def is_full(sequences: int) -> bool:
+        used = sum_used_bytes(replace(candidate, sequences=sequences), wanted.workload)
+        return any(used[device] > room[device] for device in used)
+
+    if share <= candidate.sequences:
+        return replace(candidate, sequences=share)
+    more = range(candidate.sequences + 1, share + 1)
+    return replace(candidate, sequences=candidate.sequences + bisect_left(more, True, key=is_full))
 
 
 def _find_candidate(
