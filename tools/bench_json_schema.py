@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from orchestrator.bench.record import ModeRun, measure_decoding
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.models import load_tokenizer as tokenizer_of
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.recommend.record import ModeRun, measure_decoding
 from orchestrator.workers.messages import Grammar, Sampling, Submit
 
 FORMULAS = {

@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.table import Table
 
 from adapters.hardware import processor
-from orchestrator.bench.decode import read_prompts
-from orchestrator.bench.record import ModeRun, Prompt, measure_decoding
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.recommend.decode import read_prompts
+from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding
 from orchestrator.workers.messages import Submit
 
 PREFIX_TOKENS = 512

@@ -23,13 +23,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from orchestrator.bench.decode import read_prompts
-from orchestrator.bench.record import ModeRun, Prompt, measure_decoding
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.recommend.decode import read_prompts
+from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding
 from orchestrator.workers.messages import Sampling, Submit
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1000)}

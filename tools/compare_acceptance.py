@@ -33,14 +33,14 @@ from rich.table import Table
 from adapters.contract import LoadedModel, Segment
 from adapters.gguf_header import GgufTensor, read_header
 from adapters.model_source import resolve
-from orchestrator.bench.decode import read_prompts
-from orchestrator.bench.record import Prompt
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_model, load_target, silent
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.recommend.decode import read_prompts
+from orchestrator.recommend.record import Prompt
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling, Submit
 from policies.sampling import Acceptance, distribution

@@ -24,10 +24,10 @@ from rich.table import Table
 from adapters import registry
 from adapters.contract import LoadedModel, Segment
 from adapters.model_source import resolve
-from orchestrator.bench.decode import read_prompts
 from orchestrator.config.load import load_config
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options
+from orchestrator.recommend.decode import read_prompts
 
 Rows = NDArray[np.float32]
 ANSWER_TOKENS = 64

@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 from rich.progress import Progress
 
-from orchestrator.bench.decode import encode_prompts
 from orchestrator.bench.policy.recorder import record_drafts
-from orchestrator.bench.prompts import read_texts, spread
-from orchestrator.bench.record import ModeRun, measure_decoding
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options
+from orchestrator.measuring.prompts import read_texts, spread
+from orchestrator.recommend.decode import encode_prompts
+from orchestrator.recommend.record import ModeRun, measure_decoding
 from orchestrator.simulation.recording import pack_requests
 from orchestrator.workers.messages import Submit
 

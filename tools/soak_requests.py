@@ -18,10 +18,10 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
-from orchestrator.bench.prompts import read_texts
 from orchestrator.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
 from orchestrator.bench.traffic.outcome import Outcome
 from orchestrator.errors import OutriderError
+from orchestrator.measuring.prompts import read_texts
 
 REQUEST_TIMEOUT_S = 300.0
 FILL_TIMEOUT_S = 1200.0

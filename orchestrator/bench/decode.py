@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import os
-import platform
 from collections.abc import Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from orchestrator.bench.canary_aside import leave_out_canary
-from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, PromptText, read_texts, spread
-from orchestrator.bench.record import FORMULAS, Mode, ModeRun, Prompt, control_ratio, measure_decoding, summarise_modes
+from orchestrator.bench.errors import BenchError
+from orchestrator.bench.summary import FORMULAS, control_ratio, list_rows, summarise_modes
 from orchestrator.drafting.port import Drafter
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
+from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import EngineOptions
+from orchestrator.measuring.canary_aside import leave_out_canary
+from orchestrator.recommend.decode import environment_of, warm_up
+from orchestrator.recommend.record import Mode, ModeRun, Prompt, measure_decoding
 from orchestrator.workers.messages import Sampling, Submit
-
-_WARM_DEPTH = 4
 
 
 def read_decode_options(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:
@@ -57,22 +54,6 @@ def load_target_with_status(options: EngineOptions) -> LoadedTarget:
     console = Console(stderr=True)
     with console.status("loading the target") as status:
         return load_target(options, lambda stage, fraction: status.update(f"{stage} ..."))
-
-
-def read_prompts(path: Path, target: LoadedTarget, limit: int) -> list[Prompt]:
-    """Read prompts and encode them as the chat API does. Raises BenchError naming file and line."""
-    texts = read_texts(path)
-    return encode_prompts(spread(texts, min(limit, len(texts)) or len(texts)), target)
-
-
-def encode_prompts(texts: Sequence[PromptText], target: LoadedTarget) -> list[Prompt]:
-    """Return prompts as the chat API encodes them."""
-    tokenizer = load_tokenizer(target.tokenizer_dir)
-    stop_tokens = sorted(tokenizer.eos_ids)
-    return [
-        Prompt(text.key, text.category, tokenizer.encode_chat([{"role": "user", "content": text.text}]), stop_tokens)
-        for text in texts
-    ]
 
 
 def measure_modes(
@@ -118,7 +99,7 @@ def measure_modes(
         summary["control_ratio"] = control_ratio(runs["plain"], runs["control"])
     return {
         "summary": summary,
-        "runs": [outcome.rows(prompts) for outcome in runs.values()],
+        "runs": [list_rows(outcome, prompts) for outcome in runs.values()],
         "environment": {
             **environment_of(target, options),
             "concurrency": concurrency,
@@ -156,34 +137,3 @@ def _measure_wave(loop: DecodeLoop, wave: list[Submit], outcome: ModeRun, depth:
     if depth is not None:
         wave = [msgspec.structs.replace(submit, depth=depth) for submit in wave]
     measure_decoding(loop, wave, outcome)
-
-
-def warm_up(target: LoadedTarget, options: EngineOptions, drafter: Drafter | None) -> None:
-    """Let runtimes compile their shapes, on prompts of our own: what a drafter learns of them helps with no other.
-
-    Drafts have a fixed depth, so whether they pay is not tried here, unmeasured."""
-    warm = [
-        Submit(f"warm-{prompt.key}", prompt.tokens, 24, stop_tokens=prompt.stop_tokens)
-        for prompt in encode_prompts(OWN_PROMPTS[:2], target)
-    ]
-    measure_decoding(build_loop(target, options, None), warm, ModeRun("plain"))
-    fixed = [msgspec.structs.replace(submit, depth=min(_WARM_DEPTH, options.max_depth)) for submit in warm]
-    measure_decoding(build_loop(target, options, drafter), fixed, ModeRun("spec"))
-
-
-def environment_of(target: LoadedTarget, options: EngineOptions) -> dict[str, Any]:
-    """Return what a result was measured with: versions, machine and loaded target."""
-    caps = target.model.capabilities
-    return {
-        "outrider": version("outrider"),
-        "python": platform.python_version(),
-        "cpus": os.cpu_count(),
-        "model": target.name,
-        "adapter": options.model.adapter,
-        "device": caps.device,
-        "weights": caps.weights,
-        "activations": caps.activations.value,
-        "kv_cache": caps.kv_cache.value,
-        "exactness": caps.exactness.value,
-        "row_invariant": target.row_invariant,
-    }

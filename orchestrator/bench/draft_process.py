@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.loading.draft_worker import build_draft_engine
 from orchestrator.loading.options import DraftWorkerOptions

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import AdapterError, Segment
-from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, PromptText
+from orchestrator.bench.errors import BenchError
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import EngineOptions
+from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText
 from orchestrator.workers.messages import Sampling
 
 _SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95, seed=1000)}
@@ -36,7 +37,7 @@ def measure_exactness(
 
 
 def _texts(prompts: Path | None, limit: int) -> Sequence[PromptText]:
-    from orchestrator.bench.prompts import read_texts, spread
+    from orchestrator.measuring.prompts import read_texts, spread
 
     texts = OWN_PROMPTS if prompts is None else read_texts(prompts)
     return spread(texts, min(limit, len(texts)) or len(texts))
@@ -91,7 +92,8 @@ def _candidate(one: Any) -> dict[str, Any]:
 
 def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: int) -> dict[str, Any]:
     """Return how many outputs differ with speculation, greedy and seeded, alone and in company."""
-    from orchestrator.bench.decode import encode_prompts, measure_modes
+    from orchestrator.bench.decode import measure_modes
+    from orchestrator.recommend.decode import encode_prompts
 
     target = _load(options)
     try:
@@ -113,9 +115,9 @@ def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: i
 
 
 def _quality(options: EngineOptions, texts: Sequence[PromptText], limit: int) -> dict[str, Any]:
-    from orchestrator.bench.progress import show_progress
-    from orchestrator.bench.prompts import spread
+    from orchestrator.cli.progress import show_progress
     from orchestrator.loading.models import silent, tokenizer_of
+    from orchestrator.measuring.prompts import spread
     from orchestrator.profiling.quality import measure_quality
 
     if not limit or options.model.source.startswith("simulated:"):

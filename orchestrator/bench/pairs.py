@@ -17,10 +17,10 @@ from adapters.contract import AdapterError
 from adapters.decoder.limits import refuse_directory
 from adapters.model_source import is_directory
 from device_profiles.units import MIB
-from orchestrator.bench.canary_aside import leave_out_canary
-from orchestrator.bench.decode import encode_prompts, measure_modes, read_prompts, warm_up
-from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, select_by_name
-from orchestrator.bench.record import FORMULAS, Prompt
+from orchestrator.bench.decode import measure_modes
+from orchestrator.bench.errors import BenchError
+from orchestrator.bench.selection import select_by_name
+from orchestrator.bench.summary import FORMULAS
 from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
 from orchestrator.loading.drafters import build_drafter
@@ -33,6 +33,10 @@ from orchestrator.loading.options import (
     SuffixOptions,
     engine_options,
 )
+from orchestrator.measuring.canary_aside import leave_out_canary
+from orchestrator.measuring.prompts import OWN_PROMPTS
+from orchestrator.recommend.decode import encode_prompts, read_prompts, warm_up
+from orchestrator.recommend.record import Prompt
 from orchestrator.workers.messages import Sampling
 
 EXACT = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 
 
 def cluster(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.cli.options import ConfigFile
 
 
@@ -27,9 +27,10 @@ def decode(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
-    from orchestrator.bench.decode import load_target_with_status, measure_modes, read_decode_options, read_prompts
+    from orchestrator.bench.decode import load_target_with_status, measure_modes, read_decode_options
     from orchestrator.bench.decode_table import print_decode
     from orchestrator.loading.drafters import build_drafter
+    from orchestrator.recommend.decode import read_prompts
     from orchestrator.workers.messages import Sampling
 
     options = read_decode_options(config, exactness, adapter, concurrency)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.cli.bench_result import check_json_path
 from orchestrator.cli.options import ConfigFile
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.cli.bench_result import check_json_path, describe_machine
 from orchestrator.cli.options import ConfigFile
 
@@ -34,12 +34,12 @@ def headlines(
 
     from rich.console import Console
 
-    from orchestrator.bench.canary_aside import leave_out_canary
     from orchestrator.bench.headlines.parts import FULL, QUICK
     from orchestrator.bench.headlines.run import HeadlinesJob, measure_headlines
     from orchestrator.bench.headlines.table import print_headlines
     from orchestrator.config.load import default_config_path, load_config
     from orchestrator.loading.options import engine_options
+    from orchestrator.measuring.canary_aside import leave_out_canary
 
     check_json_path(json_out)
     path = config or default_config_path()

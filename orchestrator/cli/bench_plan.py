@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.bench.canary_aside import leave_out_canary
-from orchestrator.bench.prompts import BenchError, select_by_name, spread
+from orchestrator.bench.errors import BenchError
+from orchestrator.bench.selection import select_by_name
 from orchestrator.cli.options import ConfigFile
+from orchestrator.measuring.canary_aside import leave_out_canary
+from orchestrator.measuring.prompts import spread
 
 if TYPE_CHECKING:  # loaded where something is measured
     from orchestrator.bench.plan.runs import Configuration

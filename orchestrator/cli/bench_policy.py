@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.bench.prompts import OWN_PROMPTS, BenchError, read_texts
+from orchestrator.bench.errors import BenchError
 from orchestrator.cli.options import ConfigFile
+from orchestrator.measuring.prompts import OWN_PROMPTS, read_texts
 
 
 def policy(

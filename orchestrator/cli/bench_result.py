@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 
 
 def check_json_path(json_out: Path | None) -> None:

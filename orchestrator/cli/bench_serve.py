@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator.bench.prompts import BenchError, read_texts, spread
+from orchestrator.bench.errors import BenchError
+from orchestrator.measuring.prompts import read_texts, spread
 
 if TYPE_CHECKING:  # httpx and numpy are loaded only where something is measured
     from orchestrator.bench.traffic.client import Endpoint

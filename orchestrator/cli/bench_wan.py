@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.cli.bench_result import check_json_path, finish_comparison
 
 _COLUMNS = (
@@ -56,8 +56,8 @@ def wan(
     from rich.console import Console
 
     from orchestrator.bench.overlap.run import deepen_pair, simulate_pairs
-    from orchestrator.bench.prompts import OWN_PROMPTS
     from orchestrator.bench.wan.run import RTT_MS, measure_wan
+    from orchestrator.measuring.prompts import OWN_PROMPTS
 
     check_json_path(json_out)
     cores = sorted(os.sched_getaffinity(0))

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from device_profiles.units import human_bytes
-from orchestrator.bench.progress import show_progress
 from orchestrator.cli.drafts_build import build
 from orchestrator.cli.drafts_learn import learn
 from orchestrator.cli.options import ConfigFile
+from orchestrator.cli.progress import show_progress
 
 app = typer.Typer(help="Stores that drafts come from: documents, answers, and what the target says itself.")
 app.command()(build)
@@ -69,10 +69,10 @@ def recommend(
 ) -> None:
     """Decode prompts plainly and with each draft that is here, in turn, and say which to configure: the
     configuration's, suffix, and what is named, each alone and all together."""
-    from orchestrator.bench.prompts import BenchError
-    from orchestrator.bench.recommend.run import RecommendJob, recommend_drafts
-    from orchestrator.bench.recommend.table import print_recommendation
     from orchestrator.config.load import default_config_path, load_config
+    from orchestrator.measuring.prompts import MeasurementError
+    from orchestrator.recommend.run import RecommendJob, recommend_drafts
+    from orchestrator.recommend.table import print_recommendation
 
     path = config or default_config_path()
     job = RecommendJob(
@@ -84,4 +84,4 @@ def recommend(
     else:
         print_recommendation(result)
     if result["environment"]["exactness"] == "bit" and not result["summary"]["identical"]:
-        raise BenchError("outputs differ from those without drafts: that is a bug, please report it")
+        raise MeasurementError("outputs differ from those without drafts: that is a bug, please report it")

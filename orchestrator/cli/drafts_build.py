@@ -50,7 +50,7 @@ def build(
 
 
 def _read_prompts(path: Path) -> list[str]:
-    from orchestrator.bench.prompts import read_texts
+    from orchestrator.measuring.prompts import read_texts
 
     return [one.text for one in read_texts(path)]
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from device_profiles.units import human_bytes
-from orchestrator.bench.progress import show_progress
 from orchestrator.cli.options import ConfigFile
+from orchestrator.cli.progress import show_progress
 
 
 def learn(

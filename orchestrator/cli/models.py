@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
-from orchestrator.bench.progress import show_progress
 from orchestrator.cli.options import ConfigFile, Yes, confirm
+from orchestrator.cli.progress import show_progress
 
 if TYPE_CHECKING:  # loaded where something is done
     from orchestrator.loading.options import EngineOptions
@@ -91,26 +91,26 @@ def prune(config: ConfigFile = None, yes: Yes = False, as_json: _Json = False) -
 def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
     from adapters import registry
     from device_profiles.profile import FAST, Precision
-    from orchestrator.bench.prompts import BenchError
     from orchestrator.config.load import default_config_path, load_config
     from orchestrator.loading.options import engine_options
+    from orchestrator.measuring.prompts import MeasurementError
     from policies.models.quantization import AS_FILE
 
     path = config or default_config_path()
     options = engine_options(load_config(path), path.resolve().parent)
     known = [AS_FILE, FAST, *(precision.value for precision in Precision)]
     if weights and weights not in known:
-        raise BenchError(f"--weights is one of {', '.join(known)}, not {weights!r}")
+        raise MeasurementError(f"--weights is one of {', '.join(known)}, not {weights!r}")
     if adapter and adapter not in registry.names():
-        raise BenchError(f"--adapter is one of {', '.join(registry.names())}, not {adapter!r}")
+        raise MeasurementError(f"--adapter is one of {', '.join(registry.names())}, not {adapter!r}")
     if options.model.source.startswith("simulated:"):
-        raise BenchError("the simulated model has no weights: there is nothing to measure")
+        raise MeasurementError("the simulated model has no weights: there is nothing to measure")
     return options.with_model(weights=weights or options.model.weights, adapter=adapter or options.model.adapter)
 
 
 def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
-    from orchestrator.bench.prompts import read_texts, spread
     from orchestrator.loading.models import silent, tokenizer_of
+    from orchestrator.measuring.prompts import read_texts, spread
 
     texts = read_texts(path)
     tokenizer = tokenizer_of(options.model, silent)

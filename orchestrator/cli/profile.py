@@ -17,10 +17,10 @@ import typer
 
 from device_profiles.acceptance import TargetTexts
 from device_profiles.store import ProfileStore
-from orchestrator.bench.canary_aside import leave_out_canary
 from orchestrator.cli.options import ConfigFile
 from orchestrator.cli.profile_table import print_profiles
 from orchestrator.errors import OutriderError, WorkerError
+from orchestrator.measuring.canary_aside import leave_out_canary
 
 if TYPE_CHECKING:
     from orchestrator.config.model import ClusterConfig

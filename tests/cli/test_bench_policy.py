@@ -14,9 +14,9 @@ from orchestrator.bench.policy.recorder import record_drafts
 from orchestrator.bench.policy.recovery import recovery
 from orchestrator.bench.policy.requests import requests_of
 from orchestrator.bench.policy.runs import VisitRunner, alone
-from orchestrator.bench.prompts import OWN_PROMPTS
 from orchestrator.drafting.port import Ask
 from orchestrator.loading.models import load_target, load_tokenizer
+from orchestrator.measuring.prompts import OWN_PROMPTS
 from orchestrator.simulation.recording import Recording, RecordingError, load_recording, save_recording
 from orchestrator.workers.messages import Sampling
 from policies.speculation.replay.recorded import Costs

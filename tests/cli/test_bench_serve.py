@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.cli.main import app
 from tests.support.daemon import Daemon, configuration, running
 

@@ -7,17 +7,17 @@ import json
 import pytest
 import yaml
 
-from orchestrator.bench.recommend.candidates import chain_candidates, list_candidates
-from orchestrator.bench.recommend.figures import (
+from orchestrator.config.drafts import ModelDraft, SuffixDraft
+from orchestrator.config.model import ClusterConfig
+from orchestrator.recommend.candidates import chain_candidates, list_candidates
+from orchestrator.recommend.figures import (
     bootstrap_interval,
     choose_drafts,
     compare_chain,
     describe_categories,
 )
-from orchestrator.bench.recommend.table import describe_recommendation
-from orchestrator.bench.record import Prompt, Record
-from orchestrator.config.drafts import ModelDraft, SuffixDraft
-from orchestrator.config.model import ClusterConfig
+from orchestrator.recommend.record import Prompt, Record
+from orchestrator.recommend.table import describe_recommendation
 
 TARGET = "simulated:toy?base_ms=6&row_ms=0.2"
 GOOD = "simulated:toy?base_ms=0.2&row_ms=0.02&agree=0.9"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orchestrator.bench.prompts import BenchError, spread
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.traffic.arrivals import arrival_times_s
 from orchestrator.bench.traffic.figures import (
     TrafficRun,
@@ -23,6 +23,7 @@ from orchestrator.bench.traffic.figures import (
 )
 from orchestrator.bench.traffic.outcome import Outcome
 from orchestrator.bench.traffic.slo import meets, parse_slo
+from orchestrator.measuring.prompts import spread
 
 times = st.floats(0.0, 100.0)
 

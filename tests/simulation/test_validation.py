@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from device_profiles.cost import StepCost
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.traffic.outcome import Outcome
 from orchestrator.bench.validation.compare import compare_run, summarise_runs
 from orchestrator.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run

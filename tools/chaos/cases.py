@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from orchestrator.bench.prompts import read_texts
+from orchestrator.measuring.prompts import read_texts
 from orchestrator.measuring.texts import TEXTS
 
 Route = Literal["chat", "completions"]

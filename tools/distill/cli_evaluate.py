@@ -13,8 +13,6 @@ from rich.progress import Progress
 from rich.table import Table
 
 from device_profiles.profile import Exactness
-from orchestrator.bench.decode import read_prompts
-from orchestrator.bench.ways import Way
 from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.load import default_config_path, load_config, store_directory
 from orchestrator.config.model import ClusterConfig
@@ -22,6 +20,8 @@ from orchestrator.generating.data import DataError
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.recommend.decode import read_prompts
+from orchestrator.recommend.ways import Way
 from tools.distill.evaluate import ALONE, BOTH, PLAIN, SUFFIX, compare, step_ms
 
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 
 from device_profiles.profile import Exactness
-from orchestrator.bench.decode import read_prompts
-from orchestrator.bench.prompts import BenchError
-from orchestrator.bench.record import Prompt
+from orchestrator.bench.errors import BenchError
 from orchestrator.config.load import load_config
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.recommend.decode import read_prompts
+from orchestrator.recommend.record import Prompt
 from orchestrator.workers.messages import Sampling, Submit
 from tools.token_trees.candidates import RecordedOutput
 

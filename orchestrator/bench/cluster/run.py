@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.bench.cluster.hosts import BenchHosts
 from orchestrator.bench.cluster.served import MODEL, Served, measure_tokens_per_s, serve, wait_until
 from orchestrator.bench.cluster.shift import Shift, Traffic, measure_shift
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 
 BARS = {
     "median_error": (0.10, "at most"),

@@ -18,8 +18,8 @@ import yaml
 
 from adapters.free_port import find_free_port
 from orchestrator.bench.cluster.hosts import BenchHosts
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.plan.texts import prompt_text
-from orchestrator.bench.prompts import BenchError
 
 MODEL = "bench"
 """What the model is called, whichever it is."""

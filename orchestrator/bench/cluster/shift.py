@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 from orchestrator.bench.cluster.served import wait_until
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 
 FEW = 0.25
 """The share of the newest requests below which a replica is left, as good as."""

@@ -8,15 +8,17 @@ from typing import get_args
 
 import msgspec
 
-from orchestrator.bench.canary_aside import leave_out_canary
 from orchestrator.bench.compare.endpoint import parse_endpoint
 from orchestrator.bench.compare.engines import Asked
-from orchestrator.bench.prompts import BenchError, PromptText, read_texts, spread, take_of_each
+from orchestrator.bench.errors import BenchError
+from orchestrator.bench.selection import take_of_each
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.config.target import AUTO, WeightsPrecision
 from orchestrator.config.without_file import configure_model
 from orchestrator.loading.models import prepare_tokenizer_of, silent
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.measuring.canary_aside import leave_out_canary
+from orchestrator.measuring.prompts import PromptText, read_texts, spread
 from orchestrator.measuring.texts import TEXTS
 
 WEIGHTS = get_args(WeightsPrecision)

@@ -15,7 +15,7 @@ from orchestrator.bench.compare.endpoint import EndpointOptions
 from orchestrator.bench.compare.figures import CONTROL, OUTRIDER
 from orchestrator.bench.compare.outrider_engine import OutriderOptions
 from orchestrator.bench.compare.process import EngineSpec
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.loading.options import EngineOptions
 
 _OUTRIDER_ENTRY = "orchestrator.bench.compare.outrider_engine:load"

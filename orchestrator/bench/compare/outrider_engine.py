@@ -12,13 +12,13 @@ import msgspec
 from adapters.hardware import runtime_version
 from adapters.peers.contract import Answer, PeerPrompt, Score
 from adapters.scoring import log_probabilities
-from orchestrator.bench.record import ModeRun, Record, measure_decoding
 from orchestrator.drafting.port import Drafter
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_target, silent
 from orchestrator.loading.options import EngineOptions
 from orchestrator.profiling.quality import feed_tokens
+from orchestrator.recommend.record import ModeRun, Record, measure_decoding
 from orchestrator.workers.messages import Submit
 
 

@@ -31,7 +31,7 @@ from orchestrator.bench.compare.figures import (
 )
 from orchestrator.bench.compare.peers import compare_with_peers
 from orchestrator.bench.compare.turns import NamedPrompt, Tell, Turns, load_engines
-from orchestrator.bench.prompts import OWN_PROMPTS, PromptText, spread
+from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText, spread
 from orchestrator.profiling.quality import reference_texts
 
 _WARM_PROMPTS = 2

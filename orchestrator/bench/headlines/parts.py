@@ -14,17 +14,19 @@ import numpy as np
 from device_profiles.units import MS_PER_S
 from orchestrator.bench.cluster.hosts import make_hosts
 from orchestrator.bench.cluster.run import ClusterBench, ClusterLoad
-from orchestrator.bench.decode import encode_prompts, measure_modes
+from orchestrator.bench.decode import measure_modes
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.headlines.structured import measure_structured
 from orchestrator.bench.overlap.measure import OverlapPair, measure_pair
 from orchestrator.bench.plan.fleets import build_goal, fleet
-from orchestrator.bench.prompts import OWN_PROMPTS, BenchError
 from orchestrator.bench.wan.measure import measure_link
 from orchestrator.bench.wan.run import RTT_MS
 from orchestrator.config.model import ClusterConfig
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.models import load_target, silent
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.measuring.prompts import OWN_PROMPTS
+from orchestrator.recommend.decode import encode_prompts
 from orchestrator.workers.messages import Sampling
 from policies.planning.placement import plan_placement
 from policies.planning.plan import Objective

@@ -10,11 +10,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.bench.record import tpot_ms
-from orchestrator.bench.ways import Way, close_drafters, decode_in_turns
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.models import LoadedTarget, load_tokenizer
 from orchestrator.loading.options import EngineOptions
+from orchestrator.recommend.record import tpot_ms
+from orchestrator.recommend.ways import Way, close_drafters, decode_in_turns
 from orchestrator.workers.messages import Grammar, Sampling, Submit
 
 _MAX_TOKENS = 200

@@ -15,10 +15,9 @@ from typing import Any
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from orchestrator.bench.decode import encode_prompts, warm_up
 from orchestrator.bench.draft_process import start_draft_process
-from orchestrator.bench.prompts import BenchError, PromptText
-from orchestrator.bench.record import ModeRun, Prompt, figures, measure_decoding, tpot_ms
+from orchestrator.bench.errors import BenchError
+from orchestrator.bench.summary import figures
 from orchestrator.clock import SystemClock
 from orchestrator.config.model import ClusterConfig
 from orchestrator.drafting.chain import ChainDrafter
@@ -37,6 +36,9 @@ from orchestrator.loading.options import (
     engine_options,
 )
 from orchestrator.loading.vocabularies import remote_pair
+from orchestrator.measuring.prompts import PromptText
+from orchestrator.recommend.decode import encode_prompts, warm_up
+from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding, tpot_ms
 from orchestrator.workers.cores import pin_to_cores
 from orchestrator.workers.messages import Sampling, Submit
 from policies.models.vocabulary import Match

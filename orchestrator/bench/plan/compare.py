@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.plan.figures import row_of
 from orchestrator.bench.plan.predicted import PlannedLoad, plan_load
 from orchestrator.bench.plan.runs import Configuration, LoopRunner, RunLoad, RunMeasurement, prompts, select_full_rounds
-from orchestrator.bench.prompts import BenchError
 from orchestrator.config.model import ClusterConfig
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import EngineOptions, engine_options

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from adapters.device_memory import read_host_memory
 from device_profiles.store import ProfileStore
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.plan.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN, POLICY, Configuration, RunLoad
-from orchestrator.bench.prompts import BenchError
 from orchestrator.planning.applied import whole_targets
 from orchestrator.planning.proposal import PlanProposal, PlanRequest, propose_here
 from orchestrator.planning.wanted import SUFFIX, build_measured_drafter

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.bench.canary_aside import leave_out_canary
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.policy.drafters import with_suffix_alone
 from orchestrator.bench.policy.requests import choose_categories
 from orchestrator.bench.policy.session import VisitPlan
-from orchestrator.bench.prompts import BenchError, PromptText
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.measuring.canary_aside import leave_out_canary
+from orchestrator.measuring.prompts import PromptText
 
 CONCURRENCIES = (1, 2, 4, 8, 16)
 SAMPLED = (1, 4, 16)

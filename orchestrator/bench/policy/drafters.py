@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.loading.drafters import build_suffix

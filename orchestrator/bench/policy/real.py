@@ -11,18 +11,18 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from device_profiles.cost import StepCost
-from orchestrator.bench.decode import environment_of
 from orchestrator.bench.policy.arms import ADAPTIVE
 from orchestrator.bench.policy.recorder import measure_replay_costs, record_drafts, with_rounds
 from orchestrator.bench.policy.requests import MIX, Requests, requests_of
 from orchestrator.bench.policy.runs import VisitRunner
 from orchestrator.bench.policy.session import ComparisonResult, PolicyComparison, PolicyVariant, VisitPlan
-from orchestrator.bench.prompts import PromptText
 from orchestrator.clock import SystemClock
 from orchestrator.loading.engine import first_cost
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
 from orchestrator.loading.options import EngineOptions
+from orchestrator.measuring.prompts import PromptText
 from orchestrator.measuring.slots import SomeSlots
+from orchestrator.recommend.decode import environment_of
 from orchestrator.simulation.recording import Recording
 from policies.speculation.replay.recorded import Costs
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.bench.prompts import BenchError, PromptText, spread
+from orchestrator.bench.errors import BenchError
+from orchestrator.measuring.prompts import PromptText, spread
 from orchestrator.workers.messages import Sampling, Submit
 
 MIX = "mix"

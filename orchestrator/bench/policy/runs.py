@@ -22,8 +22,8 @@ from typing import NamedTuple
 import msgspec
 
 from device_profiles.units import MS_PER_S
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.policy.arms import Timed
-from orchestrator.bench.prompts import BenchError
 from orchestrator.drafting.port import Drafter
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.loading.engine import build_loop

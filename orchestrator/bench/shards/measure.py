@@ -15,11 +15,12 @@ import psutil
 
 from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
-from orchestrator.bench.prompts import BenchError, PromptText
+from orchestrator.bench.errors import BenchError
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import OutriderError, WorkerError
 from orchestrator.loading.models import load_tokenizer, silent, tokenizer_of
 from orchestrator.loading.options import ModelOptions, engine_options, worker_specs
+from orchestrator.measuring.prompts import PromptText
 from orchestrator.workers.contract import Cluster, Worker
 from orchestrator.workers.messages import Event, Failed, Ready, Refused, RoundReport, Sampling, Submit
 from orchestrator.workers.shared_cluster import SharedCluster

@@ -12,10 +12,10 @@ from statistics import fmean
 from typing import Any
 
 from orchestrator.bench.cluster.hosts import BenchHosts, make_hosts
-from orchestrator.bench.prompts import OWN_PROMPTS
 from orchestrator.bench.shards.measure import MeasuredTarget, StreamRun, TargetRun
 from orchestrator.bootstrap.clusters import build_cluster, local_cluster
 from orchestrator.config.model import ClusterConfig
+from orchestrator.measuring.prompts import OWN_PROMPTS
 from orchestrator.workers.contract import Cluster
 from orchestrator.workers.messages import Sampling
 

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 from httpx_sse import EventSource, SSEError
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.traffic.outcome import INTERRUPTED, Outcome
 
 EndpointKind = Literal["chat", "completions"]

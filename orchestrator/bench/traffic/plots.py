@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.traffic.figures import TrafficRun, latencies_ms, output_over_time, running_over_time
 
 if TYPE_CHECKING:

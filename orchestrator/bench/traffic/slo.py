@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from device_profiles.units import MS_PER_S
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.traffic.outcome import Outcome
 
 NAMES = ("ttft", "tpot", "e2e")

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from orchestrator.bench.cluster.hosts import BenchHosts, make_hosts
 from orchestrator.bench.cluster.served import Served, serve
-from orchestrator.bench.prompts import BenchError
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.validation.runs import FaultName, Place
 
 _READY_S, _POLL_S = 240.0, 0.1

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from device_profiles.cost import StepCost
 from device_profiles.measured import MeasuredModel
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.policy.recorder import with_overhead
-from orchestrator.bench.prompts import BenchError
 from orchestrator.config.load import load_config
 from orchestrator.profiling.work import profile_store
 

@@ -12,13 +12,14 @@ from statistics import fmean
 import numpy as np
 
 from device_profiles.units import MS_PER_S
-from orchestrator.bench.prompts import BenchError, PromptText
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.traffic.arrivals import arrival_times_s
 from orchestrator.bench.traffic.client import Endpoint, open_client, send_request
 from orchestrator.bench.traffic.drive import open_loop, run_closed_loop
 from orchestrator.bench.traffic.outcome import Outcome
 from orchestrator.bench.validation.places import RealPlace
 from orchestrator.bench.validation.runs import ValidationRun
+from orchestrator.measuring.prompts import PromptText
 
 _TIMEOUT_S = 240.0
 _LEAST_PAUSE_MS = 250.0

@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.bench.policy.recorder import record_drafts
-from orchestrator.bench.prompts import PromptText, read_texts
 from orchestrator.bench.validation.runs import Place, ValidationRun
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_tokenizer
 from orchestrator.loading.options import EngineOptions
+from orchestrator.measuring.prompts import PromptText, read_texts
 from orchestrator.workers.messages import Submit
 from policies.speculation.replay.recorded import RecordedRequest
 

@@ -19,7 +19,8 @@ import yaml
 
 from device_profiles.measured import MeasuredModel
 from orchestrator.bench.cluster.hosts import HostsError
-from orchestrator.bench.prompts import BenchError, PromptText, select_by_name
+from orchestrator.bench.errors import BenchError
+from orchestrator.bench.selection import select_by_name
 from orchestrator.bench.validation.compare import BARS, FORMULAS, compare_run, summarise_runs
 from orchestrator.bench.validation.places import RealPlace, open_place, split_cores
 from orchestrator.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
@@ -31,6 +32,7 @@ from orchestrator.config.load import load_config
 from orchestrator.control.admission import ControlLimits
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.measuring.prompts import PromptText
 from orchestrator.simulation.courses import CourseBook
 from orchestrator.simulation.fleet import Fleet, PlacedReplica, ReplicaKind
 from orchestrator.simulation.processes import Timing

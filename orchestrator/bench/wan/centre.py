@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from orchestrator.bench.decode import encode_prompts, warm_up
 from orchestrator.bench.overlap.measure import OverlapPair, connect_drafter
-from orchestrator.bench.prompts import PromptText
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.remote import RemoteDrafter
 from orchestrator.engine.loop import DecodeLoop
@@ -25,6 +23,8 @@ from orchestrator.errors import OutriderError
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import load_target, silent
+from orchestrator.measuring.prompts import PromptText
+from orchestrator.recommend.decode import encode_prompts, warm_up
 from orchestrator.workers.cores import pin_to_cores
 from orchestrator.workers.messages import Submit
 

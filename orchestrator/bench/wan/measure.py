@@ -13,11 +13,12 @@ import msgspec
 
 from device_profiles.units import MS_PER_S
 from orchestrator.bench.draft_process import start_draft_process
+from orchestrator.bench.errors import BenchError
 from orchestrator.bench.overlap.measure import OVERLAP, OverlapPair
-from orchestrator.bench.prompts import BenchError, PromptText
 from orchestrator.bench.wan.centre import PLAIN, Answer, Client, run_centre
 from orchestrator.bench.wan.relay import DelayingRelay
 from orchestrator.links.address import LinkEndpoint
+from orchestrator.measuring.prompts import PromptText
 from orchestrator.workers.draft_messages import RemoteState
 
 OVERLAPPED, SEQUENTIAL = "overlapped", "sequential"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from orchestrator.bench.overlap.measure import OverlapPair
-from orchestrator.bench.prompts import OWN_PROMPTS, PromptText
 from orchestrator.bench.wan.measure import measure_link
+from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText
 
 RTT_MS = 12.0
 """The round trip that the summary is of, where it was measured."""

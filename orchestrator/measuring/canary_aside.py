@@ -14,9 +14,8 @@ def leave_out_canary(config: ClusterConfig) -> ClusterConfig:
     from orchestrator.config.speculation import Canary
 
     if config.canary.share:
-        print(
+        sys.stderr.write(
             "outrider: the canary takes no part in this: what all other requests get is measured; "
-            "`outrider canary status` compares both while the daemon serves",
-            file=sys.stderr,
+            "`outrider canary status` compares both while the daemon serves\n"
         )
     return config.model_copy(update={"canary": Canary()})

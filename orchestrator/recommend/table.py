@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.bench.recommend.figures import NONE, PLAIN_BAR, ROUTER_BAR
 from orchestrator.plain_table import add_row, wide_console
+from orchestrator.recommend.figures import NONE, PLAIN_BAR, ROUTER_BAR
 
 if TYPE_CHECKING:  # rich is loaded only where something is printed
     from rich.table import Table

@@ -10,11 +10,17 @@ from typing import Any
 import msgspec
 
 from adapters.contract import AdapterError
-from orchestrator.bench.canary_aside import leave_out_canary
-from orchestrator.bench.decode import encode_prompts, environment_of, read_prompts, warm_up
-from orchestrator.bench.prompts import OWN_PROMPTS, BenchError
-from orchestrator.bench.recommend.candidates import Candidate, chain_candidates, format_drafts, list_candidates
-from orchestrator.bench.recommend.figures import (
+from orchestrator.config.drafts import AnyDraft
+from orchestrator.config.model import ClusterConfig
+from orchestrator.errors import OutriderError
+from orchestrator.loading.drafters import build_drafter
+from orchestrator.loading.models import LoadedTarget, load_target
+from orchestrator.loading.options import EngineOptions, depth_of, engine_options
+from orchestrator.measuring.canary_aside import leave_out_canary
+from orchestrator.measuring.prompts import OWN_PROMPTS, MeasurementError
+from orchestrator.recommend.candidates import Candidate, chain_candidates, format_drafts, list_candidates
+from orchestrator.recommend.decode import encode_prompts, environment_of, read_prompts, warm_up
+from orchestrator.recommend.figures import (
     CONTROL,
     FORMULAS,
     NONE,
@@ -23,14 +29,8 @@ from orchestrator.bench.recommend.figures import (
     describe_categories,
     describe_way,
 )
-from orchestrator.bench.record import ModeRun, Prompt
-from orchestrator.bench.ways import Way, close_drafters, decode_in_turns
-from orchestrator.config.drafts import AnyDraft
-from orchestrator.config.model import ClusterConfig
-from orchestrator.errors import OutriderError
-from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.models import LoadedTarget, load_target
-from orchestrator.loading.options import EngineOptions, depth_of, engine_options
+from orchestrator.recommend.record import ModeRun, Prompt
+from orchestrator.recommend.ways import Way, close_drafters, decode_in_turns
 from orchestrator.workers.messages import Submit
 
 Tell = Callable[[str, float], None]
@@ -60,10 +60,12 @@ class _Loaded:
 
 
 def recommend_drafts(job: RecommendJob, tell: Tell) -> dict[str, Any]:
-    """Return `summary`, `candidates`, `categories`, `environment` and `formulas`. Raises BenchError where there is
-    nothing to compare, or the prompts cannot be read; AdapterError where the target cannot be loaded."""
+    """Return `summary`, `candidates`, `categories`, `environment` and `formulas`. Raises MeasurementError where
+    there is nothing to compare, or the prompts cannot be read; AdapterError where the target cannot be loaded."""
     if not depth_of(job.config.speculation):
-        raise BenchError("speculation.method: the configuration switches speculation off: there is nothing to compare")
+        raise MeasurementError(
+            "speculation.method: the configuration switches speculation off: there is nothing to compare"
+        )
     config = leave_out_canary(job.config)
     plain = _build_options(config, job.base, ())
     target = load_target(plain, lambda stage, _: tell(f"the target: {stage}", -1.0))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.bench.record import ModeRun, measure_decoding
 from orchestrator.drafting.port import Drafter
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget
 from orchestrator.loading.options import EngineOptions
+from orchestrator.recommend.record import ModeRun, measure_decoding
 from orchestrator.workers.messages import Submit
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from device_profiles.units import MS_PER_S
-from orchestrator.bench.recommend.candidates import CHAIN, CONFIGURED
-from orchestrator.bench.record import Prompt, Record, tpot_ms
+from orchestrator.recommend.candidates import CHAIN, CONFIGURED
+from orchestrator.recommend.record import Prompt, Record, tpot_ms
 
 NONE = "none"
 """The candidate without drafts: plain decoding."""
