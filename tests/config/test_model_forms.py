@@ -11,7 +11,7 @@ from adapters import hardware, registry
 from adapters.contract import AdapterUnavailable, ModelRefused, Unsupported
 from adapters.devices_there import check_device
 from adapters.llama_cpp.fork import ForkLibrary
-from orchestrator.bench.pairs import list_model_places
+from outrider_lab.bench.pairs import list_model_places
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
 from orchestrator.loading.options import engine_options

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.cluster.shift import compete
+from outrider_lab.bench.cluster.shift import compete
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_live_state import wait_or_skip
 from tests.support.asking import asking

@@ -10,7 +10,7 @@ import pytest
 
 from adapters.artefact import list_kept
 from tests.support.daemon import running
-from tests.support.start_events import list_converters
+from tools.lab.tests.chaos.start_events import list_converters
 from tests.support.waiting import until
 
 _PARTS = 30

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.cluster.hosts import BenchHosts
+from outrider_lab.bench.cluster.hosts import BenchHosts
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_life import collect
 from tests.support.bench_hosts import joined_hosts

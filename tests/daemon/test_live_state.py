@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.cluster.shift import FEW, Traffic, compete
+from outrider_lab.bench.cluster.shift import FEW, Traffic, compete
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.support.daemon import Daemon, outrider_process
-from tools.measure_shift import read_others, serve
+from outrider_lab.measure.shift import read_others, serve
 
 _QUIET = 0.2
 _NOISY = 0.35

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bench.cluster.hosts import BenchHosts
+from outrider_lab.bench.cluster.hosts import BenchHosts
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_shard_workers import ASK, SAMPLINGS, stream_while
 from tests.support.bench_hosts import joined_hosts

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.bench.cluster.hosts import BenchHosts
+from outrider_lab.bench.cluster.hosts import BenchHosts
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_foreign_adapters import put_on_path
 from tests.support.bench_hosts import joined_hosts

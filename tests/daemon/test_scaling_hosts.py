@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.cluster.hosts import BenchHosts
+from outrider_lab.bench.cluster.hosts import BenchHosts
 from tests.support.asking import asking
 from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, running

@@ -34,7 +34,7 @@ from orchestrator.drafting.shared import DraftSession, SharedDrafter
 from orchestrator.links.endpoint import EndpointServer, LinkLost
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling
-from policies.speculation.replay.fixed import FixedDepth
+from outrider_lab.replay.fixed import FixedDepth
 from tests.drafting.test_draft_cache import fresh, read_cache
 from tests.drafting.test_lookahead import Clock
 from tests.drafting.test_remote import REQUESTS, remote, remote_of, until

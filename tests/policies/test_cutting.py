@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from device_profiles.profile import Exactness
-from orchestrator.bench.plan.fleets import build_goal, fleet, small
+from outrider_lab.bench.plan.fleets import build_goal, fleet, small
 from policies.planning.placement import plan_placement
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
-from orchestrator.bench.plan.fleets import build_goal, fleet
+from outrider_lab.bench.plan.fleets import build_goal, fleet
 from policies.planning.merit import sum_merits
 from policies.planning.placement import pairs, plan_placement
 from policies.planning.plan import (

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.bench.plan.exact import best_in_shards
-from orchestrator.bench.plan.fleets import build_goal, fleet, small
+from outrider_lab.bench.plan.exact import best_in_shards
+from outrider_lab.bench.plan.fleets import build_goal, fleet, small
 from policies.planning.merit import sum_merits
 from policies.planning.placement import plan_placement
 from policies.planning.placement.candidate import sides

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from orchestrator.bench.plan.fleets import small
+from outrider_lab.bench.plan.fleets import small
 from policies.planning.placement import plan_placement
 from policies.planning.plan import Constraints, PlanGoal, Role
 

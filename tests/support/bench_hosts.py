@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from orchestrator.bench.cluster.hosts import BenchHosts, HostsError, make_hosts
+from outrider_lab.bench.cluster.hosts import BenchHosts, HostsError, make_hosts
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.chaos.faults.memory import find_memory_cgroup, remove_cgroup
+from outrider_lab.chaos.faults.memory import find_memory_cgroup, remove_cgroup
 
 
 class FakeGroups:

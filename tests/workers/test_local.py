@@ -25,7 +25,7 @@ from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Cancel, Event, Finished, Ready, Submit
 from tests.support import engines
 from tests.support.workers import is_gone, start_worker, tokens_until
-from tools.chaos.faults.memory import find_memory_cgroup, starve
+from outrider_lab.chaos.faults.memory import find_memory_cgroup, starve
 
 pytestmark = pytest.mark.asyncio
 

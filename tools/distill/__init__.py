@@ -1,6 +1,0 @@
-"""Trains a small draft model for a target, on what the target itself says: `python -m tools.distill --help`.
-
-- `prompts`: the questions to the target, composed here or written by the target itself.
-- `shards`: the data on disk: token ids and the target's likeliest tokens at each position.
-- `generate`: the target answers, many requests at a time; stops and goes on at any point.
-"""

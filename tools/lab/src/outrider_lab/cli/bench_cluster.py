@@ -1,0 +1,118 @@
+"""`outrider bench cluster`: what plans over hosts predict beside what they do, and hosts that join and leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider_lab.bench.errors import BenchError
+
+
+def cluster(
+    cores: Annotated[
+        list[str] | None,
+        typer.Option(help="The cores of a host, as in 0,1 (`all`: every core); once for each. Else three hosts."),
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="A model's source, as in cluster.yaml.")
+    ] = "simulated:toy?base_ms=2&row_ms=4",
+    adapter: Annotated[str, typer.Option(help="Its runtime; `auto` chooses.")] = "simulated",
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests at once; may be repeated. Else 1, 4 and 12.")
+    ] = None,
+    output_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 64,
+    seconds: Annotated[float, typer.Option(min=1, help="How long each configuration is under load.")] = 12.0,
+    store: Annotated[
+        Path | None, typer.Option(help="Keep models and profiles here. Else they go with the run.")
+    ] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
+) -> None:
+    """Make hosts of network namespaces with real Ray nodes, and run a real daemon over them (Linux, as root)."""
+    import tempfile
+
+    from rich.console import Console
+
+    from adapters.hardware import processor
+    from outrider_lab.bench.cluster.hosts import make_hosts
+    from outrider_lab.bench.cluster.run import BARS, ClusterBench, ClusterLoad
+
+    if json_out is not None and not json_out.resolve().parent.is_dir():
+        raise BenchError(f"--json {json_out}: there is no such directory")
+    sets = [_read_cores(one) for one in cores or _default_cores()]
+    if len(sets) < 2:
+        raise BenchError("--cores: a cluster has two hosts at least; give it once for each")
+    load = ClusterLoad(
+        {"source": model, "adapter": adapter}, tuple(sorted(set(concurrency or (1, 4, 12)))), output_tokens, seconds
+    )
+    console = Console(stderr=True)
+    with tempfile.TemporaryDirectory(prefix="outrider-bench-store-") as scratch, make_hosts(sets) as hosts:
+        for number in range(len(sets)):
+            with console.status(f"start Ray on host {number + 1} of {len(sets)}"):
+                hosts.join(number)
+        bench = ClusterBench(hosts, load, store or Path(scratch), lambda line: console.print(line, highlight=False))
+        with console.status("measure"):
+            result = bench.run()
+    result["environment"] = {
+        "outrider": version("outrider"),
+        "python": platform.python_version(),
+        "processor": processor().name,
+        "cpus": os.cpu_count(),
+        "cores": [list(one) for one in sets],
+        "model": model,
+    }
+    result = {**result, "bars": BARS}
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    _print(result)
+    if failed := [name for name in ("shift", "join") if "failed" in result[name]]:
+        raise BenchError(f"not measured: {', '.join(failed)}")
+
+
+def _default_cores() -> list[str]:
+    """Return two equal hosts, and a third that shares the machine with them."""
+    usable = sorted(os.sched_getaffinity(0))
+    half = max(1, len(usable) // 2)
+    return [",".join(map(str, usable[:half])), ",".join(map(str, usable[half:] or usable)), "all"]
+
+
+def _read_cores(text: str) -> tuple[int, ...]:
+    if text == "all":
+        return ()
+    try:
+        cores = tuple(int(one) for one in text.split(","))
+    except ValueError:
+        raise BenchError(f"--cores {text!r}: is no list of numbers, as in 0,1") from None
+    if missing := set(cores) - os.sched_getaffinity(0):
+        raise BenchError(f"--cores {text}: this machine has no core {min(missing)} for it")
+    return cores
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    rows = Table("hosts", "at once", "used", "predicted tokens/s", "measured", "error", "ready s")
+    for row in result["configurations"]:
+        rows.add_row(
+            ", ".join(row["hosts"]),
+            str(row["concurrency"]),
+            ", ".join(row["used"]),
+            f"{row['predicted_tokens_per_s']:.1f}",
+            f"{row['measured_tokens_per_s']:.1f}",
+            f"{row['error']:+.1%}",
+            f"{row['ready_s']:.1f}",
+        )
+    console.print(rows)
+    figures = Table("figure", "value", "bar")
+    for name, value in result["summary"].items():
+        bound, kind = result["bars"].get(name, (None, ""))
+        shown = f"{value:.3f}" if isinstance(value, float) else str(value)
+        figures.add_row(name, shown, f"{kind} {bound:g}" if bound is not None else "")
+    console.print(figures)

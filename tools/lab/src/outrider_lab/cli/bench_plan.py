@@ -1,0 +1,157 @@
+"""`outrider bench plan`: what plans predict beside what decoding does, and how good and how fast planning is."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.selection import select_by_name
+from orchestrator.cli.options import ConfigFile
+from orchestrator.measuring.canary_aside import leave_out_canary
+from orchestrator.measuring.prompts import spread
+
+if TYPE_CHECKING:  # loaded where something is measured
+    from outrider_lab.bench.plan.runs import Configuration
+    from orchestrator.config.model import ClusterConfig
+    from orchestrator.profiling.work import Work
+
+
+def plan(
+    runtime: Annotated[
+        list[str] | None, typer.Option(help="A runtime; may be repeated. Else openvino_rt and onnx_rt.")
+    ] = None,
+    depth: Annotated[
+        list[str] | None, typer.Option(help="0, a fixed depth, or policy; may be repeated. Else 0, 4 and policy.")
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests at once; may be repeated. Else 1 and 4.")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Configurations whose name this regular expression finds.")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="Use this many configurations, spread evenly; 0: all.")] = 0,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of each configuration that count.")] = 12,
+    output_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 96,
+    clusters: Annotated[int, typer.Option(min=0, help="Large clusters of each kind to plan for; 0: none.")] = 1,
+    instances: Annotated[int, typer.Option(min=0, help="Small clusters to prove the best plan of; 0: none.")] = 12,
+    refresh: Annotated[bool, typer.Option("--refresh", help="Measure the profiles again first.")] = False,
+    config: ConfigFile = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
+) -> None:
+    """Run configurations and compare them with their predictions; time planning, and compare plans with the best."""
+    from outrider_lab.bench.plan.compare import PlanComparison
+    from outrider_lab.bench.plan.figures import BARS, FORMULAS, summarise_plan_comparison
+    from outrider_lab.bench.plan.table import print_comparison
+    from orchestrator.config.load import default_config_path, load_config
+
+    if instances and importlib.util.find_spec("scipy") is None:
+        raise BenchError("the exact solver needs scipy: install the extra `bench`, or pass --instances 0")
+    path = config or default_config_path()
+    loaded = leave_out_canary(load_config(path))
+    works = _works(loaded, path, runtime)
+    chosen = _select_configurations(
+        only, configurations([work.job.model.adapter for work in works], depth, concurrency)
+    )
+    chosen = spread(chosen, min(limit, len(chosen)) or len(chosen))
+    profile_s = _profile_missing(works, loaded, path, refresh=refresh)
+    base = path.resolve().parent
+    rows, loads, paces = PlanComparison(loaded, base, tuple(works), tuple(chosen), requests, output_tokens).rows()
+    result: dict[str, Any] = {
+        "configurations": rows,
+        "workloads": loads,
+        "pace": paces,
+        "planning": _planning(clusters, instances),
+        "environment": {
+            "outrider": version("outrider"),
+            "python": platform.python_version(),
+            "cpus": os.cpu_count(),
+            "target": works[0].job.model.source,
+            "requests": requests,
+            "output_tokens": output_tokens,
+        },
+    }
+    result = {"summary": summarise_plan_comparison(result, profile_s), "bars": BARS, "formulas": FORMULAS, **result}
+    if json_out is not None:
+        json_out.write_text(json.dumps(result, indent=1), encoding="utf-8")
+    print_comparison(result)
+
+
+def configurations(
+    runtimes: Sequence[str], depths: Sequence[str] | None, concurrencies: Sequence[int] | None
+) -> list[Configuration]:
+    """Return all that these come to, load by load. Raises BenchError for a depth that is none."""
+    from outrider_lab.bench.plan.runs import PLAIN, POLICY, Configuration, RunLoad
+
+    wanted = list(dict.fromkeys(depths or (PLAIN, "4", POLICY)))
+    for one in wanted:
+        if one != POLICY and not one.isdecimal():
+            raise BenchError(f"--depth is a number or {POLICY}, not {one!r}")
+    return [
+        Configuration(runtime, depth, RunLoad(count, long))
+        for count in dict.fromkeys(concurrencies or (1, 4))
+        for long in (False, True)
+        for depth in wanted
+        for runtime in dict.fromkeys(runtimes)
+    ]
+
+
+def _select_configurations(only: str, every: Sequence[Configuration]) -> list[Configuration]:
+    chosen = select_by_name(only, every)
+    if not chosen:
+        raise BenchError(f"--only {only!r} finds none of: {'; '.join(one.name for one in every)}")
+    return chosen
+
+
+def _works(loaded: ClusterConfig, path: Path, runtimes: list[str] | None) -> list[Work]:
+    """Return the target on a device of each runtime. Raises Unsupported for a runtime that is not here."""
+    from orchestrator.profiling.work import list_work
+
+    wanted = runtimes or ([] if loaded.model.source.startswith("simulated:") else ["openvino_rt", "onnx_rt"])
+    works: dict[str, Work] = {}
+    for work in list_work(loaded, path.resolve().parent, wanted):
+        if work.job.role == "target":
+            works.setdefault(work.job.model.adapter, work)
+    return list(works.values())
+
+
+def _profile_missing(works: Sequence[Work], loaded: ClusterConfig, path: Path, *, refresh: bool) -> float:
+    """Measure what has no profile yet, or all of it.
+
+    Return the seconds that measuring all of it takes, by the clock where it was done here, else as they are stored.
+    """
+    from orchestrator.cli.profile import profile
+    from orchestrator.profiling.work import profile_store
+
+    store = profile_store(loaded)
+    missing = [work for work in works if refresh or not work.is_known(store)]
+    began = time.perf_counter()
+    if missing:
+        profile([f"{work.job.model.adapter}:{work.job.model.device}" for work in missing], refresh=refresh, config=path)
+    took_s = time.perf_counter() - began
+    known = [work.find_model_profile(store) for work in works if work not in missing]
+    return (took_s if missing else 0.0) + sum(one.took_s for one in known if one is not None)
+
+
+def _planning(clusters: int, instances: int) -> dict[str, Any]:
+    """Time planning and compare it with the exact solver, with a bar over all."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from outrider_lab.bench.plan.measure import measure_planning
+
+    columns = (BarColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task("planning", total=float(4 * clusters + instances))
+        return measure_planning(
+            instances=instances,
+            clusters=clusters,
+            tell=lambda text: shown.update(task, advance=1, description=text),
+        )

