@@ -7,7 +7,6 @@ import typer
 from outrider_lab.cli.bench_cluster import cluster
 from outrider_lab.cli.bench_commands import decode, exactness, pairs
 from outrider_lab.cli.bench_compare import compare
-from outrider_lab.cli.bench_headlines import headlines
 from outrider_lab.cli.bench_overlap import overlap
 from outrider_lab.cli.bench_plan import plan
 from outrider_lab.cli.bench_policy import policy
@@ -20,7 +19,6 @@ app.command("cluster")(cluster)
 app.command("compare")(compare)
 app.command("decode")(decode)
 app.command("exactness")(exactness)
-app.command("headlines")(headlines)
 app.command("overlap")(overlap)
 app.command("shards")(shards)
 app.command("pairs")(pairs)
