@@ -17,14 +17,10 @@ _Command = Any
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands stand in a table: a command's name, and `module:attribute` of its function or `Typer`."""
+    """A group whose commands stand in a table: a command's name, and `module:attribute` of its function or `Typer`.
+    Its help shows them in that order."""
 
     places: ClassVar[Mapping[str, str]] = {}
-
-    @classmethod
-    def over(cls, places: Mapping[str, str]) -> type[LazyGroup]:
-        """Return a group over a table of commands, in the order in which its help shows them."""
-        return type("LazyGroup", (cls,), {"places": places})
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -39,7 +35,7 @@ class LazyGroup(TyperGroup):
         """Return what a shell may complete to. Imports no command for the names of them."""
         if incomplete.startswith("-") or not self.places:
             return super().shell_complete(ctx, incomplete)
-        return [CompletionItem(name) for name in self.places if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in self.list_commands(ctx) if name.startswith(incomplete)]
 
     def get_command(self, ctx: _Context, cmd_name: str) -> _Command:
         """Return a command, imported now; None where the table has none of that name."""
@@ -47,10 +43,10 @@ class LazyGroup(TyperGroup):
         if place is None:
             return None
         module, _, attribute = place.partition(":")
-        return _build_command(getattr(import_module(module), attribute), cmd_name)
+        return build_command(getattr(import_module(module), attribute), cmd_name)
 
 
-def _build_command(found: typer.Typer | Callable[..., Any], name: str) -> _Command:
+def build_command(found: typer.Typer | Callable[..., Any], name: str) -> _Command:
     """Return the command of a `Typer` or of a function."""
     parent = typer.Typer(add_completion=False)
     if isinstance(found, typer.Typer):

@@ -5,51 +5,70 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from orchestrator.cli.foreign_commands import LABORATORY, find_command, list_names
 from orchestrator.cli.lazy_group import LazyGroup
 from orchestrator.errors import OutriderError
 
+_OWN = {
+    "serve": "orchestrator.cli.serve:serve",
+    "batch": "orchestrator.cli.batch:batch",
+    "reload": "orchestrator.cli.reload:reload",
+    "status": "orchestrator.cli.status_command:status",
+    "health": "orchestrator.cli.health:health",
+    "alerts": "orchestrator.cli.alerts:app",
+    "explain": "orchestrator.cli.explain:explain",
+    "cordon": "orchestrator.cli.hold:cordon",
+    "uncordon": "orchestrator.cli.hold:uncordon",
+    "drain": "orchestrator.cli.hold:drain",
+    "failover": "orchestrator.cli.failover:failover",
+    "draft": "orchestrator.cli.draft:app",
+    "drafts": "orchestrator.cli.drafts:app",
+    "requests": "orchestrator.cli.requests:requests",
+    "cancel": "orchestrator.cli.requests:cancel",
+    "doctor": "orchestrator.cli.doctor:doctor",
+    "devices": "orchestrator.cli.devices:devices",
+    "profile": "orchestrator.cli.profile:profile",
+    "config": "orchestrator.cli.config:app",
+    "submit": "orchestrator.cli.submit:app",
+    "plan": "orchestrator.cli.plan:app",
+    "models": "orchestrator.cli.models:app",
+    "speculation": "orchestrator.cli.speculation:app",
+    "canary": "orchestrator.cli.canary:app",
+    "quarantine": "orchestrator.cli.quarantine:app",
+    "keys": "orchestrator.cli.keys:app",
+    "service": "orchestrator.cli.service:app",
+    "logs": "orchestrator.cli.logs:logs",
+    "top": "orchestrator.cli.top:top",
+    "completion": "orchestrator.cli.completion:completion",
+    "support-bundle": "orchestrator.cli.support_bundle:support_bundle",
+}
+
+
+class _Commands(LazyGroup):
+    """Outrider's own commands, and those that other distributions bring."""
+
+    places = _OWN
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names: dict[str, Any] = dict.fromkeys(LABORATORY)
+        self.commands.update(names)  # names alone, as of its own ones
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands. Imports none."""
+        return list(dict.fromkeys([*_OWN, *list_names()]))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, imported now; None where nobody brings one of that name."""
+        return super().get_command(ctx, cmd_name) or find_command(cmd_name)
+
+
 app = typer.Typer(
-    cls=LazyGroup.over(
-        {
-            "serve": "orchestrator.cli.serve:serve",
-            "batch": "orchestrator.cli.batch:batch",
-            "reload": "orchestrator.cli.reload:reload",
-            "status": "orchestrator.cli.status_command:status",
-            "health": "orchestrator.cli.health:health",
-            "alerts": "orchestrator.cli.alerts:app",
-            "explain": "orchestrator.cli.explain:explain",
-            "cordon": "orchestrator.cli.hold:cordon",
-            "uncordon": "orchestrator.cli.hold:uncordon",
-            "drain": "orchestrator.cli.hold:drain",
-            "failover": "orchestrator.cli.failover:failover",
-            "draft": "orchestrator.cli.draft:app",
-            "drafts": "orchestrator.cli.drafts:app",
-            "requests": "orchestrator.cli.requests:requests",
-            "cancel": "orchestrator.cli.requests:cancel",
-            "doctor": "orchestrator.cli.doctor:doctor",
-            "devices": "orchestrator.cli.devices:devices",
-            "profile": "orchestrator.cli.profile:profile",
-            "config": "orchestrator.cli.config:app",
-            "bench": "outrider_lab.cli.bench:app",
-            "submit": "orchestrator.cli.submit:app",
-            "plan": "orchestrator.cli.plan:app",
-            "simulate": "outrider_lab.cli.simulate:simulate",
-            "models": "orchestrator.cli.models:app",
-            "speculation": "orchestrator.cli.speculation:app",
-            "canary": "orchestrator.cli.canary:app",
-            "quarantine": "orchestrator.cli.quarantine:app",
-            "keys": "orchestrator.cli.keys:app",
-            "service": "orchestrator.cli.service:app",
-            "logs": "orchestrator.cli.logs:logs",
-            "top": "orchestrator.cli.top:top",
-            "completion": "orchestrator.cli.completion:completion",
-            "support-bundle": "orchestrator.cli.support_bundle:support_bundle",
-        }
-    ),
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -11,10 +11,8 @@ from adapters import hardware, registry
 from adapters.contract import AdapterUnavailable, ModelRefused, Unsupported
 from adapters.devices_there import check_device
 from adapters.llama_cpp.fork import ForkLibrary
-from outrider_lab.bench.pairs import list_model_places
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
-from orchestrator.loading.options import engine_options
 from orchestrator.profiling.work import list_work
 from tests.support import tiny_gguf, tiny_models
 
@@ -83,9 +81,6 @@ def test_what_plans_choose_from_has_the_runtime_for_files_alone(directory: Path)
     for source in ("tiny", "tiny.gguf"):
         text = f"model: {{source: {source}, adapter: auto}}\nstore: {{directory: {directory}/store}}\n"
         config = load_config(write(directory, text))
-        places, skipped = list_model_places(engine_options(config, directory).model)
-        assert ("llama_cpp" in {one.adapter for one in places}) == (source == "tiny.gguf")
-        assert any("llama_cpp reads nothing else" in one for one in skipped) == (source == "tiny")
         chosen[source] = {work.job.model.adapter for work in list_work(config, directory)}
     assert chosen["tiny.gguf"] - chosen["tiny"] == {"llama_cpp"}
 

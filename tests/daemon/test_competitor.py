@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from outrider_lab.bench.cluster.shift import compete
 from orchestrator.cli.daemon_socket import query_daemon
-from tests.daemon.test_live_state import wait_or_skip
 from tests.support.asking import asking
+from tests.support.competing import compete, wait_or_skip
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.profiles import store_simulated_profiles
 

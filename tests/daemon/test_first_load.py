@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from adapters.artefact import list_kept
+from tests.support.converters import list_converters
 from tests.support.daemon import running
-from tools.lab.tests.chaos.start_events import list_converters
 from tests.support.waiting import until
 
 _PARTS = 30

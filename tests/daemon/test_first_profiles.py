@@ -15,8 +15,8 @@ import pytest
 from openai import InternalServerError, OpenAI
 
 from device_profiles.store import ProfileStore
-from outrider_lab.bench.cluster.shift import compete
 from orchestrator.cli.daemon_socket import query_daemon
+from tests.support.competing import compete
 from tests.support.daemon import READY_WITHIN_S, configuration, read_url, running
 from tests.support.waiting import until
 

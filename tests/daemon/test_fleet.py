@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from outrider_lab.bench.cluster.hosts import BenchHosts
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_life import collect
-from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, outrider_process, running
+from tests.support.many_hosts import ManyHosts, joined_hosts
 from tests.support.profiles import store_simulated_profiles
 from tests.support.waiting import until
 
@@ -26,13 +25,13 @@ FOUND_WITHIN_S = 240.0
 
 
 @pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchHosts]:
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManyHosts]:
     """Three hosts, with Ray on the first two."""
     with joined_hosts(monkeypatch, 3, 2) as made:
         yield made
 
 
-def write_config(directory: Path, hosts: BenchHosts) -> Path:
+def write_config(directory: Path, hosts: ManyHosts) -> Path:
     extra = (
         f"hosts:\n  - {{name: near, address: here, zone: a}}\n"
         f"  - {{name: far, address: {hosts.hosts[1].address}, zone: b}}\n"
@@ -55,7 +54,7 @@ def places(daemon: Daemon) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_hosts_are_found_planned_joined_and_lost_without_a_token(tmp_path: Path, plain: Daemon, hosts: BenchHosts):
+def test_hosts_are_found_planned_joined_and_lost_without_a_token(tmp_path: Path, plain: Daemon, hosts: ManyHosts):
     expected = {
         name: plain.client.completions.create(**ask).choices[0].text
         for name, ask in (("greedy", GREEDY), ("seeded", SEEDED), ("long", LONG))
@@ -63,7 +62,7 @@ def test_hosts_are_found_planned_joined_and_lost_without_a_token(tmp_path: Path,
     hosts.run_on(0, lambda: serve_over_hosts(tmp_path, hosts, expected))
 
 
-def serve_over_hosts(directory: Path, hosts: BenchHosts, expected: dict[str, str]) -> None:
+def serve_over_hosts(directory: Path, hosts: ManyHosts, expected: dict[str, str]) -> None:
     near, far, late = (host.address for host in hosts.hosts)
     config = write_config(directory, hosts)
     with running(config) as daemon:
@@ -87,7 +86,7 @@ def serve_over_hosts(directory: Path, hosts: BenchHosts, expected: dict[str, str
         assert daemon.client.completions.create(**SEEDED).choices[0].text == expected["seeded"]
 
 
-def outputs_while_a_host_leaves(daemon: Daemon, hosts: BenchHosts) -> list[str]:
+def outputs_while_a_host_leaves(daemon: Daemon, hosts: ManyHosts) -> list[str]:
     """Return what six streams said while the second host was killed."""
     texts: list[list[str]] = [[] for _ in range(6)]
     readers = []

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from outrider_lab.bench.cluster.hosts import BenchHosts
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_shard_workers import ASK, SAMPLINGS, stream_while
-from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.many_hosts import ManyHosts, joined_hosts
 from tests.support.waiting import until
 
 PROMPT = "the sea is " * 60
@@ -27,7 +26,7 @@ def test_a_drained_hosts_streams_move_with_their_pages(
         hosts.run_on(0, lambda: drain_each(tmp_path, hosts, expected))
 
 
-def drain_each(directory: Path, hosts: BenchHosts, expected: list[str]) -> None:
+def drain_each(directory: Path, hosts: ManyHosts, expected: list[str]) -> None:
     replicas = [f"{{host: {host.address}}}" for host in hosts.hosts]
     config = configuration(directory, script="base_ms=15&row_ms=2", runtime="ray", replicas=f"[{', '.join(replicas)}]")
     config.write_text(config.read_text().replace("runtime: ray", f"address: '{hosts.address}'"))

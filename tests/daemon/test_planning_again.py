@@ -10,12 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
-from outrider_lab.bench.cluster.hosts import BenchHosts
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_foreign_adapters import put_on_path
-from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.foreign_adapter import install_tiny_adapter
+from tests.support.many_hosts import ManyHosts, joined_hosts
 from tests.support.profiles import store_simulated_profiles
 from tests.support.waiting import until
 
@@ -59,7 +58,7 @@ def test_a_runtime_that_turns_out_to_be_of_no_use_is_left_out_and_the_daemon_ser
 
 
 @pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchHosts]:
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManyHosts]:
     """Two hosts, with Ray on both."""
     with joined_hosts(monkeypatch, 2, 2) as made:
         yield made
@@ -74,7 +73,7 @@ def test_a_host_that_leaves_before_its_worker_is_ready_is_planned_without_and_re
     hosts.run_on(0, lambda: serve(write_config(tmp_path, hosts), hosts, expected))
 
 
-def write_config(directory: Path, hosts: BenchHosts) -> Path:
+def write_config(directory: Path, hosts: ManyHosts) -> Path:
     """The other host is the cheaper one; a model takes long to load."""
     script, far = "base_ms=2&load_ms=8000", hosts.hosts[1].address
     store_simulated_profiles(
@@ -90,7 +89,7 @@ def write_config(directory: Path, hosts: BenchHosts) -> Path:
     return path
 
 
-def serve(config: Path, hosts: BenchHosts, expected: str) -> None:
+def serve(config: Path, hosts: ManyHosts, expected: str) -> None:
     far, log = hosts.hosts[1].address, config.with_suffix(".log")
 
     def leave() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from outrider_lab.bench.cluster.hosts import BenchHosts
 from tests.support.asking import asking
-from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.many_hosts import ManyHosts, joined_hosts
 from tests.support.profiles import store_simulated_profiles
 from tests.support.waiting import until
 
@@ -24,13 +23,13 @@ SCRIPT = "base_ms=20&row_ms=5"
 
 
 @pytest.fixture
-def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[BenchHosts]:
+def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManyHosts]:
     """Three hosts, with Ray on the first."""
     with joined_hosts(monkeypatch, 3, 1) as made:
         yield made
 
 
-def write_config(directory: Path, hosts: BenchHosts, *, planned: bool) -> Path:
+def write_config(directory: Path, hosts: ManyHosts, *, planned: bool) -> Path:
     extra = "limits: {max_running: 3}\ndrafts: []\n"
     if planned:
         extra += "placement: {drift_tolerance: 9}\n"
@@ -58,7 +57,7 @@ def test_a_host_that_joins_is_used_and_one_that_leaves_is_replaced(tmp_path, pla
     hosts.run_on(0, lambda: serve(write_config(tmp_path, hosts, planned=planned), hosts, expected))
 
 
-def serve(config: Path, hosts: BenchHosts, expected: list[str]) -> None:
+def serve(config: Path, hosts: ManyHosts, expected: list[str]) -> None:
     near, far, late = (host.address for host in hosts.hosts)
     with running(config) as daemon:
         assert places(daemon) == [near]

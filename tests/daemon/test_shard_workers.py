@@ -15,8 +15,8 @@ import pytest
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_life import collect
 from tests.daemon.test_shards import LAYERS, list_texts, write_tiny
-from tests.support.bench_hosts import joined_hosts
 from tests.support.daemon import Daemon, configuration, outrider_process, running
+from tests.support.many_hosts import joined_hosts
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 300, "extra_body": {"ignore_eos": True}}
 SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7})

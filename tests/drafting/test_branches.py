@@ -34,12 +34,12 @@ from orchestrator.drafting.shared import DraftSession, SharedDrafter
 from orchestrator.links.endpoint import EndpointServer, LinkLost
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling
-from outrider_lab.replay.fixed import FixedDepth
 from tests.drafting.test_draft_cache import fresh, read_cache
 from tests.drafting.test_lookahead import Clock
 from tests.drafting.test_remote import REQUESTS, remote, remote_of, until
 from tests.drafting.test_remote import expected as expected
 from tests.support.drafters import FINGERPRINT, VOCABULARY, in_a_thread
+from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import decode, loop_over, toy
 
 PROMPT = [60, 32, 101] * 3

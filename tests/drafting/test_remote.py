@@ -21,8 +21,8 @@ from orchestrator.links.endpoint import EndpointServer, LinkLost
 from orchestrator.workers.draft_messages import DrafterState, DraftLink, RemoteState
 from orchestrator.workers.messages import Sampling, Submit
 from policies.sampling import DraftDistribution
-from outrider_lab.replay.fixed import FixedDepth
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of
+from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import decode, loop_over, toy
 
 

@@ -20,11 +20,11 @@ from orchestrator.links.endpoint import GREETING_S, LinkLost, host_id, knock
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.host import HEADER_BYTES
 from orchestrator.workers.messages import RoundReport, Sampling, Submit
-from outrider_lab.replay.fixed import FixedDepth
 from tests.drafting.test_remote import expected as expected
 from tests.drafting.test_remote import remote, remote_of, requests, until
 from tests.drafting.test_remote import texts as texts
 from tests.support.drafters import KnowingDrafter, in_a_thread
+from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import decode, loop_over, toy
 
 REQUESTS = requests(6)

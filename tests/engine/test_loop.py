@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from adapters.contract import DeviceLost
 from orchestrator.drafting.port import NO_HINTS, Draft
 from orchestrator.workers.messages import RoundReport, Sampling, Submit
-from outrider_lab.replay.fixed import FixedDepth
+from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import END, alone, decode, loop_over, requests, suffix, toy
 
 

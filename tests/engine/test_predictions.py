@@ -11,7 +11,7 @@ from orchestrator.drafting.prediction import PredictionDrafter
 from orchestrator.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.workers.messages import Grammar, RoundReport, Submit
 from orchestrator.workers.packed_tokens import pack_tokens
-from outrider_lab.replay.fixed import FixedDepth
+from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import alone, decode, loop_over, requests, suffix, toy
 
 DEPTH = 40

@@ -11,7 +11,7 @@ from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.workers.draft_messages import DrafterState
 from policies.speculation import Rest
-from outrider_lab.replay.fixed import FixedDepth
+from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import loop_over, suffix, toy
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from device_profiles.profile import Exactness
-from outrider_lab.bench.plan.fleets import build_goal, fleet, small
 from policies.planning.placement import plan_placement
+from tests.support.made_clusters import build_goal, fleet, small
 
 
 def test_only_bit_exactness_is_charged_for_rows_that_are_padded():

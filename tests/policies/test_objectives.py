@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from device_profiles.cost import StepCost
-from outrider_lab.bench.plan.fleets import build_goal, fleet
 from policies.planning.merit import sum_merits
 from policies.planning.placement import pairs, plan_placement
 from policies.planning.plan import (
@@ -30,6 +29,7 @@ from policies.planning.plan import (
     Workload,
 )
 from tests.policies.placing import clusters, loads
+from tests.support.made_clusters import build_goal, fleet
 
 MODEL = ModelFacts("target", 8)
 GIB = 1 << 30

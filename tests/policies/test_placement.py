@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider_lab.bench.plan.exact import best_in_shards
-from outrider_lab.bench.plan.fleets import build_goal, fleet, small
 from policies.planning.merit import sum_merits
 from policies.planning.placement import plan_placement
 from policies.planning.placement.candidate import sides
@@ -42,6 +40,8 @@ from tests.policies.placing import (
     loads,
     merit_told,
 )
+from tests.support.exact_plans import best_in_shards
+from tests.support.made_clusters import build_goal, fleet, small
 
 MANY, FEW = settings(max_examples=50), settings(max_examples=30)
 SHARDS = settings(max_examples=15)

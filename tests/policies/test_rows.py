@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from outrider_lab.bench.plan.fleets import small
 from policies.planning.placement import plan_placement
 from policies.planning.plan import Constraints, PlanGoal, Role
+from tests.support.made_clusters import small
 
 
 def test_options_that_need_more_cores_than_their_host_has_are_told():

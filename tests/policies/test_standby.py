@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from outrider_lab.bench.plan.fleets import small
 from policies.planning.placement import plan_placement
 from policies.planning.plan import Role
+from tests.support.made_clusters import small
 
 
 @pytest.mark.parametrize("slow", ["another", "zero"])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from outrider_lab.chaos.faults.memory import find_memory_cgroup, remove_cgroup
+_ROOT = Path("/sys/fs/cgroup")
 
 
 class FakeGroups:
@@ -38,7 +39,7 @@ class FakeGroups:
 @contextmanager
 def memory_group(limit_bytes: int) -> Iterator[Path]:
     """Make a real control group with a limit of memory. Skips where none can be made."""
-    found = find_memory_cgroup()
+    found = _find_memory_root()
     if found is None or os.geteuid() != 0:
         pytest.skip("memory control groups cannot be made here")
     parent, limit = found
@@ -53,7 +54,7 @@ def memory_group(limit_bytes: int) -> Iterator[Path]:
     try:
         yield group
     finally:
-        remove_cgroup(group)
+        _remove_group(group)
 
 
 def run_in_group(group: Path, *arguments: str, timeout_s: float = 280.0) -> subprocess.CompletedProcess[str]:
@@ -61,3 +62,21 @@ def run_in_group(group: Path, *arguments: str, timeout_s: float = 280.0) -> subp
     enter = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); os.execv(sys.executable, sys.argv[2:])"
     command = [sys.executable, "-c", enter, str(group / "cgroup.procs"), sys.executable, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def _find_memory_root() -> tuple[Path, str] | None:
+    """Return where memory groups can be made, and the name of their limit; None where none can."""
+    with suppress(OSError):
+        if "memory" in (_ROOT / "cgroup.controllers").read_text(encoding="utf-8").split():
+            return _ROOT, "memory.max"
+    if (_ROOT / "memory" / "memory.limit_in_bytes").exists():
+        return _ROOT / "memory", "memory.limit_in_bytes"
+    return None
+
+
+def _remove_group(group: Path) -> None:
+    for _ in range(50):  # its dead are taken out a moment after they died
+        with suppress(OSError):
+            group.rmdir()
+            return
+        time.sleep(0.05)

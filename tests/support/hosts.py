@@ -43,11 +43,11 @@ class Hosts:
 
     def cable(self, state: str) -> None:
         """Plug the cable between them in ("up") or out ("down")."""
-        _ip("-n", self.far, "link", "set", "eth0", state)
+        run_ip("-n", self.far, "link", "set", "eth0", state)
 
     def on_near(self, function: Callable[[], _T]) -> _T:
         """Run a function as on the near host, in a thread of its own."""
-        with ThreadPoolExecutor(1, initializer=_enter, initargs=(self.near,)) as pool:
+        with ThreadPoolExecutor(1, initializer=enter_host, initargs=(self.near,)) as pool:
             return pool.submit(function).result()
 
 
@@ -59,23 +59,23 @@ def two_hosts() -> Iterator[Hosts]:
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need Linux, root and iproute2")
     try:
-        _ip("netns", "add", hosts.near)
+        run_ip("netns", "add", hosts.near)
     except subprocess.CalledProcessError as error:
         pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
     try:
-        _ip("netns", "add", hosts.far)
-        _ip("-n", hosts.near, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", hosts.far)
+        run_ip("netns", "add", hosts.far)
+        run_ip("-n", hosts.near, "link", "add", "eth0", "type", "veth", "peer", "name", "eth0", "netns", hosts.far)
         for name, address in ((hosts.near, hosts.near_ip), (hosts.far, hosts.far_ip)):
-            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-            _ip("-n", name, "link", "set", "eth0", "up")
-            _ip("-n", name, "link", "set", "lo", "up")
+            run_ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            run_ip("-n", name, "link", "set", "eth0", "up")
+            run_ip("-n", name, "link", "set", "lo", "up")
             # Ray asks for its address by a way to the internet, and without any it waits for a name server.
-            _ip("-n", name, "route", "add", "default", "dev", "eth0")
+            run_ip("-n", name, "route", "add", "default", "dev", "eth0")
         yield hosts
     finally:
         for name in (hosts.near, hosts.far):
             with suppress(subprocess.CalledProcessError):
-                _ip("netns", "delete", name)
+                run_ip("netns", "delete", name)
 
 
 class RayNodes:
@@ -92,7 +92,7 @@ class RayNodes:
         # Ray would take that one for alive: it looks at processes of all hosts here.
         (self._directory / "ray_current_cluster").unlink(missing_ok=True)
         arguments = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self._directory}")
-        self._started.insert(0, _ray(self._hosts.near, self._hosts.near_ip, self._directory, *arguments))
+        self._started.insert(0, start_ray(self._hosts.near, self._hosts.near_ip, self._directory, *arguments))
         _until_it_listens(self._hosts)
 
     def join_far(self) -> None:
@@ -100,19 +100,19 @@ class RayNodes:
         arguments = (self._hosts.far, self._hosts.far_ip, self._directory, f"--address={self._hosts.address}")
         log, deadline = Path(self._directory, f"{self._hosts.far}.log"), time.monotonic() + _START_S
         while True:
-            self._started.append(_ray(*arguments, own_disk=self._far_disk))
+            self._started.append(start_ray(*arguments, own_disk=self._far_disk))
             if _has_joined(self._started[-1], log, deadline):
                 return
-            _end(self._started.pop())
+            end_session(self._started.pop())
 
     def kill_head(self) -> None:
         """End all of Ray on the near host."""
-        _end(self._started.pop(0))
+        end_session(self._started.pop(0))
 
     def end(self) -> None:
         """End all of it."""
         for process in self._started:
-            _end(process)
+            end_session(process)
 
 
 @contextmanager
@@ -138,16 +138,17 @@ def ray_over(hosts: Hosts, *, far: bool = True, far_disk: Path | None = None, **
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def _ray(
-    host: str, address: str, directory: Path, *arguments: str, own_disk: Path | None = None
+def start_ray(
+    host: str, address: str, directory: Path, *arguments: str, own_disk: Path | None = None, processors: int = 4
 ) -> subprocess.Popen[bytes]:
+    """Start Ray's node of a host, which writes into a log in that directory."""
     ray = str(Path(sys.executable).parent / "ray")
     mounted = ("unshare", "--mount", "sh", "-c", _MOUNT, str(own_disk)) if own_disk is not None else ()
     with Path(directory, f"{host}.log").open("wb") as log:
         return subprocess.Popen(
             [
                 *("ip", "netns", "exec", host, *mounted, ray, "start", "--block", f"--node-ip-address={address}"),
-                *("--num-cpus=4", "--object-store-memory=80000000", *arguments),
+                *(f"--num-cpus={processors}", "--object-store-memory=80000000", *arguments),
             ],
             stdout=log,
             stderr=log,
@@ -177,7 +178,7 @@ def _refuse(hosts: Hosts) -> bool:
         return probe.connect_ex((hosts.near_ip, 6379)) != 0
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_session(process: subprocess.Popen[bytes]) -> None:
     """End `ray start --block` and the services that it started, which are its session: at once, as nobody is to take
     leave of a head that is being ended too."""
     for each in psutil.pids():
@@ -187,12 +188,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _enter(namespace: str) -> None:
+def enter_host(namespace: str) -> None:
     """Let the calling thread be on that host; what it starts is there too."""
     with Path("/run/netns", namespace).open() as file:
         if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
 
 
-def _ip(*arguments: str) -> None:
+def run_ip(*arguments: str) -> None:
+    """Run iproute2. Raises CalledProcessError."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True)

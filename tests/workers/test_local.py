@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import socket
@@ -13,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-import psutil
 import pytest
 import structlog
 
@@ -25,7 +23,6 @@ from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Cancel, Event, Finished, Ready, Submit
 from tests.support import engines
 from tests.support.workers import is_gone, start_worker, tokens_until
-from outrider_lab.chaos.faults.memory import find_memory_cgroup, starve
 
 pytestmark = pytest.mark.asyncio
 
@@ -35,32 +32,6 @@ async def test_a_stopped_process_is_killed_all_the_same() -> None:
         os.kill(ready.pid, signal.SIGSTOP)
         await worker.stop(0.1)
         assert await is_gone(ready.pid, within_s=10.0)
-
-
-async def find_kind_of_loss(end: Callable[[int], object]) -> str:
-    """Return how a worker was lost whose process was ended so."""
-    async with start_worker(LocalCluster(), step_s=0.005) as (worker, events, ready):
-        worker.send(Submit("a", [1, 2, 3], max_tokens=1_000_000))
-        await tokens_until(events, 10)
-        ending = asyncio.create_task(asyncio.to_thread(end, ready.pid))
-        with pytest.raises(WorkerLost) as lost:
-            await tokens_until(events, 1_000_000)
-        assert await ending is not False
-        assert ("was killed for want of memory" in str(lost.value)) == (lost.value.kind == "memory")
-        return lost.value.kind
-
-
-async def test_a_worker_that_the_kernel_ended_for_memory_is_told_from_one_that_somebody_killed() -> None:
-    if find_memory_cgroup() is None or os.geteuid() != 0:
-        pytest.skip("memory cgroups cannot be made here")
-    starved = f"outrider-test-{os.getpid()}"
-    assert await find_kind_of_loss(lambda pid: starve(pid, starved, lambda: not is_running(pid))) == "memory"
-    assert await find_kind_of_loss(lambda pid: os.kill(pid, signal.SIGKILL)) == "killed"
-    assert await find_kind_of_loss(lambda pid: os.kill(pid, signal.SIGABRT)) == "crashed"
-
-
-def is_running(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 async def test_close_stops_every_worker() -> None:

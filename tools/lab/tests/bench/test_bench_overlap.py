@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from outrider_lab.bench.overlap.run import summarise_overlap
 
 SUMMARY = {"hidden_share", "hidden_share_simulated", "worst_vs_plain", "vs_sequential", "identical"}

@@ -6,10 +6,10 @@ import json
 from dataclasses import replace
 
 import pytest
+from outrider_lab.bench.plan.texts import PASSAGE, TEXTS
 
 from device_profiles.cost import StepCost
 from device_profiles.store import ProfileStore
-from outrider_lab.bench.plan.texts import PASSAGE, TEXTS
 from orchestrator.config.load import load_config
 from orchestrator.measuring.texts import TEXTS as PROFILED
 from orchestrator.profiling.work import list_work
@@ -40,7 +40,7 @@ def config(tmp_path_factory):
 
 
 def test_predictions_come_from_profiles_and_stand_beside_what_is_measured(outrider, config, tmp_path):
-    few = ("--config", config, "--requests", 3, "--output-tokens", 8, "--clusters", 0, "--instances", 1)
+    few = ("--config", config, "--requests", 3, "--output-tokens", 8)
     found = []
     for number in range(2):
         out = tmp_path / f"{number}.json"
@@ -52,8 +52,6 @@ def test_predictions_come_from_profiles_and_stand_beside_what_is_measured(outrid
     first, again = found
     summary = first["summary"]
     assert summary["configurations"] == 6
-    assert summary["gap_to_exact"] <= 0.03
-    assert summary["plan_1k_seconds"] is None  # it was not asked for
     assert summary["profile_seconds"] == TOOK_S
     rows = {(row["depth"], row["concurrency"]): row for row in first["configurations"]}
     plain = rows["0", 1]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
-from device_profiles.cost import StepCost
 from outrider_lab.bench.policy.arms import PLAIN, Timed, policy_of
 from outrider_lab.bench.policy.asked import read_policy_options
 from outrider_lab.bench.policy.drafters import KINDS, TURNS_EVERY, Drafters
@@ -14,13 +12,15 @@ from outrider_lab.bench.policy.recorder import record_drafts
 from outrider_lab.bench.policy.recovery import recovery
 from outrider_lab.bench.policy.requests import requests_of
 from outrider_lab.bench.policy.runs import VisitRunner, alone
+from outrider_lab.replay.recorded import Costs
+from outrider_lab.replay.run import replay
+from outrider_lab.simulation.recording import Recording, RecordingError, load_recording, save_recording
+
+from device_profiles.cost import StepCost
 from orchestrator.drafting.port import Ask
 from orchestrator.loading.models import load_target, load_tokenizer
 from orchestrator.measuring.prompts import OWN_PROMPTS
-from outrider_lab.simulation.recording import Recording, RecordingError, load_recording, save_recording
 from orchestrator.workers.messages import Sampling
-from outrider_lab.replay.recorded import Costs
-from outrider_lab.replay.run import replay
 
 SUMMARY = {"worst_vs_plain", "vs_hindsight", "vs_hill_climber", "vs_batch_table", "policy_us_per_round", "identical"}
 CATEGORIES = ["explaining", "rewriting"]

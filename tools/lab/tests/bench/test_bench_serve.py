@@ -16,12 +16,12 @@ from threading import Thread
 from typing import Any
 
 import pytest
-
 from outrider_lab.bench.errors import BenchError
+
 from orchestrator.cli.main import app
 from tests.support.daemon import Daemon, configuration, running
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[4]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

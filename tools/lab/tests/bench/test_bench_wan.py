@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from outrider_lab.bench.wan.run import summarise_wan
 
 

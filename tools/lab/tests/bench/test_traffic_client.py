@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import pytest
-
 from outrider_lab.bench.traffic.client import Endpoint, open_client, send_request
 from outrider_lab.bench.traffic.outcome import Outcome
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.traffic.arrivals import arrival_times_s
 from outrider_lab.bench.traffic.figures import (
@@ -23,6 +22,7 @@ from outrider_lab.bench.traffic.figures import (
 )
 from outrider_lab.bench.traffic.outcome import Outcome
 from outrider_lab.bench.traffic.slo import meets, parse_slo
+
 from orchestrator.measuring.prompts import spread
 
 times = st.floats(0.0, 100.0)

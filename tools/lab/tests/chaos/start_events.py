@@ -13,14 +13,15 @@ from pathlib import Path
 import httpx
 import openai
 import psutil
+from outrider_lab.chaos.schedule import PlannedFault, Shape, plan_faults
+from outrider_lab.chaos.service import read_workers
 
 from orchestrator.cli.daemon_socket import StatusError, query_daemon
+from tests.support.converters import list_converters
 from tests.support.daemon import Daemon, starting
 from tests.support.small_disk import keep_full
 from tests.support.start_checks import ask, look
 from tests.support.waiting import until
-from outrider_lab.chaos.schedule import PlannedFault, Shape, plan_faults
-from outrider_lab.chaos.service import read_workers
 
 LASTS_S = 7.0
 GAP_S = (0.1, 1.2)
@@ -160,20 +161,6 @@ class Start:
             process = psutil.Process(pid)
             return process if process.create_time() >= _BEGAN_S else None
         return None
-
-
-def list_converters(store: Path) -> list[psutil.Process]:
-    """Return the processes that convert a model into this directory."""
-    return [one for one in psutil.process_iter() if is_converter(one, store)]
-
-
-def is_converter(process: psutil.Process, store: Path) -> bool:
-    """Return whether a process converts a model into this directory."""
-    try:
-        words = process.cmdline()
-    except psutil.Error:
-        return False
-    return "adapters.openvino_rt.convert" in words and any(word.startswith(str(store)) for word in words)
 
 
 Event = Callable[[Start, float], AbstractContextManager[str]]

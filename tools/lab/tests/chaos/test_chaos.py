@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,8 +15,6 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from adapters.free_port import find_free_port
 from outrider_lab.chaos.__main__ import build_parser, read_options
 from outrider_lab.chaos.answers import ClientAnswer
 from outrider_lab.chaos.cases import Case, Lengths, make_cases
@@ -37,9 +36,11 @@ from outrider_lab.chaos.records import (
     summarise,
 )
 from outrider_lab.chaos.schedule import QUIET_END_S, Shape, plan_faults
-from outrider_lab.chaos.service import Layout, Service, read_workers, write_configuration
+from outrider_lab.chaos.service import PACKAGES, Layout, Service, read_workers, write_configuration
 
-ROOT = Path(__file__).parents[2]
+from adapters.free_port import find_free_port
+
+ROOT = Path(__file__).parents[4]
 WORDS = st.sampled_from("abc")
 TEXTS = st.lists(WORDS, max_size=40)
 SHAPES = st.dictionaries(
@@ -241,7 +242,8 @@ def test_bad_usage_ends_with_2_and_says_why(arguments, said, capsys):
 async def test_poison_ends_the_worker_that_decodes_it_and_other_requests_do_not(tmp_path):
     port = find_free_port()
     config = write_configuration(tmp_path, Layout("scripted", "local", 1, 0, 1), port)
-    service = Service(tmp_path, config, port, tmp_path / "log", {"PYTHONPATH": str(ROOT)}, poisoned=True)
+    environment = {"PYTHONPATH": os.pathsep.join(PACKAGES)}
+    service = Service(tmp_path, config, port, tmp_path / "log", environment, poisoned=True)
     service.start()
     try:
         await service.wait_ready(1)

@@ -9,10 +9,10 @@ from typing import Any
 
 import psutil
 import pytest
+from outrider_lab.chaos.faults.memory import find_memory_cgroup, starve
 
 from tests.support.daemon import configuration, running
 from tests.support.waiting import until
-from outrider_lab.chaos.faults.memory import find_memory_cgroup, starve
 
 
 def has_ended(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""A small soak of the daemon over the simulated model: what `tools/soak.py` does at full size."""
+"""A small soak of the daemon over the simulated model: what `python -m outrider_lab.soak` does at full size."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tests.support.daemon import configuration
-from outrider_lab.soak import bars
+from outrider_lab.soak.__main__ import bars
 from outrider_lab.soak.requests import Case, Seen
 
-ROOT = Path(__file__).parents[2]
+from tests.support.daemon import configuration
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_the_daemon_gives_everything_back_and_answers_right_in_bad_company(tmp_path):

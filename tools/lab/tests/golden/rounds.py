@@ -13,20 +13,20 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from outrider_lab.replay.run import replay
+from outrider_lab.simulation.recording import Recording
 
 from adapters.contract import ForwardResult, Segment
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.model import ModelDrafter
 from orchestrator.drafting.suffix import SuffixDrafter
 from orchestrator.engine.loop import DecodeLoop
-from outrider_lab.simulation.recording import Recording
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Sampling, Submit
 from policies.speculation import DraftSummary, RoundContext
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model
 from policies.speculation.policy import DraftLimits
-from outrider_lab.replay.run import replay
 from tests.support.loops import loop_over
 from tests.support.simulated_time import COST, SimulatedClock, TimedModel, serve
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
-
-from adapters.contract import ModelRefused, Precision
-from adapters.decoder.source import open_source
-from adapters.decoder.spec import Rope
-from adapters.hf_directory import open_weights
 from outrider_lab.peers import ort_genai, ov_genai
 from outrider_lab.peers.contract import EngineMissing, PeerOptions
 from outrider_lab.peers.convert import find_hf_directory, find_openvino_ir
 from outrider_lab.peers.hf_export import describe_config, write_hf_directory
 from outrider_lab.peers.llama_server import find_gguf
+
+from adapters.contract import ModelRefused, Precision
+from adapters.decoder.source import open_source
+from adapters.decoder.spec import Rope
+from adapters.hf_directory import open_weights
 from adapters.scoring import log_probabilities
 from tests.support import tiny_gguf
 

@@ -6,6 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outrider_lab.replay.batch_table import BatchTable, table_of
+from outrider_lab.replay.fixed import FixedDepth
+from outrider_lab.replay.hill_climber import HillClimber
+from outrider_lab.replay.hindsight import hindsight, replay_fixed_depths
+from outrider_lab.replay.recorded import Costs, RecordedDraft, RecordedRequest
+from outrider_lab.replay.run import replay
 
 from device_profiles.cost import StepCost
 from policies.speculation.adaptive import Adaptive
@@ -13,12 +19,6 @@ from policies.speculation.allocation import cap, curve
 from policies.speculation.calibration import Calibration, observe_draft_outcome
 from policies.speculation.calibration import chance as calibrate
 from policies.speculation.cost_model import start_cost_model
-from outrider_lab.replay.batch_table import BatchTable, table_of
-from outrider_lab.replay.fixed import FixedDepth
-from outrider_lab.replay.hill_climber import HillClimber
-from outrider_lab.replay.hindsight import hindsight, replay_fixed_depths
-from outrider_lab.replay.recorded import Costs, RecordedDraft, RecordedRequest
-from outrider_lab.replay.run import replay
 
 # Step costs measured on 2 cores (one sequence and 4 to 16; bf16), as one curve.
 FIT = StepCost((1.0, 2.0, 3.0, 5.0, 8.0, 16.0, 32.0, 128.0), (7.3, 7.7, 8.2, 9.2, 10.9, 16.1, 27.0, 95.0), 0.25)

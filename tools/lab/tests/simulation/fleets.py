@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-
-from device_profiles.cost import StepCost
-from orchestrator.control.admission import ControlLimits
+from outrider_lab.replay.recorded import Costs, RecordedRequest
 from outrider_lab.simulation.courses import CourseBook, draw_requests
 from outrider_lab.simulation.faults import Fault
 from outrider_lab.simulation.fleet import DraftKind, Fleet, PlacedReplica, ReplicaKind
 from outrider_lab.simulation.trace import TracedRequest
 from outrider_lab.simulation.world import World
+
+from device_profiles.cost import StepCost
+from orchestrator.control.admission import ControlLimits
 from policies.planning.plan import Option, Role
 from policies.planning.shard_cost import ModelPart
-from outrider_lab.replay.recorded import Costs, RecordedRequest
 
 LIMITS = ControlLimits(max_running=8, max_waiting=10_000, max_restarts=5)
 COSTS = Costs(StepCost((1.0, 8.0, 64.0, 512.0), (20.0, 21.0, 30.0, 100.0)))

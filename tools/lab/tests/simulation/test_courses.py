@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-
-from outrider_lab.simulation.courses import COMPANIES, Course, CourseBook, find_company
 from outrider_lab.replay.fixed import FixedDepth
 from outrider_lab.replay.run import replay
+from outrider_lab.simulation.courses import COMPANIES, Course, CourseBook, find_company
+
 from tools.lab.tests.simulation.fleets import COSTS, draw
 
 STEPS = st.lists(st.integers(1, 9), min_size=1, max_size=30)

@@ -9,6 +9,13 @@ from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from outrider_lab.replay.recorded import Costs
+from outrider_lab.simulation.courses import CourseBook
+from outrider_lab.simulation.faults import Fault
+from outrider_lab.simulation.fleet import Fleet, PlacedReplica, ReplicaKind
+from outrider_lab.simulation.processes import Timing
+from outrider_lab.simulation.trace import TracedRequest
+from outrider_lab.simulation.world import World, build_submit
 
 from device_profiles.cost import StepCost
 from orchestrator.control.actions import Send, StartWorker
@@ -16,15 +23,8 @@ from orchestrator.control.admission import ControlLimits
 from orchestrator.control.controller import TargetControl
 from orchestrator.control.events import ControlEvent, StreamOpened, WorkerEnding, WorkerSaid, WorkerStarted
 from orchestrator.errors import RequestError, WorkerLost
-from outrider_lab.simulation.courses import CourseBook
-from outrider_lab.simulation.faults import Fault
-from outrider_lab.simulation.fleet import Fleet, PlacedReplica, ReplicaKind
-from outrider_lab.simulation.processes import Timing
-from outrider_lab.simulation.trace import TracedRequest
-from outrider_lab.simulation.world import World, build_submit
 from orchestrator.workers.contract import Worker, WorkerSpec
 from orchestrator.workers.messages import Cancel, Command, Event, Submit
-from outrider_lab.replay.recorded import Costs
 
 _TURNS = 12  # of the event loop until what was told has had its consequences
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from orchestrator.config.sketch import Sketch, parse_sketch
-from orchestrator.control.admission import ControlLimits
-from orchestrator.planning.proposal import PlanRequest, build_request_from_sketch
 from outrider_lab.simulation.questions.least_fleet import Wanted, _try, find_least_fleet
 from outrider_lab.simulation.run import SimulationError
 from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits
 from outrider_lab.simulation.trace import open_trace
+
+from orchestrator.config.sketch import Sketch, parse_sketch
+from orchestrator.control.admission import ControlLimits
+from orchestrator.planning.proposal import PlanRequest, build_request_from_sketch
 
 SKETCH = """
 hosts:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits, build_fleet
+
 from orchestrator.config.sketch import parse_sketch
 from orchestrator.planning.proposal import build_request_from_sketch
-from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits, build_fleet
 
 SKETCH = """
 hosts:

@@ -7,8 +7,6 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from orchestrator.errors import ConfigError
 from outrider_lab.simulation.trace import (
     MadeTraffic,
     TracedRequest,
@@ -18,6 +16,8 @@ from outrider_lab.simulation.trace import (
     open_trace,
     save_requests,
 )
+
+from orchestrator.errors import ConfigError
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:17:03.9799600,4808,10

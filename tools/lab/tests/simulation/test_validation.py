@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from device_profiles.cost import StepCost
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.traffic.outcome import Outcome
 from outrider_lab.bench.validation.compare import compare_run, summarise_runs
@@ -18,10 +16,12 @@ from outrider_lab.bench.validation.real import RunFigures, summarise_outcomes
 from outrider_lab.bench.validation.requests import RunRequests, choose_texts, list_drafted, number_runs
 from outrider_lab.bench.validation.run import choose_runs
 from outrider_lab.bench.validation.runs import RUNS, TURNS, ValidationRun, list_turn
+from outrider_lab.replay.recorded import RecordedRequest
 from outrider_lab.simulation.coverage import list_unvalidated
 from outrider_lab.simulation.faults import Fault
 from outrider_lab.simulation.processes import Timing
-from outrider_lab.replay.recorded import RecordedRequest
+
+from device_profiles.cost import StepCost
 from tools.lab.tests.simulation.fleets import make_fleet, make_kind
 
 COST = StepCost((1.0, 4.0, 8.0, 64.0), (10.0, 14.0, 20.0, 100.0), prefill=StepCost((8.0, 64.0), (20.0, 90.0)))

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from device_profiles.cost import StepCost
-from orchestrator.errors import ConfigError
 from outrider_lab.simulation.faults import Fault, FaultSchedule, RandomFaults, list_faults, load_faults
 from outrider_lab.simulation.trace import TracedRequest
 from outrider_lab.simulation.world import World
+
+from device_profiles.cost import StepCost
+from orchestrator.errors import ConfigError
 from policies.serving.failover.standby import Readiness
 from policies.serving.replay_budget import REPLAY_SHARE
 from tools.lab.tests.simulation.fleets import LIMITS, add_draft, make_fleet, make_kind, play

@@ -13,10 +13,18 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from outrider_lab.benchmark_models import (
+    MODELS,
+    PartedModel,
+    Unobtainable,
+    cache_directory,
+    fetch_model,
+    find_model,
+    main,
+)
 
 from adapters.gguf_layers import count_layers
 from adapters.vocabulary import vocabulary_at_hand
-from outrider_lab.benchmark_models import MODELS, PartedModel, Unobtainable, cache_directory, fetch_model, find_model, main
 
 WHOLE = b"GGUF" + bytes(range(256)) * 40
 COUNT = 3

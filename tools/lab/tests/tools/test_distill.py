@@ -9,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from outrider_lab.distill.__main__ import app
+from outrider_lab.distill.lines import NOTHING, category, indexes_of, is_held_out, rows_of, split_held_out
+from outrider_lab.distill.vocabulary import coverage, most_frequent
 from typer.testing import CliRunner, Result
 
 from adapters import registry
@@ -21,9 +24,6 @@ from orchestrator.generating.generate import interruptible
 from orchestrator.generating.prompts import wish
 from tests.support import reference_decoder, tiny_models
 from tests.support.runtimes import CONVERTING
-from outrider_lab.distill.__main__ import app
-from outrider_lab.distill.lines import NOTHING, category, indexes_of, is_held_out, rows_of, split_held_out
-from outrider_lab.distill.vocabulary import coverage, most_frequent
 
 FACTS = TargetFacts("models/tiny", "tiny", 320, "0123456789abcdef", 512, [2])
 TINY = ["--outputs", "64", "--hidden", "64", "--heads", "2", "--mlp", "64", "--layers", "1"]
@@ -110,7 +110,7 @@ def test_prompts_follow_from_their_number_and_vary() -> None:
 
 
 def test_prompts_are_none_of_those_that_drafts_are_evaluated_on() -> None:
-    lines = (Path(__file__).parents[2] / "tools" / "prompts.jsonl").read_text().splitlines()
+    lines = (Path(__file__).parents[4] / "tools" / "prompts.jsonl").read_text().splitlines()
     evaluated = {json.loads(line)["turns"][0] for line in lines}
     assert not evaluated & {wish(number, 0, ["a b c"]).text for number in range(5000)}
 
@@ -235,7 +235,6 @@ def test_two_runs_are_one_run(place: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("adapter", CONVERTING)
 def test_every_adapter_computes_what_was_trained(place: Path, draft: Path, adapter: str) -> None:
     import torch
-
     from outrider_lab.distill.train import State
 
     runtime = registry.get(adapter)

@@ -10,8 +10,6 @@ from typing import Any
 
 import msgspec
 
-from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.summary import FORMULAS, control_ratio, list_rows, summarise_modes
 from orchestrator.drafting.port import Drafter
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.loading.engine import build_loop
@@ -21,6 +19,8 @@ from orchestrator.measuring.canary_aside import leave_out_canary
 from orchestrator.recommend.decode import environment_of, warm_up
 from orchestrator.recommend.record import Mode, ModeRun, Prompt, measure_decoding
 from orchestrator.workers.messages import Sampling, Submit
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.summary import FORMULAS, control_ratio, list_rows, summarise_modes
 
 
 def read_decode_options(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:

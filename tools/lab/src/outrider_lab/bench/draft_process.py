@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 import psutil
 
-from outrider_lab.bench.errors import BenchError
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.loading.draft_worker import build_draft_engine
 from orchestrator.loading.options import DraftWorkerOptions
@@ -21,6 +20,7 @@ from orchestrator.workers.cores import pin_to_cores
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.messages import Event, Failed
+from outrider_lab.bench.errors import BenchError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import AdapterError, Segment
-from outrider_lab.bench.errors import BenchError
 from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText
 from orchestrator.workers.messages import Sampling
+from outrider_lab.bench.errors import BenchError
 
 _SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95, seed=1000)}
 CONCURRENCIES = (1, 8)
@@ -92,8 +92,8 @@ def _candidate(one: Any) -> dict[str, Any]:
 
 def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: int) -> dict[str, Any]:
     """Return how many outputs differ with speculation, greedy and seeded, alone and in company."""
-    from outrider_lab.bench.decode import measure_modes
     from orchestrator.recommend.decode import encode_prompts
+    from outrider_lab.bench.decode import measure_modes
 
     target = _load(options)
     try:

@@ -17,10 +17,6 @@ from adapters.contract import AdapterError
 from adapters.decoder.limits import refuse_directory
 from adapters.model_source import is_directory
 from device_profiles.units import MIB
-from outrider_lab.bench.decode import measure_modes
-from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.selection import select_by_name
-from outrider_lab.bench.summary import FORMULAS
 from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
 from orchestrator.loading.drafters import build_drafter
@@ -38,6 +34,10 @@ from orchestrator.measuring.prompts import OWN_PROMPTS
 from orchestrator.recommend.decode import encode_prompts, read_prompts, warm_up
 from orchestrator.recommend.record import Prompt
 from orchestrator.workers.messages import Sampling
+from outrider_lab.bench.decode import measure_modes
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.selection import select_by_name
+from outrider_lab.bench.summary import FORMULAS
 
 EXACT = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}
 """What is decoded to the target's own tokens."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from outrider_lab.bench.errors import BenchError
 from orchestrator.measuring.prompts import PromptText
+from outrider_lab.bench.errors import BenchError
 
 _Named = TypeVar("_Named", bound="Named")
 

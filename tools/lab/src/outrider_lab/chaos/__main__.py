@@ -1,4 +1,4 @@
-"""`python -m outrider_lab.chaos`: exits 0 when nothing was lost, 1 when something was, 2 when it cannot be run as asked."""
+"""`python -m outrider_lab.chaos`: exits 0 when nothing was lost, 1 when something was, 2 where it cannot run."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import psutil
 
 from outrider_lab.chaos.relay import TUN as TUN
 from outrider_lab.chaos.relay import enter_host
-from outrider_lab.chaos.service import ROOT, ChaosError
+from outrider_lab.chaos.service import ChaosError
 
 _START_S = 60.0
 _PORT = 6379
@@ -102,7 +102,6 @@ class RayHosts:
                 ],
                 stdout=log,
                 stderr=log,
-                cwd=ROOT,
                 env={**os.environ, **self.environment},
                 start_new_session=True,
             )
@@ -155,7 +154,6 @@ def _lay_cable(hosts: RayHosts) -> subprocess.Popen[bytes]:
         [sys.executable, "-m", "outrider_lab.chaos.relay", hosts.near, hosts.far, _DEVICE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        cwd=ROOT,
     )
     assert process.stdout is not None  # noqa: S101  # it is a pipe
     if not process.stdout.readline():

@@ -1,7 +1,7 @@
 """`outrider serve` whose target workers die of poison: a request with a certain seed ends the worker that decodes it.
 
-Run by outrider_lab.chaos in the place of `outrider serve` where poison is among the faults; the product has no such hook. The
-seed is POISON_SEED + n: the worker aborts when the request has n tokens, or as soon as it comes where n is 0.
+Run by outrider_lab.chaos in the place of `outrider serve` where poison is among the faults. The product has no such
+hook. The seed is POISON_SEED + n: the worker aborts when the request has n tokens, or as soon as it comes where n is 0.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from outrider_lab.chaos.hosts import RayHosts, two_hosts
 from outrider_lab.chaos.records import FaultRecord, StreamRecord
 from outrider_lab.chaos.report import read_warnings, stream_row
 from outrider_lab.chaos.schedule import PlannedFault, plan_faults
-from outrider_lab.chaos.service import ROOT, ChaosError, Layout, Service, write_configuration
+from outrider_lab.chaos.service import PACKAGES, ChaosError, Layout, Service, write_configuration
 from outrider_lab.chaos.timeline import draw_timeline
 from outrider_lab.chaos.watch import Watch
 
@@ -92,9 +92,8 @@ def _prepare(options: Options, directory: Path, stack: ExitStack) -> tuple[dict[
     state.mkdir()
     if DiskFull in options.kinds:
         stack.enter_context(small_file_system(state, SMALL_MIB[options.layout.model]))
-    known = [ROOT, *filter(None, [Path(one) for one in _python_path()])]
     environment = {
-        "PYTHONPATH": ":".join(dict.fromkeys(map(str, known))),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys([*PACKAGES, *_python_path()])),
         "XDG_CACHE_HOME": str(state / "cache"),
         "XDG_STATE_HOME": str(state / "state"),
         "RAY_USAGE_STATS_ENABLED": "0",

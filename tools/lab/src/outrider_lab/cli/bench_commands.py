@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from outrider_lab.bench.errors import BenchError
 from orchestrator.cli.options import ConfigFile
+from outrider_lab.bench.errors import BenchError
 
 
 def decode(
@@ -27,11 +27,11 @@ def decode(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
     """Decode every prompt plainly and with speculation, in turn; compare the tokens one by one."""
-    from outrider_lab.bench.decode import load_target_with_status, measure_modes, read_decode_options
-    from outrider_lab.bench.decode_table import print_decode
     from orchestrator.loading.drafters import build_drafter
     from orchestrator.recommend.decode import read_prompts
     from orchestrator.workers.messages import Sampling
+    from outrider_lab.bench.decode import load_target_with_status, measure_modes, read_decode_options
+    from outrider_lab.bench.decode_table import print_decode
 
     options = read_decode_options(config, exactness, adapter, concurrency)
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)

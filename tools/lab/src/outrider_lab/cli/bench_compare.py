@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
+from orchestrator.cli.options import ConfigFile
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.cli.bench_result import check_json_path
-from orchestrator.cli.options import ConfigFile
 
 
 def compare(

@@ -1,8 +1,7 @@
-"""`outrider bench plan`: what plans predict beside what decoding does, and how good and how fast planning is."""
+"""`outrider bench plan`: what plans predict beside what decoding does."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import platform
@@ -14,16 +13,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.selection import select_by_name
 from orchestrator.cli.options import ConfigFile
 from orchestrator.measuring.canary_aside import leave_out_canary
 from orchestrator.measuring.prompts import spread
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.selection import select_by_name
 
 if TYPE_CHECKING:  # loaded where something is measured
-    from outrider_lab.bench.plan.runs import Configuration
     from orchestrator.config.model import ClusterConfig
     from orchestrator.profiling.work import Work
+    from outrider_lab.bench.plan.runs import Configuration
 
 
 def plan(
@@ -40,20 +39,16 @@ def plan(
     limit: Annotated[int, typer.Option(min=0, help="Use this many configurations, spread evenly; 0: all.")] = 0,
     requests: Annotated[int, typer.Option(min=1, help="Requests of each configuration that count.")] = 12,
     output_tokens: Annotated[int, typer.Option(min=2, help="Tokens to generate for each prompt.")] = 96,
-    clusters: Annotated[int, typer.Option(min=0, help="Large clusters of each kind to plan for; 0: none.")] = 1,
-    instances: Annotated[int, typer.Option(min=0, help="Small clusters to prove the best plan of; 0: none.")] = 12,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure the profiles again first.")] = False,
     config: ConfigFile = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the whole result here.")] = None,
 ) -> None:
-    """Run configurations and compare them with their predictions; time planning, and compare plans with the best."""
+    """Run configurations, and compare them with their predictions and with what the plan chooses."""
+    from orchestrator.config.load import default_config_path, load_config
     from outrider_lab.bench.plan.compare import PlanComparison
     from outrider_lab.bench.plan.figures import BARS, FORMULAS, summarise_plan_comparison
     from outrider_lab.bench.plan.table import print_comparison
-    from orchestrator.config.load import default_config_path, load_config
 
-    if instances and importlib.util.find_spec("scipy") is None:
-        raise BenchError("the exact solver needs scipy: install the extra `bench`, or pass --instances 0")
     path = config or default_config_path()
     loaded = leave_out_canary(load_config(path))
     works = _works(loaded, path, runtime)
@@ -68,7 +63,6 @@ def plan(
         "configurations": rows,
         "workloads": loads,
         "pace": paces,
-        "planning": _planning(clusters, instances),
         "environment": {
             "outrider": version("outrider"),
             "python": platform.python_version(),
@@ -138,20 +132,3 @@ def _profile_missing(works: Sequence[Work], loaded: ClusterConfig, path: Path, *
     took_s = time.perf_counter() - began
     known = [work.find_model_profile(store) for work in works if work not in missing]
     return (took_s if missing else 0.0) + sum(one.took_s for one in known if one is not None)
-
-
-def _planning(clusters: int, instances: int) -> dict[str, Any]:
-    """Time planning and compare it with the exact solver, with a bar over all."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from outrider_lab.bench.plan.measure import measure_planning
-
-    columns = (BarColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task = shown.add_task("planning", total=float(4 * clusters + instances))
-        return measure_planning(
-            instances=instances,
-            clusters=clusters,
-            tell=lambda text: shown.update(task, advance=1, description=text),
-        )

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from outrider_lab.bench.errors import BenchError
 from orchestrator.cli.options import ConfigFile
 from orchestrator.measuring.prompts import OWN_PROMPTS, read_texts
+from outrider_lab.bench.errors import BenchError
 
 
 def policy(

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from outrider_lab.bench.errors import BenchError
 from orchestrator.measuring.prompts import read_texts, spread
+from outrider_lab.bench.errors import BenchError
 
 if TYPE_CHECKING:  # httpx and numpy are loaded only where something is measured
     from outrider_lab.bench.traffic.client import Endpoint

@@ -55,9 +55,9 @@ def wan(
 
     from rich.console import Console
 
+    from orchestrator.measuring.prompts import OWN_PROMPTS
     from outrider_lab.bench.overlap.run import deepen_pair, simulate_pairs
     from outrider_lab.bench.wan.run import RTT_MS, measure_wan
-    from orchestrator.measuring.prompts import OWN_PROMPTS
 
     check_json_path(json_out)
     cores = sorted(os.sched_getaffinity(0))

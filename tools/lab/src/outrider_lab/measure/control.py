@@ -11,7 +11,6 @@ import argparse
 import json
 import multiprocessing
 import resource
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,8 +19,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from device_profiles.cost import StepCost
 from orchestrator.api.metrics.collector import Metrics

@@ -1,7 +1,7 @@
 """What do streams notice of bad clients and of ten times the load? One daemon, calm and storm in turns.
 
-    python -m outrider_lab.measure.overload [--config cluster.yaml] [--part bad|burst|all] [--seconds 8] [--burst-seconds 60]
-                                   [--rounds 2] [--json OUT]
+    python -m outrider_lab.measure.overload [--config cluster.yaml] [--part bad|burst|all] [--seconds 8]
+                                   [--burst-seconds 60] [--rounds 2] [--json OUT]
 
 - `bad`: a few streams decode while something bad goes on. Given is the time between their events, beside that of the
   calm just before.

@@ -14,7 +14,6 @@ from pathlib import Path
 import msgspec
 from rich.progress import Progress
 
-from outrider_lab.bench.policy.recorder import record_drafts
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import load_target
@@ -22,16 +21,17 @@ from orchestrator.loading.options import engine_options
 from orchestrator.measuring.prompts import read_texts, spread
 from orchestrator.recommend.decode import encode_prompts
 from orchestrator.recommend.record import ModeRun, measure_decoding
-from outrider_lab.simulation.recording import pack_requests
 from orchestrator.workers.messages import Submit
+from outrider_lab.bench.policy.recorder import record_drafts
+from outrider_lab.simulation.recording import pack_requests
 
-_SHIPPED = Path(__file__).parents[1] / "orchestrator/simulation/shipped/suffix.json.gz"
+_SHIPPED = Path(__file__).parents[1] / "simulation/shipped/suffix.json.gz"
 
 
 def main() -> None:
     """Decode, record, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=Path, default=Path(__file__).with_name("prompts.jsonl"))
+    parser.add_argument("--prompts", type=Path, default=Path("tools/prompts.jsonl"))
     parser.add_argument("--limit", type=int, default=39)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=_SHIPPED)

@@ -25,9 +25,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from orchestrator.cli.daemon_socket import StatusError, query_daemon
 from outrider_lab.bench.cluster.served import wait_until
 from outrider_lab.bench.cluster.shift import Shift, Traffic, measure_shift
-from orchestrator.cli.daemon_socket import StatusError, query_daemon
 
 SCRIPT = "base_ms=4&row_ms=1&spin=1"
 _READY_WITHIN_S = 90.0

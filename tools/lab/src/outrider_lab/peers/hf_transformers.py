@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
+from adapters.scoring import log_probabilities
 from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerOptions, PeerPrompt, Score, cut_at_stop
 from outrider_lab.peers.convert import find_hf_directory
-from adapters.scoring import log_probabilities
 
 LOOKUP_TOKENS = 3  # as in the library's documentation of prompt lookup
 

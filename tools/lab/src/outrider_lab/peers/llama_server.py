@@ -1,7 +1,7 @@
 """llama.cpp's own server, started here over the target's GGUF file: plain, with n-gram lookup and with a draft model.
 
-It is llama-server on PATH, else the server in the wheel of xllamacpp (outrider_lab.peers.llama_builds). It is asked by its
-native `/completion`, with tokens in and tokens out (tools/server/README.md of llama.cpp).
+It is llama-server on PATH, else the server in the wheel of xllamacpp (outrider_lab.peers.llama_builds). It is asked by
+its native `/completion`, with tokens in and tokens out (tools/server/README.md of llama.cpp).
 """
 
 from __future__ import annotations

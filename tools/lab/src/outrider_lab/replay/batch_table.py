@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from outrider_lab.replay.fixed import FixedDepth
+from outrider_lab.replay.recorded import Costs
 from policies.speculation import RoundContext, RoundSequence
 from policies.speculation.allocation import cap, curve
 from policies.speculation.cost_model import start_cost_model
-from outrider_lab.replay.fixed import FixedDepth
-from outrider_lab.replay.recorded import Costs
 
 ASSUMED_ACCEPTANCE = 0.7
 

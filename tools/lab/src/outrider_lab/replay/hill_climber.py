@@ -7,9 +7,9 @@ and keeps the new depth where the throughput is at least KEEP of what it was.
 
 from __future__ import annotations
 
+from outrider_lab.replay.fixed import FixedDepth
 from policies.speculation import RoundContext
 from policies.speculation.policy import RoundOutcome
-from outrider_lab.replay.fixed import FixedDepth
 
 LOW, HIGH, KEEP = 0.50, 0.75, 0.97
 WINDOW_ROUNDS = 8

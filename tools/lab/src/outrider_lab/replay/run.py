@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from device_profiles.units import MS_PER_S
+from outrider_lab.replay.recorded import Costs, RecordedRequest
 from policies.speculation import DraftComparison, DraftSummary, RoundContext, RoundSequence, RoundTimes
 from policies.speculation.policy import DepthPolicy, RoundOutcome
-from outrider_lab.replay.recorded import Costs, RecordedRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from policies.speculation.adaptive import Adaptive
-from policies.speculation.cost_model import start_cost_model
-from policies.speculation.policy import DepthPolicy
 from outrider_lab.replay.fixed import FixedDepth
 from outrider_lab.replay.recorded import Costs, RecordedDraft, RecordedRequest
 from outrider_lab.replay.run import RequestRound, Step, replay
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.cost_model import start_cost_model
+from policies.speculation.policy import DepthPolicy
 
 COMPANIES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Numbers of sequences that courses are replayed for; another number takes those of the nearest one."""

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from orchestrator.links.address import LinkEndpoint
+from orchestrator.workers.draft_messages import DrafterState, DraftReady
+from outrider_lab.replay.recorded import Costs
 from outrider_lab.simulation.courses import find_company
 from outrider_lab.simulation.fleet import DraftKind
-from orchestrator.workers.draft_messages import DrafterState, DraftReady
 from policies.planning.throughput import draft_link_ms, together_ms
-from outrider_lab.replay.recorded import Costs
 
 if TYPE_CHECKING:
     from outrider_lab.simulation.target_worker import SimulatedTarget

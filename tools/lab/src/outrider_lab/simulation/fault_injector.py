@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.control.events import WorkerSaid
+from orchestrator.workers.messages import Failed
 from outrider_lab.simulation.faults import Fault
 from outrider_lab.simulation.processes import Processes, ProcessWorld, SimulatedProcess
-from orchestrator.workers.messages import Failed
 
 
 class FaultInjector:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from device_profiles.link import LinkProfile
+from outrider_lab.replay.recorded import Costs
 from outrider_lab.simulation.courses import CourseBook
 from policies.planning.plan import DefaultLinks
 from policies.planning.shard_cost import ModelPart
 from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.standby import Readiness
-from outrider_lab.replay.recorded import Costs
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,13 @@ from orchestrator.control.events import (
     WorkerSaid,
     WorkerStarted,
 )
+from orchestrator.workers.contract import WorkerSpec
+from orchestrator.workers.draft_messages import AttachDraft, DraftLink
+from orchestrator.workers.messages import Cancel, Event, MovedOut, Submit
 from outrider_lab.simulation.draft_worker import SimulatedDraftWorker
 from outrider_lab.simulation.figures import TargetUse
 from outrider_lab.simulation.fleet import DraftKind, Fleet, PlacedReplica
 from outrider_lab.simulation.target_worker import SimulatedTarget
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.draft_messages import AttachDraft, DraftLink
-from orchestrator.workers.messages import Cancel, Event, MovedOut, Submit
 from policies.serving.failover.blame import LossKind
 
 

@@ -19,11 +19,11 @@ from orchestrator.config.hosts import ClusterHost, host_names
 from orchestrator.config.sketch import Sketch
 from orchestrator.planning.proposal import PlanProposal, PlanRequest, propose_sketch
 from orchestrator.planning.sketched import build_default_links, build_stated_links
+from outrider_lab.replay.recorded import Costs, RecordedRequest
 from outrider_lab.simulation.courses import CourseBook, draw_requests
 from outrider_lab.simulation.fleet import DraftKind, Fleet, PlacedReplica, ReplicaKind
 from policies.planning.plan import DraftPlacement, Option, ReplicaPlacement, Role, Shard
 from policies.planning.shard_cost import ModelPart
-from outrider_lab.replay.recorded import Costs, RecordedRequest
 
 _PLANNED_WHOLE = 64  # devices
 _DRAWN_OUTPUTS, _DRAWN_TOKENS = 24, 128

@@ -14,14 +14,14 @@ from itertools import islice
 from typing import Any, Protocol
 
 from device_profiles.units import MS_PER_S, ceil_div
+from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.workers.messages import Delta, Event, Gauges, Ready, RoundReport, Submit
 from outrider_lab.simulation.courses import CompanyCourses, find_company
 from outrider_lab.simulation.draft_worker import SimulatedDraftWorker
 from outrider_lab.simulation.figures import TargetUse
 from outrider_lab.simulation.fleet import PlacedReplica
 from outrider_lab.simulation.sequence import SimulatedSequence, sum_up
 from outrider_lab.simulation.worker_ready import BLOCK_TOKENS, SUFFIX, build_ready
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Delta, Event, Gauges, Ready, RoundReport, Submit
 from policies.serving.admission import count_admissible_requests, victims
 from policies.serving.prefill_shares import bound_prefill_rows, share_rows, waits_for_replays
 from policies.serving.replay_budget import ReplayBudget, observe_decoding, observe_replay

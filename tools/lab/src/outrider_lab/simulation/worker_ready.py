@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from outrider_lab.simulation.fleet import PlacedReplica
 from orchestrator.workers.expected_rounds import expect_rounds
 from orchestrator.workers.messages import Ready
+from outrider_lab.simulation.fleet import PlacedReplica
 
 BLOCK_TOKENS: Final = 16
 SUFFIX: Final = "suffix"

@@ -35,6 +35,7 @@ from orchestrator.control.step import State, step
 from orchestrator.control.surroundings import Surroundings
 from orchestrator.control.watch import TICK_S
 from orchestrator.errors import RequestError
+from orchestrator.workers.messages import Submit
 from outrider_lab.simulation.courses import CourseBook
 from outrider_lab.simulation.fault_injector import FaultInjector
 from outrider_lab.simulation.faults import Fault
@@ -42,7 +43,6 @@ from outrider_lab.simulation.figures import Outcomes, TargetUse
 from outrider_lab.simulation.fleet import Fleet
 from outrider_lab.simulation.processes import USUAL_TIMING, Processes, Timing
 from outrider_lab.simulation.trace import TracedRequest
-from orchestrator.workers.messages import Submit
 
 _HEARD_EVERY_S = 1.0
 _MOST_LINES = 200

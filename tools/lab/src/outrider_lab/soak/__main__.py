@@ -39,7 +39,6 @@ from orchestrator.config.load import admin_socket_path, load_config
 from orchestrator.errors import OutriderError
 from outrider_lab.soak.requests import Mix, Seen, Soak, list_malformed_requests, make_cases
 
-ROOT = Path(__file__).resolve().parent.parent
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 60.0
 IDLE_TIMEOUT_S = 30.0
@@ -246,8 +245,8 @@ def show(result: dict[str, Any]) -> None:
 def main() -> int:
     """Run, print, return 0 when every bar was met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--config", type=Path, default=ROOT / "cluster.yaml")
-    parser.add_argument("--prompts", type=Path, default=ROOT / "tools" / "prompts.jsonl")
+    parser.add_argument("--config", type=Path, default=Path("cluster.yaml"))
+    parser.add_argument("--prompts", type=Path, default=Path("tools/prompts.jsonl"))
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--warmup", type=int, default=100, help="requests in each round of the warm-up")
     parser.add_argument("--concurrency", type=int, default=12)

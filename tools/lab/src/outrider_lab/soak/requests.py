@@ -1,4 +1,5 @@
-"""The requests of `tools/soak.py`: good, cancelled, malformed and slowly read ones, and what became of them."""
+"""The requests of `python -m outrider_lab.soak`: good, cancelled, malformed and slow ones, and what
+became of them."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
-from outrider_lab.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
-from outrider_lab.bench.traffic.outcome import Outcome
 from orchestrator.errors import OutriderError
 from orchestrator.measuring.prompts import read_texts
+from outrider_lab.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
+from outrider_lab.bench.traffic.outcome import Outcome
 
 REQUEST_TIMEOUT_S = 300.0
 FILL_TIMEOUT_S = 1200.0

@@ -8,10 +8,6 @@ from typing import get_args
 
 import msgspec
 
-from outrider_lab.bench.compare.endpoint import parse_endpoint
-from outrider_lab.bench.compare.engines import Asked
-from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.selection import take_of_each
 from orchestrator.config.load import default_config_path, load_config
 from orchestrator.config.target import AUTO, WeightsPrecision
 from orchestrator.config.without_file import configure_model
@@ -20,6 +16,10 @@ from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.measuring.canary_aside import leave_out_canary
 from orchestrator.measuring.prompts import PromptText, read_texts, spread
 from orchestrator.measuring.texts import TEXTS
+from outrider_lab.bench.compare.endpoint import parse_endpoint
+from outrider_lab.bench.compare.engines import Asked
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.selection import take_of_each
 
 WEIGHTS = get_args(WeightsPrecision)
 

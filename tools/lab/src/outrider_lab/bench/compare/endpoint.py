@@ -11,11 +11,11 @@ from typing import Any
 
 import httpx
 
-from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerPrompt, Score
+from orchestrator.loading.models import load_tokenizer
 from outrider_lab.bench.compare.process import EngineFailed
 from outrider_lab.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
 from outrider_lab.bench.traffic.outcome import Outcome
-from orchestrator.loading.models import load_tokenizer
+from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerPrompt, Score
 
 _TIMEOUT_S = 600.0
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 
 from adapters.model_source import ModelSource, resolve
-from outrider_lab.peers.catalogue import PEERS, Peer
-from outrider_lab.peers.contract import PeerOptions
+from orchestrator.loading.options import EngineOptions
 from outrider_lab.bench.compare.endpoint import EndpointOptions
 from outrider_lab.bench.compare.figures import CONTROL, OUTRIDER
 from outrider_lab.bench.compare.outrider_engine import OutriderOptions
 from outrider_lab.bench.compare.process import EngineSpec
 from outrider_lab.bench.errors import BenchError
-from orchestrator.loading.options import EngineOptions
+from outrider_lab.peers.catalogue import PEERS, Peer
+from outrider_lab.peers.contract import PeerOptions
 
 _OUTRIDER_ENTRY = "outrider_lab.bench.compare.outrider_engine:load"
 _ALIASES = {"llama-server": "llama.cpp", "llama_cpp": "llama.cpp"}

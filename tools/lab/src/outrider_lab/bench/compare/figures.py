@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from outrider_lab.peers.contract import Answer, Score
 from device_profiles.units import MS_PER_S
 from outrider_lab.bench.compare.pairs import Pair, compare_pairs
+from outrider_lab.peers.contract import Answer, Score
 
 OUTRIDER, CONTROL = "outrider", "control"
 BASE = f"{OUTRIDER} plain"

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from adapters.hardware import runtime_version
-from outrider_lab.peers.contract import Answer, PeerPrompt, Score
 from adapters.scoring import log_probabilities
 from orchestrator.drafting.port import Drafter
 from orchestrator.loading.drafters import build_drafter
@@ -20,6 +19,7 @@ from orchestrator.loading.options import EngineOptions
 from orchestrator.profiling.quality import feed_tokens
 from orchestrator.recommend.record import ModeRun, Record, measure_decoding
 from orchestrator.workers.messages import Submit
+from outrider_lab.peers.contract import Answer, PeerPrompt, Score
 
 
 @dataclass(frozen=True, slots=True)

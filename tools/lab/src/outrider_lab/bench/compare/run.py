@@ -17,8 +17,9 @@ from adapters.contract import AdapterError
 from adapters.device_memory import read_host_memory
 from adapters.energy import energy_meter
 from adapters.model_store import ModelStore
-from outrider_lab.peers.contract import PeerPrompt
 from adapters.tokenizer import Tokenizer
+from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText, spread
+from orchestrator.profiling.quality import reference_texts
 from outrider_lab.bench.compare.engines import Asked, list_engines
 from outrider_lab.bench.compare.figures import (
     FORMULAS,
@@ -31,8 +32,7 @@ from outrider_lab.bench.compare.figures import (
 )
 from outrider_lab.bench.compare.peers import compare_with_peers
 from outrider_lab.bench.compare.turns import NamedPrompt, Tell, Turns, load_engines
-from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText, spread
-from orchestrator.profiling.quality import reference_texts
+from outrider_lab.peers.contract import PeerPrompt
 
 _WARM_PROMPTS = 2
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outrider_lab.peers.contract import NATIVE
 from device_profiles.units import human_bytes
 from outrider_lab.bench.compare.figures import CONTROL
+from outrider_lab.peers.contract import NATIVE
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from adapters.device_memory import read_host_memory
 from adapters.energy import EnergyMeter
-from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerPrompt
 from device_profiles.units import ceil_div, human_bytes
 from outrider_lab.bench.compare.figures import BASE, EngineRun
 from outrider_lab.bench.compare.pairs import Pair, rates_of
 from outrider_lab.bench.compare.process import EngineFailed, EngineProcess, EngineSpec
+from outrider_lab.peers.contract import Answer, EngineMissing, NotOffered, PeerPrompt
 
 _T = TypeVar("_T")
 Tell = Callable[[str, int, int], None]

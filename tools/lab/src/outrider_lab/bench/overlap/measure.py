@@ -15,9 +15,6 @@ from typing import Any
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from outrider_lab.bench.draft_process import start_draft_process
-from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.summary import figures
 from orchestrator.clock import SystemClock
 from orchestrator.config.model import ClusterConfig
 from orchestrator.drafting.chain import ChainDrafter
@@ -41,6 +38,9 @@ from orchestrator.recommend.decode import encode_prompts, warm_up
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding, tpot_ms
 from orchestrator.workers.cores import pin_to_cores
 from orchestrator.workers.messages import Sampling, Submit
+from outrider_lab.bench.draft_process import start_draft_process
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.summary import figures
 from policies.models.vocabulary import Match
 
 OVERLAP = {"sequential": "never", "overlapped": "always"}

@@ -10,9 +10,9 @@ from typing import Any
 from adapters.contract import AdapterError
 from adapters.gguf_layers import count_layers, spread_layers, write_layers
 from adapters.model_source import resolve
+from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.overlap.measure import OverlapPair, measure_pair
-from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText
 
 TARGET_MS = 24.0
 _ROW_MS = 0.1

@@ -1,1 +1,1 @@
-"""How good and how fast plans are: made-up clusters, and the exact answer for those that are small enough."""
+"""How good predictions and plans are, beside what decoding does."""

@@ -12,16 +12,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.plan.figures import row_of
-from outrider_lab.bench.plan.predicted import PlannedLoad, plan_load
-from outrider_lab.bench.plan.runs import Configuration, LoopRunner, RunLoad, RunMeasurement, prompts, select_full_rounds
 from orchestrator.config.model import ClusterConfig
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import EngineOptions, engine_options
 from orchestrator.measuring.rounds import in_turns
 from orchestrator.planning.proposal import build_request_from_config
 from orchestrator.profiling.work import Work, profile_store
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.plan.figures import row_of
+from outrider_lab.bench.plan.predicted import PlannedLoad, plan_load
+from outrider_lab.bench.plan.runs import Configuration, LoopRunner, RunLoad, RunMeasurement, prompts, select_full_rounds
 
 _WARM_TOKENS = 16
 _PARTS = 24

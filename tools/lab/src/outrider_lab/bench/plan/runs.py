@@ -15,7 +15,6 @@ import msgspec
 
 from adapters.contract import LoadedModel, Segment
 from adapters.tokenizer import Tokenizer
-from outrider_lab.bench.plan.texts import prompt_text
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.port import Drafter
 from orchestrator.loading.drafters import build_drafter
@@ -25,6 +24,7 @@ from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.rounds import Decoding, RoundSample
 from orchestrator.measuring.watched import WatchedModel
 from orchestrator.workers.messages import Submit
+from outrider_lab.bench.plan.texts import prompt_text
 
 PLAIN, POLICY = "0", "policy"
 CONTROL_ROWS, CONTROL_BEHIND = 2, 64

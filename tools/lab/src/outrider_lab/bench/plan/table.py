@@ -14,7 +14,6 @@ _SHARES = (
     "median_error_as_profiled",
     "worst_error_as_profiled",
     "chosen_vs_best",
-    "gap_to_exact",
 )
 _COMPONENTS = (
     ("tokens_per_round", "tokens a round"),

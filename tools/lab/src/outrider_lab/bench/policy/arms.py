@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from device_profiles.cost import StepCost
-from policies.speculation import DraftSummary, Rest, RoundContext
-from policies.speculation.adaptive import Adaptive
-from policies.speculation.cost_model import CostModel, start_cost_model
-from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
 from outrider_lab.replay.batch_table import BatchTable, table_of
 from outrider_lab.replay.fixed import FixedDepth
 from outrider_lab.replay.hill_climber import HillClimber
 from outrider_lab.replay.recorded import Costs
+from policies.speculation import DraftSummary, Rest, RoundContext
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.cost_model import CostModel, start_cost_model
+from policies.speculation.policy import DepthPolicy, DraftLimits, RoundOutcome
 
 PLAIN, CONTROL, ADAPTIVE, CLIMBER, TABLE = "plain", "control", "adaptive", "hill-climber", "batch-table"
 FIXED_DEPTHS = tuple(range(1, 9))

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from outrider_lab.bench.errors import BenchError
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.loading.drafters import build_suffix
@@ -19,6 +18,7 @@ from orchestrator.loading.models import LoadedTarget
 from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.loading.statistics import find_statistics
 from orchestrator.workers.draft_messages import DrafterState
+from outrider_lab.bench.errors import BenchError
 from policies.sampling import Sampling
 
 KINDS = ("good", "bad", "alternating")

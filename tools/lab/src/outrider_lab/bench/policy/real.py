@@ -11,11 +11,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from device_profiles.cost import StepCost
-from outrider_lab.bench.policy.arms import ADAPTIVE
-from outrider_lab.bench.policy.recorder import measure_replay_costs, record_drafts, with_rounds
-from outrider_lab.bench.policy.requests import MIX, Requests, requests_of
-from outrider_lab.bench.policy.runs import VisitRunner
-from outrider_lab.bench.policy.session import ComparisonResult, PolicyComparison, PolicyVariant, VisitPlan
 from orchestrator.clock import SystemClock
 from orchestrator.loading.engine import first_cost
 from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
@@ -23,8 +18,13 @@ from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.prompts import PromptText
 from orchestrator.measuring.slots import SomeSlots
 from orchestrator.recommend.decode import environment_of
-from outrider_lab.simulation.recording import Recording
+from outrider_lab.bench.policy.arms import ADAPTIVE
+from outrider_lab.bench.policy.recorder import measure_replay_costs, record_drafts, with_rounds
+from outrider_lab.bench.policy.requests import MIX, Requests, requests_of
+from outrider_lab.bench.policy.runs import VisitRunner
+from outrider_lab.bench.policy.session import ComparisonResult, PolicyComparison, PolicyVariant, VisitPlan
 from outrider_lab.replay.recorded import Costs
+from outrider_lab.simulation.recording import Recording
 
 
 @dataclass(frozen=True, slots=True)

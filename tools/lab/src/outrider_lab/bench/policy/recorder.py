@@ -10,8 +10,6 @@ from dataclasses import replace
 from adapters.contract import LoadedModel
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
-from outrider_lab.bench.policy.drafters import KINDS, Drafters
-from outrider_lab.bench.policy.runs import RoundFigures
 from orchestrator.clock import Clock
 from orchestrator.drafting.port import Ask, Drafter
 from orchestrator.loading.models import LoadedTarget
@@ -19,6 +17,8 @@ from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.rounds import RoundSample, fit_rounds
 from orchestrator.measuring.steps import measure_steps
 from orchestrator.workers.messages import Submit
+from outrider_lab.bench.policy.drafters import KINDS, Drafters
+from outrider_lab.bench.policy.runs import RoundFigures
 from outrider_lab.replay.recorded import Costs, RecordedDraft, RecordedRequest
 
 _DIGITS = 3

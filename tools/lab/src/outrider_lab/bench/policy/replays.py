@@ -7,11 +7,11 @@ from typing import Any
 
 from device_profiles.units import MS_PER_S
 from outrider_lab.bench.policy.arms import ADAPTIVE, CLIMBER, FIXED_DEPTHS, PLAIN, TABLE, name_fixed_depth, policy_of
-from outrider_lab.simulation.recording import Recording
-from policies.speculation.policy import DepthPolicy
 from outrider_lab.replay.hindsight import hindsight, replay_fixed_depths
 from outrider_lab.replay.recorded import RecordedRequest
 from outrider_lab.replay.run import Replay, Step, replay
+from outrider_lab.simulation.recording import Recording
+from policies.speculation.policy import DepthPolicy
 
 HINDSIGHT = "hindsight"
 STEPS = "steps"

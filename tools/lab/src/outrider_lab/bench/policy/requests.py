@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adapters.tokenizer import Tokenizer
-from outrider_lab.bench.errors import BenchError
 from orchestrator.measuring.prompts import PromptText, spread
 from orchestrator.workers.messages import Sampling, Submit
+from outrider_lab.bench.errors import BenchError
 
 MIX = "mix"
 """The category of a visit with requests of all of them."""

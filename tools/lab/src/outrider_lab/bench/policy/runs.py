@@ -22,14 +22,14 @@ from typing import NamedTuple
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.policy.arms import Timed
 from orchestrator.drafting.port import Drafter
 from orchestrator.engine.loop import DecodeLoop
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget
 from orchestrator.loading.options import EngineOptions
 from orchestrator.workers.messages import RoundReport, Submit
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.policy.arms import Timed
 
 _TURN_ROUNDS = 9
 Load = Sequence[tuple[int, int]]

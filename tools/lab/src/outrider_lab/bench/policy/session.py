@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from device_profiles.cost import StepCost
+from orchestrator.loading.options import EngineOptions
+from orchestrator.workers.messages import Submit
 from outrider_lab.bench.policy.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, TABLE, Timed, policy_of
 from outrider_lab.bench.policy.drafters import KINDS, Drafters
 from outrider_lab.bench.policy.requests import MIX, Requests
 from outrider_lab.bench.policy.runs import Load, Visit, Visiting, VisitRunner, side_by_side
-from orchestrator.loading.options import EngineOptions
-from orchestrator.workers.messages import Submit
 from outrider_lab.replay.recorded import Costs
 
 BAR = 0.97

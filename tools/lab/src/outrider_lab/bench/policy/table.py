@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from outrider_lab.bench.policy.drafters import KINDS
 from orchestrator.plain_table import wide_console
+from outrider_lab.bench.policy.drafters import KINDS
 
 _RATIOS = ("worst_vs_plain", "vs_hindsight", "vs_hill_climber", "vs_batch_table")
 _WORST = 8

@@ -15,7 +15,6 @@ import psutil
 
 from adapters.contract import AdapterError
 from adapters.tokenizer import Tokenizer
-from outrider_lab.bench.errors import BenchError
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import OutriderError, WorkerError
 from orchestrator.loading.models import load_tokenizer, silent, tokenizer_of
@@ -24,6 +23,7 @@ from orchestrator.measuring.prompts import PromptText
 from orchestrator.workers.contract import Cluster, Worker
 from orchestrator.workers.messages import Event, Failed, Ready, Refused, RoundReport, Sampling, Submit
 from orchestrator.workers.shared_cluster import SharedCluster
+from outrider_lab.bench.errors import BenchError
 
 _STOP_S = 5.0
 _LOADED_WITHIN_S = 600.0

@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from outrider_lab.bench.cluster.hosts import BenchHosts, make_hosts
-from outrider_lab.bench.shards.measure import MeasuredTarget, StreamRun, TargetRun
 from orchestrator.bootstrap.clusters import build_cluster, local_cluster
 from orchestrator.config.model import ClusterConfig
 from orchestrator.measuring.prompts import OWN_PROMPTS
 from orchestrator.workers.contract import Cluster
 from orchestrator.workers.messages import Sampling
+from outrider_lab.bench.cluster.hosts import BenchHosts, make_hosts
+from outrider_lab.bench.shards.measure import MeasuredTarget, StreamRun, TargetRun
 
 STREAMS = 4
 SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, seed=7)}

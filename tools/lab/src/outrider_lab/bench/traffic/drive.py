@@ -13,12 +13,12 @@ from typing import Any
 
 import httpx
 
+from orchestrator.measuring.prompts import PromptText, spread
 from outrider_lab.bench.traffic.arrivals import Arrival, arrival_times_s
 from outrider_lab.bench.traffic.client import Endpoint, open_client, send_request
 from outrider_lab.bench.traffic.counters import fetch_server_figures
 from outrider_lab.bench.traffic.figures import TrafficRun
 from outrider_lab.bench.traffic.outcome import Outcome
-from orchestrator.measuring.prompts import PromptText, spread
 
 # (number of the request, when it arrives in seconds, None: now)
 Send = Callable[[int, float | None], Coroutine[Any, Any, None]]

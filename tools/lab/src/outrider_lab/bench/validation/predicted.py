@@ -10,17 +10,17 @@ import numpy as np
 
 from device_profiles.cost import StepCost
 from device_profiles.units import MS_PER_S
+from orchestrator.control.admission import ControlLimits
 from outrider_lab.bench.validation.real import RealRun, RunFigures
 from outrider_lab.bench.validation.requests import RunRequests
 from outrider_lab.bench.validation.runs import ValidationRun
-from orchestrator.control.admission import ControlLimits
+from outrider_lab.replay.recorded import Costs
 from outrider_lab.simulation.courses import CourseBook
 from outrider_lab.simulation.faults import Fault
 from outrider_lab.simulation.fleet import Fleet, PlacedReplica, ReplicaKind
 from outrider_lab.simulation.processes import Timing
 from outrider_lab.simulation.trace import TracedRequest
 from outrider_lab.simulation.world import World
-from outrider_lab.replay.recorded import Costs
 
 _KV_TOKENS = 40_000
 _START_WITHIN_S = 600.0

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from device_profiles.cost import StepCost
 from device_profiles.measured import MeasuredModel
-from outrider_lab.bench.errors import BenchError
-from outrider_lab.bench.policy.recorder import with_overhead
 from orchestrator.config.load import load_config
 from orchestrator.profiling.work import profile_store
+from outrider_lab.bench.errors import BenchError
+from outrider_lab.bench.policy.recorder import with_overhead
 
 _WITHIN_S = 900.0
 

@@ -12,6 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from device_profiles.units import MS_PER_S
+from orchestrator.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.traffic.arrivals import arrival_times_s
 from outrider_lab.bench.traffic.client import Endpoint, open_client, send_request
@@ -19,7 +20,6 @@ from outrider_lab.bench.traffic.drive import open_loop, run_closed_loop
 from outrider_lab.bench.traffic.outcome import Outcome
 from outrider_lab.bench.validation.places import RealPlace
 from outrider_lab.bench.validation.runs import ValidationRun
-from orchestrator.measuring.prompts import PromptText
 
 _TIMEOUT_S = 240.0
 _LEAST_PAUSE_MS = 250.0

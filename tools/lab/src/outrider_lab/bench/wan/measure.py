@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 
 from device_profiles.units import MS_PER_S
+from orchestrator.links.address import LinkEndpoint
+from orchestrator.measuring.prompts import PromptText
+from orchestrator.workers.draft_messages import RemoteState
 from outrider_lab.bench.draft_process import start_draft_process
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.overlap.measure import OVERLAP, OverlapPair
 from outrider_lab.bench.wan.centre import PLAIN, Answer, Client, run_centre
 from outrider_lab.bench.wan.relay import DelayingRelay
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.measuring.prompts import PromptText
-from orchestrator.workers.draft_messages import RemoteState
 
 OVERLAPPED, SEQUENTIAL = "overlapped", "sequential"
 

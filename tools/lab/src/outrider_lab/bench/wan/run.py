@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText
 from outrider_lab.bench.overlap.measure import OverlapPair
 from outrider_lab.bench.wan.measure import measure_link
-from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText
 
 RTT_MS = 12.0
 """The round trip that the summary is of, where it was measured."""
