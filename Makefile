@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 DEMO := $(VENV)/.installed-demo
 STAMP := $(VENV)/.installed
 MODEL_TESTS := tests/pipelines tests/tensor_parallel tests/exactness tests/engine tests/adapters
-SOURCES := device_profiles policies adapters orchestrator tests tools
+SOURCES := device_profiles policies adapters orchestrator tests tools conftest.py
+LAB := tools/lab
 
 # The tests start hundreds of processes: each is to find what the one before it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test slow check format lint types imports docs mutants chaos lock audit release clean
+.PHONY: setup demo test slow check check-lab format lint types imports docs mutants chaos lock audit release clean
 
 setup: $(STAMP)
 
@@ -27,10 +28,10 @@ $(DEMO): pyproject.toml locks/run.txt locks/model.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-deps --editable .
 	@touch $(DEMO)
 
-# What the checks need besides: every runtime, a second model, the tools.
-$(STAMP): $(DEMO) constraints.txt
+# What the checks need besides: every runtime, a second model, the tools, the laboratory.
+$(STAMP): $(DEMO) constraints.txt $(LAB)/pyproject.toml
 	@echo "installing what the checks need (about 700 MB more, torch among it)"
-	$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --progress-bar on --constraint constraints.txt --editable ".[dev]" --editable "$(LAB)[plots]"
 	@sh tools/install_test_programs.sh
 	@touch $(STAMP)
 
@@ -44,6 +45,7 @@ demo: $(DEMO)
 # first has failed too, so that one run shows all that fails.
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 LONG_TESTS := tests/daemon tests/workers tests/tools tests/alerts tests/batches tests/systemd
+LAB_TESTS := $(LAB)/tests
 SHORT_TESTS := $(filter-out $(MODEL_TESTS) $(LONG_TESTS),$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
 
 test: setup
@@ -52,14 +54,19 @@ test: setup
 	$(PYTEST) --numprocesses 3 -m "not slow" $(LONG_TESTS) $(SHORT_TESTS) $(wildcard tests/test_*.py) || failed=1; \
 	exit $$failed
 
+# The laboratory's own: benchmarks, the simulator, replays, chaos.
+check-lab: setup
+	export OUTRIDER_TEST_STORE="$$(mktemp -d)" && trap 'rm -rf "$$OUTRIDER_TEST_STORE"' EXIT; \
+	OMP_WAIT_POLICY=passive $(PYTEST) --numprocesses 2 -m "not slow" $(LAB_TESTS)
+
 # Tests that take a minute each: more hosts, more replicas, more runtimes. To be run before a release.
 slow: setup
-	$(PYTEST) --numprocesses 2 -m slow tests/engine tests/daemon tests/batches tests/simulation
+	$(PYTEST) --numprocesses 2 -m slow tests/engine tests/daemon tests/batches $(LAB_TESTS)
 
-# What only reads the sources is one process each: two at a time.
+# What only reads the sources is one process each: two at a time. The laboratory is tested where the product fails too.
 check: setup
 	@$(MAKE) --no-print-directory --output-sync=target --jobs 2 types docs imports lint
-	@$(MAKE) --no-print-directory test
+	@failed=0; for part in test check-lab; do $(MAKE) --no-print-directory $$part || failed=1; done; exit $$failed
 
 lint:
 	$(BIN)/ruff format --check $(SOURCES)
@@ -81,7 +88,7 @@ mutants: setup
 # Fifteen minutes of real faults under load: the slow part of the checks.
 CHAOS ?= --seed 1 --minutes 15
 chaos: setup
-	$(BIN)/python -m tools.chaos $(CHAOS) --json chaos.json --plot chaos.png
+	$(BIN)/python -m outrider_lab.chaos $(CHAOS) --json chaos.json --plot chaos.png
 
 # What users install, with the hash of each file: the versions of constraints.txt, for all platforms.
 RELEASE := $(VENV)/.installed-release
@@ -99,9 +106,10 @@ lock: $(RELEASE)
 audit: $(RELEASE)
 	$(BIN)/pip-audit --requirement locks/run.txt --disable-pip
 
-# dist: the wheel, its bill of materials, its locks, and the sums of all.
+# dist: the wheel, its bill of materials, its locks, the laboratory's wheel, and the sums of all.
 release: $(RELEASE)
 	rm -rf dist && $(BIN)/python -m build --wheel --outdir dist
+	$(BIN)/python -m build --wheel --outdir dist $(LAB)
 	$(BIN)/cyclonedx-py requirements locks/run.txt --pyproject pyproject.toml --output-reproducible -o dist/outrider.cdx.json
 	cp locks/run.txt locks/model.txt dist
 	cd dist && sha256sum -- * > SHA256SUMS

@@ -1,7 +1,7 @@
 """Do the tests see a fault? A sample of mutants of the source, each run against the tests that can reach it.
 
     python -m tools.mutants --json OUT [--number 160] [--seed 1] [--tests-from CHECKOUT]
-    python -m tools.mutants --json OUT --again EARLIER --outcome survived [--directories engine api]
+    python -m tools.mutants --json OUT --again EARLIER --outcome survived [--directories tests/engine tests/api]
 
 Cosmic Ray makes the mutants. A seed and a source give the same mutants in the same order, whatever the tests are.
 Each runs in a copy of the checkout. `--tests-from` takes the tests, and their settings, of another checkout.
@@ -35,15 +35,16 @@ import pytest
 
 from tools.mutant_sample import ROOT, Mutant, draw_mutants, identify, make_source
 
+GOLDEN = "tools/lab/tests/golden"
 REACH = {
-    "policies": ("policies", "golden", "planning"),
-    "orchestrator/engine": ("golden", "engine"),
-    "orchestrator/drafting": ("drafting", "golden", "engine"),
-    "orchestrator/workers": ("workers", "control"),
-    "orchestrator/control": ("control",),
+    "policies": ("tests/policies", GOLDEN, "tests/planning"),
+    "orchestrator/engine": (GOLDEN, "tests/engine"),
+    "orchestrator/drafting": ("tests/drafting", GOLDEN, "tests/engine"),
+    "orchestrator/workers": ("tests/workers", "tests/control"),
+    "orchestrator/control": ("tests/control",),
 }
 """A package, and the directories of tests that can reach it: those without worker processes first."""
-SURE = ("tests/policies/", "tests/golden/", "tests/planning/", "exit status")
+SURE = ("tests/policies/", f"{GOLDEN}/", "tests/planning/", "exit status")
 """Where a failure does not depend on time."""
 REAL_MODELS = ("default_model", "draft_outputs", "draft_pairs", "quality", "quantised")
 """In names of files whose tests compute with models on the runtimes: too slow to run for each mutant."""
@@ -72,10 +73,14 @@ class Copy:
     def __init__(self, place: Path, tests_from: Path) -> None:
         left_out = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "tests")
         shutil.copytree(ROOT, place, ignore=left_out)
-        shutil.copytree(tests_from / "tests", place / "tests", ignore=left_out)
-        shutil.copy2(tests_from / "pyproject.toml", place)
+        for tests in ("tests", "tools/lab/tests"):
+            shutil.copytree(tests_from / tests, place / tests, ignore=left_out)
+        for name in ("pyproject.toml", "conftest.py"):
+            shutil.copy2(tests_from / name, place)
         self.place = place
-        self.graph = grimp.build_graph("orchestrator", "policies", "adapters", "device_profiles", cache_dir=None)
+        self.graph = grimp.build_graph(
+            "orchestrator", "policies", "adapters", "device_profiles", "outrider_lab", cache_dir=None
+        )
 
     @lru_cache  # noqa: B019
     def find_imports(self, path: Path) -> frozenset[str]:
@@ -86,7 +91,11 @@ class Copy:
                 found |= {name.name for name in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
-        helpers = (self.place / f"{name.replace('.', '/')}.py" for name in found if name.startswith("tests."))
+        helpers = (
+            self.place / f"{name.replace('.', '/')}.py"
+            for name in found
+            if name.startswith(("tests.", "tools.lab.tests."))
+        )
         near = (at for at in (*helpers, path.with_name("conftest.py")) if at.is_file() and at != path)
         return frozenset(found).union(*map(self.find_imports, near))
 
@@ -94,7 +103,7 @@ class Copy:
         """Return the files of tests that can reach a module: those that name it, then the rest."""
         name = module.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         reached = {name, *self.graph.find_downstream_modules(name)}
-        paths = [path for at in directories for path in sorted((self.place / "tests" / at).rglob("test_*.py"))]
+        paths = [path for at in directories for path in sorted((self.place / at).rglob("test_*.py"))]
         paths = [path for path in paths if not any(word in path.name for word in REAL_MODELS)]
         if module.startswith("policies/"):  # the rest of the program may reach a module through another process
             paths = [path for path in paths if self.find_imports(path) & reached]
@@ -115,7 +124,7 @@ class Copy:
                 os.killpg(process.pid or 0, signal.SIGKILL)
             process.join()
             output = said.read()
-        failed = re.findall(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
+        failed = re.findall(r"^(?:FAILED|ERROR) ((?:tools/lab/)?tests/.+?)(?: - .*)?$", output, re.MULTILINE)
         if code is None or (failed and "from pytest-timeout" in output):
             return "timeout", failed
         if code in (0, 5):  # passed, or nothing left to run
@@ -169,7 +178,7 @@ def main() -> None:
     parser.add_argument("--tests-from", type=Path, default=ROOT, help="a checkout whose tests and settings are used")
     parser.add_argument("--again", type=Path, help="the mutants of an earlier run, in place of new ones")
     parser.add_argument("--outcome", help="of those, the ones that ended so")
-    parser.add_argument("--directories", nargs="+", help="directories of tests/, in place of the usual ones")
+    parser.add_argument("--directories", nargs="+", help="directories of tests, in place of the usual ones")
     asked = parser.parse_args()
     if asked.again:
         earlier = [json.loads(line) for line in asked.again.read_text(encoding="utf-8").splitlines()]

@@ -21,7 +21,7 @@ from orchestrator.errors import OutriderError
 GROUP = "outrider.commands"
 LABORATORY = ("bench", "simulate")
 """The commands of outrider-lab."""
-INSTALL = "pip install outrider-lab, or pip install ./tools/lab in a checkout"
+INSTALL = "pip install ./outrider_lab-VERSION-py3-none-any.whl, or pip install -e tools/lab in a checkout"
 
 
 class CommandUnavailable(OutriderError):

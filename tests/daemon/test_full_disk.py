@@ -24,7 +24,7 @@ from tests.support.daemon import Daemon, configuration, running, starting
 from tests.support.small_disk import keep_full, small_disk
 from tests.support.waiting import until
 
-DISK_MIB = 32  # as in tools/chaos
+DISK_MIB = 32  # as in outrider_lab.chaos
 WITHIN_S = 60.0
 RESERVE = "journal: {reserve: 16 MiB}"  # of everybody who says nothing
 LIMITS = "drafts: []\nlimits: {max_running: 3, kv_cache: 64 MiB}"

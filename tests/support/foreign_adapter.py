@@ -105,7 +105,9 @@ def install_tiny_adapter(root: Path) -> Path:
     return target
 
 
-def write_distribution(site: Path, distribution: str, module: str, code: str, **entries: str) -> None:
+def write_distribution(
+    site: Path, distribution: str, module: str, code: str, *, group: str = "outrider.adapters", **entries: str
+) -> None:
     """Write what pip leaves of a distribution of one module: the module and its metadata."""
     site.mkdir(exist_ok=True)
     (site / f"{module}.py").write_text(code, encoding="utf-8")
@@ -113,4 +115,4 @@ def write_distribution(site: Path, distribution: str, module: str, code: str, **
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 0.1\n", encoding="utf-8")
     lines = [f"{name} = {value}" for name, value in entries.items()]
-    (metadata / "entry_points.txt").write_text("[outrider.adapters]\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    (metadata / "entry_points.txt").write_text(f"[{group}]\n" + "\n".join(lines) + "\n", encoding="utf-8")

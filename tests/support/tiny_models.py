@@ -140,8 +140,8 @@ def write_model(directory: Path, name: str, *, kind: str = "F32", shards: int = 
 
 
 def write_reduced(directory: Path, source: Path, kept: np.ndarray, fingerprint: str, **changes: Any) -> Path:
-    """Write the model of `source` again with an output layer over the tokens `kept`, as `tools/distill` exports a
-    draft: without a tokenizer, for the vocabulary that `fingerprint` names."""
+    """Write the model of `source` again with an output layer over the tokens `kept`, as `outrider_lab.distill` exports
+    a draft: without a tokenizer, for the vocabulary that `fingerprint` names."""
     directory.mkdir()
     tensors = load_file(source / "model.safetensors")
     tensors["lm_head.weight"] = np.ascontiguousarray(tensors["lm_head.weight"][kept])

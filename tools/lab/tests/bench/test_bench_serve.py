@@ -267,7 +267,7 @@ def test_without_matplotlib_plots_are_refused_before_anything_is_sent(tmp_path):
     (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')")
     done = bench("http://127.0.0.1:1/v1", "--plots", str(tmp_path / "plots"), PYTHONPATH=str(tmp_path))
     assert done.returncode == 1
-    assert done.stderr == "outrider: --plots needs matplotlib: pip install 'outrider[bench]'\n"
+    assert done.stderr == "outrider: --plots needs matplotlib: pip install 'outrider-lab[plots]'\n"
 
 
 def test_a_price_that_is_given_counts_instead_of_the_servers(url, daemon, tmp_path, outrider):

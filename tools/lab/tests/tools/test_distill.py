@@ -29,7 +29,7 @@ FACTS = TargetFacts("models/tiny", "tiny", 320, "0123456789abcdef", 512, [2])
 TINY = ["--outputs", "64", "--hidden", "64", "--heads", "2", "--mlp", "64", "--layers", "1"]
 
 
-NO_TORCH = "torch is not installed: pip install 'outrider[distill]'"
+NO_TORCH = "torch is not installed: pip install 'outrider-lab[distill]'"
 
 
 def silent(stage: str, fraction: float) -> None:

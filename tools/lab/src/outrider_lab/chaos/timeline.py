@@ -26,7 +26,7 @@ def check_library() -> None:
     try:
         import matplotlib  # noqa: F401  # only whether it is there
     except ModuleNotFoundError as error:
-        raise ChaosError(f"--plot needs {error.name}: pip install 'outrider[bench]'") from None
+        raise ChaosError(f"--plot needs {error.name}: pip install 'outrider-lab[plots]'") from None
 
 
 def draw_timeline(path: Path, title: str, faults: Sequence[FaultRecord], streams: Sequence[StreamRecord]) -> None:

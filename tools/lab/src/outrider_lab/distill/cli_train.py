@@ -91,7 +91,7 @@ def require_torch() -> Any:
     try:
         import torch
     except ImportError:
-        raise DataError("torch is not installed: pip install 'outrider[distill]'") from None
+        raise DataError("torch is not installed: pip install 'outrider-lab[distill]'") from None
     return torch
 
 

@@ -31,7 +31,7 @@ def open_directory(directory: Path, flag: str = "--plots") -> None:
     try:
         import matplotlib  # noqa: F401  # only whether it is there
     except ModuleNotFoundError as error:
-        raise BenchError(f"{flag} needs {error.name}: pip install 'outrider[bench]'") from None
+        raise BenchError(f"{flag} needs {error.name}: pip install 'outrider-lab[plots]'") from None
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
