@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoints, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,8 +77,9 @@ def test_one_that_cannot_be_loaded_says_so_and_ends_nothing_else(site, outrider,
 
 @pytest.mark.parametrize("arguments", [("bench",), ("bench", "decode", "--prompts", "x"), ("simulate", "--help")])
 def test_without_the_laboratory_its_commands_say_what_to_install(monkeypatch, outrider, arguments):
-    def list_others(**asked: str) -> EntryPoints:
-        return EntryPoints(one for one in entry_points(**asked) if "outrider_lab" not in one.value)
+    def list_others(**asked: str) -> list[EntryPoint]:
+        entries: Any = entry_points(**asked)
+        return [entry for entry in entries if "outrider_lab" not in entry.value]
 
     monkeypatch.setattr(foreign_commands, "entry_points", list_others)
     done = outrider(*arguments)
