@@ -244,7 +244,11 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> int:
     """Run, print, return 0 when every bar was met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider_lab.soak",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--config", type=Path, default=Path("cluster.yaml"))
     parser.add_argument("--prompts", type=Path, default=Path("tools/prompts.jsonl"))
     parser.add_argument("--requests", type=int, default=500)
