@@ -1,4 +1,4 @@
-"""`outrider config check`, `config show`, `config migrate` and `config schema`."""
+"""`outrider config check`, `config show` and `config schema`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.config_effective import show_effective
-from orchestrator.cli.config_migrate import migrate
 from orchestrator.cli.options import CheckedFile
 
 if TYPE_CHECKING:  # loaded where a configuration is read
     from orchestrator.config.model import ClusterConfig
 
-app = typer.Typer(no_args_is_help=True, help="Check, show and migrate a cluster.yaml; print its schema.")
-app.command("migrate")(migrate)
+app = typer.Typer(no_args_is_help=True, help="Check and show a cluster.yaml; print its schema.")
 
 ValuesJson = Annotated[bool, typer.Option("--json", help="Print the effective values as JSON.")]
 
@@ -41,7 +39,7 @@ def check(
     from orchestrator.bootstrap.memory_fit import list_memory_notes
     from orchestrator.bootstrap.readiness import check_readiness
     from orchestrator.bootstrap.template_faults import list_template_faults
-    from orchestrator.config.load import default_config_path, list_outdated, load_config, parse_config
+    from orchestrator.config.load import default_config_path, load_config, parse_config
     from orchestrator.config.source_text import read_text
 
     path = file or default_config_path()
@@ -54,8 +52,6 @@ def check(
     if as_json:
         print(config.model_dump_json(indent=1))
         return
-    for line in list_outdated(path):
-        sys.stderr.write(f"outrider: {line}\n")
     if verbose:
         _print(config)
     _print_ok(f"{path}: ok (checked: keys, values, sources; {'; '.join(readiness.checked)})")

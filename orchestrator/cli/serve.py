@@ -36,12 +36,12 @@ def serve(
     from orchestrator.api.admin.logs import KeptLog
     from orchestrator.bootstrap.reload import FileStanding
     from orchestrator.config.access_checks import find_keyless
-    from orchestrator.config.load import default_config_path, list_outdated, load_config
+    from orchestrator.config.load import default_config_path, load_config
     from orchestrator.daemon import Daemon
     from orchestrator.errors import ConfigError
     from orchestrator.log_ring import LogRing
     from orchestrator.systemd.journal import find_journal_unit
-    from orchestrator.telemetry import get_logger, setup_logging
+    from orchestrator.telemetry import setup_logging
     from orchestrator.workers.core_dumps import limit_core_dumps
 
     gc.freeze()
@@ -49,12 +49,12 @@ def serve(
     if model is not None and config is not None:
         raise typer.BadParameter("MODEL stands for a cluster.yaml: give one of them")
     changes: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    text, outdated = "", list[str]()
+    text = ""
     if model is not None:
         loaded, path, text = _configure(model, changes)
     else:
         path = config or default_config_path()
-        loaded, outdated = load_config(path), list_outdated(path)
+        loaded = load_config(path)
         if changes:
             loaded = loaded.model_copy(update={"api": loaded.api.model_copy(update=changes)})
     if host is not None and (problem := find_keyless(loaded.api, host)):
@@ -62,8 +62,6 @@ def serve(
     limit_core_dumps()
     ring = LogRing(hides_words=loaded.logging.prompts)
     setup_logging(loaded.logging.level, loaded.logging.format, ring=ring)
-    for line in outdated:
-        get_logger(__name__).warning("cluster.yaml has a key of an older release", where=line)
     if text:
         _tell_text(text, loaded)
 

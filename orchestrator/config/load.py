@@ -24,7 +24,6 @@ from orchestrator.config.drafts import DraftWorkersSection, IndexDraft, ModelDra
 from orchestrator.config.further_checks import check_names, check_own_placement
 from orchestrator.config.hosts import check_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
-from orchestrator.config.language_changes import accept_old_keys
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.replica_checks import check_bounds, list_placements
 from orchestrator.config.runtimes import check_runtimes, use_runtimes
@@ -138,17 +137,10 @@ def state_directory(config: ClusterConfig, path: Path) -> Path:
 def parse_config(text: str, path: Path) -> tuple[ClusterConfig, Lines]:
     """Return the configuration that a text is, and the line of each value. Raises ConfigError."""
     data, lines = parse_text(text, path)
-    accept_old_keys(data, lines)
     try:
         return ClusterConfig.model_validate(data, context={INSTALLED: list_foreign}), lines
     except ValidationError as error:
         raise ConfigError(problems(error, path, lines)) from error
-
-
-def list_outdated(path: Path) -> list[str]:
-    """Return a line for each key of a file that the language has no longer: it is read as what it became. Raises
-    ConfigError."""
-    return [f"{path}:{told}" for told in accept_old_keys(*parse_text(read_text(path), path))]
 
 
 _ON_ALL_HOSTS = " This host needs the model at the same place as the hosts that run it: the daemon translates text."

@@ -9,7 +9,6 @@ from pydantic import Field, ValidationError
 
 from device_profiles.profile import Exactness
 from orchestrator.config.hosts import ClusterHost, ClusterLinks, Name, check_hosts, check_sketched_hosts
-from orchestrator.config.language_changes import accept_old_keys
 from orchestrator.config.load import parse_config
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.section import Section
@@ -89,7 +88,6 @@ def load_sketch(path: Path) -> Sketch:
 def parse_sketch(text: str, path: Path) -> Sketch:
     """Return the sketch that a text is. Raises ConfigError."""
     data, lines = parse_text(text, path, least="hosts")
-    accept_old_keys(data, lines)
     try:
         sketch = Sketch.model_validate(data)
     except ValidationError as error:

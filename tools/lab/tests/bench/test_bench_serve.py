@@ -16,9 +16,9 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from outrider_lab.bench.errors import BenchError
 
 from orchestrator.cli.main import app
+from orchestrator.measuring.prompts import MeasurementError
 from tests.support.daemon import Daemon, configuration, running
 
 ROOT = Path(__file__).parents[4]
@@ -183,7 +183,7 @@ def test_ctrl_c_prints_what_was_measured_and_frees_the_server(url, daemon, tmp_p
     ],
 )
 def test_what_is_wrong_is_named(url, arguments, message):
-    with pytest.raises(BenchError, match=re.escape(message)):
+    with pytest.raises(MeasurementError, match=re.escape(message)):
         app(command(url, "--requests", "2", *arguments)[3:], standalone_mode=False)
 
 
