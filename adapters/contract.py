@@ -143,6 +143,11 @@ class Capabilities:
 
     `static_widths`: where shapes are static, the numbers of rows that there are graphs for, in ascending order. Each
     sequence is run in forwards of these widths, and a row that is left over costs like one that is used.
+
+    `rewinds`: a slot can be rolled back to any position. Where it is not (a recurrent state is one of all tokens so
+    far), a segment starts where its slot ends, or at 0, which begins the slot anew. Drafts could not be taken back, so
+    there are none. `attach` finds nothing. An OutOfMemory that `can_go_on` leaves the slots of its forward to be
+    released.
     """
 
     slots: int
@@ -158,6 +163,7 @@ class Capabilities:
     device: str
     apart_tokens: int = 0
     static_widths: tuple[int, ...] = ()
+    rewinds: bool = True
 
     @property
     def activations(self) -> Precision:
@@ -491,6 +497,23 @@ class ModelLoader(Protocol):
         Raises ModelRefused, Unsupported, OutOfMemory, AdapterUnavailable.
         """
         ...
+
+
+@runtime_checkable
+class ClassesByModel(Protocol):
+    """An adapter whose numerical classes depend on the model."""
+
+    def list_classes(self, prepared: Path, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        """Return the numerical classes of a prepared model, as `ModelLoader.classes` does. Raises ModelRefused, too."""
+        ...
+
+
+def list_classes(loader: ModelLoader, prepared: Path, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+    """Return the numerical classes that a prepared model may be run in. Raises what a loader's `classes` raises, and
+    ModelRefused."""
+    if isinstance(loader, ClassesByModel):
+        return loader.list_classes(prepared, options)
+    return loader.classes(options)
 
 
 class Adapter(ModelLoader, Protocol):

@@ -120,6 +120,10 @@ def _vary_outputs(model: LoadedModel, text: list[int], extent: _Extent) -> str:
         count = len(first.tokens)
         whole = model.forward(batch).logits.copy()
         for row in (0, count // 2, count - 1):
+            if not model.capabilities.rewinds:
+                model.release(0)
+                for before in (one for one in batches[:1] if first.start):
+                    model.forward(before)
             alone = model.forward([Segment(0, first.start, first.tokens, (row, row + 1), first.apart)]).logits
             if not same_bits(alone[-1:].copy(), whole[row : row + 1]):
                 model.release(0)

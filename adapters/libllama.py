@@ -66,11 +66,15 @@ def find_library() -> LibraryPlace:
         return LibraryPlace("", file, f"libllama {_digest_build(file, VARIABLE)}")
     if find_spec(FORK) is not None:
         return LibraryPlace(FORK, None, _name_fork())
-    for package in _MAINLINE:
-        place = find_mainline(package)
-        if place is not None:
-            return place
+    place = find_any_mainline()
+    if place is not None:
+        return place
     raise AdapterUnavailable(f"{describe_lacking('llama_cpp')}, or name a library of your own build in {VARIABLE}")
+
+
+def find_any_mainline() -> LibraryPlace | None:
+    """Return the library in the first of mainline's packages that is installed, None without any."""
+    return next((place for place in map(find_mainline, _MAINLINE) if place is not None), None)
 
 
 def find_mainline(package: str) -> LibraryPlace | None:

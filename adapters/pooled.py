@@ -68,11 +68,10 @@ def describe_capabilities(
     )
 
 
-class PooledModel:
-    """The slots of a model whose KV cache is a `BlockPool`; the runtime's model derives from it."""
+class PooledSlots:
+    """The slots of a model whose memory is counted by a `BlockPool`."""
 
     capabilities: Capabilities
-    kv_layout: KvLayout
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
@@ -106,6 +105,12 @@ class PooledModel:
     def share(self, slot: int, tokens: Sequence[int]) -> None:
         """See the contract."""
         self._pool.share(slot, tokens)
+
+
+class PooledModel(PooledSlots):
+    """The same, of a KV cache that can be copied block by block; the runtime's model derives from it."""
+
+    kv_layout: KvLayout
 
     def release(self, slot: int) -> None:
         """See the contract."""

@@ -23,6 +23,7 @@ from adapters.contract import (
     NumericalClass,
     Segment,
     StaticShapes,
+    list_classes,
 )
 from adapters.gguf_splits import list_beside
 from adapters.hf_directory import model_files
@@ -137,7 +138,7 @@ def _find_shared(adapter: Adapter, path: Path, options: LoadOptions, first_tier:
 
 
 def _find_exact(adapter: Adapter, path: Path, options: LoadOptions, first_tier: int) -> NumericalClass:
-    tiers = adapter.classes(options)
+    tiers = list_classes(adapter, path, options)
     candidates = [one for tier in tiers[min(first_tier, len(tiers) - 1) % len(tiers) :] for one in tier]
     found = (one for one in candidates if _keeps_bits(adapter, path, replace(options, numerical_class=one)))
     exact = next(found, None)

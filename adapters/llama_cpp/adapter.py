@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from adapters.contract import (
     LoadOptions,
@@ -21,14 +21,17 @@ from adapters.decoder.limits import refuse_directory
 from adapters.decoder.source import fingerprint_of
 from adapters.device_memory import read_host_memory
 from adapters.failures import classify_failure
+from adapters.gguf_facts import read_facts as read_gguf_facts
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import find_files, list_names, read_model_header
 from adapters.hardware import cores
+from adapters.llama_cpp.contexts import MOST_ROWS, OpenModel
 from adapters.llama_cpp.fork_faults import find_fault
-from adapters.llama_cpp.library import choose_library
-from adapters.llama_cpp.model import MOST_ROWS, LlamaModel
+from adapters.llama_cpp.library import choose_library, choose_library_for
+from adapters.llama_cpp.model import LlamaModel
 from adapters.llama_cpp.native import CPU, GgmlDevice, NativeLibrary
-from adapters.prepared_facts import model_spec, read_facts, write_facts
+from adapters.llama_cpp.recurrent import RecurrentModel
+from adapters.prepared_facts import Facts, model_spec, read_facts, write_facts
 from device_profiles.memory import MemoryCosts
 from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
@@ -91,17 +94,26 @@ class LlamaCppAdapter:
         )
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        """See the contract."""
-        if options.activations not in (None, Precision.FP32):
-            raise Unsupported(f"activations {options.activations}: on llama.cpp they are fp32; leave them at auto")
-        if options.kv_cache not in (None, Precision.FP16):
-            raise Unsupported(f"a KV cache in {options.kv_cache}: llama.cpp's is fp16 here; leave it at auto")
+        """See the contract. Of models with a KV cache alone."""
+        _check_formats(options)
         return self._find_library().list_classes(options.device, options.exactness)
+
+    def list_classes(self, prepared: Path, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
+        """See the contract."""
+        _check_formats(options)
+        facts = read_facts(prepared)
+        library = self._choose_library(facts)
+        if facts["rewinds"]:
+            return library.list_classes(options.device, options.exactness)
+        return library.list_unpadded_classes(options.exactness)
+
+    def _choose_library(self, facts: Mapping[str, Any]) -> NativeLibrary:
+        return choose_library_for(self._find_library(), facts["name"], facts["fault"])
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the format of the facts. What is linked are the files themselves, whatever the library's version."""
         _refuse_weights(weights)
-        return "the files themselves, 1"
+        return "the files themselves, 2"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Write down a model's facts, and where its files are. Raises ModelRefused, Unsupported for other weights."""
@@ -115,20 +127,18 @@ class LlamaCppAdapter:
             (target / name).symlink_to(file.resolve())
         progress(f"look at {source.name}", 1.0)
 
-    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LlamaModel:
+    def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LlamaModel | RecurrentModel:
         """See the contract."""
-        library = self._find_library()
-        library.check_device(options.device)
-        chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)
-        if facts["fault"] and library.has_faults:
-            raise ModelRefused(
-                f"{facts['name']}: {library.name} {facts['fault']}, and computes something else than the model. "
-                "Choose another adapter."
-            )
+        library = self._choose_library(facts)
+        library.check_device(options.device)
+        chosen = options.numerical_class or self.list_classes(prepared, options)[0][0]
         progress("load", 0.0)
         model = library.load_model(
-            _find_first_file(prepared), options.device, lambda fraction: progress("load", fraction)
+            _find_first_file(prepared),
+            options.device,
+            lambda fraction: progress("load", fraction),
+            repack=facts["rewinds"],
         )
         if not model:
             raise _explain(library, facts["name"])
@@ -141,27 +151,30 @@ class LlamaCppAdapter:
         return loaded
 
     def _open(
-        self, library: NativeLibrary, model: int, facts: dict[str, object], options: LoadOptions, chosen: NumericalClass
-    ) -> LlamaModel:
-        more = library.find_state_kind(model)
-        if more:
-            raise ModelRefused(f"{facts['name']}: it has {more} beside its KV cache, which this adapter does not keep")
+        self, library: NativeLibrary, model: int, facts: Mapping[str, Any], options: LoadOptions, chosen: NumericalClass
+    ) -> LlamaModel | RecurrentModel:
+        if kind := library.find_other_kind(model):
+            raise ModelRefused(f"{facts['name']}: it {kind}, and this adapter serves decoders alone")
         layers, vocabulary = library.describe_model(model)
         if vocabulary != facts["vocabulary_size"]:
             raise ModelRefused(
                 f"{facts['name']}: its head names {facts['vocabulary_size']} tokens, and {library.name} finds "
                 f"{vocabulary}. Convert the model again."
             )
-        return LlamaModel(
-            library,
-            model,
-            model_spec({**facts, "layers": layers}, 0),
-            options,
-            chosen,
-            weights=str(facts["weights"]),
-            device=options.device,
-            threads=options.threads or cores(),
-        )
+        if library.is_recurrent(model) == facts["rewinds"]:
+            told, found = ("a KV cache alone", "a recurrent state")[:: 1 if facts["rewinds"] else -1]
+            raise ModelRefused(f"{facts['name']}: its head tells of {told}, and {library.name} finds {found}")
+        kind_of_model = LlamaModel if facts["rewinds"] else RecurrentModel
+        opened = OpenModel(library, model, options.device, options.threads or cores())
+        spec = model_spec({**facts, "layers": layers}, 0)
+        return kind_of_model(opened, spec, options, chosen, weights=str(facts["weights"]))
+
+
+def _check_formats(options: LoadOptions) -> None:
+    if options.activations not in (None, Precision.FP32):
+        raise Unsupported(f"activations {options.activations}: on llama.cpp they are fp32; leave them at auto")
+    if options.kv_cache not in (None, Precision.FP16):
+        raise Unsupported(f"a KV cache in {options.kv_cache}: llama.cpp's is fp16 here; leave it at auto")
 
 
 def _refuse_weights(weights: WeightsFormat | None) -> None:
@@ -176,7 +189,7 @@ def _find_first_file(prepared: Path) -> Path:
     return found
 
 
-def _find_facts(header: GgufHeader) -> dict[str, str | int | list[int]]:
+def _find_facts(header: GgufHeader) -> Facts:
     family = header.text("general.architecture") or ""
     vocabulary = header.length("tokenizer.ggml.tokens") or 0
     return {
@@ -188,6 +201,7 @@ def _find_facts(header: GgufHeader) -> dict[str, str | int | list[int]]:
         "vocabulary_fingerprint": fingerprint_of(header.path, vocabulary),
         "weights": type_name(find_largest_kind(header)),
         "fault": find_fault(header),
+        "rewinds": read_gguf_facts(header).cuts_anywhere,
     }
 
 

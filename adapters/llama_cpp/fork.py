@@ -94,8 +94,8 @@ class ForkLibrary(NativeLibrary):
             return [[IN_ANY_ROWS]]
         return [[IN_PAIRS], [replace(IN_ANY_ROWS, fixed_width=_FIXED_WIDTH)]]
 
-    def _set_model_options(self, asked: Any, device: str) -> object:
-        asked.use_mmap, asked.repack_tensors, asked.n_gpu_layers, asked.flash_attn = False, True, 0, True
+    def _set_model_options(self, asked: Any, device: str, *, repack: bool) -> object:
+        asked.use_mmap, asked.repack_tensors, asked.n_gpu_layers, asked.flash_attn = not repack, repack, 0, True
         return None
 
     def _set_context_options(self, asked: Any, rows: int, device: str) -> None:
@@ -109,11 +109,13 @@ class ForkLibrary(NativeLibrary):
         """See NativeLibrary."""
         return self._calls["llama_n_layer"](model), self._calls["llama_n_vocab"](model)
 
-    def find_state_kind(self, model: int) -> str:
+    def find_other_kind(self, model: int) -> str:
         """See NativeLibrary."""
-        if self._calls["llama_model_has_encoder"](model):
-            return "an encoder"
-        return "a recurrent state" if self._calls["llama_model_has_recurrent"](model) else ""
+        return "has an encoder" if self._calls["llama_model_has_encoder"](model) else ""
+
+    def is_recurrent(self, model: int) -> bool:
+        """See NativeLibrary."""
+        return bool(self._calls["llama_model_has_recurrent"](model))
 
     def cut(self, context: int, positions: int) -> None:
         """See NativeLibrary."""
@@ -122,6 +124,10 @@ class ForkLibrary(NativeLibrary):
     def read_state(self, context: int) -> NDArray[np.uint8]:
         """See NativeLibrary."""
         return self._read_bytes("llama_state_seq", context, 0, 0)
+
+    def read_sequence(self, context: int) -> NDArray[np.uint8]:
+        """See NativeLibrary."""
+        return self.read_state(context)
 
     def write_state(self, context: int, state: NDArray[np.uint8]) -> None:
         """See NativeLibrary."""

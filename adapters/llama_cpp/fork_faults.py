@@ -11,6 +11,7 @@ import re
 from typing import Final
 
 from adapters.decoder.gguf_keys import read_count
+from adapters.gguf_facts import read_facts
 from adapters.gguf_header import GgufHeader
 
 _RESIDUAL: Final = "loses what runs past the layers of {}"
@@ -20,13 +21,19 @@ _FAULTS: Final = {
     "minicpm": "scales the logits of {} otherwise",
     "starcoder2": "ends the process over {} (GGML_ASSERT)",
 }
+_RECURRENT: Final = frozenset({"qwen35"})
+"""Architectures with a recurrent state that it computes as llama.cpp does. It ends the process over mamba, and knows
+few others."""
 _PASSED_OVER: Final = re.compile(r"^rope_(freqs|factors)")
 """Tensors that it reads and does not compute with on a processor: Llama 3's and Phi 3's ropes."""
 
 
 def find_fault(header: GgufHeader) -> str:
-    """Return what the library does with a file that is not what llama.cpp does, "" where nothing is known."""
+    """Return what the library does with a file that is not what llama.cpp does, "" where nothing is known. Raises
+    ModelRefused as `read_facts`."""
     family = header.text("general.architecture") or ""
+    if family not in _RECURRENT and not read_facts(header).cuts_anywhere:
+        return f"is not known to run the recurrent state of {family}"
     if family == "llama" and read_count(header, "llama.expert_count", 0, least=0):
         return _RESIDUAL.format("llama with experts")
     passed_over = next((tensor.name for tensor in header.tensors if _PASSED_OVER.search(tensor.name)), "")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Final
 
-from adapters.libllama import FORK, LibraryPlace, find_library
+from adapters.contract import ModelRefused
+from adapters.libllama import FORK, LibraryPlace, find_any_mainline, find_library
 from adapters.llama_cpp.fork import ForkLibrary
 from adapters.llama_cpp.mainline import MainlineLibrary
 from adapters.llama_cpp.native import NativeLibrary, check_processor
@@ -25,6 +26,25 @@ def choose_library() -> NativeLibrary:
     return load_library(find_library())
 
 
+def choose_library_for(used: NativeLibrary, name: str, fault: str) -> NativeLibrary:
+    """Return the library that runs a file: mainline of a package where the one that is `used` has a `fault` with it, as
+    `find_fault` tells. Raises ModelRefused where none does, AdapterUnavailable."""
+    if not fault or not used.has_faults:
+        return used
+    place = find_any_mainline()
+    if place is None:
+        raise _refuse_fault(name, fault, used.name)
+    return load_library(place)
+
+
+def check_fault(name: str, fault: str) -> None:
+    """Raise ModelRefused where the library that would be used has a `fault` with a file, and no other is installed. No
+    library is loaded."""
+    place = find_library()
+    if fault and place.package == FORK and find_any_mainline() is None:
+        raise _refuse_fault(name, fault, place.version)
+
+
 @cache
 def load_library(place: LibraryPlace) -> NativeLibrary:
     """Return the library at a place. Raises AdapterUnavailable."""
@@ -32,3 +52,10 @@ def load_library(place: LibraryPlace) -> NativeLibrary:
     if place.file is None:
         return ForkLibrary()
     return MainlineLibrary(place.file, place.version if place.package else str(place.file), place.version)
+
+
+def _refuse_fault(name: str, fault: str, library: str) -> ModelRefused:
+    """Return why a file is not run, with the way out."""
+    return ModelRefused(
+        f"{name}: {library} {fault}. Mainline llama.cpp may run it: pip install xllamacpp. Or choose another adapter."
+    )

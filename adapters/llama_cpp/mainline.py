@@ -244,12 +244,13 @@ class MainlineLibrary(NativeLibrary):
             return [[IN_ANY_ROWS]]
         return [[IN_PAIRS], *([replace(IN_ANY_ROWS, fixed_width=width) for width in tier] for tier in _FIXED_WIDTHS)]
 
-    def _set_model_options(self, asked: Any, device: str) -> object:
+    def _set_model_options(self, asked: Any, device: str, *, repack: bool) -> object:
         handles = [handle for one, handle in self._find_devices() if one.name == device]
         devices = (POINTER * 2)(*handles[:1])  # up to the first that is 0; none is the processor alone
         asked.devices = ctypes.cast(devices, POINTER)
         asked.n_gpu_layers = _ALL_LAYERS if handles else 0
         asked.load_mode = _BY_DEVICE if handles else _READ
+        asked.use_extra_bufts = repack
         return devices
 
     def _set_context_options(self, asked: Any, rows: int, device: str) -> None:
@@ -266,17 +267,15 @@ class MainlineLibrary(NativeLibrary):
         vocabulary = self._calls["llama_model_get_vocab"](model)
         return self._calls["llama_model_n_layer"](model), self._calls["llama_vocab_n_tokens"](vocabulary)
 
-    def find_state_kind(self, model: int) -> str:
+    def find_other_kind(self, model: int) -> str:
         """See NativeLibrary."""
-        for call, more in (
-            ("llama_model_has_encoder", "an encoder"),
-            ("llama_model_is_diffusion", "rounds of diffusion"),
-            ("llama_model_is_recurrent", "a recurrent state"),
-            ("llama_model_is_hybrid", "a recurrent state"),
-        ):
-            if self._calls[call](model):
-                return more
-        return ""
+        if self._calls["llama_model_has_encoder"](model):
+            return "has an encoder"
+        return "writes in rounds of diffusion" if self._calls["llama_model_is_diffusion"](model) else ""
+
+    def is_recurrent(self, model: int) -> bool:
+        """See NativeLibrary."""
+        return any(self._calls[f"llama_model_is_{kind}"](model) for kind in ("recurrent", "hybrid"))
 
     def cut(self, context: int, positions: int) -> None:
         """See NativeLibrary."""
@@ -286,6 +285,10 @@ class MainlineLibrary(NativeLibrary):
         """See NativeLibrary."""
         return without_head(self._read_bytes("llama_state", context))
 
+    def read_sequence(self, context: int) -> NDArray[np.uint8]:
+        """See NativeLibrary."""
+        return self._read_bytes("llama_state_seq", context, 0)
+
     def write_state(self, context: int, state: NDArray[np.uint8]) -> None:
         """See NativeLibrary."""
         if self._calls["llama_state_seq_set_data"](context, state.ctypes.data, len(state), 0) != len(state):
@@ -293,7 +296,7 @@ class MainlineLibrary(NativeLibrary):
 
     def read_format(self, context: int) -> MainlineFormat:
         """See NativeLibrary."""
-        return read_format(self.read_state(context), self._read_bytes("llama_state_seq", context, 0))
+        return read_format(self.read_state(context), self.read_sequence(context))
 
 
 def _find_context_options(handle: Any) -> type[ctypes.Structure]:

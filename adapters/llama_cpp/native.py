@@ -46,6 +46,8 @@ _BUILT_FOR: Final = {"x86_64": ("avx2", "fma", "f16c")}
 
 IN_ANY_ROWS: Final = NumericalClass(Precision.FP32, Precision.FP16, quantization_group=32)
 """Activations are quantised in groups of 32 or of 256, as a tensor's own format has them."""
+_MOST_ALIKE_ROWS: Final = 7
+"""In mainline, matrices of a file as they are have the same bits up to so many rows (ADR 0109)."""
 IN_PAIRS: Final = replace(IN_ANY_ROWS, segment_rows=2, forward_rows=2, output_rows=2)
 
 _log = logging.getLogger(__name__)
@@ -133,10 +135,18 @@ class NativeLibrary(ABC):
 
     @abstractmethod
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
-        """Return the numerical classes of a device, as `Adapter.classes`."""
+        """Return the numerical classes of a device, as `Adapter.classes`, of models with a KV cache alone."""
+
+    def list_unpadded_classes(self, exactness: Exactness) -> list[list[NumericalClass]]:
+        """Return those of models with a recurrent state, which nothing may be padded for. In the last one a forward has
+        a single row: a slow prompt, and bits that depend on nothing."""
+        if exactness is not Exactness.BIT:
+            return [[IN_ANY_ROWS]]
+        few, one = replace(IN_ANY_ROWS, most_rows=_MOST_ALIKE_ROWS), replace(IN_ANY_ROWS, fixed_width=1)
+        return [[IN_ANY_ROWS], [few], [one]]
 
     @abstractmethod
-    def _set_model_options(self, asked: Any, device: str) -> object:
+    def _set_model_options(self, asked: Any, device: str, *, repack: bool) -> object:
         """Set what this library's models are loaded with; what is returned is kept until the model is there."""
 
     @abstractmethod
@@ -152,8 +162,12 @@ class NativeLibrary(ABC):
         """Return how many layers, and tokens of the vocabulary, a model has."""
 
     @abstractmethod
-    def find_state_kind(self, model: int) -> str:
-        """Return what a model has beside a KV cache, in words; "" where it has that alone."""
+    def find_other_kind(self, model: int) -> str:
+        """Return what a model is beside a decoder, in words; "" where it is nothing else."""
+
+    @abstractmethod
+    def is_recurrent(self, model: int) -> bool:
+        """Return whether a model has a recurrent state, beside a KV cache or alone."""
 
     @abstractmethod
     def cut(self, context: int, positions: int) -> None:
@@ -164,19 +178,24 @@ class NativeLibrary(ABC):
         """Return the sequence's cache as the library writes it. Raises RuntimeFailed."""
 
     @abstractmethod
+    def read_sequence(self, context: int) -> NDArray[np.uint8]:
+        """Return all that a sequence holds, a recurrent state too, for `write_state`. Raises RuntimeFailed."""
+
+    @abstractmethod
     def write_state(self, context: int, state: NDArray[np.uint8]) -> None:
-        """Let an empty context hold what `CacheFormat.join` gave. Raises RuntimeFailed."""
+        """Let an empty context hold what `CacheFormat.join` or `read_sequence` gave. Raises RuntimeFailed."""
 
     @abstractmethod
     def read_format(self, context: int) -> CacheFormat:
         """Return the format of a model's states, learnt from a short one. Raises RuntimeFailed where it is not of those
         that are known."""
 
-    def load_model(self, path: Path, device: str, tell: Callable[[float], None]) -> int:
-        """Read a file into a device's memory. Returns 0 where that failed."""
+    def load_model(self, path: Path, device: str, tell: Callable[[float], None], *, repack: bool = True) -> int:
+        """Read a file into a device's memory. `repack`: matrices lie as the kernels for many rows want them, where the
+        library does that. Returns 0 where it failed."""
         self._said.clear()
         asked = self._calls["llama_model_default_params"]()
-        kept = self._set_model_options(asked, device)
+        kept = self._set_model_options(asked, device, repack=repack)
 
         def on_progress(fraction: float, _data: object) -> bool:
             tell(fraction)

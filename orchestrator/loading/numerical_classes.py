@@ -11,7 +11,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from adapters.contract import Exactness, LoadedModel, LoadOptions, ModelLoader, ModelRefused, NumericalClass, Progress
+from adapters.contract import (
+    Exactness,
+    LoadedModel,
+    LoadOptions,
+    ModelLoader,
+    ModelRefused,
+    NumericalClass,
+    Progress,
+    list_classes,
+)
 from adapters.decoder.gguf_keys import NotConvertible
 from adapters.decoder.short_text import ShortText, read_short_text
 from adapters.decoder.source import open_source
@@ -99,7 +108,7 @@ def _try_first(
     """Load a model in its first class, and return it where that passes a short check; None where it does not, or where
     an earlier process did not come back from trying."""
     begun = profiles.directory / f"{question.model_digest}-{question.adapter.name}.tried"
-    first = question.adapter.classes(question.asked)[0][0]
+    first = list_classes(question.adapter, question.prepared, question.asked)[0][0]
     with suppress(OSError):
         if begun.exists():
             return None
@@ -139,12 +148,12 @@ def find_class(
     budget_s: float = _BUDGET_S,
 ) -> MeasuredClasses:
     """Try an adapter's classes, tier by tier, until one of a tier passes. `beside`: the class of workers of this model
-    on this device with another number of threads, which is taken if it passes. Raises what `Adapter.classes` raises."""
+    on this device with another number of threads, which is taken if it passes. Raises what `list_classes` raises."""
     text = _short_text(question, progress)
     clock = SystemClock()
     started_s = clock.monotonic_s()
     findings: list[ClassFinding] = []
-    tiers = question.adapter.classes(question.asked)
+    tiers = list_classes(question.adapter, question.prepared, question.asked)
     for tier in tiers if beside is None else [[beside], *tiers]:
         for one in tier:
             if any(found.passed for found in findings) and clock.monotonic_s() - started_s > budget_s:

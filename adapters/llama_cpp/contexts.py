@@ -1,0 +1,214 @@
+"""Sequences on llama.cpp, each in a context of the library of its own, over weights that all of them share.
+
+Several sequences in one cache would have their positions where others left room, and the order of sums would follow
+from that; a context of its own has position p in cell p. Contexts grow by whole steps: the library cannot enlarge one,
+so a larger one takes over what it holds.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adapters.contract import DeviceLost, ForwardResult, NumericalClass, OutOfMemory, Segment
+from adapters.failures import classify_failure
+from adapters.kv_blocks import BlockPool
+from adapters.llama_cpp.native import NativeLibrary
+from adapters.pooled import PooledSlots, cut_segment
+from device_profiles.units import ceil_div
+
+Kept = TypeVar("Kept")
+"""What of a sequence goes into another context."""
+
+BLOCK_TOKENS: Final = 32
+MOST_ROWS: Final = 24
+"""Of a call of the library. More are no faster on a processor (ADR 0109), and each context has buffers for them."""
+STEP_CELLS: Final = 256
+"""The library's attention reads so many positions at a time, so a context has a multiple of them."""
+_GROWTH: Final = 8
+"""A context grows by an eighth of what it holds, at least: copying it stays a small part of what filled it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenModel:
+    """A model that a library has loaded: its handle, and where and by how many threads it runs."""
+
+    library: NativeLibrary
+    handle: int
+    device: str
+    threads: int
+
+    def open_context(self, cells: int) -> int:
+        """Open a context of so many positions. Raises OutOfMemory."""
+        library = self.library
+        context = library.open_context(self.handle, cells, MOST_ROWS, self.threads, self.device)
+        if not context:
+            failure = classify_failure(RuntimeError(library.last_words or "no reason given"), library.name)
+            told = str(failure) if isinstance(failure, OutOfMemory) else f"{failure} (a context of {cells} positions)"
+            raise OutOfMemory(told, can_go_on=True)
+        return context
+
+    def decode(self, context: int, batch: Any, tokens: Sequence[int], start: int, wanted: range) -> None:
+        """Run tokens in a context, as NativeLibrary.decode does. Raises DeviceLost and its kinds."""
+        code = self.library.decode(context, batch, tokens, start, wanted)
+        if code:
+            reason = self.library.last_words or f"llama_decode returned {code}"
+            raise classify_failure(RuntimeError(reason), self.library.name, last_line=True)
+
+
+@dataclass(slots=True)
+class HeldSequence(Generic[Kept]):
+    """What a slot holds. `context` 0: nothing is open yet. `held`: positions in the context. `kept`: what it begins
+    with, where that is still to be written into one."""
+
+    context: int = 0
+    cells: int = 0
+    held: int = 0
+    kept: Kept | None = None
+
+
+class ContextModel(PooledSlots, ABC, Generic[Kept]):
+    """See the module and the contract. One thread calls it."""
+
+    def __init__(self, model: OpenModel, pool: BlockPool, numerical_class: NumericalClass, outputs: int) -> None:
+        """`outputs`: the width of a row of logits."""
+        super().__init__(pool)
+        self._library, self._opened, self._model = model.library, model, model.handle
+        self._batch: Any = model.library.new_batch(MOST_ROWS)
+        self._sequences: dict[int, HeldSequence[Kept]] = {}
+        self._least_outputs = numerical_class.output_rows
+        self._width = numerical_class.fixed_width
+        self._most_rows = self._width or min(MOST_ROWS, numerical_class.most_rows or MOST_ROWS)
+        self._logits = np.empty((0, outputs), np.float32)
+
+    @abstractmethod
+    def _read(self, sequence: HeldSequence[Kept]) -> Kept:
+        """Return what a sequence holds, or begins with."""
+
+    @abstractmethod
+    def _take_first(self, kept: Kept, positions: int) -> Kept:
+        """Return the first positions of what a sequence holds."""
+
+    @abstractmethod
+    def _write(self, context: int, kept: Kept) -> int:
+        """Let an empty context hold what was kept; returns how many positions that are."""
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """See the contract."""
+        if not self._model:
+            raise DeviceLost("the model was closed")
+        self._check(batch)
+        self._pool.reserve(batch)
+        counts = [segment.rows[1] - segment.rows[0] for segment in batch]
+        begins = [0, *accumulate(counts)]
+        started = time.perf_counter()
+        try:
+            logits = self._room(begins[-1])
+            for segment, begin, count in zip(batch, begins, counts, strict=False):
+                self._run(segment, logits[begin : begin + count])
+        except MemoryError as error:  # of numpy
+            raise OutOfMemory(f"there is no memory for a forward: {error}", can_go_on=True) from error
+        return ForwardResult(logits, (time.perf_counter() - started) * 1000.0)
+
+    def _run(self, segment: Segment, logits: NDArray[np.float32]) -> None:
+        """Run a segment in as few calls as it takes, and write the rows that are wanted of it."""
+        padded = self._pool.count_padded_rows(segment)
+        sequence = self._prepare(segment.slot, segment.start, segment.start + padded)
+        done = 0
+        for piece in self._cut(segment):
+            tokens = [*piece.tokens, *[piece.tokens[0]] * (self._count_rows(piece) - len(piece.tokens))]
+            first, last = piece.rows
+            wanted = self._widen(first, last, len(tokens))
+            if sequence.held > piece.start:
+                self._library.cut(sequence.context, piece.start)
+            sequence.held = piece.start  # what a failed call leaves behind it is forgotten by the next one
+            self._decode(sequence.context, tokens, piece.start, wanted)
+            sequence.held = piece.start + len(tokens)
+            if last > first:
+                found = self._library.read_logits(sequence.context, len(wanted), logits.shape[1])
+                logits[done : done + last - first] = found[first - wanted.start : last - wanted.start]
+                done += last - first
+
+    def _cut(self, segment: Segment) -> Iterator[Segment]:
+        """Yield the pieces that calls are made of. None is of one row where a segment may not be."""
+        return cut_segment(segment, self._most_rows, 1 if self._width else self._pool.rules.pad_to)
+
+    def _count_rows(self, piece: Segment) -> int:
+        return self._width or max(len(piece.tokens), self._pool.rules.pad_to)
+
+    def _widen(self, first: int, last: int, rows: int) -> range:
+        """Return the rows whose logits a call computes: those that are wanted, and as many as their class needs."""
+        if first == last:
+            return range(0)
+        if self._width:
+            return range(rows)
+        last = max(last, min(first + self._least_outputs, rows))
+        return range(min(first, max(0, last - self._least_outputs)), last)
+
+    def _prepare(self, slot: int, start: int, end: int) -> HeldSequence[Kept]:
+        """Return a slot's sequence with room for `end` positions, of which it holds the first `start`."""
+        sequence = self._sequences.pop(slot, None) or HeldSequence()
+        self._sequences[slot] = sequence  # the last is the one that was used last
+        if sequence.cells < end or sequence.kept is not None:
+            if sequence.kept is None and start:
+                sequence.kept = self._take_first(self._read(sequence), start)
+            self._close(sequence)
+            self._make_room()
+            wanted = max(end, start + start // _GROWTH)
+            sequence.cells = 0
+            sequence.context = self._opened.open_context(cells := ceil_div(wanted, STEP_CELLS) * STEP_CELLS)
+            sequence.cells = cells
+            if sequence.kept is not None:
+                sequence.held, sequence.kept = self._write(sequence.context, sequence.kept), None
+        return sequence
+
+    def _make_room(self) -> None:
+        """See that a context can be opened: the sequence that was used the longest ago has its cache beside one from
+        now on. Raises OutOfMemory where other models of this process have them all."""
+        while 0 < self._library.most_contexts <= self._library.contexts:
+            sequence = next((one for one in self._sequences.values() if one.context), None)
+            if sequence is None:
+                raise OutOfMemory(f"{self._library.name} has no contexts left in this process", can_go_on=True)
+            sequence.kept = self._read(sequence)
+            self._close(sequence)
+
+    def _decode(self, context: int, tokens: Sequence[int], start: int, wanted: range) -> None:
+        try:
+            self._opened.decode(context, self._batch, tokens, start, wanted)
+        except DeviceLost:
+            self.close()
+            raise
+
+    def _room(self, rows: int) -> NDArray[np.float32]:
+        """Return rows of a buffer that is kept: a fresh one would be zeroed by the kernel page by page."""
+        if len(self._logits) < rows:
+            self._logits = np.empty((rows, self._logits.shape[1]), np.float32)
+        return self._logits[:rows]
+
+    def _close(self, sequence: HeldSequence[Kept]) -> None:
+        if sequence.context:
+            self._library.close_context(sequence.context)
+        sequence.context = sequence.held = 0
+
+    def _drop(self, slot: int) -> None:
+        self._pool.release(slot)
+        sequence = self._sequences.pop(slot, None)
+        if sequence is not None:
+            self._close(sequence)
+
+    def close(self) -> None:
+        """See the contract."""
+        for sequence in self._sequences.values():
+            self._close(sequence)
+        self._sequences.clear()
+        if self._model:
+            self._library.free_batch(self._batch)
+            self._library.close_model(self._model)
+            self._model = 0
