@@ -39,6 +39,8 @@ Logits = NDArray[np.float32]
 Hidden = NDArray[np.float32]
 """Hidden states between two ranges of layers: a row for each token, as wide as the model's hidden size. Runtimes that
 compute in fewer bits give theirs in float32, which holds them exactly."""
+NO_REWIND = "it keeps a recurrent state, from which rejected drafts cannot be taken back"
+"""Why a model is served without drafts (Capabilities.rewinds)."""
 Progress = Callable[[str, float], None]
 """Called with (stage, fraction done in 0..1); fraction is negative where it is not known."""
 

@@ -7,21 +7,24 @@ download before it fetches gigabytes. Each asks the same functions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 from adapters import registry
-from adapters.contract import AdapterError, ModelRefused
+from adapters.contract import NO_REWIND, AdapterError, AdapterUnavailable, ModelRefused
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.gguf_keys import NotConvertible
 from adapters.decoder.gguf_spec import read_gguf_spec
 from adapters.decoder.hf_config import CONFIG_FILE
 from adapters.decoder.limits import refuse_decoder
 from adapters.decoder.spec import DecoderSizes, DecoderSpec
-from adapters.gguf_facts import read_facts
+from adapters.gguf_facts import GgufFacts, read_facts
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import list_beside, read_model_header
 from adapters.hf_directory import open_weights, read_declared_fingerprint, read_json, title
+from adapters.llama_cpp.fork_faults import find_fault
+from adapters.llama_cpp.library import check_fault
 from adapters.names import LLAMA_CPP
 from adapters.safetensors_file import Stored
 from adapters.tokenizer_gguf import check_tokenizer
@@ -66,6 +69,9 @@ def _check_file(
 def check_header(header: GgufHeader, adapter: str = "") -> DecoderSizes:
     """Check the heads of a model's GGUF files, joined, as `check_files` does."""
     sizes = read_facts(header) if adapter == LLAMA_CPP else _read_sizes(header, adapter)
+    if isinstance(sizes, GgufFacts):
+        with suppress(AdapterUnavailable):  # who looks for libraries says which is missing
+            check_fault(header.path.name, find_fault(header))
     check_tokenizer(header)
     return sizes
 
@@ -102,12 +108,19 @@ def check_use(spec: DecoderSizes, name: str, adapter: str = "", *, static: bool 
     Raises ModelRefused; `name` says of which model."""
     if spec.draft_outputs and not draft:
         raise ModelRefused(describe_draft(name, spec.draft_outputs, spec.vocabulary_size))
+    if draft and (why := explain_no_drafts(spec)):
+        raise ModelRefused(f"{name}: {why}, its own either: it cannot draft. Choose another draft.")
     if not isinstance(spec, DecoderSpec):
         return
     try:
         refuse_decoder(adapter, spec, static=static)
     except ModelRefused as error:
         raise ModelRefused(f"{name}: {error}") from error
+
+
+def explain_no_drafts(spec: DecoderSizes | None) -> str:
+    """Return why nothing can be drafted for a model, "" where it can or where that is not known here."""
+    return NO_REWIND if isinstance(spec, GgufFacts) and not spec.cuts_anywhere else ""
 
 
 def describe_draft(name: str, outputs: int, vocabulary_size: int) -> str:

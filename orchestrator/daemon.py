@@ -279,6 +279,7 @@ class Daemon:
             numerical_class=ready.numerical_class,
             class_fingerprint=ready.class_fingerprint,
             drafters=ready.drafters,
+            no_drafts=ready.no_drafts,
             max_depth=ready.max_depth,
         )
         show_banner(self._config, ready, f"{url}/v1")

@@ -50,7 +50,8 @@ def build_banner(ready: Ready, url: str, *, keys: bool) -> str:
 def describe_drafting(ready: Ready) -> str:
     """Return who drafts, and how many tokens."""
     if not ready.drafters or not ready.max_depth:
-        return "none: every token is the target's own"
+        why = ready.no_drafts or "every token is the target's own"
+        return f"none: {why}"
     who = ", then ".join(ready.drafters)
     if ready.fixed_depth:
         return f"{who}; up to {ready.max_depth} tokens in every round, as many as it proposes"

@@ -70,8 +70,8 @@ class FileStanding:
                 "this daemon serves a model without a cluster.yaml: there is nothing to reload; "
                 "write one, and start `outrider serve --config FILE`"
             )
-        config, lines = parse_config(read_text(self.path), self.path)
-        check_config(config, self.path, lines)
+        parsed, lines = parse_config(read_text(self.path), self.path)
+        config = check_config(parsed, self.path, lines)
         if self.overrides:
             config = config.model_copy(update={"api": config.api.model_copy(update=dict(self.overrides))})
         return config, lines
@@ -144,10 +144,10 @@ class Reloader:
         same = [one.name for one in config.models] == [one.name for one in self.config.models]
         wanted = config if same else config.model_copy(update={"models": self.config.models})  # these wait
         changes = list_changes(self.config, config, lambda place: self._judge(place, wanted.targets))
-        merged = apply_changes(self.config, config, changes)
+        merged = config
         if any(one.effect is Effect.RESTART for one in changes):
             try:
-                check_config(merged, self._standing.path, lines)
+                merged = check_config(apply_changes(self.config, config, changes), self._standing.path, lines)
             except ConfigError:  # part of it makes sense only with what waits
                 why = "it goes with another change that waits"
                 changes = [

@@ -32,14 +32,15 @@ def check(
     Libraries that a runtime or a format of weights needs here are looked for, too.
 
     Chat templates are tried on a plain chat, and the Ray of cluster.address is looked for. What fails there is told on
-    standard error, and is no error. So is a KV cache of which a target can have no more than a half or a quarter.
+    standard error, and is no error. So is a KV cache of which a target can have no more than a half or a quarter, and
+    drafts that are left off, as the model's state cannot be rolled back.
 
     No model is loaded. The last line says what was checked, and what was not.
     """
     from orchestrator.bootstrap.memory_fit import list_memory_notes
     from orchestrator.bootstrap.readiness import check_readiness
     from orchestrator.bootstrap.template_faults import list_template_faults
-    from orchestrator.config.load import default_config_path, load_config, parse_config
+    from orchestrator.config.load import default_config_path, list_draft_notes, load_config, parse_config
     from orchestrator.config.source_text import read_text
 
     path = file or default_config_path()
@@ -47,6 +48,7 @@ def check(
     lines = parse_config(read_text(path), path)[1]
     readiness = check_readiness(config, path, lines)
     notes = list_memory_notes(config, path, lines)
+    notes += list_draft_notes(config, path, lines)
     for line in (*readiness.warnings, *notes, *list_template_faults(config, path, lines)):
         sys.stderr.write(f"outrider: {line}\n")
     if as_json:

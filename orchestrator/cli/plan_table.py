@@ -104,12 +104,8 @@ def _print_placements(console: Console, proposal: PlanProposal) -> None:
         for role, shard in _roles(replica):
             add_row(table, f"{role}{name}", *_shard_cells(shard))
         if replica.draft is None or not replica.depth:
-            add_row(
-                table,
-                f"drafts{name}",
-                f"none: plain decoding is predicted to be better for {proposal.plan.objective}",
-                *[""] * 5,
-            )
+            better = f"plain decoding is predicted to be better for {proposal.plan.objective}"
+            add_row(table, f"drafts{name}", f"none: {proposal.asked.no_drafts or better}", *[""] * 5)
         elif replica.draft.shard is None:
             add_row(table, f"drafts{name}", f"{replica.draft.drafter}, in the target's worker", *[""] * 5)
     standby = proposal.plan.standby

@@ -139,7 +139,8 @@ def speed_rows(speed: dict[str, Any] | None) -> list[tuple[str, str]]:
 def drafts_line(ready: dict[str, Any], totals: dict[str, Any]) -> str:
     """Return who drafts, how many tokens, and what that begins with, or came to."""
     if not ready["drafters"] or not ready["max_depth"]:
-        return "none: every token is the target's own"
+        why = ready["no_drafts"] or "every token is the target's own"
+        return f"none: {why}"
     who = ", then ".join(ready["drafters"])
     if ready["fixed_depth"]:
         mean = f", {totals['drafted'] / totals['drafts']:.1f} on the average so far" if totals["drafts"] else ""

@@ -13,6 +13,7 @@ from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSizes
 from adapters.distributions import list_foreign
 from adapters.hf_hub import HUB_PREFIX
+from adapters.model_checks import explain_no_drafts
 from adapters.model_source import check_source
 from adapters.names import OWN_ADAPTERS
 from adapters.vocabulary import vocabulary_at_hand
@@ -56,16 +57,18 @@ def load_config(path: Path, *, sources: bool = True, there: bool = True) -> Clus
 def load_text(text: str, path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:
     """Return the configuration that a text is, checked as `load_config` does. Raises ConfigError."""
     config, lines = parse_config(text, path)
-    check_config(config, path, lines, sources=sources, there=there)
-    return config
+    return check_config(config, path, lines, sources=sources, there=there)
 
 
-def check_config(config: ClusterConfig, path: Path, lines: Lines, *, sources: bool = True, there: bool = True) -> None:
-    """Find what contradicts itself in a configuration, or cannot be on this machine. Raises ConfigError."""
+def check_config(
+    config: ClusterConfig, path: Path, lines: Lines, *, sources: bool = True, there: bool = True
+) -> ClusterConfig:
+    """Find what contradicts itself in a configuration, or cannot be on this machine. Returns it without the drafts of
+    models that can have none, where `sources` are looked at. Raises ConfigError."""
+    decoders: list[DecoderSizes | None] = []
     check_hosts(config.hosts, config.links, path, lines)
     check_names(config, path, lines)
     if sources:
-        decoders: list[DecoderSizes | None] = []
         for target in config.targets:
             decoders.append(_check_sources(target, path, lines))
             _check_depths(target, path, lines)
@@ -89,6 +92,20 @@ def check_config(config: ClusterConfig, path: Path, lines: Lines, *, sources: bo
         check_access(config.api, path, lines)
         _check_keys(config, path, lines)
         check_tracing(config.tracing, path, lines)
+    return config.without_drafts(
+        {number: why for number, one in enumerate(decoders) if (why := explain_no_drafts(one))}
+    )
+
+
+def list_draft_notes(config: ClusterConfig, path: Path, lines: Lines) -> list[str]:
+    """Return a line for each target whose drafts are left off."""
+    return [
+        f"{path}:{lines.get(place, lines.get(one.find_place('model', 'source'), 1))}: {format_place(place)}: left off: "
+        f"{one.no_drafts}. {one.model.source} is served without drafts"
+        for one in config.targets
+        if one.no_drafts
+        for place in [one.find_place("drafts")]
+    ]
 
 
 def default_config_path() -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import ByteSize, Field, PrivateAttr
@@ -302,6 +303,8 @@ class ClusterConfig(Section):
     _sources: FoundSources = PrivateAttr(default=NOT_LOOKED)
     _further: tuple[int, FurtherTarget] | None = PrivateAttr(default=None)
     """Whose configuration this is, of `models`, and its index; None: of the first target."""
+    _undrafted: Mapping[int, str] = PrivateAttr(default={})
+    """By the numbers of targets whose drafts are left off, why."""
 
     @property
     def sources(self) -> FoundSources:
@@ -324,9 +327,27 @@ class ClusterConfig(Section):
     def targets(self) -> tuple[ClusterConfig, ...]:
         """Return the configuration of each target as if it were alone: that of `model`, then those of `models`."""
         if not self.models:
-            return (self,)
+            return (self._leave_off_drafts(),)
         first = self.model_copy(update={"models": ()})
-        return (first, *(first._view_further(*one) for one in enumerate(self.models)))
+        views = (first, *(first._view_further(*one) for one in enumerate(self.models)))
+        return tuple(one._leave_off_drafts() for one in views)
+
+    def without_drafts(self, reasons: Mapping[int, str]) -> ClusterConfig:
+        """Return the same configuration, whose `targets` of these numbers have no drafts, and why."""
+        copy = self.model_copy()
+        copy._undrafted = reasons
+        return copy
+
+    @property
+    def no_drafts(self) -> str:
+        """Why this target's drafts are left off, whatever the file says of them; "" where they are not."""
+        return self._undrafted.get(self.number, "")
+
+    def _leave_off_drafts(self) -> ClusterConfig:
+        if not self.no_drafts:
+            return self
+        off = self.speculation.model_copy(update={"method": "off"})
+        return self.model_copy(update={"drafts": (), "canary": Canary(), "speculation": off})
 
     def _view_further(self, index: int, one: FurtherTarget) -> ClusterConfig:
         view = self.model_copy(

@@ -131,7 +131,7 @@ class DecodeLoop:
         self._begun: _BegunRound | None = None
         self._grammars = grammars
         self._watch = AcceptanceMonitor(low_acceptance_rate)
-        max_depth = 0 if drafter is None else max_depth
+        max_depth = max_depth if drafter is not None and target.capabilities.rewinds else 0
         self._speculator = Speculator(
             target, drafter or ChainDrafter(()), policy, max_depth=max_depth, watch=self._watch
         )
@@ -232,7 +232,7 @@ class DecodeLoop:
     def retune(self, tuning: LoopTuning, *, drafts: bool) -> None:
         """Go on by other settings, between two rounds. `drafts`: there is a drafter. No request notices, but for the
         depth of its drafts and the time of its tokens."""
-        max_depth = tuning.max_depth if drafts else 0
+        max_depth = tuning.max_depth if drafts and self._target.capabilities.rewinds else 0
         self._scheduler.retune(max_itl_ms=tuning.max_itl_ms, objectives=tuning.objectives, drafts=max_depth > 0)
         self._levels = self._scheduler.levels
         self._prefixes.enable(tuning.prefix_reuse)
@@ -418,6 +418,7 @@ class DecodeLoop:
                 if not error.can_go_on or not self._scheduler.make_smaller(parts, str(error)):
                     raise
             self._speculator.abandon_round()
+            self._scheduler.begin_anew(parts)
             parts = self._schedule_parts(ALL_RESERVED)
             if not parts:  # all were cancelled, or other flights have the blocks of those that gave way
                 return parts, ForwardResult(np.empty((0, self._target.spec.outputs), np.float32), 0.0)

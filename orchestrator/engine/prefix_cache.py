@@ -7,18 +7,18 @@ from orchestrator.engine.sequence import SequenceState
 
 
 class PrefixCache:
-    """Lets sequences begin with what the target remembers, and counts what it saved. Where not `enabled` it does
-    nothing. `queries` and `hits` are tokens that were looked up and found."""
+    """Lets sequences begin with what the target remembers, and counts what it saved. It does nothing where not
+    `enabled`, or where slots cannot be rolled back. `queries` and `hits` are tokens that were looked up and found."""
 
     def __init__(self, target: LoadedModel, *, enabled: bool) -> None:
         self._target = target
-        self._enabled = enabled
+        self.enable(enabled)
         self.queries = 0
         self.hits = 0
 
     def enable(self, enabled: bool) -> None:
         """Begin later requests with what is remembered, or do not."""
-        self._enabled = enabled
+        self._enabled = enabled and self._target.capabilities.rewinds
 
     def attach(self, sequence: SequenceState) -> None:
         """Begin with what is remembered of the sequence's tokens.

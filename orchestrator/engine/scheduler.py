@@ -302,6 +302,16 @@ class Scheduler:
         self._send_back(max(0, len(self._running) - self.memory.sequences))
         return True
 
+    def begin_anew(self, parts: Sequence[ScheduledSequence]) -> None:
+        """A forward of these parts failed, and its model goes on. Where slots cannot be rolled back, nobody knows what
+        these hold: they are computed again from the beginning."""
+        if self._target.capabilities.rewinds:
+            return
+        for sequence in (part.sequence for part in parts if part.sequence.slot != NO_SLOT):
+            self._target.release(sequence.slot)
+            sequence.cached = 0
+            sequence.begun = False
+
     def _preempt(self, missing: int) -> list[SequenceState]:
         """Let the youngest give way until so many blocks are free."""
         size = self._target.capabilities.block_tokens

@@ -30,6 +30,7 @@ class SequenceState:
     stop_tokens: frozenset[int]
     submitted_s: float
     apart: bool = False
+    rewinds: bool = True
     block_tokens: int = 1
     slot: int = NO_SLOT
     cached: int = 0
@@ -66,6 +67,7 @@ class SequenceState:
             frozenset(submit.stop_tokens),
             now_s,
             apart=len(submit.prompt) <= capabilities.apart_tokens,
+            rewinds=capabilities.rewinds,
             block_tokens=capabilities.block_tokens,
             rules=rules,
             scores=LogprobCollector.of(submit),
@@ -98,7 +100,10 @@ class SequenceState:
 
     @property
     def shared_limit(self) -> int:
-        """How many leading tokens have the rows that any other request computes for them: the prompt's class."""
+        """How many leading tokens have the rows that any other request computes for them, and can be given to it: the
+        prompt's class; none where slots cannot be rolled back (adapters.contract.Capabilities.rewinds)."""
+        if not self.rewinds:
+            return 0
         return len(self.submit.prompt) if self.apart else len(self.tokens)
 
     @property

@@ -152,6 +152,8 @@ def _build_chain(
     remotes: Remotes | None,
     flight: _Flight,
 ) -> ChainDrafter | None:
+    if not target.model.capabilities.rewinds:
+        return None
     built: list[Drafter] = []
     cheaper: list[ContinuingDrafter] = []
     try:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from adapters.borrowed_slots import borrow_slots
-from adapters.contract import LoadedModel, StagedModel
+from adapters.contract import NO_REWIND, LoadedModel, StagedModel
 from adapters.grammar import GrammarCompiler
 from device_profiles.memory import MemoryPlan
 from orchestrator.clock import Clock, SystemClock
@@ -133,6 +133,8 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
         emit(Progress(stage, fraction))
 
     target = load_target(options, progress)
+    if not target.model.capabilities.rewinds:
+        options = options.without_drafts()
     remotes = Remotes(emit)
     try:
         built = build_variant_drafters(options, target, progress, remotes, count_flights(target.model, options))
@@ -265,5 +267,6 @@ def ready_of(
         part_pids=[part.pid for part in target.parts if part.pid],
         part_planned_bytes=list_planned_parts(target.model),
         identities=list_identities(target, drafters),
+        no_drafts="" if caps.rewinds else NO_REWIND,
         precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
     )

@@ -198,6 +198,10 @@ class EngineOptions(msgspec.Struct, frozen=True):
         depths = [self.max_depth, self.canary.max_depth if self.canary is not None else 0]
         return max(*depths, self.predicted_depth if any(depths) else 0)
 
+    def without_drafts(self) -> EngineOptions:
+        """Return the options of a model that nothing can be drafted for."""
+        return msgspec.structs.replace(self, drafters=[], canary=None, max_depth=0, predicted_depth=0)
+
     def with_model(self, **changes: object) -> EngineOptions:
         """Return the options with some of the model's changed."""
         return msgspec.structs.replace(self, model=msgspec.structs.replace(self.model, **changes))

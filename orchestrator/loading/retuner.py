@@ -98,9 +98,11 @@ class EngineRetuner:
         return self._describe(options, list_whole(self._built))
 
     def _as_loaded(self, options: dict[str, Any]) -> EngineOptions:
-        """Return options that say the content of all models that are loaded, so that others differ from them."""
+        """Return options that say the content of all models that are loaded, so that others differ from them, and have
+        no drafts where there can be none."""
         loaded = list_identities(self._target, list_whole(self._built))
-        return _pin(options, {one.source: one for one in loaded})
+        pinned = _pin(options, {one.source: one for one in loaded})
+        return pinned if self._target.model.capabilities.rewinds else pinned.without_drafts()
 
     def _choose_policy(self, options: EngineOptions, loop: DecodeLoop) -> DepthPolicy:
         """Return a loop's policy of other options. What it knows of costs stays; the rest is learned anew where

@@ -1,8 +1,8 @@
 """Measures forwards of a loaded model through its contract, at few points that span what decoding does.
 
 Slots are filled once, to several lengths. A decode forward appends rows behind a slot's prompt, and the next one rolls
-them back. So every point can be measured again and again, in turn with all the others. What disturbs the machine for a
-second disturbs one visit of each, and is forgotten.
+them back, or goes on behind them where the model cannot do that. So every point can be measured again and again, in
+turn with all the others. What disturbs the machine for a second disturbs one visit of each, and is forgotten.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _batch(model: LoadedModel, point: _Point) -> list[Segment]:
 
 
 def _lacks_room(model: LoadedModel, batch: Sequence[Segment]) -> bool:
-    return model.count_needed_blocks(batch) > model.free_blocks()
+    return model.count_needed_blocks(follow_on(model, batch)) > model.free_blocks()
 
 
 def _take_lower_quartile(times: Sequence[float]) -> float:
@@ -174,7 +174,7 @@ def _points(model: LoadedModel, lengths: Sequence[int]) -> list[_Point]:
     points = [
         _Point(tuple(slots), rows, tuple(lengths[slot] for slot in slots), prompt=False)
         for slots, rows in [*alone, *together]
-        if rows * len(slots) <= caps.max_batch_rows
+        if rows * len(slots) <= caps.max_batch_rows and (caps.rewinds or rows == 1)  # nobody drafts for the others
     ]
     points += [
         _Point((len(lengths),), rows, (0,), prompt=True)
@@ -211,8 +211,23 @@ def segment(model: LoadedModel, slot: int, start: int, rows: int, *, prompt: boo
     return Segment(slot, start, tokens, (rows - 1, rows) if prompt else (0, rows), apart)
 
 
+def follow_on(model: LoadedModel, batch: Sequence[Segment]) -> Sequence[Segment]:
+    """Return a batch that is run again and again as a model takes it that cannot roll slots back: each segment behind
+    what its slot holds by now, or at 0 where its context is full."""
+    caps = model.capabilities
+    if caps.rewinds:
+        return batch
+    found = []
+    for one in batch:
+        held = model.count_cached_positions(one.slot)
+        full = held + len(one.tokens) > min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens)
+        found.append(replace(one, start=0 if full or not one.start else held))
+    return found
+
+
 def forward_ms(model: LoadedModel, batch: Sequence[Segment], clock: Clock) -> float:
     """Return what a forward took, by the clock on the wall."""
+    batch = follow_on(model, batch)
     started = clock.monotonic_s()
     model.forward(batch)
     return (clock.monotonic_s() - started) * MS_PER_S

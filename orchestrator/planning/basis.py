@@ -28,7 +28,7 @@ class Basis:
 
 def plain(proposal: PlanProposal) -> dict[str, Any]:
     """Return a proposal as plain data: the plan, its predicted goodput, cost and energy (None where not known), and
-    what its figures rest on."""
+    what its figures rest on; `no_drafts`: why there can be none, "" where there can."""
     plan = proposal.plan
     return {
         "plan": asdict(plan),
@@ -38,6 +38,7 @@ def plain(proposal: PlanProposal) -> dict[str, Any]:
         "price_per_hour": plan.price_per_hour or None,
         "basis": [asdict(one) for one in basis(proposal)],
         "assumed": list(proposal.assumed),
+        "no_drafts": proposal.asked.no_drafts,
         "workload": asdict(proposal.wanted.workload),
         "beside": [one.describe_reserve(proposal.asked.replicas) for one in proposal.asked.beside],
     }

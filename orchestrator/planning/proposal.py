@@ -64,6 +64,7 @@ class PlanRequest:
     """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
     served in another way, which is not planned; `beside`: what is loaded for that. `one_host`: a target in layer shards
     is on one, as workers without a cluster run it; `shard_runtimes` alone run shards.
+    `no_drafts`: why the target can have none, "" where it can.
     `price_per_hour`: of this machine with its devices, 0 where not known. `taken`: what the daemon's other targets
     take. There are to be `least_replicas`, and at most `replicas`."""
 
@@ -81,6 +82,7 @@ class PlanRequest:
     taken: tuple[TakenPlace, ...] = ()
     one_host: bool = False
     shard_runtimes: tuple[str, ...] = SHARDING_ADAPTERS
+    no_drafts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +372,7 @@ def build_request_from_config(
         beside_the_plan(config, base),
         config.devices.price_per_hour,
         model.bounds.min if model.bounds is not None else 1,
+        no_drafts=config.no_drafts,
     )
 
 

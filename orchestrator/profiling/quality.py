@@ -35,6 +35,7 @@ from adapters.scoring import log_probabilities
 from device_profiles.units import human_bytes
 from orchestrator.loading.models import OnProgress, load_target
 from orchestrator.loading.options import EngineOptions
+from orchestrator.measuring.steps import follow_on
 
 Rows = NDArray[np.float32]
 ANSWER_TOKENS = 64
@@ -160,7 +161,7 @@ def _step_ms(model: LoadedModel, tokens: list[int]) -> tuple[float, int]:
     times = []
     for _ in range(_TIMED_STEPS):
         started = time.perf_counter()
-        model.forward([Segment(0, len(tokens), tokens[:rows], (0, rows))])
+        model.forward(follow_on(model, [Segment(0, len(tokens), tokens[:rows], (0, rows))]))
         times.append((time.perf_counter() - started) * 1000.0)
     model.release(0)
     return statistics.median(times), rows

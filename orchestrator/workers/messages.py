@@ -196,7 +196,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     `part_planned_bytes`: as planned_memory_bytes, of each. `split`: over what each layer is split,
     "" where it is not. `predicted_depth`: the most drafts of a request with a prediction, where that is more than
     `max_depth` and depths are not fixed. `expected_rounds`: None where costs are not known. `identities`: the content
-    of each model that it has loaded, the target's first."""
+    of each model that it has loaded, the target's first. `no_drafts`: why nothing can be drafted for this model, ""
+    where it can."""
 
     model: str
     vocabulary_size: int
@@ -246,6 +247,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     predicted_depth: int = 0
     expected_rounds: ExpectedRounds | None = None
     identities: list[ModelIdentity] = []
+    no_drafts: str = ""
 
     @property
     def all_drafters(self) -> list[str]:

@@ -30,7 +30,10 @@ def read_decode_options(config: Path | None, exactness: str, adapter: str, concu
     from orchestrator.loading.options import engine_options
 
     path = config or default_config_path()
-    options = engine_options(leave_out_canary(load_config(path)), path.resolve().parent)
+    loaded = load_config(path)
+    if why := loaded.targets[0].no_drafts:
+        raise BenchError(f"{loaded.model.source}: {why}: there is nothing to compare")
+    options = engine_options(leave_out_canary(loaded), path.resolve().parent)
     # Both modes decode the same prompts in turn: neither may find the other's prefill done.
     options = msgspec.structs.replace(options, max_running=max(concurrency, options.max_running), prefix_reuse=False)
     changes: dict[str, str] = {}

@@ -12,6 +12,7 @@ from orchestrator.loading.drafters import build_drafter
 from orchestrator.loading.models import LoadedTarget, load_target
 from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText
+from orchestrator.measuring.steps import follow_on
 from orchestrator.workers.messages import Sampling
 from outrider_lab.bench.errors import BenchError
 
@@ -166,8 +167,8 @@ def _step_ms(target: LoadedTarget, rows: int) -> float:
     if model.count_cached_positions(0) < _HELD:
         model.forward([Segment(0, 0, tokens[:_HELD], (0, 0))])
     part = Segment(0, _HELD, tokens[_HELD:], (0, rows), apart=apart)
-    model.forward([part])
-    return model.forward([part]).device_ms
+    model.forward(follow_on(model, [part]))
+    return model.forward(follow_on(model, [part])).device_ms
 
 
 def print_exactness(summary: dict[str, Any]) -> None:

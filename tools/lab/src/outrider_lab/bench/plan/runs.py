@@ -22,6 +22,7 @@ from orchestrator.loading.engine import build_loop
 from orchestrator.loading.models import LoadedTarget, load_tokenizer
 from orchestrator.loading.options import EngineOptions, SuffixOptions
 from orchestrator.measuring.rounds import Decoding, RoundSample
+from orchestrator.measuring.steps import follow_on
 from orchestrator.measuring.watched import WatchedModel
 from orchestrator.workers.messages import Submit
 from outrider_lab.bench.plan.texts import prompt_text
@@ -193,7 +194,7 @@ def _control_ms(model: LoadedModel) -> float:
     apart = model.capabilities.apart_tokens > 0
     for number in range(_COLD + _CONTROLS):
         began_s = clock.monotonic_s()
-        model.forward([Segment(0, CONTROL_BEHIND, tokens[:CONTROL_ROWS], (0, CONTROL_ROWS), apart)])
+        model.forward(follow_on(model, [Segment(0, CONTROL_BEHIND, tokens[:CONTROL_ROWS], (0, CONTROL_ROWS), apart)]))
         if number >= _COLD:  # the first ones find other rows, and another model, in the processor's caches
             times.append((clock.monotonic_s() - began_s) * 1000.0)
     model.release(0)
