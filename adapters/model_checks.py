@@ -7,12 +7,11 @@ download before it fetches gigabytes. Each asks the same functions.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
 from adapters import registry
-from adapters.contract import NO_REWIND, AdapterError, AdapterUnavailable, ModelRefused
+from adapters.contract import NO_REWIND, AdapterError, ModelRefused
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.gguf_keys import NotConvertible
 from adapters.decoder.gguf_spec import read_gguf_spec
@@ -69,11 +68,15 @@ def _check_file(
 def check_header(header: GgufHeader, adapter: str = "") -> DecoderSizes:
     """Check the heads of a model's GGUF files, joined, as `check_files` does."""
     sizes = read_facts(header) if adapter == LLAMA_CPP else _read_sizes(header, adapter)
-    if isinstance(sizes, GgufFacts):
-        with suppress(AdapterUnavailable):  # who looks for libraries says which is missing
-            check_fault(header.path.name, find_fault(header))
     check_tokenizer(header)
     return sizes
+
+
+def check_library(path: Path) -> None:
+    """Check that llama.cpp's library that is here runs a GGUF file, as far as its faults are known. Raises ModelRefused
+    where it does not, and AdapterUnavailable."""
+    header = read_model_header(path)
+    check_fault(header.path.name, find_fault(header))
 
 
 def _read_sizes(header: GgufHeader, adapter: str) -> DecoderSizes:

@@ -10,8 +10,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, StaticShapes, Unsupported
+from adapters.contract import AdapterUnavailable, ModelRefused, StaticShapes, Unsupported
 from adapters.devices_there import check_device
+from adapters.hf_hub import HUB_PREFIX
+from adapters.model_checks import check_library
+from adapters.model_source import resolve
+from adapters.names import LLAMA_CPP
 from orchestrator.bootstrap.memory_fit import list_kv_misfits
 from orchestrator.bootstrap.tracing import INSTALL as INSTALL_OTEL
 from orchestrator.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
@@ -52,7 +56,7 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
         name = f"{format_place(place)} {one.device}"
         checked.append(f"{name} ({how})" if how else f"not {name}: nobody here can tell")
         if how:
-            missing += [_refuse(path, lines, *problem) for problem in _list_load_problems(one)]
+            missing += [_refuse(path, lines, *problem) for problem in _list_load_problems(one, path.resolve().parent)]
     missing += [
         _refuse(path, lines, one.place, one.text) for one in list_kv_misfits(config, path.resolve().parent) if one.fatal
     ]
@@ -126,10 +130,11 @@ def find_write_problem(directory: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A model that is to be loaded onto a named device. `place`: of its section; `weights`: its number format, as
-    cluster.yaml says it; `here`: the device is this machine's."""
+    """A model that is to be loaded onto a named device. `place`: of its section; `source` and `weights`: as
+    cluster.yaml says them; `here`: the device is this machine's."""
 
     place: Place
+    source: str
     adapter: str
     device: str
     weights: str
@@ -149,31 +154,34 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
         place = target.find_place("model", "device")[:-1]
         static, here = read_static_shapes(model), not elsewhere or THIS_NODE in {one.host for one in model.placements}
         for device in _list_rank_devices(model):
-            yield _Load(place, model.adapter, device, model.weights, static, here)
+            yield _Load(place, model.source, model.adapter, device, model.weights, static, here)
         for index, shard in enumerate(model.shards):
-            there = (shard.adapter or model.adapter, shard.device or model.device, model.weights)
+            there = (model.source, shard.adapter or model.adapter, shard.device or model.device, model.weights)
             yield _Load(
                 (*place, "shards", index), *there, StaticShapes(), shard.host == THIS_NODE if shard.host else here
             )
         for at, draft in target.all_drafts:
             if isinstance(draft, ModelDraft):
-                there = (draft.adapter, draft.device, draft.weights)
+                there = (draft.source, draft.adapter, draft.device, draft.weights)
                 yield _Load(at, *there, read_static_shapes(draft), not elsewhere or draft.host == THIS_NODE)
         for index, standby in enumerate(target.failover.standby):
             place = target.find_place("failover", "standby", index)
             there = (standby.adapter or model.adapter, standby.device or model.device, standby.weights or model.weights)
-            yield _Load(place, *there, static, not elsewhere or standby.host == THIS_NODE)
+            yield _Load(place, model.source, *there, static, not elsewhere or standby.host == THIS_NODE)
 
 
-def _list_load_problems(one: _Load) -> Iterator[tuple[Place, str]]:
-    """Return why a runtime that is here cannot prepare a model so. What `weights: auto` chooses may need more than
-    `as_file` does."""
+def _list_load_problems(one: _Load, base: Path) -> Iterator[tuple[Place, str]]:
+    """Return why a runtime that is here cannot prepare a model so, or run it. What `weights: auto` chooses may need
+    more than `as_file` does."""
     key = "static_shapes"
     try:
         adapter = registry.get_for(one.adapter, one.device, one.static)
         key = "adapter" if one.weights == AUTO else "weights"
         variant(adapter, AS_FILE if one.weights == AUTO else one.weights).recipe()
-    except (AdapterUnavailable, Unsupported) as error:
+        if one.adapter == LLAMA_CPP and not one.source.startswith(HUB_PREFIX):
+            key = "adapter"
+            check_library(resolve(one.source, base).path)
+    except (AdapterUnavailable, ModelRefused, Unsupported) as error:
         yield (*one.place, key), str(error)
 
 

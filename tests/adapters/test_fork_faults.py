@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Segment
+from adapters.llama_cpp import library as library_choice
 from adapters.registry import get, list_devices
+from orchestrator.bootstrap.readiness import check_readiness
+from orchestrator.config.load import load_config, parse_config
+from orchestrator.errors import ConfigError
+from tests.support.conformance import NO_MAINLINE
 from tests.support.tiny_llama_files import ARCHITECTURES, TOKENS, write_llama_file
 
 REFUSED = {
@@ -18,9 +23,8 @@ REFUSED = {
     "starcoder2": "ends the process over starcoder2",
     "gemma4": r"passes over rope_freqs\.weight",
     "olmo2": "unknown model architecture: 'olmo2'",
-    "lfm2": "unknown model architecture: 'lfm2'",
-    "qwen35": "a recurrent state beside its KV cache",
-    "mamba": "a recurrent state beside its KV cache",
+    "lfm2": "is not known to run the recurrent state of lfm2",
+    "mamba": "is not known to run the recurrent state of mamba",
 }
 
 
@@ -32,7 +36,14 @@ def library() -> None:
         pytest.skip(str(error))
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No package with mainline stands beside it."""
+    monkeypatch.setattr(library_choice, "find_any_mainline", lambda: None)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.usefixtures("alone")
 def test_what_it_does_not_compute_is_refused_and_the_rest_is_run(tmp_path: Path, architecture: str) -> None:
     source = write_llama_file(tmp_path, architecture)
     prepared = tmp_path / "prepared"
@@ -54,3 +65,26 @@ def test_what_it_does_not_compute_is_refused_and_the_rest_is_run(tmp_path: Path,
         model.close()
     assert whole.std() > 0.01
     assert np.abs(whole - grown).max() < 0.05 * whole.std()  # the second context was copied into a larger one
+
+
+@NO_MAINLINE
+@pytest.mark.parametrize("architecture", ["lfm2", "llama4"])
+def test_mainline_runs_what_it_does_not_where_both_are_installed(tmp_path: Path, architecture: str) -> None:
+    (tmp_path / "prepared").mkdir()
+    adapter = get("llama_cpp")
+    adapter.prepare(write_llama_file(tmp_path, architecture), tmp_path / "prepared", lambda stage, fraction: None)
+    options = LoadOptions(kv_cache_bytes=8 << 20, slots=2, threads=1)
+    model = adapter.load(tmp_path / "prepared", options, lambda stage, fraction: None)
+    logits = model.forward([Segment(0, 0, [5, 6, 7], (0, 3))]).logits
+    model.close()
+    assert np.isfinite(logits).all()
+
+
+@pytest.mark.usefixtures("alone")
+def test_config_check_says_what_it_does_not_run_and_what_does(tmp_path: Path) -> None:
+    write_llama_file(tmp_path, "lfm2")
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"model:\n  source: tiny-lfm2.gguf\n  adapter: llama_cpp\nstore: {{directory: {tmp_path}}}\n")
+    config = load_config(path)
+    with pytest.raises(ConfigError, match=r"cluster\.yaml:3: model\.adapter: tiny-lfm2\.gguf: .*recurrent.*xllamacpp"):
+        check_readiness(config, path, parse_config(path.read_text(), path)[1])
