@@ -37,7 +37,14 @@ def test_forward_returns_the_rows_asked_for(model: LoadedModel) -> None:
     assert model.count_cached_positions(2) == 10
 
 
+def require_rewinds(model: LoadedModel) -> None:
+    """Skip a test of what slots that cannot be rolled back do not do."""
+    if not model.capabilities.rewinds:
+        pytest.skip("its slots cannot be rolled back")
+
+
 def test_rollback_leaves_no_trace_of_what_was_rejected(model: LoadedModel) -> None:
+    require_rewinds(model)
     tokens, wrong = text(model, 40), text(model, 12, seed=9)
     expected = run(model, 0, tokens, [40])
     run(model, 1, tokens[:20], [20])
@@ -48,6 +55,23 @@ def test_rollback_leaves_no_trace_of_what_was_rejected(model: LoadedModel) -> No
     assert model.count_cached_positions(1) == 40
     deeper = run(model, 1, tokens, [37], start=3)
     assert np.array_equal(bits(deeper), bits(expected[3:]))
+
+
+def test_a_slot_that_cannot_be_rolled_back_goes_on_or_begins_anew(model: LoadedModel) -> None:
+    if model.capabilities.rewinds:
+        pytest.skip("its slots can be rolled back")
+    tokens = text(model, 40)
+    expected = run(model, 0, tokens, [40])
+    for start in (1, 20, 39):
+        with pytest.raises(Unsupported):
+            model.forward([Segment(0, start, tokens[start:], (0, 1))])
+    assert model.count_cached_positions(0) == 40
+    assert np.array_equal(bits(run(model, 0, tokens, [13, 27])), bits(expected))
+    model.share(0, tokens)
+    assert model.attach(1, tokens) == 0
+    model.discard(0)
+    assert model.count_cached_positions(0) == 0
+    assert np.array_equal(bits(run(model, 0, tokens, [40])), bits(expected))
 
 
 def test_release_frees_blocks_and_forgets(model: LoadedModel) -> None:
@@ -102,23 +126,23 @@ def test_a_full_pool_raises_before_anything_changes_and_serves_on_after_a_releas
     room = caps.total_blocks * caps.block_tokens
     assert room < 200 * caps.block_tokens
     tokens = text(small, caps.block_tokens)
-    for slot in range(min(SLOTS, caps.total_blocks)):
+    last = caps.slots - 1
+    for slot in range(min(caps.slots, caps.total_blocks)):
         held = 0
-        while small.free_blocks() and held < 8 * caps.block_tokens and slot < SLOTS - 1:
+        while small.free_blocks() and held < 8 * caps.block_tokens and slot < last:
             batch = [Segment(slot, held, tokens[: caps.block_tokens // 2], (0, 0))]
             if small.count_needed_blocks(batch) > small.free_blocks():
                 break
             small.forward(batch)
             held += caps.block_tokens // 2
-    last = SLOTS - 1
     while small.free_blocks():
         small.forward([Segment(last, small.count_cached_positions(last), tokens[: caps.block_tokens // 2], (0, 0))])
-    before = {slot: small.count_cached_positions(slot) for slot in range(SLOTS)}
+    before = {slot: small.count_cached_positions(slot) for slot in range(caps.slots)}
     growing = Segment(last, small.count_cached_positions(last), tokens * 2, (0, 1))
     assert small.count_needed_blocks([growing]) > 0
     with pytest.raises(CapacityError):
         small.forward([growing])
-    assert {slot: small.count_cached_positions(slot) for slot in range(SLOTS)} == before
+    assert {slot: small.count_cached_positions(slot) for slot in range(caps.slots)} == before
     small.release(0)
     small.release(1)
     small.release(2)
@@ -133,6 +157,7 @@ def copies_prefixes(model: LoadedModel) -> bool:
 
 
 def test_a_remembered_prefix_is_as_good_as_a_computed_one(model: LoadedModel) -> None:
+    require_rewinds(model)
     size = model.capabilities.block_tokens
     tokens = text(model, 3 * size + 5)
     expected = run(model, 0, tokens, pieces(len(tokens)))
@@ -158,6 +183,7 @@ def test_a_remembered_prefix_is_as_good_as_a_computed_one(model: LoadedModel) ->
 
 
 def test_a_prefix_outlives_its_slot_until_the_room_is_needed(prepared: Prepared, model: LoadedModel) -> None:
+    require_rewinds(model)
     caps = model.capabilities
     small = load(prepared, kv_cache_bytes=12 * caps.block_tokens * model.spec.bytes_per_token)
     caps = small.capabilities
@@ -253,6 +279,7 @@ def test_a_damaged_source_is_refused_by_name(prepared: Prepared, tmp_path: Path)
 
 def test_garbage_that_is_discarded_reaches_nobody(prepared: Prepared, model: LoadedModel) -> None:
     """Runtimes multiply what a mask hides by zero, and NaN stays NaN then: nothing of it may be left in the blocks."""
+    require_rewinds(model)
     size = model.capabilities.block_tokens
     tokens = text(model, 2 * size + size // 2)
     if len(tokens) > model.capabilities.max_context_tokens - 8:

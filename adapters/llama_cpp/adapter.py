@@ -21,6 +21,7 @@ from adapters.decoder.limits import refuse_directory
 from adapters.decoder.source import fingerprint_of
 from adapters.device_memory import read_host_memory
 from adapters.failures import classify_failure
+from adapters.gguf_facts import Memory
 from adapters.gguf_facts import read_facts as read_gguf_facts
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import find_files, list_names, read_model_header
@@ -105,7 +106,7 @@ class LlamaCppAdapter:
         library = self._choose_library(facts)
         if facts["rewinds"]:
             return library.list_classes(options.device, options.exactness)
-        return library.list_unpadded_classes(options.exactness)
+        return library.list_unpadded_classes(options.exactness, attends=facts["attends"])
 
     def _choose_library(self, facts: Mapping[str, Any]) -> NativeLibrary:
         return choose_library_for(self._find_library(), facts["name"], facts["fault"])
@@ -190,6 +191,7 @@ def _find_first_file(prepared: Path) -> Path:
 
 
 def _find_facts(header: GgufHeader) -> Facts:
+    decoder = read_gguf_facts(header)
     family = header.text("general.architecture") or ""
     vocabulary = header.length("tokenizer.ggml.tokens") or 0
     return {
@@ -201,7 +203,8 @@ def _find_facts(header: GgufHeader) -> Facts:
         "vocabulary_fingerprint": fingerprint_of(header.path, vocabulary),
         "weights": type_name(find_largest_kind(header)),
         "fault": find_fault(header),
-        "rewinds": read_gguf_facts(header).cuts_anywhere,
+        "rewinds": decoder.cuts_anywhere,
+        "attends": decoder.memory is not Memory.RECURRENT,
     }
 
 

@@ -186,6 +186,9 @@ _CONTEXT_DEFAULTS: Final = {
 class MainlineLibrary(NativeLibrary):
     """See the module."""
 
+    splits_single_rows = True
+    """From 512 positions on, flash attention does (ADR 0109)."""
+
     def __init__(self, file: Path, name: str, version: str) -> None:
         """`name`: for people; `version` changes with the library.
 

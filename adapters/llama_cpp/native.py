@@ -79,6 +79,8 @@ class NativeLibrary(ABC):
 
     most_contexts = 0
     """How many contexts a process may have open, 0: any number."""
+    splits_single_rows = False
+    """Whether attention sums the positions of a single row otherwise than those of several rows, in long contexts."""
     has_faults = False
     """Whether it computes some files otherwise than llama.cpp (fork_faults.py)."""
 
@@ -137,13 +139,15 @@ class NativeLibrary(ABC):
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
         """Return the numerical classes of a device, as `Adapter.classes`, of models with a KV cache alone."""
 
-    def list_unpadded_classes(self, exactness: Exactness) -> list[list[NumericalClass]]:
-        """Return those of models with a recurrent state, which nothing may be padded for. In the last one a forward has
-        a single row: a slow prompt, and bits that depend on nothing."""
+    def list_unpadded_classes(self, exactness: Exactness, *, attends: bool) -> list[list[NumericalClass]]:
+        """Return those of models with a recurrent state, which nothing may be padded for. `attends`: they have a KV
+        cache, too. In the last one a forward has a single row: prompts are slow, and bits depend on nothing."""
         if exactness is not Exactness.BIT:
             return [[IN_ANY_ROWS]]
-        few, one = replace(IN_ANY_ROWS, most_rows=_MOST_ALIKE_ROWS), replace(IN_ANY_ROWS, fixed_width=1)
-        return [[IN_ANY_ROWS], [few], [one]]
+        alone = [replace(IN_ANY_ROWS, fixed_width=1)]
+        if attends and self.splits_single_rows:
+            return [alone]
+        return [[IN_ANY_ROWS], [replace(IN_ANY_ROWS, most_rows=_MOST_ALIKE_ROWS)], alone]
 
     @abstractmethod
     def _set_model_options(self, asked: Any, device: str, *, repack: bool) -> object:

@@ -22,6 +22,7 @@ from tests.support import tiny_models
 from tests.support.conformance import ADAPTERS, DEVICES
 from tests.support.failing import poison
 from tests.support.first_layers import write_first_layers
+from tests.support.tiny_llama_files import write_llama_file
 
 _SLOW_OVER_LONG_CONTEXTS = ("onnx_rt", "torch_device")
 
@@ -48,6 +49,9 @@ def case(request, tmp_path_factory) -> Case:
         source.write_text("")
         damage: dict[str, Any] = {"damaged": b"fault=nothing-like-that", "damage_told": "nothing-like-that"}
         return Case(source=source, **shared, **damage)
+    if tiny and name == "llama_cpp":
+        source = write_llama_file(root, tiny, hidden=256, heads=8, kv_heads=8, head_dim=32, layers=4)
+        return LibraryCase(source=source, package=package, **shared)
     if tiny:
         source = tiny_models.write_model(root / tiny, tiny, kind="BF16")
     elif package:  # what is known of the classes of two layers is the usual library's
@@ -67,7 +71,7 @@ def conformance_store(shared_store) -> Path:
 @pytest.fixture(scope="session")
 def prepared(case: Case, conformance_store: Path) -> Prepared:
     """A model that the adapter has prepared."""
-    if not isinstance(case, LibraryCase):
+    if not (isinstance(case, LibraryCase) and case.package):
         return prepare_case(case, registry.get_for(case.adapter, case.device, case.static), conformance_store)
     place = find_mainline(case.package)
     assert place is not None

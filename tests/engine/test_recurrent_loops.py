@@ -93,14 +93,20 @@ def test_whoever_gives_way_for_want_of_blocks_is_computed_again_from_the_beginni
     model.close()
 
 
-@pytest.mark.parametrize("most_rows", [1, 3, 20])
+@pytest.mark.parametrize("most_rows", [1, 3])
 def test_a_forward_without_memory_leaves_states_that_nobody_trusts(prepared, expected, most_rows):
     """The first sequences of such a forward have been computed, and cannot be taken back."""
     inner = load(prepared)
     model = FailingModel(inner)
-    model.most_rows = most_rows
     loop = loop_over(model, suffix(), running=6)
-    out, _ = decode(loop, requests(6))
+    out: dict[str, list[int]] = {one.request_id: [] for one in requests(6)}
+    for one in requests(6):
+        assert loop.submit(one) is None
+    while not loop.idle:
+        for delta in loop.run_round().deltas:
+            out[delta.request_id].extend(delta.tokens)
+        if min(map(len, out.values())) > 4:  # all of them decode
+            model.most_rows = most_rows
     assert out == expected
     assert model.failed
     assert inner.free_blocks() == inner.capabilities.total_blocks

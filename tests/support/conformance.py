@@ -37,6 +37,9 @@ ADAPTERS = [
     pytest.param("torch_device/gemma2#-1", id="torch_device-gemma2-width"),
     pytest.param("torch_device/llama3@int4#-1", id="torch_device-int4-width"),
     pytest.param("llama_cpp#-1", id="llama_cpp-width"),
+    # Hybrids, of tests/support/tiny_llama_files.py: their state cannot be rolled back.
+    pytest.param("llama_cpp/qwen35", id="llama_cpp-qwen35"),
+    pytest.param("llama_cpp/lfm2+xllamacpp", id="llama_cpp-lfm2", marks=NO_MAINLINE),
     # Behind the plus sign: the package that llama.cpp's library comes in.
     pytest.param("llama_cpp+xllamacpp", id="llama_cpp-mainline", marks=[pytest.mark.model, NO_MAINLINE]),
 ]
