@@ -8,11 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from adapters.contract import NO_REWIND, AdapterUnavailable
-from adapters.registry import list_devices
+from adapters.contract import NO_REWIND
 from tests.daemon.test_replaced_models import PROMPT, ask, configure, find_worker, read, reload
 from tests.support.daemon import outrider_process, running
-from tests.support.tiny_llama_files import write_llama_file
+from tests.support.hybrids import write_hybrid
 from tests.support.waiting import until
 
 ON_LLAMA = ", adapter: llama_cpp"
@@ -21,11 +20,7 @@ TOKENS = 1500
 
 @pytest.fixture
 def source(tmp_path):
-    try:
-        list_devices("llama_cpp")
-    except AdapterUnavailable as error:
-        pytest.skip(str(error))
-    return write_llama_file(tmp_path, "qwen35")
+    return write_hybrid(tmp_path)
 
 
 def test_drafts_are_left_off_and_a_killed_worker_changes_no_token(tmp_path, source):

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions
-from adapters.registry import get, list_devices
 from orchestrator.workers.messages import Sampling, Submit
 from tests.support.failing import FailingModel
+from tests.support.hybrids import load_hybrid, prepare_hybrid
 from tests.support.loops import decode, loop_over, suffix
-from tests.support.tiny_llama_files import TOKENS, write_llama_file
+from tests.support.tiny_llama_files import TOKENS
 
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    try:
-        list_devices("llama_cpp")
-    except AdapterUnavailable as error:
-        pytest.skip(str(error))
-    directory = tmp_path_factory.mktemp("recurrent")
-    target = directory / "prepared"
-    target.mkdir()
-    get("llama_cpp").prepare(write_llama_file(directory, "qwen35"), target, lambda stage, fraction: None)
-    return target
-
-
-def load(prepared: Path, kv_cache_bytes: int = 16 << 20) -> LoadedModel:
-    """Load it in the class of single rows, whose bits depend on nothing on any processor."""
-    adapter = get("llama_cpp")
-    asked = LoadOptions(slots=6, kv_cache_bytes=kv_cache_bytes, threads=1, max_batch_rows=64)
-    chosen = adapter.list_classes(prepared, asked)[-1][0]
-    return adapter.load(prepared, replace(asked, numerical_class=chosen), lambda stage, fraction: None)
+    return prepare_hybrid(tmp_path_factory.mktemp("hybrid"))
 
 
 def requests(count: int, max_tokens: int = 24) -> list[Submit]:
@@ -51,7 +33,7 @@ def requests(count: int, max_tokens: int = 24) -> list[Submit]:
 
 
 def decode_alone(prepared: Path, submits: list[Submit]) -> dict[str, list[int]]:
-    model = load(prepared)
+    model = load_hybrid(prepared)
     loops = [loop_over(model, None, running=1) for _ in submits]
     found = {one.request_id: decode(loop, [one])[0][one.request_id] for one, loop in zip(submits, loops, strict=True)}
     model.close()
@@ -66,7 +48,7 @@ def expected(prepared: Path) -> dict[str, list[int]]:
 
 
 def test_no_draft_is_verified_and_no_prefix_is_shared(prepared, expected):
-    model = load(prepared)
+    model = load_hybrid(prepared)
     loop = loop_over(model, suffix(), running=6)
     out, rounds = decode(loop, requests(6))
     assert out == expected
@@ -82,7 +64,7 @@ def test_no_draft_is_verified_and_no_prefix_is_shared(prepared, expected):
 def test_whoever_gives_way_for_want_of_blocks_is_computed_again_from_the_beginning(prepared):
     submits = requests(4, max_tokens=1100)
     expected = decode_alone(prepared, submits)
-    model = load(prepared, kv_cache_bytes=840_000)
+    model = load_hybrid(prepared, kv_cache_bytes=840_000)
     caps = model.capabilities
     assert caps.slots == 3
     assert caps.total_blocks * caps.block_tokens < 3 * 1100
@@ -96,7 +78,7 @@ def test_whoever_gives_way_for_want_of_blocks_is_computed_again_from_the_beginni
 @pytest.mark.parametrize("most_rows", [1, 3])
 def test_a_forward_without_memory_leaves_states_that_nobody_trusts(prepared, expected, most_rows):
     """The first sequences of such a forward have been computed, and cannot be taken back."""
-    inner = load(prepared)
+    inner = load_hybrid(prepared)
     model = FailingModel(inner)
     loop = loop_over(model, suffix(), running=6)
     out: dict[str, list[int]] = {one.request_id: [] for one in requests(6)}
