@@ -21,9 +21,9 @@ _FAULTS: Final = {
     "minicpm": "scales the logits of {} otherwise",
     "starcoder2": "ends the process over {} (GGML_ASSERT)",
 }
-_RECURRENT: Final = frozenset({"qwen35"})
-"""Architectures with a recurrent state that it computes as llama.cpp does. It ends the process over mamba, and knows
-few others."""
+_RECURRENT: Final = frozenset({"qwen35", "qwen3next"})
+"""Architectures with a recurrent state that it computes as llama.cpp does. It ends the process over mamba and over
+qwen35moe, and knows few others."""
 _PASSED_OVER: Final = re.compile(r"^rope_(freqs|factors)")
 """Tensors that it reads and does not compute with on a processor: Llama 3's and Phi 3's ropes."""
 

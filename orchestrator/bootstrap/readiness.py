@@ -166,8 +166,9 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
                 yield _Load(at, *there, read_static_shapes(draft), not elsewhere or draft.host == THIS_NODE)
         for index, standby in enumerate(target.failover.standby):
             place = target.find_place("failover", "standby", index)
-            there = (standby.adapter or model.adapter, standby.device or model.device, standby.weights or model.weights)
-            yield _Load(place, model.source, *there, static, not elsewhere or standby.host == THIS_NODE)
+            adapter, device = standby.adapter or model.adapter, standby.device or model.device
+            there = (model.source, adapter, device, standby.weights or model.weights)
+            yield _Load(place, *there, static, not elsewhere or standby.host == THIS_NODE)
 
 
 def _list_load_problems(one: _Load, base: Path) -> Iterator[tuple[Place, str]]:

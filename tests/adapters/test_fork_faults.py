@@ -24,6 +24,7 @@ REFUSED = {
     "gemma4": r"passes over rope_freqs\.weight",
     "olmo2": "unknown model architecture: 'olmo2'",
     "lfm2": "is not known to run the recurrent state of lfm2",
+    "qwen35moe": "is not known to run the recurrent state of qwen35moe",
     "mamba": "is not known to run the recurrent state of mamba",
 }
 

@@ -44,7 +44,8 @@ MEMORIES: dict[str, tuple[Memory, int, int]] = {
     "llama4": (CACHE, 512, 0),
     "deepseek2": (CACHE, 2304, 0),
     "lfm2": (HYBRID, 128, 512),
-    "qwen35": (HYBRID, 128, 137216),
+    **dict.fromkeys(("qwen35", "qwen35moe"), (HYBRID, 128, 137216)),
+    "qwen3next": (HYBRID, 128, 411648),
     "mamba": (RECURRENT, 0, 19456),
 }
 WINDOWS = {

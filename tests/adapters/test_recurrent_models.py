@@ -27,7 +27,7 @@ from adapters.llama_cpp.library import load_library
 from adapters.llama_cpp.native import NativeLibrary
 from tests.support.tiny_llama_files import RECURRENT, TOKENS, write_llama_file
 
-FORK_RUNS = ("qwen35",)
+FORK_RUNS = ("qwen35", "qwen3next")
 LIBRARIES = ("as installed", "mainline")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions
+from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions, list_classes
 from adapters.registry import get, list_devices
 from tests.support.tiny_llama_files import write_llama_file
 
@@ -36,5 +36,5 @@ def load_hybrid(prepared: Path, kv_cache_bytes: int = 16 << 20) -> LoadedModel:
     """Load it in the class of single rows, whose bits depend on nothing on any processor."""
     adapter = get("llama_cpp")
     asked = LoadOptions(slots=6, kv_cache_bytes=kv_cache_bytes, threads=1, max_batch_rows=64)
-    chosen = adapter.list_classes(prepared, asked)[-1][0]
+    chosen = list_classes(adapter, prepared, asked)[-1][0]
     return adapter.load(prepared, replace(asked, numerical_class=chosen), lambda stage, fraction: None)

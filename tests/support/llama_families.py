@@ -323,8 +323,8 @@ def _describe_mamba(tiny: TinyLlama) -> tuple[dict[str, Any], Shapes]:
     return keys, _ends(tiny) | _in_layers(tiny, parts)
 
 
-def _describe_qwen35(tiny: TinyLlama) -> tuple[dict[str, Any], Shapes]:
-    """Linear attention in all layers but every second, whose queries are gated."""
+def _describe_qwen35(tiny: TinyLlama, interval: int = 2) -> tuple[dict[str, Any], Shapes]:
+    """Linear attention in all layers but each last of an interval, whose queries are gated."""
     size, groups, value_heads, steps = 128, 1, 2, 4
     keys_width, values_width = size * groups, size * value_heads
     linear = {
@@ -341,12 +341,35 @@ def _describe_qwen35(tiny: TinyLlama) -> tuple[dict[str, Any], Shapes]:
     gated = _attention(tiny) | _head_norms(tiny) | {"attn_q.weight": (2 * tiny.query_width, tiny.hidden)}
     shapes = _ends(tiny)
     for layer in range(tiny.layers):
-        parts = _norms(tiny, "attn_norm", "post_attention_norm") | _mlp(tiny) | (gated if layer % 2 else linear)
+        parts = _norms(tiny, "attn_norm", "post_attention_norm") | _mlp(tiny)
+        parts |= linear if (layer + 1) % interval else gated
         shapes |= {f"blk.{layer}.{name}": shape for name, shape in parts.items()}
-    keys: dict[str, Any] = {"full_attention_interval": 2, "rope.dimension_sections": [2, 1, 1, 0]}
+    keys: dict[str, Any] = {"full_attention_interval": interval, "rope.dimension_sections": [2, 1, 1, 0]}
     keys |= {"ssm.conv_kernel": steps, "ssm.inner_size": values_width, "ssm.state_size": size}
     keys |= {"ssm.time_step_rank": value_heads, "ssm.group_count": groups, "rope.dimension_count": tiny.head_dim // 2}
     return keys, shapes
+
+
+def _describe_qwen35moe(tiny: TinyLlama, interval: int = 2) -> tuple[dict[str, Any], Shapes]:
+    """The same with experts, one of them shared."""
+    keys, shapes = _describe_qwen35(tiny, interval)
+    shapes = {name: shape for name, shape in shapes.items() if ".ffn_" not in name}
+    parts = _experts(tiny, tiny.expert_mlp, tiny.expert_mlp) | {"ffn_gate_inp_shexp.weight": (tiny.hidden,)}
+    shapes |= _in_layers(tiny, parts)
+    more = {"expert_feed_forward_length": tiny.expert_mlp, "expert_shared_feed_forward_length": tiny.expert_mlp}
+    return keys | _expert_keys(tiny) | more, shapes
+
+
+def _describe_qwen3next(tiny: TinyLlama) -> tuple[dict[str, Any], Shapes]:
+    """The same, with beta and alpha in one matrix."""
+    keys, shapes = _describe_qwen35moe(tiny, interval=4)
+    found: Shapes = {}
+    for name, shape in shapes.items():
+        if name.endswith("ssm_alpha.weight"):
+            found[name.replace("ssm_alpha", "ssm_ba")] = (2 * shape[0], shape[1])
+        elif not name.endswith("ssm_beta.weight"):
+            found[name] = shape
+    return {key: value for key, value in keys.items() if key != "rope.dimension_sections"}, found
 
 
 FAMILIES = {
@@ -365,5 +388,7 @@ FAMILIES = {
     "granite": Family("granite", "refact", _describe_granite),
     "lfm2": Family("lfm2", "lfm2", _describe_lfm2),
     "qwen35": Family("qwen35", "qwen35", _describe_qwen35),
+    "qwen35moe": Family("qwen35moe", "qwen35", _describe_qwen35moe),
+    "qwen3next": Family("qwen3next", "qwen2", _describe_qwen3next, {"layers": 4}),
     "mamba": Family("mamba", "olmo", _describe_mamba),
 }

@@ -16,7 +16,7 @@ from tests.support.tiny_gguf import add_value
 from tests.support.vocabularies import LETTERS
 
 ARCHITECTURES = tuple(FAMILIES)
-RECURRENT = ("lfm2", "qwen35", "mamba")
+RECURRENT = ("lfm2", "qwen35", "qwen35moe", "qwen3next", "mamba")
 """Those that have a recurrent state, beside a KV cache or alone."""
 _MERGES = "h e|i n|t h|e r|a n|o n|r e|o u|l l|in g|an d|Ġ t|Ġt he|Ġ a|Ġ s|Ġ w|Ġ o|Ġo f|th e|he ll|hell o|Ġ hello|o r"
 _MERGES += "|or l|orl d|Ġw orl|Ġworl d|e n|e s"
