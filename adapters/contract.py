@@ -146,6 +146,8 @@ class Capabilities:
     `static_widths`: where shapes are static, the numbers of rows that there are graphs for, in ascending order. Each
     sequence is run in forwards of these widths, and a row that is left over costs like one that is used.
 
+    `device_name`: for people, where it is another than that of `Adapter.devices`, "" where it is that.
+
     `rewinds`: a slot can be rolled back to any position. Where it is not (a recurrent state is one of all tokens so
     far), a segment starts where its slot ends, or at 0, which begins the slot anew. Drafts could not be taken back, so
     there are none. `attach` finds nothing. An OutOfMemory that `can_go_on` leaves the slots of its forward to be
@@ -166,6 +168,7 @@ class Capabilities:
     apart_tokens: int = 0
     static_widths: tuple[int, ...] = ()
     rewinds: bool = True
+    device_name: str = ""
 
     @property
     def activations(self) -> Precision:

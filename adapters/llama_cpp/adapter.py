@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -69,7 +70,7 @@ class LlamaCppAdapter:
             adapter=self.name,
             name=CPU,
             kind="cpu",
-            full_name=f"processor, by {library.name}",
+            full_name=_name_processor(library),
             memory_bytes=read_host_memory().total_bytes,
             in_host_memory=True,
             precisions=(Precision.FP32,),
@@ -168,7 +169,14 @@ class LlamaCppAdapter:
         kind_of_model = LlamaModel if facts["rewinds"] else RecurrentModel
         opened = OpenModel(library, model, options.device, options.threads or cores())
         spec = model_spec({**facts, "layers": layers}, 0)
-        return kind_of_model(opened, spec, options, chosen, weights=str(facts["weights"]))
+        loaded = kind_of_model(opened, spec, options, chosen, weights=str(facts["weights"]))
+        if library is not self._find_library():
+            loaded.capabilities = replace(loaded.capabilities, device_name=_name_processor(library))
+        return loaded
+
+
+def _name_processor(library: NativeLibrary) -> str:
+    return f"processor, by {library.name}"
 
 
 def _check_formats(options: LoadOptions) -> None:

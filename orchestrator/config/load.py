@@ -98,14 +98,18 @@ def check_config(
 
 
 def list_draft_notes(config: ClusterConfig, path: Path, lines: Lines) -> list[str]:
-    """Return a line for each target whose drafts are left off."""
-    return [
-        f"{path}:{lines.get(place, lines.get(one.find_place('model', 'source'), 1))}: {format_place(place)}: left off: "
-        f"{one.no_drafts}. {one.model.source} is served without drafts"
-        for one in config.targets
-        if one.no_drafts
-        for place in [one.find_place("drafts")]
-    ]
+    """Return a line for each target that has drafts in the file, and is served without them."""
+    configured = (config.drafts, *(one.drafters for one in config.models))
+    notes = []
+    for drafts, target in zip(configured, config.targets, strict=True):
+        if drafts and target.no_drafts:
+            place = target.find_place("drafts")
+            line = lines.get(place) or lines.get(target.find_place("model", "source"), 1)
+            told = (
+                f"{format_place(place)}: left off: {target.no_drafts}. {target.model.source} is served without drafts"
+            )
+            notes.append(f"{path}:{line}: {told}")
+    return notes
 
 
 def default_config_path() -> Path:

@@ -218,7 +218,8 @@ def ready_of(
     """Return what a worker says of itself once its target is loaded."""
     caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
     parts = [(part.adapter.name, part.device, part.device_name) for part in target.parts]
-    places = parts or [(chosen.adapter, caps.device, device_name(chosen.adapter, caps.device))]
+    name = caps.device_name or device_name(chosen.adapter, caps.device)
+    places = parts or [(chosen.adapter, caps.device, name)]
     return Ready(
         model=target.name,
         vocabulary_size=spec.vocabulary_size,

@@ -77,6 +77,7 @@ def test_mainline_runs_what_it_does_not_where_both_are_installed(tmp_path: Path,
     options = LoadOptions(kv_cache_bytes=8 << 20, slots=2, threads=1)
     model = adapter.load(tmp_path / "prepared", options, lambda stage, fraction: None)
     logits = model.forward([Segment(0, 0, [5, 6, 7], (0, 3))]).logits
+    assert model.capabilities.device_name.startswith("processor, by llama.cpp (xllamacpp ")
     model.close()
     assert np.isfinite(logits).all()
 

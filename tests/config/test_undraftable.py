@@ -62,6 +62,12 @@ def test_other_models_of_the_file_keep_theirs(tmp_path):
     assert [note.partition(": left off")[0] for note in notes] == [f"{tmp_path}/cluster.yaml:3: models[0].drafts"]
 
 
+def test_nothing_is_told_where_nothing_is_left_off(tmp_path):
+    name = write_llama_file(tmp_path, "lfm2").name
+    config, notes = load(tmp_path, f"model: {{source: {name}, adapter: llama_cpp}}\ndrafts: []\n")
+    assert (notes, config.targets[0].no_drafts) == ([], NO_REWIND)
+
+
 def test_a_hybrid_cannot_draft(tmp_path):
     name = write_llama_file(tmp_path, "mamba").name
     text = (
