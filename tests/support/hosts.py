@@ -92,18 +92,13 @@ class RayNodes:
         # Ray would take that one for alive: it looks at processes of all hosts here.
         (self._directory / "ray_current_cluster").unlink(missing_ok=True)
         arguments = ("--head", "--port=6379", "--include-dashboard=false", f"--temp-dir={self._directory}")
-        self._started.insert(0, start_ray(self._hosts.near, self._hosts.near_ip, self._directory, *arguments))
+        self._started.insert(0, _start_ray(self._hosts.near, self._hosts.near_ip, self._directory, *arguments))
         _until_it_listens(self._hosts)
 
     def join_far(self) -> None:
-        """Start a node on the far host; again where it gives up, as it does on a busy machine."""
+        """Start a node on the far host."""
         arguments = (self._hosts.far, self._hosts.far_ip, self._directory, f"--address={self._hosts.address}")
-        log, deadline = Path(self._directory, f"{self._hosts.far}.log"), time.monotonic() + _START_S
-        while True:
-            self._started.append(start_ray(*arguments, own_disk=self._far_disk))
-            if _has_joined(self._started[-1], log, deadline):
-                return
-            end_session(self._started.pop())
+        self._started.append(join_ray(*arguments, own_disk=self._far_disk))
 
     def kill_head(self) -> None:
         """End all of Ray on the near host."""
@@ -138,10 +133,27 @@ def ray_over(hosts: Hosts, *, far: bool = True, far_disk: Path | None = None, **
             os.environ.pop(name, None) if value is None else os.environ.update({name: value})
 
 
-def start_ray(
+def join_ray(
     host: str, address: str, directory: Path, *arguments: str, own_disk: Path | None = None, processors: int = 4
 ) -> subprocess.Popen[bytes]:
-    """Start Ray's node of a host, which writes into a log in that directory."""
+    """Start Ray's node of a host, with a log in that directory, and wait until it runs; again where it gives up, as it
+    does on a busy machine."""
+    log, deadline = Path(directory, f"{host}.log"), time.monotonic() + _START_S
+    while True:
+        process = _start_ray(host, address, directory, *arguments, own_disk=own_disk, processors=processors)
+        joined = False
+        try:
+            joined = _has_joined(process, log, deadline)
+        finally:
+            if not joined:
+                end_session(process)
+        if joined:
+            return process
+
+
+def _start_ray(
+    host: str, address: str, directory: Path, *arguments: str, own_disk: Path | None = None, processors: int = 4
+) -> subprocess.Popen[bytes]:
     ray = str(Path(sys.executable).parent / "ray")
     mounted = ("unshare", "--mount", "sh", "-c", _MOUNT, str(own_disk)) if own_disk is not None else ()
     with Path(directory, f"{host}.log").open("wb") as log:

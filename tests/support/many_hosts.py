@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -17,9 +16,8 @@ from typing import TypeVar
 
 import pytest
 
-from tests.support.hosts import end_session, enter_host, run_ip, start_ray
+from tests.support.hosts import end_session, enter_host, join_ray, run_ip
 
-_START_S = 60.0
 _PORT = 6379
 _SUBNETS = 250
 _TOKEN_BYTES = 32
@@ -61,12 +59,7 @@ class ManyHosts:
             arguments: tuple[str, ...] = head
         else:
             arguments = (f"--address={self.address}",)
-        host.node = start_ray(host.name, host.address, self.directory, *arguments, processors=16)
-        log, deadline_s = self.directory / f"{host.name}.log", time.monotonic() + _START_S
-        while "Ray runtime started" not in (told := log.read_text(encoding="utf-8", errors="replace")):
-            assert host.node.poll() is None, f"Ray did not start on {host.name}: {told}"
-            assert time.monotonic() < deadline_s, f"Ray did not start on {host.name}: {told}"
-            time.sleep(0.1)
+        host.node = join_ray(host.name, host.address, self.directory, *arguments, processors=16)
 
     def leave(self, number: int) -> None:
         """Kill everything of Ray on a host, at once."""
