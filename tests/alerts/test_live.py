@@ -13,8 +13,8 @@ import pytest
 
 from orchestrator.alerts.table import ALERTS
 from orchestrator.cli.daemon_socket import query_daemon
+from tests.alerts.causes import MAIN, SCENES, Stage, ask_daemon, play, write_config
 from tests.support.daemon import running
-from tools.alert_causes import MAIN, SCENES, Stage, ask_daemon, play, write_config
 
 HIDDEN = "hook-of-nobody-else"
 

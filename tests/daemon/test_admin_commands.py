@@ -22,7 +22,7 @@ from orchestrator.config.keys_change import create_key
 from orchestrator.config.keys_file import USUAL_SCOPES
 from tests.daemon.test_replicas import until_all_serve
 from tests.support.daemon import Daemon, configuration, outrider_process, running
-from tools.malformed import CANARY, send_requests
+from tests.support.malformed import CANARY, send_requests
 
 STREAMS = range(4)
 TOKENS = 400

@@ -1,4 +1,4 @@
-"""Thousands of malformed requests against a real daemon; `python -m tools.malformed` sends a hundred thousand."""
+"""Thousands of malformed requests against a real daemon; `python -m tests.support.malformed` sends more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from orchestrator.cli.daemon_socket import StatusError, query_daemon
 from orchestrator.config.keys_change import create_key
 from orchestrator.config.keys_file import SCOPES
 from tests.support.daemon import configuration, running
-from tools.malformed import CANARY, make_request, send_requests
+from tests.support.malformed import CANARY, make_request, send_requests
 
 SHORT = "header_timeout_s: 1, body_timeout_s: 1, idle_timeout_s: 1, "
 

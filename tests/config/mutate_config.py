@@ -1,6 +1,6 @@
 """Gives thousands of broken cluster.yaml files to the checks that `outrider serve` and `outrider reload` make.
 
-    python tools/mutate_config.py [--count 10000] [--seed 1] [--json]
+    python -m tests.config.mutate_config [--count 10000] [--seed 1] [--json]
 
 Each file is a shipped example with a few mutations. It has to be taken, or refused with a ConfigError that names the
 file and a line. Anything else is a crash: another exception, more than 5 s of processor time, no end at all, a secret
@@ -31,7 +31,7 @@ from orchestrator.config.load import load_text
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
 
-ROOT: Final = Path(__file__).parents[1]
+ROOT: Final = Path(__file__).parents[2]
 SECRETS: Final = ("outrider-Zr7hX2mQ9vK4pT1wB8sN6yL3", "hf_QwErTyUiOpAsDfGhJkLz", "pa55w0rd-of-redis")
 """Planted as values, keys and parts of addresses; nothing that is said may have them."""
 _ADDRESS: Final = f"redis://user:{SECRETS[2]}@host:1"
@@ -194,7 +194,7 @@ def _give_up(number: int, frame: object) -> None:
 def run(count: int, seed: int) -> Found:
     """Check so many files; the same seed makes the same files."""
     signal.signal(signal.SIGALRM, _give_up)
-    rng, examples, found = random.Random(seed), read_examples(), Found()  # noqa: S311 -- not for secrets
+    rng, examples, found = random.Random(seed), read_examples(), Found()
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "cluster.yaml"
         running = load_text("model: {source: 'simulated:toy', adapter: simulated}\n", path)

@@ -1,7 +1,7 @@
 """Fires each alert by its real cause in a real daemon over the simulated model, and sees it end.
 
-`python tools/fire_alerts.py` asks the daemon's own watch. With `--prometheus`, a real Prometheus scrapes the daemon and
-evaluates the rules that `outrider alerts rules` writes. Windows and waits are `--time-factor` of the shipped ones.
+`python -m tests.alerts.fire_alerts` asks the daemon's own watch. With `--prometheus`, a real Prometheus scrapes the
+daemon and evaluates the rules that `outrider alerts rules` writes. Windows and waits are `--time-factor` of the shipped ones.
 Every alert of the table can be fired on one machine; only Prometheus sees that a daemon is gone.
 """
 
@@ -26,8 +26,8 @@ from adapters.hardware import processor
 from orchestrator.alerts.rules import write_rules
 from orchestrator.alerts.table import ALERTS
 from orchestrator.cli.daemon_socket import query_daemon
+from tests.alerts.causes import SCENES, Cause, Fires, Scene, Seen, Stage, ask_daemon, play, until
 from tests.support.daemon import running
-from tools.alert_causes import SCENES, Cause, Fires, Scene, Seen, Stage, ask_daemon, play, until
 
 FACTOR = 0.01
 _ABSENT = "OutriderAbsent"

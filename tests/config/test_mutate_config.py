@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from orchestrator.config.load import load_text
-from tools.mutate_config import SECRETS, Found, judge, mutate, read_examples, run
+from tests.config.mutate_config import SECRETS, Found, judge, mutate, read_examples, run
 
 
 def test_mutants_are_taken_or_refused_with_their_place() -> None:
