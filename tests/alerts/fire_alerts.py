@@ -1,8 +1,8 @@
 """Fires each alert by its real cause in a real daemon over the simulated model, and sees it end.
 
 `python -m tests.alerts.fire_alerts` asks the daemon's own watch. With `--prometheus`, a real Prometheus scrapes the
-daemon and evaluates the rules that `outrider alerts rules` writes. Windows and waits are `--time-factor` of the shipped ones.
-Every alert of the table can be fired on one machine; only Prometheus sees that a daemon is gone.
+daemon and evaluates the rules that `outrider alerts rules` writes. Windows and waits are `--time-factor` of the shipped
+ones. Every alert of the table can be fired on one machine; only Prometheus sees that a daemon is gone.
 """
 
 from __future__ import annotations
