@@ -85,17 +85,6 @@ def parse_text(text: str, path: Path, *, least: str = "model.source") -> tuple[o
         raise ConfigError(f"{path}:1: is nested too deeply to be a configuration") from error
 
 
-def compose_text(text: str) -> yaml.Node:
-    """Return the nodes of a text that `parse_text` has taken: they know where in it they stand."""
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-    finally:
-        loader.dispose()
-    assert node is not None  # noqa: S101  # an empty text is refused before
-    return node
-
-
 def describe_place(path: Path, lines: Lines, place: Place) -> str:
     """Return where a place stands in a file, as errors begin: "cluster.yaml:7: drafts[0].method:"."""
     return f"{path}:{lines.get(place, 1)}: {format_place(place)}:"

@@ -11,7 +11,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
-import psutil
 
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.loading.draft_worker import build_draft_engine
@@ -29,12 +28,6 @@ class DraftProcess:
 
     endpoint: LinkEndpoint
     fingerprint: str
-    process: psutil.Process
-
-    def read_used_s(self) -> float:
-        """Return the processor time that it took so far."""
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
 
 
 @contextmanager
@@ -58,8 +51,7 @@ def start_draft_process(
             raise BenchError("the draft worker ended before it was ready") from None
         if isinstance(told, str):
             raise BenchError(f"the draft worker: {told}")
-        endpoint, fingerprint, pid = told
-        yield DraftProcess(endpoint, fingerprint, psutil.Process(pid))
+        yield DraftProcess(*told)
     finally:
         process.kill()
         process.join()
@@ -70,7 +62,7 @@ def _serve(options: dict[str, Any], cores: list[int], address: str, ready: Conne
 
     def tell(event: Event) -> None:
         if isinstance(event, DraftReady):
-            ready.send((event.door, event.vocabulary_fingerprint, event.pid))
+            ready.send((event.door, event.vocabulary_fingerprint))
         elif isinstance(event, Failed):
             ready.send(event.message)
 
