@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final
 
@@ -66,40 +66,6 @@ class DeviceLoad:
         if self.others is None:
             return None
         return CoreLoad(self.ours or 0.0, self.others, self.rivals)
-
-
-def smooth_load(before: DeviceLoad | None, now: DeviceLoad, smoothing: float) -> DeviceLoad:
-    """Return the moving mean of what swings: shares of time, queue and power. `smoothing` is the newest sample's weight
-    where it comes a second after the last one; one that comes later weighs more."""
-    if before is None:
-        return now
-    weight = 1.0 - (1.0 - smoothing) ** max(0.0, now.sampled_s - before.sampled_s)
-    cores = {
-        core: CoreLoad(
-            _mix(was.ours, one.ours, weight),
-            _mix(was.others, one.others, weight),
-            _mix_known(was.rivals, one.rivals, weight),
-        )
-        for core, one in now.cores.items()
-        if (was := before.cores.get(core, one)) is not None
-    }
-    return replace(
-        now,
-        utilisation=_mix_known(before.utilisation, now.utilisation, weight),
-        others=_mix_known(before.others, now.others, weight),
-        rivals=_mix_known(before.rivals, now.rivals, weight),
-        cores=cores,
-        power_w=_mix_known(before.power_w, now.power_w, weight),
-        queue_depth=_mix(before.queue_depth, now.queue_depth, weight),
-    )
-
-
-def _mix(before: float, now: float, weight: float) -> float:
-    return before + weight * (now - before)
-
-
-def _mix_known(before: float | None, now: float | None, weight: float) -> float | None:
-    return now if before is None or now is None else _mix(before, now, weight)
 
 
 def find_device_load(loads: Mapping[str, DeviceLoad], device: str) -> DeviceLoad | None:

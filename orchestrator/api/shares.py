@@ -14,6 +14,7 @@ from orchestrator.api.errors import response_of
 from orchestrator.api.keys import OPEN_ROUTES, OWNER
 from orchestrator.clock import Clock
 from orchestrator.errors import RequestError
+from policies.running_mean import update_mean
 
 _NEWEST = 0.2
 _MAX_RETRY_AFTER_S = 60
@@ -67,7 +68,7 @@ class KeyShares:
             yield
         finally:
             use.live -= 1
-            use.mean_s += _NEWEST * (self._clock.monotonic_s() - begun_s - use.mean_s)
+            use.mean_s = update_mean(use.mean_s, self._clock.monotonic_s() - begun_s, _NEWEST)
 
     def check_tokens(self, owner: str) -> None:
         """Raise RequestError where a key has had its tokens of this minute."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from device_profiles.units import MS_PER_S
 from orchestrator.workers.messages import RequestStats
+from policies.running_mean import update_mean
 from policies.serving.admission import expect_gap_s
 from policies.serving.slo import predict_ttft_ms
 
@@ -82,7 +83,7 @@ class RecentLatency:
         self._ends_s.append(now_s)
         if first_token_s is not None:
             self.times = self.times.observe_request_end((now_s - first_token_s) * MS_PER_S)
-        self._output_tokens += _NEWEST * (tokens - self._output_tokens)
+        self._output_tokens = update_mean(self._output_tokens, tokens, _NEWEST)
 
     def promise_place(self, now_s: float, running: Running, wanted: int = 1) -> int:
         """Return after how many seconds a request that is refused now may find the places that it wants. Each refused
@@ -106,4 +107,4 @@ class RecentLatency:
 
 
 def _mean(before: float | None, now: float) -> float:
-    return now if before is None else before + _NEWEST * (now - before)
+    return update_mean(now if before is None else before, now, _NEWEST)

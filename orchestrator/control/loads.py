@@ -11,13 +11,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from device_profiles.device_load import CoreLoad, DeviceLoad, name_counters, smooth_load
+from device_profiles.device_load import CoreLoad, DeviceLoad, name_counters
 from device_profiles.units import MS_PER_S
 from orchestrator.config.target import THIS_NODE
 from orchestrator.control.actions import Action, LogLine
 from orchestrator.control.port import DeviceView
 from orchestrator.workers.contract import WorkerSpec
-from policies.serving.device_load import ALONE, Stretch, counts, describe_heat, find_usable_share, predict_stretch
+from policies.serving.device_load import (
+    ALONE,
+    Stretch,
+    counts,
+    describe_heat,
+    find_usable_share,
+    predict_stretch,
+    smooth_load,
+)
 
 SMOOTHING: Final = 0.3
 STALE_S: Final = 10.0

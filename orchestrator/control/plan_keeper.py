@@ -36,6 +36,7 @@ from policies.planning.merit import describe_merit, slow_down, sum_merits
 from policies.planning.placement.running import predict_running
 from policies.planning.plan import Prediction, ReplicaPlacement, Role, diff
 from policies.planning.shard_cost import ModelPart, context_tokens
+from policies.running_mean import update_mean
 from policies.serving import drift
 from policies.serving.drift import Drift
 from policies.serving.request_load import RequestLoad, has_changed, observe_load
@@ -495,8 +496,8 @@ class PlanKeeper:
 
     def _count(self, engine: int, tokens: int, round_ms: float) -> None:
         if round_ms > 0.0:
-            weight = _NEWEST if self._tokens_per_s[engine] else 1.0
-            self._tokens_per_s[engine] += weight * (tokens / round_ms * MS_PER_S - self._tokens_per_s[engine])
+            newest = tokens / round_ms * MS_PER_S
+            self._tokens_per_s[engine] = update_mean(self._tokens_per_s[engine] or newest, newest, _NEWEST)
 
     def _begin_marking(self, key: Key) -> None:
         self._marking = asyncio.get_running_loop().create_task(self._mark(key), name="mark a drifted profile")

@@ -16,6 +16,7 @@ from orchestrator.workers.contract import MEMORY_SHARE, WorkerSpec
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.messages import Event, Failed, FailureKind, Ready, RoundReport, StillWorking
 from policies.models.kv_shares import SHARES, find_next_share, name_share
+from policies.running_mean import update_mean
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from policies.serving.failover.restarts import RestartBudget
 from policies.serving.failover.watchdog import Pulse
@@ -159,7 +160,7 @@ class WorkerLife:
     def hear_round(self, round_ms: float, now_s: float) -> None:
         """The worker finished a round."""
         self.heard_s, self.pulse = now_s, None
-        self.round_ms = max(round_ms, self.round_ms + _NEWEST * (round_ms - self.round_ms))
+        self.round_ms = max(round_ms, update_mean(self.round_ms, round_ms, _NEWEST))
 
     def observe_ending(self) -> None:
         """The worker says nothing more."""

@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from adapters.contract import CapacityError, ForkableKv, LoadedModel, Segment
+from policies.running_mean import update_mean
 from policies.sampling import Row, Sampling
 from policies.sampling.penalties import Penalties
 from policies.serving.prefill_budget import observe_prefill, rows_within
-from policies.speculation.break_even import mean
 
 NO_SLOT = -1
+_NEWEST = 0.1  # weight of the newest forward in what one takes that reads nothing
 _LEAST_ROWS = 32
 _FOLLOWING = 16
 _CLOSE_BEHIND = 66
@@ -293,7 +294,7 @@ class DraftCache:
     def _observe(self, batch: Sequence[_Feed], forward_ms: float) -> None:
         prefill = [len(feed.tokens) for feed in batch if not feed.close]
         if not prefill:
-            self._close_ms = mean(self._close_ms or forward_ms, forward_ms)
+            self._close_ms = update_mean(self._close_ms or forward_ms, forward_ms, _NEWEST)
             return
         self._row_ms = observe_prefill(
             self._row_ms,

@@ -15,6 +15,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.cache import count_common_prefix
 from orchestrator.drafting.port import NO_HINTS, Draft, Drafter, DraftHints
+from policies.running_mean import update_mean
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
 from policies.speculation.cascade import MOST_CHECKED, StepTimes, count_checked_tokens
@@ -106,7 +107,8 @@ class Cascade:
             started_s = self._clock.monotonic_s()
             draft = cheaper.drafter.continue_from(key, tokens, most)
             if draft.tokens:  # else it may have read a text, which it does once
-                cheaper.took_ms += ((self._clock.monotonic_s() - started_s) * MS_PER_S - cheaper.took_ms) * _NEWEST
+                took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+                cheaper.took_ms = update_mean(cheaper.took_ms, took_ms, _NEWEST)
             checked.proposed.append((cheaper, len(tokens), draft))
             found = tuple(chance(cheaper.calibration, one) for one in draft.confidences)
             if estimate_accepted_tokens(found) > estimate_accepted_tokens(chances):
@@ -127,5 +129,5 @@ class Cascade:
                 continue
             cheaper.calibration = observe_draft_outcome(cheaper.calibration, draft.tokens, draft.confidences, chosen)
             right = count_common_prefix(draft.tokens, chosen)
-            cheaper.usual += (right - cheaper.usual) * _NEWEST
+            cheaper.usual = update_mean(cheaper.usual, right, _NEWEST)
         checked.proposed.clear()

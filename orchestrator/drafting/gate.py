@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.drafting.cache import DraftSequence
 from orchestrator.drafting.port import Ask, Draft
+from policies.running_mean import update_mean
 from policies.sampling import Rule
-from policies.speculation.break_even import mean
 from policies.speculation.gate import (
     FIRST_ROUNDS,
     TRIAL_ROUNDS,
@@ -29,6 +29,7 @@ from policies.speculation.gate import (
     reads,
 )
 
+_NEWEST = 0.1  # least weight of the newest sequence in the mean length
 _USUAL_TOKENS = 128.0
 """The length of an output, until some ended."""
 _TRIAL_TOKENS = 4
@@ -134,7 +135,9 @@ class DraftGate:
 
     def observe_sequence_end(self, known: DraftSequence) -> None:
         """A sequence ended: how long others will be is guessed from that."""
-        self._usual_tokens = mean(self._usual_tokens, float(len(known.tokens) - known.prompt), self._ended)
+        self._usual_tokens = update_mean(
+            self._usual_tokens, float(len(known.tokens) - known.prompt), _NEWEST, self._ended
+        )
         self._ended += 1
 
     def _settle(self, last_ms: float) -> None:

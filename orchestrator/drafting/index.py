@@ -19,6 +19,7 @@ from orchestrator.drafting.passages import MATCH, Passages, PassagesUnusable
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
 from orchestrator.drafting.suffix_vote import vote_draft, weigh_match
 from orchestrator.workers.draft_messages import DrafterState
+from policies.running_mean import update_mean
 from policies.sampling import Sampling
 from policies.speculation.probe import Probe
 
@@ -88,7 +89,7 @@ class IndexDrafter:
         end.extend(tokens)
         del end[:-MATCH]
         if (proposed := self._asked.pop(key, None)) is not None:
-            self._brought += _NEWEST * (count_common_prefix(proposed, tokens) - self._brought)
+            self._brought = update_mean(self._brought, count_common_prefix(proposed, tokens), _NEWEST)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
@@ -98,7 +99,7 @@ class IndexDrafter:
         with self._meter.round():
             found = [self._draft(ask) for ask in asks]
         took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S / len(asks)
-        self._ask_ms += _NEWEST * (took_ms - self._ask_ms)
+        self._ask_ms = update_mean(self._ask_ms, took_ms, _NEWEST)
         return found
 
     def _is_due(self, ask: Ask) -> bool:

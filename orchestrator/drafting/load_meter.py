@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestrator.clock import Clock
 from orchestrator.workers.draft_messages import DraftLoad
+from policies.running_mean import update_mean
 
 EVERY_S = 1.0
 IDLE_EVERY_S = 2.0
@@ -39,9 +40,9 @@ class LoadMeter:
         if reads:
             return
         if targets > 1:
-            self._shared_s += (took_s - self._shared_s) * (_NEWEST if self._shared_s else 1.0)
+            self._shared_s = update_mean(self._shared_s or took_s, took_s, _NEWEST)
         else:
-            self._alone_s += (took_s - self._alone_s) * (_NEWEST if self._alone_s else 1.0)
+            self._alone_s = update_mean(self._alone_s or took_s, took_s, _NEWEST)
 
     def observe_answer(self, *, crowded: bool) -> None:
         """An answer went. `crowded`: drafts were cut short, and another target's had shared the passes for them."""

@@ -33,6 +33,7 @@ from orchestrator.drafting.gate import DraftGate
 from orchestrator.drafting.meter import Meter
 from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Outcome
 from orchestrator.workers.draft_messages import DrafterState
+from policies.running_mean import update_mean
 from policies.sampling import DraftDistribution, NotFinite, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
 from policies.speculation.break_even import token_price
@@ -386,7 +387,7 @@ class ModelDrafter:
         """Learn what a drafted token takes from a step that made so many of each sequence (0 ms: it was none)."""
         if took_ms:
             token_ms = took_ms / tokens
-            self._step_ms += (token_ms - self._step_ms) * (_NEWEST_STEP if self._step_ms else 1.0)
+            self._step_ms = update_mean(self._step_ms or token_ms, token_ms, _NEWEST_STEP)
 
     def _step(self, cache: DraftCache, feeds: dict[DraftSequence, list[int]]) -> tuple[dict[DraftSequence, Row], float]:
         """Return the logits behind fed tokens, and what that took, in ms."""

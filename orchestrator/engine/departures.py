@@ -16,6 +16,7 @@ from orchestrator.engine.kv_mover import KvMover
 from orchestrator.engine.page_sender import MOST_UNSENT_BYTES, PageSender, Piece
 from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.messages import KvPages, MovedOut, PageLink, SharedMemory
+from policies.running_mean import update_mean
 
 ROUND_SHARE = 0.15
 """Of a round's time, for taking pages out of the cache behind it."""
@@ -120,4 +121,4 @@ class Departures:
 
     def _observe(self, length_bytes: int, took_ms: float) -> None:
         if took_ms > 0.01:
-            self._bytes_per_ms += _NEWEST * (length_bytes / took_ms - self._bytes_per_ms)
+            self._bytes_per_ms = update_mean(self._bytes_per_ms, length_bytes / took_ms, _NEWEST)

@@ -13,6 +13,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.engine.sequence import SequenceState
 from orchestrator.workers.messages import SloState
+from policies.running_mean import update_mean
 from policies.serving.slo import Objective, Objectives, SloObservation, at_rest, decide_slo_actions, round_bound_ms
 
 WINDOW_S = 30.0
@@ -95,11 +96,11 @@ class SloMonitor:
         `prompts`: it had a prefill, too."""
         if not self.follows:
             return
-        self._round_ms += _NEWEST * (round_ms - self._round_ms)
-        self._prompts_ms += _NEWEST * (max(0.0, round_ms - plain_ms) * prompts - self._prompts_ms)
+        self._round_ms = update_mean(self._round_ms, round_ms, _NEWEST)
+        self._prompts_ms = update_mean(self._prompts_ms, max(0.0, round_ms - plain_ms) * prompts, _NEWEST)
         if not prompts and sequences and plain_ms > 0.0:
-            self._stretch += _NEWEST * (round_ms / plain_ms - self._stretch)
-            self._tokens_a_round += _NEWEST * (tokens / sequences - self._tokens_a_round)
+            self._stretch = update_mean(self._stretch, round_ms / plain_ms, _NEWEST)
+            self._tokens_a_round = update_mean(self._tokens_a_round, tokens / sequences, _NEWEST)
 
     def look(self, running: Sequence[SequenceState], waiting: Sequence[SequenceState]) -> None:
         """Move what is to be moved, a few times a second."""

@@ -11,10 +11,11 @@ GONE_BELOW. So two replicas that are equal stay equal, and requests do not swing
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from device_profiles.device_load import COUNTS_FROM, CoreLoad, DeviceLoad
+from policies.running_mean import update_mean
 
 GONE_BELOW: Final = 0.08
 FAIR_SHARE: Final = 0.5
@@ -73,3 +74,33 @@ def describe_heat(load: DeviceLoad, *, hot: bool) -> str:
 def weigh_shortage(free_share: float) -> float:
     """Return how near a device is to having no memory left: 0 (enough) to 1 (none)."""
     return min(1.0, max(0.0, (_SCARCE - free_share) / _SCARCE))
+
+
+def smooth_load(before: DeviceLoad | None, now: DeviceLoad, smoothing: float) -> DeviceLoad:
+    """Return the moving mean of what swings: shares of time, queue and power. `smoothing` is the newest sample's weight
+    where it comes a second after the last one; one that comes later weighs more."""
+    if before is None:
+        return now
+    weight = 1.0 - (1.0 - smoothing) ** max(0.0, now.sampled_s - before.sampled_s)
+    cores = {
+        core: CoreLoad(
+            update_mean(was.ours, one.ours, weight),
+            update_mean(was.others, one.others, weight),
+            _mix_known(was.rivals, one.rivals, weight),
+        )
+        for core, one in now.cores.items()
+        if (was := before.cores.get(core, one)) is not None
+    }
+    return replace(
+        now,
+        utilisation=_mix_known(before.utilisation, now.utilisation, weight),
+        others=_mix_known(before.others, now.others, weight),
+        rivals=_mix_known(before.rivals, now.rivals, weight),
+        cores=cores,
+        power_w=_mix_known(before.power_w, now.power_w, weight),
+        queue_depth=update_mean(before.queue_depth, now.queue_depth, weight),
+    )
+
+
+def _mix_known(before: float | None, now: float | None, weight: float) -> float | None:
+    return now if before is None or now is None else update_mean(before, now, weight)

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass
 
 from device_profiles.units import MS_PER_S
+from policies.running_mean import update_mean
 
 PATIENCE = 48
 """Rounds that the mean must be beyond the tolerance before it counts."""
@@ -44,8 +45,7 @@ def observe_drift(drift: Drift, predicted_ms: float, measured_ms: float, toleran
     if predicted_ms <= 0.0 or measured_ms <= 0.0:
         return drift
     now = max(-_MOST, min(_MOST, math.log(measured_ms / predicted_ms)))
-    weight = max(_NEWEST, 1.0 / (drift.rounds + 1))
-    mean = drift.log_ratio + weight * (now - drift.log_ratio)
+    mean = update_mean(drift.log_ratio, now, _NEWEST, drift.rounds)
     beyond = abs(mean) > math.log1p(tolerance)
     if not beyond:
         return Drift(mean, drift.rounds + 1)

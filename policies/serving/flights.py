@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from device_profiles.units import ceil_div
+from policies.running_mean import update_mean
 
 _KEPT = 0.98  # weight that all older rounds keep with each new one
 _LEAST_SPREAD = 0.25  # variance of the rows from which a slope can be read
@@ -65,17 +66,15 @@ def observe_flight(
 ) -> FlightCosts:
     """Take in a round of sequences that decode. `alone_ms`: the whole round, None where others were under way."""
     stages = costs.stages or (StageCost(),) * len(stage_ms)
-    newest = 1.0 - _KEPT if costs.stages else 1.0
     found = FlightCosts(
         tuple(stage.observe(rows, took_ms) for stage, took_ms in zip(stages, stage_ms, strict=True)),
-        costs.rows_per_sequence + newest * (rows / sequences - costs.rows_per_sequence),
+        update_mean(costs.rows_per_sequence, rows / sequences, 1.0 - _KEPT if costs.stages else 1.0),
         costs.beside_ms,
     )
     if alone_ms is None:
         return found
     beside_ms = max(0.0, alone_ms - sum(stage_ms))
-    newest = 0.1 if costs.beside_ms else 1.0
-    return replace(found, beside_ms=costs.beside_ms + newest * (beside_ms - costs.beside_ms))
+    return replace(found, beside_ms=update_mean(costs.beside_ms or beside_ms, beside_ms, 0.1))
 
 
 def predict_flights_ms(costs: FlightCosts, sequences: int, flights: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from device_profiles.units import MIB, MS_PER_S
+from policies.running_mean import update_mean
 
 MOST_BYTES = 1024 * MIB
 """Of shared memory for all moves that are under way."""
@@ -68,9 +69,7 @@ def observe_copy(rate: CopyRate, length_bytes: int, took_ms: float) -> CopyRate:
     if length_bytes < _LEAST_BYTES or took_ms < _LEAST_MS:
         return rate
     own = length_bytes * MS_PER_S / took_ms
-    return replace(
-        rate, bytes_per_s=own if not rate.bytes_per_s else rate.bytes_per_s + _NEWEST * (own - rate.bytes_per_s)
-    )
+    return replace(rate, bytes_per_s=update_mean(rate.bytes_per_s or own, own, _NEWEST))
 
 
 def price_move(

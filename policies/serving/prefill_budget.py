@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from policies.running_mean import update_mean
+
 _HALF_WEIGHT_ROWS = 128  # so many rows of prefill count as much as all that was known before
 _MARGIN = 1.35  # costs grow along a prompt (each row attends to more positions than the last) and vary by the forward
 
@@ -22,7 +24,7 @@ def observe_prefill(row_ms: float | None, *, prefill_rows: int, decode_ms: float
     found_ms = max(0.0, forward_ms - decode_ms) / prefill_rows
     if row_ms is None:
         return found_ms
-    mean_ms = row_ms + prefill_rows / (prefill_rows + _HALF_WEIGHT_ROWS) * (found_ms - row_ms)
+    mean_ms = update_mean(row_ms, found_ms, prefill_rows / (prefill_rows + _HALF_WEIGHT_ROWS))
     return min(max(row_ms, found_ms), max(min(row_ms, found_ms), mean_ms))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from policies.running_mean import update_mean
 from policies.serving.prefill_budget import observe_prefill
 
 REPLAY_SHARE = 0.5
@@ -39,7 +40,7 @@ class ReplayBudget(NamedTuple):
 
 def observe_decoding(budget: ReplayBudget, forward_ms: float) -> ReplayBudget:
     """Return the budget after a forward that only decoded."""
-    decode_ms = budget.decode_ms + _NEWEST * (forward_ms - budget.decode_ms) if budget.decode_ms else forward_ms
+    decode_ms = update_mean(budget.decode_ms or forward_ms, forward_ms, _NEWEST)
     debt_ms = max(0.0, budget.debt_ms - REPLAY_SHARE * decode_ms)
     return ReplayBudget(decode_ms, budget.row_ms, debt_ms)
 

@@ -1,4 +1,4 @@
-"""When drafting pays, whoever drafts, and the running mean that its figures are kept in.
+"""When drafting pays, whoever drafts.
 
 Let T be the time of a round without drafts, c the time that drafts add to it and a the mean number of accepted drafts
 per sequence. A round with drafts then yields 1 + a tokens per sequence in T + c, and one without yields 1 in T. Drafts
@@ -8,14 +8,6 @@ takes.
 """
 
 from __future__ import annotations
-
-_NEWEST = 0.1  # least weight of the newest observation
-_MANY = 1_000  # observations, or any other number that is not few
-
-
-def mean(before: float, newest: float, seen: int = _MANY) -> float:
-    """Return a running mean after one more observation, `seen` (>= 0) before it: of all while they are few."""
-    return before + (newest - before) * max(_NEWEST, 1.0 / (seen + 1))
 
 
 def worth_ms(accepted: float, round_ms: float) -> float:

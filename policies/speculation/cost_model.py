@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from device_profiles.cost import US_PER_MS, StepCost
+from policies.running_mean import update_mean
 
 KNOTS = 10
 """Corrections are held at 1, 2, 4, ... 512 rows."""
@@ -154,9 +155,9 @@ def observe_forward(
     residual -= cost.log_slowdown * slowed
     if cost.seen == 0:
         return cost._replace(log_scale=residual, scale=exp(residual), seen=1, plain=int(plain))
-    latest = cost.latest + _LATEST_WEIGHT * (residual - cost.latest)
+    latest = update_mean(cost.latest, residual, _LATEST_WEIGHT)
     residual = min(max(residual, -CLIP), CLIP)
-    clipped = cost.clipped + _LATEST_WEIGHT * (residual - cost.clipped)
+    clipped = update_mean(cost.clipped, residual, _LATEST_WEIGHT)
     if abs(clipped) > _TURNED * CLIP:
         built = _rebuild_tables(cost)  # what was learned meanwhile is in it
         turn = latest * CLIP / abs(clipped)  # both means began at 0

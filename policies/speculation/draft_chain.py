@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from policies.running_mean import update_mean
+
 WORTH_TOKENS = 0.5
 """A costlier drafter is asked where it usually brings so many accepted tokens more."""
 OPTIMISM_TOKENS = 4.0
@@ -40,4 +42,4 @@ def asks_on(confidences: Sequence[float], *, limit: int, usual: float) -> bool:
 
 def usual_after(usual: float, confidences: Sequence[float]) -> float:
     """Return what can be expected of a drafter's drafts, one more of them considered."""
-    return usual + _WEIGHT * (estimate_accepted_tokens(confidences) - usual)
+    return update_mean(usual, estimate_accepted_tokens(confidences), _WEIGHT)

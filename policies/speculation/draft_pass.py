@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from policies.running_mean import update_mean
+
 READ_EVERY = 8
 LIKELY = 0.3
 MOST_BRANCHES = 32
@@ -80,9 +82,9 @@ class PassTimes:
         """Take in a pass. One is safe to take no longer than its kind's mean and as much as these are off it."""
         kind = rows.bit_length()
         mean_s, off_s = self._means_s.get(kind, took_s), self._off_s.get(kind, 0.0)
-        self._off_s[kind] = off_s + (abs(took_s - mean_s) - off_s) * _NEWEST
-        self._rows[kind] = (known := self._rows.get(kind, float(rows))) + (rows - known) * _NEWEST
-        self.mean_s = self._means_s[kind] = mean_s + (took_s - mean_s) * _NEWEST
+        self._off_s[kind] = update_mean(off_s, abs(took_s - mean_s), _NEWEST)
+        self._rows[kind] = update_mean(self._rows.get(kind, float(rows)), rows, _NEWEST)
+        self.mean_s = self._means_s[kind] = update_mean(mean_s, took_s, _NEWEST)
         self.safe_s = self.mean_s + self._off_s[kind]
 
     @property

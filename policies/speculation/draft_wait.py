@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from policies.speculation.break_even import mean, worth_ms
+from policies.running_mean import update_mean
+from policies.speculation.break_even import worth_ms
 from policies.speculation.probe import Probe
 
+_NEWEST = 0.1  # weight of the newest answer in running means
 RETRY = Probe(64)
 """One request in so many is waited for although the drafter seems too slow: it may be faster while the target waits."""
 
@@ -33,12 +35,12 @@ def count_draft_request(pace: DraftWait) -> DraftWait:
 
 def observe_draft_answer(pace: DraftWait, answer_ms: float) -> DraftWait:
     """Take in how long an answer took."""
-    return replace(pace, answer_ms=mean(pace.answer_ms or answer_ms, answer_ms))
+    return replace(pace, answer_ms=update_mean(pace.answer_ms or answer_ms, answer_ms, _NEWEST))
 
 
 def observe_accepted_tokens(pace: DraftWait, accepted: int) -> DraftWait:
     """Take in how many tokens of one sequence's draft the target chose too."""
-    return replace(pace, accepted=mean(pace.accepted, accepted))
+    return replace(pace, accepted=update_mean(pace.accepted, accepted, _NEWEST))
 
 
 def gain_ms(pace: DraftWait, round_ms: float, served: float) -> float:

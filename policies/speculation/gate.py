@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from policies.speculation.break_even import mean, worth_ms
+from policies.running_mean import update_mean
+from policies.speculation.break_even import worth_ms
 
 TRIAL_ROUNDS = 4
 """A trial is judged after so many rounds with drafts."""
 FIRST_ROUNDS = 8.0
 SHARE = 0.01
+_NEWEST = 0.1  # least weight of the newest round in running means
 _DEAR = 0.8  # a step that takes this part of a round
 _DEAR_TRIALS = 2.0  # are saved for, before such a drafter is tried
 _HORIZON = 0.5  # of what drafts promise to win in the rest of a text, reading it may take
@@ -100,6 +102,6 @@ def observe_drafted_round(
         worth,
         account=account,
         rounds=worth.rounds + 1,
-        accepted=mean(worth.accepted, accepted, worth.rounds),
-        cost_ms=mean(worth.cost_ms, cost_ms, worth.rounds),
+        accepted=update_mean(worth.accepted, accepted, _NEWEST, worth.rounds),
+        cost_ms=update_mean(worth.cost_ms, cost_ms, _NEWEST, worth.rounds),
     )

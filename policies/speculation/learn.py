@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from policies.running_mean import update_mean
 from policies.speculation import cost_model, odds, pid, shape_hysteresis, switching
 from policies.speculation.ask import NOTICED, choose_pause_probe
 from policies.speculation.cost_model import KNOWN_ROUNDS
@@ -110,14 +111,14 @@ def _observe_times(
     gain = tokens / sequences * cost.scale / state.cost.scale * plain_ms / spent_ms
     mean, brought = state.gain, state.brought
     if not decision.forced:  # what was forced says nothing of what was chosen
-        mean += _NEWEST_VALUE * (gain - mean)
+        mean = update_mean(mean, gain, _NEWEST_VALUE)
         if decision.asks:
             drafts = zip(decision.cumulative_acceptance, decision.depths, strict=True) if any(decision.depths) else ()
             likely = sum([sum(chances[:depth]) for chances, depth in drafts])
             more_ms = expected_ms - plain_ms
             more_ms += shape_hysteresis.more_ms(shape, now.base_rows, more)
             newest = (likely - worth_per_ms(state, now) * more_ms) / decision.asks
-            brought += (_BETTER if newest > brought else _WORSE) * (newest - brought)
+            brought = update_mean(brought, newest, _BETTER if newest > brought else _WORSE)
     if state.cost.seen:
         over_ms = times.forward_ms - expected_ms
         shape = shape_hysteresis.observe_shape(shape, now.base_rows, rows, decision.regret, over_ms, expected_ms)
@@ -148,8 +149,8 @@ def _drafting(
     """Return `ask_ms` and `step_ms` after a round."""
     ask_ms, step_ms = state.ask_ms, state.step_ms
     if decision.asks:
-        ask_ms += _NEWEST_DRAFT * (times.draft_ms / decision.asks - ask_ms)
+        ask_ms = update_mean(ask_ms, times.draft_ms / decision.asks, _NEWEST_DRAFT)
     drafted = max([proposal.tokens for proposal in proposals]) if times.draft_ms else 0
     if drafted and switching.active(state.switch):
-        step_ms += _NEWEST_DRAFT * (times.draft_ms / drafted - step_ms)
+        step_ms = update_mean(step_ms, times.draft_ms / drafted, _NEWEST_DRAFT)
     return ask_ms, step_ms

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from policies.running_mean import update_mean
+
 _NEWEST = 0.05
 _CHANGES_UP, _CHANGES_DOWN = 2.0, 1.0
 _CLIP = 0.5  # of what is expected: a round in which something else ran teaches no more than that
@@ -85,7 +87,7 @@ def observe_shape(
     over_ms = min(max(over_ms, -_CLIP * expected_ms), _CLIP * expected_ms)
     changed_ms, same_ms = state.changed_ms, state.same_ms
     if rows == state.last:
-        same_ms += _NEWEST * (over_ms - same_ms)
+        same_ms = update_mean(same_ms, over_ms, _NEWEST)
     else:
-        changed_ms += _NEWEST * (over_ms - changed_ms)
+        changed_ms = update_mean(changed_ms, over_ms, _NEWEST)
     return ShapeHysteresis(rows, changed_ms, same_ms, regret, base)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from policies.running_mean import update_mean
+
 OFF_MARGIN = 0.01
 ON_MARGIN = 0.02
 LEAST_ROUNDS = 8
@@ -41,9 +43,8 @@ def active(switch: SpeculationSwitch) -> bool:
 
 def observe_speculative_round(switch: SpeculationSwitch, gain: float, round_ms: float) -> SpeculationSwitch:
     """Take in a round with speculation: its gain (1: as plain decoding), and how long it took."""
-    lost_ms = switch.lost_ms + 0.5 * (max(0.0, (1.0 - gain) * round_ms) - switch.lost_ms)
-    rounds = switch.rounds + 1
-    mean = switch.gain + max(_NEWEST, 1.0 / rounds) * (gain - switch.gain)
+    lost_ms = update_mean(switch.lost_ms, max(0.0, (1.0 - gain) * round_ms), 0.5)
+    mean, rounds = update_mean(switch.gain, gain, _NEWEST, switch.rounds), switch.rounds + 1
     if switch.on:
         if rounds >= LEAST_ROUNDS and mean < 1.0 - OFF_MARGIN:
             return SpeculationSwitch(False, mean, 0, lost_ms)

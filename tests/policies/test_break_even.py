@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.speculation.break_even import mean, token_price, worth_ms
+from policies.speculation.break_even import token_price, worth_ms
 from policies.speculation.gate import (
     FIRST_ROUNDS,
     SHARE,
@@ -103,16 +103,6 @@ def test_nothing_is_risked_while_a_round_is_not_measured():
     assert not decide_drafting(GateState(), DraftCost(0.0, 1.0)).asked
     assert token_price(3.0, 0.0) == 0.0
     assert token_price(3.0, 12.0) == 0.25
-
-
-@given(st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40))
-def test_a_mean_is_of_all_while_they_are_few_and_among_them_later(values):
-    found = 0.0
-    for seen_before, value in enumerate(values):
-        found = mean(found, value, seen_before)
-    assert min(values) - 1e-9 <= found <= max(values) + 1e-9
-    if len(values) <= 10:
-        assert math.isclose(found, sum(values) / len(values), abs_tol=1e-9)
 
 
 @given(st.floats(0.0, 8.0), TIMES_MS)

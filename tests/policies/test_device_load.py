@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_profiles.device_load import COUNTS_FROM, CoreLoad, DeviceLoad, find_device_load, smooth_load
+from device_profiles.device_load import COUNTS_FROM, CoreLoad, DeviceLoad, find_device_load
 from policies.serving.device_load import (
     GONE_BELOW,
     HOT_STRETCH,
@@ -17,6 +17,7 @@ from policies.serving.device_load import (
     describe_heat,
     find_usable_share,
     predict_stretch,
+    smooth_load,
     weigh_shortage,
 )
 

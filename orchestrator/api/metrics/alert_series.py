@@ -10,6 +10,7 @@ from orchestrator.api.metrics.series import Engine, Registered
 from orchestrator.control.overrides import NO_OVERRIDES
 from orchestrator.control.port import StateView
 from orchestrator.workers.messages import RoundReport
+from policies.running_mean import update_mean
 
 _USUAL_TOKENS = 50_000
 """Drafted tokens that the usual acceptance rate remembers."""
@@ -38,7 +39,7 @@ class _PlainRounds:
 
     def add(self, done: RoundReport) -> None:
         before = self._mean_ms.get(done.sequences, done.round_ms)
-        self._mean_ms[done.sequences] = before + (done.round_ms - before) * _NEW_SHARE
+        self._mean_ms[done.sequences] = update_mean(before, done.round_ms, _NEW_SHARE)
 
     def estimate_ms(self, done: RoundReport) -> float:
         """Return the time of a plain round of as many sequences: at most that of this round without its drafting."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Literal
 
+from policies.running_mean import update_mean
 from policies.serving.failover.blame import LossKind
 
 
@@ -167,5 +168,5 @@ class Slowness:
         if expected_ms <= 0.0:
             return self
         newest = min(_RATIO_AT_MOST, round_ms / (expected_ms + _LOST_MS))
-        ratio = self.ratio + _NEWEST_ROUND * (newest - self.ratio)
+        ratio = update_mean(self.ratio, newest, _NEWEST_ROUND)
         return Slowness(ratio, ratio >= (SLOW_UNTIL if self.outlier else SLOW_FROM))
