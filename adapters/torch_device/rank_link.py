@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import AdapterError, Hidden, LayerRange, LoadOptions, NumericalClass
+from adapters.framing import ANY_BYTES, add_header, receive_frame
 from adapters.torch_device.plan import ForwardPlan
-
-_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,23 +119,11 @@ class Link:
 
     def send(self, value: Any) -> None:
         """Send one value. Raises OSError."""
-        packed = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        self.socket.sendall(len(packed).to_bytes(_LENGTH_BYTES, "little") + packed)
+        self.socket.sendall(add_header(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)))
 
     def receive(self) -> Any:
         """Wait for one value. Raises OSError; ConnectionError at the end of all."""
-        length = int.from_bytes(self._receive_bytes(_LENGTH_BYTES), "little")
-        return pickle.loads(self._receive_bytes(length))  # noqa: S301  # nobody else has an end of this pair
-
-    def _receive_bytes(self, count: int) -> bytearray:
-        received = bytearray(count)
-        view = memoryview(received)
-        while view:
-            got = self.socket.recv_into(view)
-            if not got:
-                raise ConnectionError("the other end is closed")
-            view = view[got:]
-        return received
+        return pickle.loads(receive_frame(self.socket, ANY_BYTES))  # noqa: S301  # nobody else has an end of this pair
 
     def close(self) -> None:
         """Idempotent."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from adapters.framing import ProtocolError
 from device_profiles.units import MS_PER_S
 from orchestrator.drafting.protocol import (
     VERSION,
@@ -16,7 +17,7 @@ from orchestrator.drafting.protocol import (
     Welcome,
 )
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import GREETING_S, LinkLost, ProtocolError, host_id, knock
+from orchestrator.links.endpoint import GREETING_S, LinkLost, host_id, knock
 from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.draft_messages import DraftLink
 

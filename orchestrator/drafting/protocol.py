@@ -16,12 +16,12 @@ from typing import TypeVar
 
 import msgspec
 
+from adapters.framing import ProtocolError, add_header, take_frame
 from orchestrator.drafting.port import NOTHING, Ask, Draft
 from orchestrator.drafting.sparse_rows import NoDistribution, SparseRow, pack_proposal, unpack_proposal
-from orchestrator.links.endpoint import LinkLost, ProtocolError
+from orchestrator.links.endpoint import LinkLost
 from orchestrator.links.silence import notice_silence
 from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.host import HEADER_BYTES, with_header
 from orchestrator.workers.messages import Sampling
 
 VERSION = 4
@@ -216,7 +216,7 @@ class Link:
 
     def send(self, message: Hello | Welcome | DraftRequest | DraftResponse | DraftLines) -> None:
         """Send as much as goes without waiting; the rest goes with later calls. Raises LinkLost."""
-        frame = with_header(_encoder.encode(message))
+        frame = add_header(_encoder.encode(message))
         self.sent_bytes += len(frame)
         self._out += frame
         self.flush()
@@ -270,25 +270,12 @@ class Link:
 
     def _receive(self, timeout_s: float) -> bytes | None:
         deadline_s = time.perf_counter() + timeout_s
-        while (frame := self._whole_frame()) is None:
+        while (frame := take_frame(self._in, MAX_FRAME_BYTES)) is None:
             if not self._read():
                 left_s = deadline_s - time.perf_counter()
                 if left_s <= 0.0:
                     return None
                 self.wait(left_s)
-        return frame
-
-    def _whole_frame(self) -> bytes | None:
-        if len(self._in) < HEADER_BYTES:
-            return None
-        length = int.from_bytes(self._in[:HEADER_BYTES], "big")
-        if length > MAX_FRAME_BYTES:
-            raise ProtocolError(f"a frame of {length} bytes was announced")
-        end = HEADER_BYTES + length
-        if len(self._in) < end:
-            return None
-        frame = bytes(self._in[HEADER_BYTES:end])
-        del self._in[:end]
         return frame
 
     def _read(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from adapters.framing import ProtocolError
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.connection import ConnectionThread, Refusal
@@ -35,7 +36,7 @@ from orchestrator.drafting.protocol import (
 from orchestrator.drafting.remote_sequence import RemoteSequence
 from orchestrator.drafting.round_trip import RoundTrip
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import LinkLost, ProtocolError
+from orchestrator.links.endpoint import LinkLost
 from orchestrator.workers.draft_messages import DrafterState, DraftLink, RemoteState
 from policies.sampling import Sampling
 from policies.speculation import draft_lead, draft_wait

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Literal
 
 from adapters.contract import AdapterError
+from adapters.framing import ProtocolError
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.drafting.load_meter import EVERY_S
@@ -36,7 +37,7 @@ from orchestrator.drafting.protocol import (
 )
 from orchestrator.drafting.shared import DraftSession, SharedAnswer, SharedDrafter
 from orchestrator.links.bell import Bell
-from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, ProtocolError, host_id
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, host_id
 from orchestrator.links.reception import Reception
 from orchestrator.workers.contract import Step
 from orchestrator.workers.draft_messages import DrafterState, DraftReady

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from adapters.framing import receive_into
 from device_profiles.units import MIB
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.links.endpoint import EndpointServer
@@ -20,7 +21,6 @@ from orchestrator.links.pages import (
     PieceHead,
     answer_opening,
     receive_head,
-    receive_into,
     receive_opening,
     sum_parts,
 )

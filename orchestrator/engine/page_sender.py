@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from adapters.framing import ProtocolError
 from device_profiles.units import MIB
 from orchestrator.links.endpoint import LinkLost, knock
-from orchestrator.links.pages import LinkBroken, Opening, PieceHead, send_opening, send_piece, sum_parts
+from orchestrator.links.pages import Opening, PieceHead, send_opening, send_piece, sum_parts
 from orchestrator.workers.messages import PageLink
 
 MOST_UNSENT_BYTES = 16 * MIB
@@ -87,7 +88,7 @@ class PageSender:
                     number += 1
                     with self._changing:
                         self._unsent_bytes -= length_bytes
-        except (OSError, LinkLost, LinkBroken) as error:
+        except (OSError, LinkLost, ProtocolError) as error:
             self.why = f"the link to the next worker: {error or type(error).__name__}"
         finally:
             self.ready = False

@@ -32,10 +32,6 @@ class LinkLost(Exception):
     """The other side is gone."""
 
 
-class ProtocolError(Exception):
-    """The other side sent what makes no sense."""
-
-
 def host_id() -> str:
     """Return what all processes of this machine say, and those of no other do."""
     with suppress(OSError):

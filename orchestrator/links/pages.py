@@ -16,8 +16,9 @@ from typing import Final
 
 import msgspec
 
+from adapters.framing import ProtocolError, add_header, receive_exactly, receive_frame
+
 STILL_S: Final = 2.0
-_LENGTH: Final = struct.Struct(">I")
 _PIECE: Final = struct.Struct(">IIIQI16s")
 _MOST_WORDS: Final = 64 * 1024
 
@@ -48,25 +49,25 @@ class PieceHead:
 
 
 def send_opening(link: socket.socket, opening: Opening) -> str:
-    """Say what is going to come; returns why it is refused ("": it is not). Raises OSError, LinkBroken."""
+    """Say what is going to come; returns why it is refused ("": it is not). Raises OSError, ProtocolError."""
     link.settimeout(STILL_S)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    _send_words(link, msgspec.msgpack.encode(opening))
-    return _receive_words(link).decode("utf-8", "replace")
+    link.sendall(add_header(msgspec.msgpack.encode(opening)))
+    return receive_frame(link, _MOST_WORDS).decode("utf-8", "replace")
 
 
 def receive_opening(link: socket.socket) -> Opening:
     """Return what the other side says first; `answer_opening` is to follow. Raises OSError, LinkBroken."""
     link.settimeout(STILL_S)
     try:
-        return msgspec.msgpack.decode(_receive_words(link), type=Opening)
-    except msgspec.DecodeError as error:
+        return msgspec.msgpack.decode(receive_frame(link, _MOST_WORDS), type=Opening)
+    except (ProtocolError, msgspec.DecodeError) as error:
         raise LinkBroken(f"the sender's first word makes no sense: {error}") from error
 
 
 def answer_opening(link: socket.socket, refusal: str) -> None:
     """Let the sender go on, or say why not. Raises OSError."""
-    _send_words(link, refusal.encode())
+    link.sendall(add_header(refusal.encode()))
 
 
 def send_piece(link: socket.socket, head: PieceHead, parts: Sequence[memoryview]) -> None:
@@ -80,19 +81,8 @@ def send_piece(link: socket.socket, head: PieceHead, parts: Sequence[memoryview]
 
 def receive_head(link: socket.socket) -> PieceHead:
     """Return what goes ahead of the next piece; waits for it as long as it takes, while the sender says now and then
-    that it lives. Raises OSError, LinkBroken."""
-    head = bytearray(_PIECE.size)
-    receive_into(link, memoryview(head))
-    return PieceHead(*_PIECE.unpack(head))
-
-
-def receive_into(link: socket.socket, place: memoryview) -> None:
-    """Fill a place with the next bytes. Raises OSError, LinkBroken."""
-    while place:
-        count = link.recv_into(place)
-        if not count:
-            raise LinkBroken("the connection was closed")
-        place = place[count:]
+    that it lives. Raises OSError."""
+    return PieceHead(*_PIECE.unpack(receive_exactly(link, _PIECE.size)))
 
 
 def sum_parts(parts: Sequence[memoryview]) -> int:
@@ -101,18 +91,3 @@ def sum_parts(parts: Sequence[memoryview]) -> int:
     for part in parts:
         crc = zlib.crc32(part, crc)
     return crc
-
-
-def _send_words(link: socket.socket, words: bytes) -> None:
-    link.sendall(_LENGTH.pack(len(words)) + words)
-
-
-def _receive_words(link: socket.socket) -> bytes:
-    length = bytearray(_LENGTH.size)
-    receive_into(link, memoryview(length))
-    (count,) = _LENGTH.unpack(length)
-    if count > _MOST_WORDS:
-        raise LinkBroken(f"{count} bytes of words were announced")
-    words = bytearray(count)
-    receive_into(link, memoryview(words))
-    return bytes(words)

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Generic, Protocol, TypeVar
 
+from adapters.framing import ProtocolError
 from device_profiles.units import MS_PER_S
 from orchestrator.links.bell import Bell
-from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, ProtocolError
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost
 
 _MOST_KNOCKING = 32
 

@@ -16,6 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
+from adapters.framing import receive_exactly
+
 _TAKEN: Final = b"\1"
 """What says that the key was the right one; a wrong one ends the connection."""
 _NAME: Final = "outrider worker"
@@ -61,7 +63,7 @@ class LinkCertificate:
         try:
             encrypted.settimeout(knocking.gettimeout())
             encrypted.do_handshake()
-            if hmac.compare_digest(_receive_exactly(encrypted, len(key)), key):
+            if hmac.compare_digest(receive_exactly(encrypted, len(key)), key):
                 encrypted.sendall(_TAKEN)
                 return encrypted
         except BaseException:
@@ -82,7 +84,7 @@ def encrypt_link(connected: socket.socket, certificate: str, key: bytes) -> ssl.
     encrypted = context.wrap_socket(connected)
     try:
         encrypted.sendall(key)
-        _receive_exactly(encrypted, len(_TAKEN))
+        receive_exactly(encrypted, len(_TAKEN))
     except BaseException:
         encrypted.close()
         raise
@@ -94,14 +96,3 @@ def _build_context(protocol: int) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.sslsocket_class = _LinkSocket
     return context
-
-
-def _receive_exactly(encrypted: ssl.SSLSocket, count: int) -> bytes:
-    """Return so many bytes. Raises OSError where the other side ends before."""
-    found = b""
-    while len(found) < count:
-        more = encrypted.recv(count - len(found))
-        if not more:
-            raise ConnectionResetError("the other side closed the connection")
-        found += more
-    return found

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from adapters.framing import ProtocolError
 from device_profiles.link import LinkProfile
 from device_profiles.units import MIB, MS_PER_S
 from orchestrator.drafting.port import Ask
@@ -27,7 +28,7 @@ from orchestrator.drafting.protocol import (
     WireDraft,
 )
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, ProtocolError, host_id, knock
+from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, host_id, knock
 from orchestrator.workers.draft_messages import DrafterState
 from orchestrator.workers.messages import Command, EndpointOpened, Event, Failed, Stop
 

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from adapters.contract import DeviceLost
+from adapters.framing import ProtocolError
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import LinkLost, ProtocolError
+from orchestrator.links.endpoint import LinkLost
 from orchestrator.measuring.engine import Found, MeasuringEngine
 from orchestrator.measuring.links import EchoEngine, measure_link
 from orchestrator.workers.contract import WorkerSpec

@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.sandbox.jobs import NEVER_BEGAN, ChildGone, Job, NotBelieved, Status, receive_result, send_job
+from adapters.framing import ProtocolError
+from orchestrator.sandbox.jobs import NEVER_BEGAN, Job, Status, receive_result, send_job
 
 _END_S: Final = 1.0  # until the nursery says how a child ended
 _LEAST_CORE: Final = 0.1
@@ -62,7 +63,7 @@ class Child:
 
     def _find_end(self, error: Exception, timeout_s: float, began_core_s: float) -> JobEnded | Killed:
         """Return what an error of `_do` says of the job: that it ended the child, or that something else did."""
-        if isinstance(error, NotBelieved):
+        if isinstance(error, ProtocolError):
             return JobEnded(too_slow=False)
         too_slow = isinstance(error, TimeoutError)
         if too_slow:
@@ -92,11 +93,11 @@ class Child:
         began_core_s = self._read_core_s()
         try:
             return self._do(job)
-        except (ChildGone, NotBelieved, OSError) as error:
+        except (ProtocolError, OSError) as error:
             raise self._find_end(error, job[-1], began_core_s) from None
 
     def _do(self, job: Job) -> tuple[Status, str, bool]:
-        """Raises ChildGone, NotBelieved and OSError; TimeoutError where it takes longer than it may."""
+        """Raises ProtocolError and OSError; TimeoutError where it takes longer than it may."""
         deadline_s = time.monotonic() + job[-1]
         self.link.settimeout(job[-1])
         send_job(self.link, job)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from adapters.chat_template import ChatTemplate, TemplateError
+from adapters.framing import ANY_BYTES, ProtocolError, add_header, receive_frame
 from adapters.grammar_check import find_grammar_problem, warm_up
 
 MEMORY_BYTES: Final = {"grammar": 64 << 20, "template": 128 << 20}
@@ -17,9 +18,7 @@ MEMORY_BYTES: Final = {"grammar": 64 << 20, "template": 128 << 20}
 what it has compiled."""
 NEVER_BEGAN: Final = 1
 """The status of a child that could not begin, or has no nursery."""
-HEADER_BYTES: Final = 8
 _HEAD_BYTES: Final = 2
-_PIECE_BYTES: Final = 1 << 20
 _MOST_WORDS: Final = 1000  # characters of a reason
 _TEMPLATES: Final = 8  # of all models, compiled
 _TEMPLATE_SPARE: Final = 1 << 20  # of characters, beside what messages bring
@@ -36,14 +35,6 @@ class Status(IntEnum):
     REFUSED = 1  # the text says why
     MEMORY = 2  # or stack
     FAILED = 3  # by a bug; the text says which
-
-
-class ChildGone(Exception):
-    """The other end has closed."""
-
-
-class NotBelieved(Exception):
-    """A child said too much, or what is no answer."""
 
 
 def do(job: Job) -> tuple[Status, str]:
@@ -88,46 +79,25 @@ _WORK: Final[dict[str, Callable[..., str]]] = {"grammar": find_grammar_problem, 
 
 def send_job(link: socket.socket, job: Job) -> None:
     """Ask a child. Raises OSError."""
-    _send(link, pickle.dumps(job))
+    link.sendall(add_header(pickle.dumps(job)))
 
 
 def receive_job(link: socket.socket) -> Job:
-    """Wait for a job, in a child. Raises ChildGone and OSError."""
-    found: Job = pickle.loads(_receive(link, None))  # noqa: S301 -- from the daemon
+    """Wait for a job, in a child. Raises OSError."""
+    found: Job = pickle.loads(receive_frame(link, ANY_BYTES))  # noqa: S301 -- from the daemon
     return found
 
 
 def send_result(link: socket.socket, status: Status, text: str, *, last: bool) -> None:
     """Answer, in a child, and say whether it is its last answer. Raises OSError."""
-    _send(link, bytes([status, last]) + text.encode("utf-8", "surrogatepass"))
+    link.sendall(add_header(bytes([status, last]) + text.encode("utf-8", "surrogatepass")))
 
 
 def receive_result(link: socket.socket, most_bytes: int) -> tuple[Status, str, bool]:
-    """Return what a child answers, and whether it was its last answer. Raises ChildGone where it answers no more,
-    NotBelieved, and OSError."""
-    data = _receive(link, most_bytes)
+    """Return what a child answers, and whether it was its last answer. Raises OSError where it answers no more, and
+    ProtocolError where it says too much, or what is no answer."""
+    data = receive_frame(link, most_bytes)
     try:
         return Status(data[0]), data[_HEAD_BYTES:].decode("utf-8", "surrogatepass"), bool(data[1])
     except (ValueError, IndexError) as error:
-        raise NotBelieved from error
-
-
-def _send(link: socket.socket, data: bytes) -> None:
-    link.sendall(len(data).to_bytes(HEADER_BYTES, "big") + data)
-
-
-def _receive(link: socket.socket, most_bytes: int | None) -> bytes:
-    length = int.from_bytes(_receive_exactly(link, HEADER_BYTES), "big")
-    if most_bytes is not None and length > most_bytes:
-        raise NotBelieved
-    return _receive_exactly(link, length)
-
-
-def _receive_exactly(link: socket.socket, length: int) -> bytes:
-    data = bytearray()
-    while len(data) < length:  # only what has come takes memory, whatever was announced
-        found = link.recv(min(_PIECE_BYTES, length - len(data)))
-        if not found:
-            raise ChildGone
-        data += found
-    return bytes(data)
+        raise ProtocolError("a child's answer has no status") from error

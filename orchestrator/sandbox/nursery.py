@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from adapters.parent_process import end_with_parent
-from orchestrator.sandbox.jobs import MEMORY_BYTES, NEVER_BEGAN, ChildGone, do, prepare, receive_job, send_result
+from orchestrator.sandbox.jobs import MEMORY_BYTES, NEVER_BEGAN, do, prepare, receive_job, send_result
 
 STACK_BYTES: Final = 2 * 1024 * 1024
 """Of a child. A worker's threads have four times as much, so what a child compiles, a worker does."""
@@ -105,7 +105,7 @@ def _do_jobs(link: socket.socket) -> None:
     """Do one job after the other until the daemon closes, or this process has grown."""
     began, last = _peak_bytes(), False
     most_data, began_data = resource.getrlimit(resource.RLIMIT_DATA)[1], _measure_bytes()[1]
-    with suppress(ChildGone, OSError, MemoryError):
+    with suppress(OSError, MemoryError):
         while not last:
             job = receive_job(link)
             resource.setrlimit(resource.RLIMIT_DATA, (min(most_data, began_data + MEMORY_BYTES[job[0]]), most_data))

@@ -16,18 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import BlockRules, Capabilities, LayerRange, LoadOptions, NumericalClass, Segment
+from adapters.framing import ProtocolError, add_header, receive_exactly, receive_frame, receive_into
 from device_profiles.workload import ModelSpec
-from orchestrator.links.endpoint import LinkLost, ProtocolError
+from orchestrator.links.endpoint import LinkLost
 from orchestrator.links.silence import notice_silence
 
-VERSION = 2
+VERSION = 3
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 MAX_ARRAY_BYTES = 1024 * 1024 * 1024
 """Longer ones can only be a broken stream: 4,096 rows of 65,536 numbers have as many."""
 BUFFER_BYTES = 4 * 1024 * 1024
-_HEADER = struct.Struct(">II")
-"""The message's length in bytes, and how many rows follow it."""
-_WIDTH = struct.Struct(">I")
+_ROWS = struct.Struct(">II")
+"""Behind each message: how many rows follow, and of how many numbers each is."""
 _SILENT_S, _PROBE_EVERY_S, _PROBES = 5, 2, 3
 _UNHEARD_MS = 10_000  # what was sent and is not confirmed for so long: the host is gone
 _T = TypeVar("_T")
@@ -213,14 +213,11 @@ class ShardLink:
 
     def send(self, message: Call | Answer, rows: Rows | None = None) -> None:
         """Send a message and the rows (two axes) behind it. Raises LinkLost."""
-        packed = _encoder.encode(message)
-        head = _HEADER.pack(len(packed), 0 if rows is None else len(rows))
+        shape = (0, 0) if rows is None else rows.shape
         try:
-            if rows is None or not rows.size:
-                self._socket.sendall(head + packed)
-                return
-            self._socket.sendall(head + packed + _WIDTH.pack(rows.shape[1]))
-            self._socket.sendall(np.ascontiguousarray(rows, np.float32).data.cast("B"))
+            self._socket.sendall(add_header(_encoder.encode(message)) + _ROWS.pack(*shape))
+            if rows is not None and rows.size:
+                self._socket.sendall(np.ascontiguousarray(rows, np.float32).data.cast("B"))
         except OSError as error:
             raise LinkLost(_describe_error(error)) from error
 
@@ -244,11 +241,9 @@ class ShardLink:
     def _receive(self, decoder: msgspec.msgpack.Decoder[_T], within_s: float | None) -> tuple[_T, Rows | None]:
         try:
             self._socket.settimeout(within_s)
-            length, count = _HEADER.unpack(self._read_exactly(_HEADER.size))
-            if length > MAX_MESSAGE_BYTES:
-                raise ProtocolError(f"a message of {length} bytes was announced")
-            packed = self._read_exactly(length)
-            rows = self._read_rows(count) if count else None
+            packed = receive_frame(self._socket, MAX_MESSAGE_BYTES)
+            count, width = _ROWS.unpack(receive_exactly(self._socket, _ROWS.size))
+            rows = self._read_rows(count, width) if count else None
         except OSError as error:
             raise LinkLost(_describe_error(error)) from error
         try:
@@ -256,27 +251,14 @@ class ShardLink:
         except msgspec.DecodeError as error:
             raise ProtocolError(f"{error}") from error
 
-    def _read_rows(self, count: int) -> Rows:
-        (width,) = _WIDTH.unpack(self._read_exactly(_WIDTH.size))
+    def _read_rows(self, count: int, width: int) -> Rows:
         if count * width * 4 > MAX_ARRAY_BYTES:
             raise ProtocolError(f"{count} rows of {width} numbers were announced")
         rows = np.empty((count, width), np.float32)
         if width:
-            self._read_into(rows.data.cast("B"))
+            receive_into(self._socket, rows.data.cast("B"))
         return rows
-
-    def _read_exactly(self, length: int) -> bytearray:
-        data = bytearray(length)
-        self._read_into(memoryview(data))
-        return data
-
-    def _read_into(self, room: memoryview) -> None:
-        while room:
-            count = self._socket.recv_into(room)
-            if not count:
-                raise ConnectionResetError("the connection was closed")
-            room = room[count:]
 
 
 def _describe_error(error: OSError) -> str:
-    return "no answer in time" if isinstance(error, TimeoutError) else (error.strerror or type(error).__name__)
+    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)

@@ -25,8 +25,9 @@ from adapters.contract import (
     Segment,
     ShardResult,
 )
+from adapters.framing import ProtocolError
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import LinkLost, ProtocolError, knock
+from orchestrator.links.endpoint import LinkLost, knock
 from orchestrator.shards.protocol import (
     VERSION,
     Asking,

@@ -21,7 +21,8 @@ from adapters.contract import (
     RuntimeFailed,
     Unsupported,
 )
-from orchestrator.links.endpoint import EndpointServer, LinkLost, ProtocolError
+from adapters.framing import ProtocolError
+from orchestrator.links.endpoint import EndpointServer, LinkLost
 from orchestrator.links.reception import Reception
 from orchestrator.shards.protocol import (
     Answer,

@@ -18,7 +18,7 @@ def encode(messages: Sequence[Command] | Sequence[Event]) -> bytes:
     return _encoder.encode(list(messages))
 
 
-def decode_commands(frame: bytes) -> list[Command]:
+def decode_commands(frame: bytes | bytearray) -> list[Command]:
     """Return a frame's commands. Raises msgspec.DecodeError."""
     return _commands.decode(frame)
 

@@ -23,10 +23,6 @@ from orchestrator.workers.frames import decode_commands, encode
 from orchestrator.workers.messages import Command, Event, Failed
 from orchestrator.workers.pulse import STARTING, PulseEmitter
 
-HEADER_BYTES = 4
-MAX_FRAME_BYTES = 256 * 1024 * 1024
-"""A longer frame can only be a broken stream."""
-
 NODE_ADDRESS = "OUTRIDER_NODE_ADDRESS"
 """The environment variable that says at which address other machines of the cluster reach this worker's."""
 
@@ -152,19 +148,6 @@ def one_line(error: BaseException) -> str:
     """Return an exception as "Type: first line of its message"."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def with_header(frame: bytes) -> bytes:
-    """Return a frame as it travels over a socket: its length in 4 bytes, big endian, then the frame."""
-    return len(frame).to_bytes(HEADER_BYTES, "big") + frame
-
-
-def frame_length(header: bytes) -> int:
-    """Return the length that a header announces. Raises ValueError when it cannot be one."""
-    length = int.from_bytes(header, "big")
-    if length > MAX_FRAME_BYTES:
-        raise ValueError(f"a frame of {length} bytes was announced")
-    return length
 
 
 def die_before_the_daemon() -> None:

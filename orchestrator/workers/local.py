@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from adapters.framing import add_header, read_frame
 from orchestrator.errors import WorkerLost, WorkerStartFailed
 from orchestrator.own_packages import with_our_packages
 from orchestrator.workers.code_version import digest_code, digest_worker
@@ -33,7 +34,6 @@ from orchestrator.workers.homes import (
     stock_spares,
     write_guard,
 )
-from orchestrator.workers.host import HEADER_BYTES, frame_length, with_header
 from orchestrator.workers.local_host import ORPHAN_GRACE_S, Adoption
 from orchestrator.workers.messages import Command, Event, Retune, Stop
 from orchestrator.workers.output import follow
@@ -160,7 +160,7 @@ class LocalCluster:
             async with asyncio.timeout(_ANSWER_S):
                 link = orphan.home.connect()
                 reader, writer = await asyncio.open_connection(sock=link, limit=_READ_AHEAD_BYTES)
-                writer.write(with_header(msgspec.msgpack.encode(Adoption(digest, self._policy.wait_s))))
+                writer.write(add_header(msgspec.msgpack.encode(Adoption(digest, self._policy.wait_s))))
                 first = await _read_frame(reader)
             output = orphan.home.open_output()
         except (OSError, ValueError) as error:  # of which TimeoutError is one
@@ -204,7 +204,7 @@ class LocalCluster:
             undo.pop_all()
         if home is not None:
             _record(home, HomeRecord(spec.name, process.pid, "", digest))
-        writer.write(with_header(msgspec.msgpack.encode(spec)))
+        writer.write(add_header(msgspec.msgpack.encode(spec)))
         return self._follow(_Started(spec.name, process, reader, writer, output, home))
 
     def _find_home(self, name: str, undo: ExitStack) -> WorkerHome | None:
@@ -356,7 +356,7 @@ class LocalWorker:
             # It is no longer what its spec says: the next daemon is to start another one.
             _record(self._started.home, HomeRecord(self._started.name, self._started.process.pid, "", ""))
         if not self._writer.is_closing():
-            self._writer.write(with_header(encode([command])))
+            self._writer.write(add_header(encode([command])))
 
     async def events(self) -> AsyncIterator[Event]:
         """See workers.contract.Worker. The end is told at once, also while the process is still ending."""
@@ -426,11 +426,10 @@ class LocalWorker:
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next frame, None at the end of the stream. Raises ValueError on a broken header."""
+    """Return the next frame, None at the end of the stream. Raises ProtocolError."""
     try:
-        header = await reader.readexactly(HEADER_BYTES)
-        return await reader.readexactly(frame_length(header))
-    except (asyncio.IncompleteReadError, ConnectionError):
+        return await read_frame(reader)
+    except ConnectionError:
         return None
 
 

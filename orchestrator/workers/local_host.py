@@ -20,17 +20,15 @@ from contextlib import suppress
 
 import msgspec
 
+from adapters.framing import add_header, receive_frames
 from adapters.parent_process import end_with_parent
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.draft_messages import DraftReady
 from orchestrator.workers.frames import decode_commands, encode
 from orchestrator.workers.host import (
-    HEADER_BYTES,
     EngineHost,
     die_before_the_daemon,
     end_process_with_its_threads,
-    frame_length,
-    with_header,
 )
 from orchestrator.workers.messages import (
     Cancel,
@@ -139,7 +137,7 @@ class DaemonChannel:
     def _send(self, link: socket.socket, events: Sequence[Event]) -> None:
         """Send events. Where the daemon does not take them any more, whoever reads is told that it is gone."""
         try:
-            link.sendall(with_header(encode(events)))
+            link.sendall(add_header(encode(events)))
         except OSError as error:
             with suppress(OSError):
                 print(f"the daemon takes no events any more: {error}", file=sys.stderr, flush=True)  # noqa: T201
@@ -165,7 +163,7 @@ class DaemonChannel:
         os._exit(1)
 
     def _obey_daemon(self, link: socket.socket) -> None:
-        while (frame := _receive_frame(link)) is not None:
+        for frame in receive_frames(link):
             commands = decode_commands(frame)
             self._requests.observe_commands(commands)
             self._host.obey(commands)
@@ -201,7 +199,7 @@ def main() -> int:
     door = None if given.door is None else socket.socket(fileno=given.door)
     if door is None:
         end_with_parent()
-    first = _receive_frame(link)
+    first = next(receive_frames(link), None)
     if first is None:
         return 0
     spec = msgspec.msgpack.decode(first, type=WorkerSpec)
@@ -231,7 +229,7 @@ def _await_daemon(door: socket.socket, digest: str, wait_s: float) -> tuple[sock
             continue
         try:
             link.settimeout(_KNOCK_S)
-            frame = _receive_frame(link) if _is_ours(link) else None
+            frame = next(receive_frames(link), None) if _is_ours(link) else None
             wanted = None if frame is None else msgspec.msgpack.decode(frame, type=Adoption)
         except (ValueError, msgspec.MsgspecError):
             wanted = None
@@ -253,23 +251,3 @@ def _block_on_output(blocking: bool) -> None:
     for stream in (1, 2):
         with suppress(OSError):
             os.set_blocking(stream, blocking)
-
-
-def _receive_frame(link: socket.socket) -> bytes | None:
-    """Return the next frame; None at the end of the stream. Raises ValueError on a broken header."""
-    header = _receive(link, HEADER_BYTES)
-    return None if header is None else _receive(link, frame_length(header))
-
-
-def _receive(link: socket.socket, length: int) -> bytes | None:
-    data = bytearray(length)
-    view, have = memoryview(data), 0
-    while have < length:
-        try:
-            count = link.recv_into(view[have:])
-        except OSError:
-            return None
-        if count == 0:
-            return None
-        have += count
-    return bytes(data)

@@ -20,8 +20,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any
 
+from adapters.framing import receive_frames
 from adapters.libllama import VARIABLE
 from adapters.parent_process import end_with_parent
 from orchestrator.config.target import THIS_NODE
@@ -49,8 +50,6 @@ from orchestrator.workers.ray_messages import (
     StartActor,
     decode_order,
     encode,
-    receive_frame,
-    with_length,
 )
 from orchestrator.workers.ray_places import Places
 from orchestrator.workers.ray_settings import JOB_SERVER_WAY_OUT, NAMESPACE, init_options
@@ -276,7 +275,7 @@ class Link:
     def send(self, notice: Notice) -> None:
         """Send a message, in order with those of other threads."""
         with self._sending, suppress(OSError):
-            self._socket.sendall(with_length(encode(notice)))
+            self._socket.sendall(encode(notice))
 
 
 def join(order: Join) -> tuple[Any, str]:
@@ -341,8 +340,8 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="an inherited socket to the daemon")
     connection = socket.socket(fileno=parser.parse_args().fd)
     end_with_parent()
-    link, reading = Link(connection), connection.makefile("rb")
-    first = receive_frame(reading)
+    link = Link(connection)
+    first = next(receive_frames(connection), None)
     if first is None:
         return 0
     order = decode_order(first)
@@ -357,7 +356,7 @@ def main() -> int:
     driver = Driver(ray, link)
     link.send(Joined(job_server, ray.util.get_node_ip_address()))
     threading.Thread(target=driver.answer, name="answer", daemon=True).start()
-    _carry_out_orders(reading, driver)
+    _carry_out_orders(connection, driver)
     driver.leaving.set()
     if driver.head_answers:  # Ray would wait for it, to take leave
         ray.shutdown()
@@ -366,9 +365,9 @@ def main() -> int:
     os._exit(0)  # whatever other threads wait for
 
 
-def _carry_out_orders(reading: BinaryIO, driver: Driver) -> None:
+def _carry_out_orders(connection: socket.socket, driver: Driver) -> None:
     """Until the daemon has closed its end."""
-    while (frame := receive_frame(reading)) is not None:
+    for frame in receive_frames(connection):
         match decode_order(frame):
             case PassDown(number, commands):
                 driver.pass_down(number, commands)

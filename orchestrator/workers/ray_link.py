@@ -13,12 +13,12 @@ from typing import Protocol
 
 import msgspec
 
+from adapters.framing import ProtocolError, read_frame
 from orchestrator.errors import ClusterAway, WorkerError, WorkerStartFailed
 from orchestrator.telemetry import get_logger
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.output import follow, say
 from orchestrator.workers.ray_messages import (
-    LENGTH_BYTES,
     Answered,
     Appeared,
     AskNodes,
@@ -37,7 +37,6 @@ from orchestrator.workers.ray_messages import (
     StartActor,
     decode_notice,
     encode,
-    with_length,
 )
 
 AWAY_AFTER_S = 4.0
@@ -116,7 +115,7 @@ class DriverLink:
     def send(self, order: Order) -> None:
         """Queue an order; never blocks. One that is gone drops it."""
         if not self._writer.is_closing():
-            self._writer.write(with_length(encode(order)))
+            self._writer.write(encode(order))
 
     async def start(self, spec: WorkerSpec, actor: ActorEnd) -> tuple[int, Appeared]:
         """Start an actor and return its number. Raises ClusterAway and WorkerStartFailed; then it is ended, and when
@@ -195,9 +194,9 @@ class DriverLink:
         try:
             while True:
                 self._take(await _receive(self._reader))
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except ConnectionError:
             self._writer.close()
-        except msgspec.DecodeError as error:
+        except (ProtocolError, msgspec.DecodeError) as error:
             self.why = f"the Ray driver process sent no message: {error}"
             self._end_process()
         code = await self._process.wait()
@@ -276,7 +275,7 @@ async def join_ray(order: Join, environment: dict[str, str]) -> DriverLink:
                 raise WorkerError(f"the Ray driver process cannot be started: {error}") from error
             raise
     output = asyncio.create_task(follow(_DRIVER, process.pid, printed), name="output of the Ray driver")
-    writer.write(with_length(encode(order)))
+    writer.write(encode(order))
     try:
         async with asyncio.timeout(_JOIN_TIMEOUT_S):
             answer = await _receive(reader)
@@ -289,7 +288,7 @@ async def join_ray(order: Join, environment: dict[str, str]) -> DriverLink:
         where = f"join Ray at {order.address}" if order.address else "start Ray"
         if isinstance(error, TimeoutError):
             raise ClusterAway(f"cannot {where}: no answer within {_JOIN_TIMEOUT_S:g} s") from None
-        if isinstance(error, asyncio.IncompleteReadError | ConnectionError):
+        if isinstance(error, ConnectionError):
             raise ClusterAway(
                 f"cannot {where}: the Ray driver process ended with code {code}; see its output"
             ) from None
@@ -305,9 +304,8 @@ async def join_ray(order: Join, environment: dict[str, str]) -> DriverLink:
 
 
 async def _receive(reader: asyncio.StreamReader) -> Notice:
-    """Return the next message. Raises IncompleteReadError or ConnectionError at the end."""
-    length = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "big")
-    return decode_notice(await reader.readexactly(length))
+    """Return the next message. Raises ConnectionError at the end, ProtocolError and msgspec.DecodeError."""
+    return decode_notice(await read_frame(reader))
 
 
 async def _spawn(fd: int, environment: dict[str, str]) -> tuple[asyncio.subprocess.Process, int]:

@@ -5,10 +5,9 @@ Frames of workers pass through as bytes: only the daemon and the workers themsel
 
 from __future__ import annotations
 
-from typing import BinaryIO
-
 import msgspec
 
+from adapters.framing import add_header
 from orchestrator.workers.contract import WorkerSpec
 
 
@@ -130,20 +129,17 @@ class Printed(msgspec.Struct, frozen=True, tag=True):
 
 Notice = Joined | NotJoined | Answered | Appeared | NotStarted | PassUp | Ended | Gone | Nodes | Printed
 
-LENGTH_BYTES = 4
-"""Before each frame: its length, big endian."""
-
 _encoder = msgspec.msgpack.Encoder()
 _orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _notices: msgspec.msgpack.Decoder[Notice] = msgspec.msgpack.Decoder(Notice)
 
 
 def encode(message: Order | Notice) -> bytes:
-    """Return a message's frame."""
-    return _encoder.encode(message)
+    """Return a message as it travels."""
+    return add_header(_encoder.encode(message))
 
 
-def decode_order(frame: bytes) -> Order:
+def decode_order(frame: bytes | bytearray) -> Order:
     """Return the daemon's message. Raises msgspec.DecodeError."""
     return _orders.decode(frame)
 
@@ -151,20 +147,3 @@ def decode_order(frame: bytes) -> Order:
 def decode_notice(frame: bytes) -> Notice:
     """Return the driver process's message. Raises msgspec.DecodeError."""
     return _notices.decode(frame)
-
-
-def with_length(frame: bytes) -> bytes:
-    """Return a frame as it travels over the socket."""
-    return len(frame).to_bytes(LENGTH_BYTES, "big") + frame
-
-
-def receive_frame(reading: BinaryIO) -> bytes | None:
-    """Return the next frame; None when the other side has closed its end, or is gone."""
-    try:
-        length = reading.read(LENGTH_BYTES)
-        if len(length) < LENGTH_BYTES:
-            return None
-        frame = reading.read(count := int.from_bytes(length, "big"))
-    except OSError:
-        return None
-    return frame if len(frame) == count else None

@@ -18,7 +18,6 @@ from orchestrator.drafting.remote import RemoteDrafter
 from orchestrator.links.address import LinkEndpoint
 from orchestrator.links.endpoint import GREETING_S, LinkLost, host_id, knock
 from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.host import HEADER_BYTES
 from orchestrator.workers.messages import RoundReport, Sampling, Submit
 from tests.drafting.test_remote import expected as expected
 from tests.drafting.test_remote import remote, remote_of, requests, until
@@ -189,7 +188,7 @@ def test_a_target_that_drips_or_does_not_read_holds_up_nobody(expected, texts):
             while not stop.wait(0.001):
                 dripping._socket.send(b"\0")  # a frame of no bytes, every so often: nothing that makes sense
 
-        frame = (10_000).to_bytes(HEADER_BYTES, "big")
+        frame = (10_000).to_bytes(4, "big")
         dripping._socket.send(frame)
         thread = threading.Thread(target=drip, daemon=True)
         thread.start()

@@ -25,9 +25,10 @@ from adapters.contract import (
     Segment,
     Unsupported,
 )
+from adapters.framing import ProtocolError
 from adapters.simulated.adapter import SimulatedAdapter
 from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import EndpointServer, LinkLost, ProtocolError, knock
+from orchestrator.links.endpoint import EndpointServer, LinkLost, knock
 from orchestrator.shards.protocol import VERSION, Answer, Attach, Attached, Computed, ShardLink
 from orchestrator.shards.remote import RemoteRuntime
 from tests.support.shard_servers import Layers, serving
@@ -180,7 +181,7 @@ def test_rows_cross_to_the_bit(tmp_path: Path) -> None:
         link.close()
 
 
-@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"\0\0\0\x04\0\0\0\0\xc1\xc1\xc1\xc1", b""])
+@pytest.mark.parametrize("garbage", [b"\xff" * 64, b"\0\0\0\x04\xc1\xc1\xc1\xc1" + bytes(8), b""])
 def test_what_is_no_message_ends_the_link(garbage: bytes) -> None:
     raw, other = socket.socketpair()
     raw.sendall(garbage)

@@ -15,10 +15,10 @@ from typing import Any, cast
 import pytest
 import structlog
 
+from adapters.framing import add_header
 from orchestrator.errors import WorkerLost
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.frames import encode
-from orchestrator.workers.host import with_header
 from orchestrator.workers.local import LocalCluster
 from orchestrator.workers.messages import Cancel, Event, Finished, Ready, Submit
 from tests.support import engines
@@ -57,9 +57,9 @@ async def test_frames_that_are_no_events_end_the_worker() -> None:
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
-        (with_header(b"\xc1 is no MessagePack"), "DecodeError"),
-        (with_header(encode([Cancel("a")])[:-3]), "DecodeError"),
-        (b"\xff\xff\xff\xff", "ValueError: a frame of 4294967295 bytes was announced"),
+        (add_header(b"\xc1 is no MessagePack"), "DecodeError"),
+        (add_header(encode([Cancel("a")])[:-3]), "DecodeError"),
+        (b"\xff\xff\xff\xff", "ProtocolError: a frame of 4294967295 bytes was announced"),
     ],
 )
 async def test_a_thread_that_dies_of_a_broken_frame_ends_the_worker_with_a_reason(frame: bytes, said: str) -> None:
