@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import find_daemon, query_daemon
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl
+from orchestrator.cli.admin_command import Daemon, admin_command
 
 app = typer.Typer(help="Show alerts that fire, or print them as rules of Prometheus.")
 
@@ -18,17 +16,11 @@ TimeFactor = Annotated[
 
 
 @app.callback(invoke_without_command=True)
-def alerts(
-    context: typer.Context,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def alerts(daemon: Daemon, context: typer.Context) -> None:
     """Show the alerts that fire, and what to do. Needs no Prometheus."""
     if context.invoked_subcommand is None:
-        _show(query_daemon(find_daemon(url, socket, config, port), "/admin/alerts"), as_json=as_json)
+        _show(daemon.ask("/admin/alerts"))
 
 
 @app.command("rules")
@@ -39,10 +31,7 @@ def rules(time_factor: TimeFactor = 1.0) -> None:
     print(write_rules(time_factor), end="")
 
 
-def _show(answer: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(answer, indent=1))
-        return
+def _show(answer: dict[str, Any]) -> None:
     from rich.table import Table
 
     from orchestrator.plain_table import add_row, wide_console

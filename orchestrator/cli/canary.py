@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from math import inf
 from typing import Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import Place, find_daemon, query_daemon
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl
+from orchestrator.cli.admin_command import Daemon, admin_command
 
 app = typer.Typer(help="Compare a share of requests that is drafted for by another variant with the control.")
 
@@ -23,61 +21,34 @@ _SHOWN = {
 
 
 @app.command()
-def status(
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def status(daemon: Daemon) -> None:
     """Show both variants' figures with their 95 % intervals, and what was decided on which of them."""
-    _show(query_daemon(find_daemon(url, socket, config, port), "/admin/canary"), as_json=as_json)
+    _show(daemon.ask("/admin/canary"))
 
 
 @app.command()
-def promote(
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def promote(daemon: Daemon) -> None:
     """Serve every new request by the canary; running ones end as they began."""
-    _send_verdict("promote", find_daemon(url, socket, config, port), as_json=as_json)
+    _show(daemon.ask("/admin/canary/promote", {}))
 
 
 @app.command()
-def abort(
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def abort(daemon: Daemon) -> None:
     """Serve no new request by the canary; running ones end as they began."""
-    _send_verdict("abort", find_daemon(url, socket, config, port), as_json=as_json)
+    _show(daemon.ask("/admin/canary/abort", {}))
 
 
 @app.command()
-def restart(
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def restart(daemon: Daemon) -> None:
     """Forget the figures and what was decided, and begin the trial anew."""
-    _send_verdict("restart", find_daemon(url, socket, config, port), as_json=as_json)
+    _show(daemon.ask("/admin/canary/restart", {}))
 
 
-def _send_verdict(what: str, socket: Place, *, as_json: bool) -> None:
-    _show(query_daemon(socket, f"/admin/canary/{what}", {}), as_json=as_json)
-
-
-def _show(answer: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(answer, indent=1))
-        return
+def _show(answer: dict[str, Any]) -> None:
     from rich.table import Table
 
     from orchestrator.plain_table import add_row, wide_console

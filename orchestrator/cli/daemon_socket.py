@@ -14,7 +14,7 @@ from orchestrator.errors import OutriderError
 URL_VARIABLE = "OUTRIDER_URL"
 KEY_VARIABLE = "OUTRIDER_KEY"
 """A key is never an option: every user of a machine sees what its processes were started with."""
-_ANSWER_S = 10.0
+ANSWER_S = 10.0
 
 Place = Path | str
 """The admin socket, or the URL of the API."""
@@ -33,7 +33,7 @@ def query_daemon(
     route: str = "/admin/status",
     body: dict[str, Any] | None = None,
     *,
-    answer_s: float | None = _ANSWER_S,
+    answer_s: float | None = ANSWER_S,
 ) -> dict[str, Any]:
     """Return the daemon's status, or what another admin route says (to `body`, where there is one). `answer_s`: the
     longest time that a step of this may take; None: no bound. Raises StatusError when none answers there, or the route
@@ -72,7 +72,7 @@ def _read_refusal(text: bytes, status: int, place: Place) -> str:
 
 
 def fetch_page(
-    place: Place, route: str, body: dict[str, Any] | None = None, *, answer_s: float | None = _ANSWER_S
+    place: Place, route: str, body: dict[str, Any] | None = None, *, answer_s: float | None = ANSWER_S
 ) -> bytes:
     """Return what an admin route answers, as JSON. Bounds and errors are those of `query_daemon`."""
     sent = None if body is None else json.dumps(body).encode()
@@ -95,7 +95,7 @@ def _ask(path: Path, route: str, body: bytes | None, answer_s: float | None) -> 
     if body is not None:
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(_ANSWER_S if answer_s is None else answer_s)
+        connection.settimeout(ANSWER_S if answer_s is None else answer_s)
         connection.connect(str(path))
         connection.settimeout(answer_s)
         connection.sendall(f"{head}\r\n".encode("ascii") + (body or b""))

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import Place, find_daemon, name_model, query_daemon
+from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.cli.daemon_socket import name_model
 from orchestrator.cli.options import (
-    AdminSocket,
-    DaemonConfig,
-    DaemonJson,
-    DaemonPort,
-    DaemonUrl,
     ModelName,
 )
 
@@ -25,59 +20,39 @@ _OFF = "off"
 
 
 @app.command("list")
-def list_drafters(
-    model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def list_drafters(daemon: Daemon, model: ModelName = None) -> None:
     """Show the drafters of each replica: whether they propose, and how much of what they proposed was right."""
-    place = find_daemon(url, socket, config, port)
-    _show(query_daemon(place, name_model(model, "/admin/drafters")), as_json=as_json)
+    _show(daemon.ask(name_model(model, "/admin/drafters")))
 
 
 @app.command()
+@admin_command
 def swap(
+    daemon: Daemon,
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Drafters as `list` shows them, or `off`.")],
     engine: _Engine = None,
     model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
 ) -> None:
     """Let only these drafters propose, from the next round on, for requests that run too. Outputs stay the same."""
     if _OFF in names and len(names) > 1:
         raise typer.BadParameter("`off` stands alone: it lets no drafter propose")
     chosen = [] if names == [_OFF] else names
-    _choose(find_daemon(url, socket, config, port), chosen, engine, model, as_json=as_json)
+    _choose(daemon, chosen, engine, model)
 
 
 @app.command()
-def reset(
-    engine: _Engine = None,
-    model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def reset(daemon: Daemon, engine: _Engine = None, model: ModelName = None) -> None:
     """Let all drafters propose that cluster.yaml has."""
-    _choose(find_daemon(url, socket, config, port), None, engine, model, as_json=as_json)
+    _choose(daemon, None, engine, model)
 
 
-def _choose(place: Place, names: list[str] | None, engine: int | None, model: str | None, *, as_json: bool) -> None:
-    _show(query_daemon(place, "/admin/drafters", {"names": names, "engine": engine, "model": model}), as_json=as_json)
+def _choose(daemon: Daemon, names: list[str] | None, engine: int | None, model: str | None) -> None:
+    _show(daemon.ask("/admin/drafters", {"names": names, "engine": engine, "model": model}))
 
 
-def _show(answer: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(answer, indent=1))
-        return
+def _show(answer: dict[str, Any]) -> None:
     from rich.table import Table
 
     from orchestrator.plain_table import add_row, wide_console

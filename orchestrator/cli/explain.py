@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from orchestrator.cli.daemon_socket import find_daemon, query_daemon
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl
+from orchestrator.cli.admin_command import Daemon, admin_command
 
 _SHOWN_STRETCHES = 12
 
 
+@admin_command
 def explain(
+    daemon: Daemon,
     request: Annotated[
         str, typer.Argument(metavar="REQUEST", help="The answer's id, as its client sees it: chatcmpl-... or cmpl-...")
     ],
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
 ) -> None:
     """Show a request of late: the chosen pair of replica and draft with all candidates and their terms, what it waited
     for, how deep it was drafted for over time and what was accepted, what each drafter did, and the workers that it
     left."""
-    answer = query_daemon(find_daemon(url, socket, config, port), f"/admin/explain/{quote(request, safe='')}")
-    if as_json:
-        print(json.dumps(answer, indent=1))
-        return
+    answer = daemon.ask(f"/admin/explain/{quote(request, safe='')}")
     for one in answer["requests"]:
         _print_history(one, answer.get("canary"))
     for route in answer["routes"]:

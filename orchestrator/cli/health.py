@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from orchestrator.cli.daemon_socket import find_daemon, name_model, query_daemon
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl, ModelName
+from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.cli.daemon_socket import name_model
+from orchestrator.cli.options import ModelName
 
 
-def health(
-    model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def health(daemon: Daemon, model: ModelName = None) -> None:
     """Show the models that do not serve, and why; the devices, hosts, links and workers that something went wrong
     with, and those that are kept from work."""
-    place = find_daemon(url, socket, config, port)
-    show_health(query_daemon(place, name_model(model, "/admin/health")), as_json=as_json)
+    show_health(daemon.ask(name_model(model, "/admin/health")))
 
 
-def show_health(answer: dict[str, Any], *, as_json: bool) -> None:
+def show_health(answer: dict[str, Any]) -> None:
     """Print the parts that are not healthy."""
-    if as_json:
-        print(json.dumps(answer, indent=1))
-        return
     from rich.table import Table
 
     from orchestrator.plain_table import add_row, wide_console

@@ -9,15 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import Place, StatusError, find_daemon, name_model, query_daemon
+from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.cli.daemon_socket import Place, StatusError, name_model, query_daemon
 from orchestrator.cli.health import show_health
 from orchestrator.cli.live_names import KINDS, complete_part
 from orchestrator.cli.options import (
-    AdminSocket,
-    DaemonConfig,
-    DaemonJson,
-    DaemonPort,
-    DaemonUrl,
     ModelName,
     Yes,
     confirm,
@@ -33,54 +29,41 @@ _Name = Annotated[
 ]
 _LOOK_S = 0.25
 _DRAINED = "cordoned"
+_HOLD = "/admin/hold"
 
 
+@admin_command
 def cordon(
+    daemon: Daemon,
     name: _Name,
     drain: Annotated[bool, typer.Option("--drain", help="Let it finish its requests first, and do not wait.")] = False,
     model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
 ) -> None:
     """Keep new requests away from a host, a device or a worker. What it has it finishes."""
-    place = find_daemon(url, socket, config, port)
-    show_health(_hold(place, name, "draining" if drain else "cordoned", model), as_json=as_json)
+    show_health(daemon.ask(_HOLD, _build_hold(name, "draining" if drain else "cordoned", model)))
 
 
-def uncordon(
-    name: _Name,
-    model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def uncordon(daemon: Daemon, name: _Name, model: ModelName = None) -> None:
     """Let a host, a device or a worker take requests again."""
-    show_health(_hold(find_daemon(url, socket, config, port), name, "", model), as_json=as_json)
+    show_health(daemon.ask(_HOLD, _build_hold(name, "", model)))
 
 
+@admin_command
 def drain(
+    daemon: Daemon,
     name: _Name,
     timeout_s: Annotated[float, typer.Option("--timeout", min=0.0, help="Seconds to wait; 0: do not wait.")] = 300.0,
     yes: Yes = False,
     model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
 ) -> None:
     """Empty a host, a device or a worker: its requests move to where they can go on to the bit, or end there. Waits
     until none is left; ends with 1 where some are left after the time, and it goes on draining then."""
-    place = find_daemon(url, socket, config, port)
+    place = daemon.find()
     confirm(f"take all work from {' '.join(name)}", yes=yes)
-    held = _hold(place, name, "draining", model)
-    left = _wait_drained(place, held, model, timeout_s, quiet=as_json)
-    if as_json:
+    held = query_daemon(place, _HOLD, _build_hold(name, "draining", model))
+    left = _wait_drained(place, held, model, timeout_s, quiet=daemon.as_json)
+    if daemon.as_json:
         drained = not left and timeout_s > 0.0
         told = {"kind": held["kind"], "name": held["name"], "drained": drained, "requests": left}
         print(json.dumps(told, indent=1))
@@ -93,12 +76,11 @@ def drain(
         )
 
 
-def _hold(place: Place, name: list[str], state: str, model: str | None) -> dict[str, Any]:
+def _build_hold(name: list[str], state: str, model: str | None) -> dict[str, Any]:
     if len(name) > 2 or (len(name) == 2 and name[0] not in KINDS):
         raise typer.BadParameter(f"'{' '.join(name)}' is no name; before it may stand {', '.join(KINDS)}")
     kind = name[0] if len(name) == 2 else None
-    asked = {"kind": kind, "name": name[-1], "state": state, "model": model}
-    return query_daemon(place, "/admin/hold", asked)
+    return {"kind": kind, "name": name[-1], "state": state, "model": model}
 
 
 def _wait_drained(place: Place, held: dict[str, Any], model: str | None, timeout_s: float, *, quiet: bool) -> list[str]:

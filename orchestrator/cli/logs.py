@@ -12,9 +12,9 @@ from urllib.parse import urlencode
 
 import typer
 
-from orchestrator.cli.daemon_socket import find_daemon, query_daemon
+from orchestrator.cli.admin_command import Daemon, daemon_command
+from orchestrator.cli.daemon_socket import query_daemon
 from orchestrator.cli.live_names import complete_worker
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonPort, DaemonUrl
 
 _FOLLOW_S = 0.5
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -23,7 +23,9 @@ _FIRST = ("timestamp", "level", "event", "logger")
 Level = Literal["debug", "info", "warning", "error"]
 
 
+@daemon_command
 def logs(
+    daemon: Daemon,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
     since: Annotated[
         str, typer.Option(metavar="WHEN", help="No older: 90s, 10m, 2h, 1d, or a time as in 2026-11-23T18:00.")
@@ -37,14 +39,11 @@ def logs(
         ),
     ] = "",
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=10_000, help="The newest ones, at most.")] = 200,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, as the daemon wrote it.")] = False,
 ) -> None:
     """Show the daemon's log, of which it keeps the newest 8 MiB in memory. It has no prompts, answers and keys."""
-    path = find_daemon(url, socket, config, port)
+    path = daemon.find()
     asked: dict[str, Any] = {"level": level, "request": request, "worker": worker, "most": lines}
     if since:
         asked["last_s"] = read_age_s(since, time.time())

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.daemon_socket import find_daemon, name_model, query_daemon
+from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.cli.daemon_socket import name_model
 from orchestrator.cli.options import (
-    AdminSocket,
-    DaemonConfig,
-    DaemonJson,
-    DaemonPort,
-    DaemonUrl,
     ModelName,
     Yes,
     confirm,
@@ -24,19 +19,10 @@ app = typer.Typer(help="List the requests that are refused, refuse one, and let 
 
 
 @app.command("list")
-def list_refused(
-    model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def list_refused(daemon: Daemon, model: ModelName = None) -> None:
     """Show each refused request: its digest, how many workers it ended, and until when it is refused."""
-    answer = query_daemon(find_daemon(url, socket, config, port), name_model(model, "/admin/quarantine"))
-    if as_json:
-        print(json.dumps(answer, indent=1))
-        return
+    answer = daemon.ask(name_model(model, "/admin/quarantine"))
     from rich.table import Column, Table
 
     from orchestrator.plain_table import add_row, wide_console
@@ -58,46 +44,34 @@ def list_refused(
 
 
 @app.command()
+@admin_command
 def add(
+    daemon: Daemon,
     request: Annotated[str, typer.Argument(metavar="REQUEST", help="The id of a request of late, or a digest.")],
     minutes: Annotated[float, typer.Option("--minutes", min=0.01, max=10080.0, help="For how long.")] = 60.0,
     yes: Yes = False,
     model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
 ) -> None:
     """Refuse requests like this one: the same prompt, sampled in the same way. Those that run are ended."""
-    place = find_daemon(url, socket, config, port)
+    daemon.find()  # what is wrong with a configuration is said before anything is asked
     confirm(f"refuse requests like {request} for {minutes:g} minutes, and end those that run", yes=yes)
     asked = {"request": request, "minutes": minutes, "model": model}
-    answer = query_daemon(place, "/admin/quarantine/add", asked)
-    if as_json:
-        print(json.dumps(answer, indent=1))
-        return
+    answer = daemon.ask("/admin/quarantine/add", asked)
     digest = answer["quarantined"][0]["digest"]
     print(f"refused: {digest}; `outrider quarantine release {digest}` lets it run again")
 
 
 @app.command()
+@admin_command
 def release(
+    daemon: Daemon,
     digests: Annotated[list[str] | None, typer.Argument(help="Digests as `list` shows them.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Release every request.")] = False,
     model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
 ) -> None:
     """Let refused requests run again."""
     if bool(digests) == every:
         raise typer.BadParameter("name the digests to release, or --all")
     body = {"digests": digests or [], "model": model}
-    answer = query_daemon(find_daemon(url, socket, config, port), "/admin/quarantine/release", body)
-    if as_json:
-        print(json.dumps(answer, indent=1))
-    else:
-        print(f"released: {', '.join(answer['released']) or 'none was refused'}")
+    answer = daemon.ask("/admin/quarantine/release", body)
+    print(f"released: {', '.join(answer['released']) or 'none was refused'}")

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import DaemonRefused, find_daemon, query_daemon
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl
+from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.cli.daemon_socket import DaemonRefused
 
 
+@admin_command
 def reload(
+    daemon: Daemon,
     check: Annotated[bool, typer.Option("--check", help="Show what would change, and change nothing.")] = False,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
 ) -> None:
     """Let the daemon take its cluster.yaml as it is now; running streams go on.
 
     The file is checked whole. One that cannot be used changes nothing, and the exit code is 1.
     """
     try:
-        found = query_daemon(find_daemon(url, socket, config, port), "/admin/reload", {"check": check}, answer_s=None)
+        found = daemon.ask("/admin/reload", {"check": check}, answer_s=None)
     except DaemonRefused as error:
         told = "" if "nothing has changed" in str(error) else "\nnothing has changed; mend the file and reload again"
         raise DaemonRefused(f"{error}{told}") from error
-    if as_json:
-        print(json.dumps(found, indent=1))
-        return
     from rich.table import Table
 
     from orchestrator.plain_table import add_row, wide_console

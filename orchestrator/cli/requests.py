@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from orchestrator.cli.daemon_socket import find_daemon, name_model, query_daemon
+from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.cli.daemon_socket import name_model
 from orchestrator.cli.options import (
-    AdminSocket,
-    DaemonConfig,
-    DaemonJson,
-    DaemonPort,
-    DaemonUrl,
     ModelName,
     Yes,
     confirm,
 )
 
 
-def requests(
-    model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
-) -> None:
+@admin_command
+def requests(daemon: Daemon, model: ModelName = None) -> None:
     """Show the live requests: their state, replica, tokens, draft depth and the name of their key; never what they
     say."""
-    answer = query_daemon(find_daemon(url, socket, config, port), name_model(model, "/admin/requests"))
-    if as_json:
-        print(json.dumps(answer, indent=1))
-        return
+    answer = daemon.ask(name_model(model, "/admin/requests"))
     from rich.table import Column, Table
 
     from orchestrator.plain_table import add_row, wide_console
@@ -54,17 +40,14 @@ def requests(
     console.print("`outrider explain ID` says why, `outrider cancel ID` ends one", markup=False, highlight=False)
 
 
+@admin_command
 def cancel(
+    daemon: Daemon,
     request: Annotated[str, typer.Argument(metavar="ID", help="As `outrider requests` shows it.")],
     yes: Yes = False,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
 ) -> None:
     """End a live request: its client gets an error that says so, and its place is free at once."""
-    place = find_daemon(url, socket, config, port)
+    daemon.find()  # what is wrong with a configuration is said before anything is asked
     confirm(f"end the request {request}", yes=yes)
-    answer = query_daemon(place, "/admin/requests/cancel", {"request": request})
-    print(json.dumps(answer, indent=1) if as_json else f"cancelled: {', '.join(answer['cancelled'])}")
+    answer = daemon.ask("/admin/requests/cancel", {"request": request})
+    print(f"cancelled: {', '.join(answer['cancelled'])}")

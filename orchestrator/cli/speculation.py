@@ -13,8 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import Place, StatusError, find_daemon, query_daemon
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl, ModelName
+from orchestrator.cli.admin_command import Daemon, daemon_command
+from orchestrator.cli.daemon_socket import Place, StatusError, query_daemon
+from orchestrator.cli.options import ModelName
 from orchestrator.cli.speculation_rows import speculation_rows
 
 app = typer.Typer(
@@ -32,16 +33,14 @@ Tokens = Annotated[int, typer.Argument(min=0, max=64, help="Tokens drafted in on
 
 
 @app.command("status")
+@daemon_command
 def status(
-    as_json: DaemonJson = False,
+    daemon: Daemon,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon said.")] = False,
     model: ModelName = None,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
 ) -> None:
     """Show the operator's bounds, and which overrides stand, who asked for them and when."""
-    first, *further = _choose(query_daemon(find_daemon(url, socket, config, port)), model)
+    first, *further = _choose(query_daemon(daemon.find()), model)
     found = {**first, "models": further} if further else first
     if as_json:
         print(json.dumps(found, indent=1))
@@ -61,31 +60,22 @@ def _choose(answer: dict[str, Any], model: str | None) -> list[dict[str, Any]]:
 
 def _command(name: str, override: dict[str, Any] | None, what: str) -> None:
     @app.command(name, help=what)
-    def command(
-        user: User = "",
-        engine: EngineNumber = None,
-        model: ModelName = None,
-        config: DaemonConfig = None,
-        port: DaemonPort = None,
-        socket: AdminSocket = None,
-        url: DaemonUrl = None,
-    ) -> None:
-        _set_override(override, _scope(user, engine, model), find_daemon(url, socket, config, port))
+    @daemon_command
+    def command(daemon: Daemon, user: User = "", engine: EngineNumber = None, model: ModelName = None) -> None:
+        _set_override(override, _scope(user, engine, model), daemon.find())
 
 
 def _command_of_tokens(name: str, field: str, what: str) -> None:
     @app.command(name, help=what)
+    @daemon_command
     def command(
+        daemon: Daemon,
         tokens: Tokens,
         user: User = "",
         engine: EngineNumber = None,
         model: ModelName = None,
-        config: DaemonConfig = None,
-        port: DaemonPort = None,
-        socket: AdminSocket = None,
-        url: DaemonUrl = None,
     ) -> None:
-        _set_override({field: tokens}, _scope(user, engine, model), find_daemon(url, socket, config, port))
+        _set_override({field: tokens}, _scope(user, engine, model), daemon.find())
 
 
 _command("off", {"method": "off"}, "Decode plainly: every drafter is left alone.")

@@ -8,28 +8,25 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import Place, StatusError, find_daemon, query_daemon
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonJson, DaemonPort, DaemonUrl
+from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.cli.daemon_socket import Place, StatusError, query_daemon
 from orchestrator.cli.status_show import show_status
 
 _SHORTEST_S = 0.2
 
 
+@admin_command
 def status(
+    daemon: Daemon,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=_SHORTEST_S, help="With --watch: seconds from one to the next.")] = 2.0,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
-    as_json: DaemonJson = False,
 ) -> None:
     """Show the effective state: model, device, precision, depth, streams, acceptance. With --watch and --json: one line
     of JSON each time."""
-    path = find_daemon(url, socket, config, port)
+    path = daemon.find()
     if not watch:
-        show_status(path, as_json=as_json)
-    elif as_json:
+        show_status(path, as_json=daemon.as_json)
+    elif daemon.as_json:
         _watch_lines(path, interval)
     else:
         _watch_tables(path, interval)

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonPort, DaemonUrl
+from orchestrator.cli.admin_command import Daemon, daemon_command
 from orchestrator.cli.support_parts import Part, collect_parts
 from orchestrator.errors import OutriderError
 from orchestrator.redaction import HostNames, redact_secrets, redact_values
@@ -39,17 +39,16 @@ class Content:
     size_bytes: int
 
 
+@daemon_command
 def support_bundle(
+    daemon: Daemon,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file to write; else outrider-support-TIME.tar.gz, here.")
     ] = None,
     hide_hosts: Annotated[
         bool, typer.Option("--hide-hosts", help="Replace hosts' names and addresses: host-1, host-2.")
     ] = False,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print what is inside as JSON.")] = False,
 ) -> None:
     """Gather status, configuration, plan, health, log, metrics, versions and doctor's findings in a tar.gz; without a
@@ -57,7 +56,7 @@ def support_bundle(
     path = output or Path(f"outrider-support-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")
     if path.exists():
         raise BundleError(f"{path}: is there already; name another file with --output")
-    parts = list(collect_parts(config, port, socket, url))
+    parts = list(collect_parts(daemon))
     hosts = HostNames(_list_hosts(parts)) if hide_hosts else None
     files = {part.name: redact_part(part, hosts) for part in parts if not part.problem}
     left_out = [f"{part.name} ({part.about}): {part.problem}" for part in parts if part.problem]

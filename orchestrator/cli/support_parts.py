@@ -11,7 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.daemon_socket import Place, StatusError, fetch_page, find_daemon, query_daemon
+from orchestrator.cli.admin_command import Daemon
+from orchestrator.cli.daemon_socket import Place, StatusError, fetch_page, query_daemon
 from orchestrator.errors import OutriderError
 
 _LOG_LINES = 10_000
@@ -27,21 +28,21 @@ class Part:
     problem: str = ""
 
 
-def collect_parts(config: Path | None, port: int | None, socket: Path | None, url: str | None) -> Iterator[Part]:
+def collect_parts(daemon: Daemon) -> Iterator[Part]:
     """Yield all parts. What cannot be had has a problem instead of a text."""
     try:
-        path = find_daemon(url, socket, config, port)
+        path = daemon.find()
         status = query_daemon(path)
     except OutriderError as error:
         yield Part("status.json", "the daemon's state", problem=str(error))
-        yield _gather("config.json", "the configuration of cluster.yaml", lambda: _read_config(config))
+        yield _gather("config.json", "the configuration of cluster.yaml", lambda: _read_config(daemon.config))
     else:
         yield Part("status.json", "the daemon's state: models, replicas, drafts, devices, hosts", _format_json(status))
         yield from _collect_pages(path, status)
     yield Part("versions.json", "Outrider, Python, the system and all packages", _format_json(list_versions()))
-    yield _gather("doctor.json", "what `outrider doctor` finds", lambda: _format_json(_examine(config)))
+    yield _gather("doctor.json", "what `outrider doctor` finds", lambda: _format_json(_examine(daemon.config)))
     yield _gather(
-        "profiles.json", "which devices and models were measured", lambda: _format_json(_list_profiles(config))
+        "profiles.json", "which devices and models were measured", lambda: _format_json(_list_profiles(daemon.config))
     )
 
 

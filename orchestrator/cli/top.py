@@ -8,24 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import Place, StatusError, find_daemon, query_daemon
-from orchestrator.cli.options import AdminSocket, DaemonConfig, DaemonPort, DaemonUrl
+from orchestrator.cli.admin_command import Daemon, daemon_command
+from orchestrator.cli.daemon_socket import Place, StatusError, query_daemon
 
 _SHORTEST_S = 0.2
 
 
+@daemon_command
 def top(
+    daemon: Daemon,
     interval: Annotated[float, typer.Option(min=_SHORTEST_S, help="Seconds from one look to the next.")] = 1.0,
-    config: DaemonConfig = None,
-    port: DaemonPort = None,
-    socket: AdminSocket = None,
-    url: DaemonUrl = None,
 ) -> None:
     """Watch replicas, drafts, requests and devices. Arrows move, Tab goes to the next table, s sorts by the next
     column, r the other way round, / filters, q quits."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise StatusError("`outrider top` needs a terminal; for programs there is `outrider status --watch --json`")
-    place = find_daemon(url, socket, config, port)
+    place = daemon.find()
     look_at_fleet(place)  # says in a line where none answers
     from orchestrator.cli.top_app import TopApp
 
