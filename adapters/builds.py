@@ -1,9 +1,24 @@
-"""Libraries that come in several builds, each a distribution of its own: onnxruntime-gpu is ONNX Runtime, too."""
+"""The libraries that adapters run models by. Some come in several builds, each a distribution of its own:
+onnxruntime-gpu is ONNX Runtime, too.
+"""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
+LIBRARIES = {
+    "llama_cpp": "ik-llama-cpp-python",
+    "openvino_rt": "openvino",
+    "onnx_rt": "onnxruntime",
+    "torch_device": "torch",
+}
+"""The library that an adapter of ours runs models by."""
+_WAYS_OUT = {
+    "llama_cpp": "pip install 'outrider[llama]'",
+    "openvino_rt": "pip install openvino",
+    "onnx_rt": "pip install 'outrider[onnx]'",
+    "torch_device": "pip install 'outrider[torch]'",
+}
 _BUILDS = {"onnxruntime": tuple(f"onnxruntime-{kind}" for kind in ("gpu", "qnn", "directml", "openvino"))}
 
 
@@ -15,3 +30,9 @@ def find_build(library: str) -> tuple[str, str] | None:
         except PackageNotFoundError:
             continue
     return None
+
+
+def describe_lacking(adapter: str) -> str:
+    """Say which library an adapter of ours lacks, and how to have it."""
+    library, way_out = LIBRARIES.get(adapter, "outrider"), _WAYS_OUT.get(adapter, "pip install outrider")
+    return f"{library} is not installed: it is the runtime of {adapter}; {way_out}"

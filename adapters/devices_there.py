@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from adapters.builds import describe_lacking
 from adapters.contract import AdapterUnavailable, Unsupported
-from adapters.hardware import describe_lacking
 from adapters.names import OWN_ADAPTERS
 from adapters.nvml import with_nvml
 

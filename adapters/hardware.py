@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from adapters.builds import find_build
+from adapters.builds import LIBRARIES, describe_lacking, find_build
 from adapters.contract import AdapterUnavailable
 from adapters.distributions import distribution_version
 from adapters.names import OWN_ADAPTERS
@@ -23,18 +23,6 @@ from device_profiles.measured import Hardware
 from device_profiles.profile import DeviceProfile
 from device_profiles.units import MIB
 
-_LIBRARIES = {
-    "llama_cpp": "ik-llama-cpp-python",
-    "openvino_rt": "openvino",
-    "onnx_rt": "onnxruntime",
-    "torch_device": "torch",
-}
-_WAYS_OUT = {
-    "llama_cpp": "pip install 'outrider[llama]'",
-    "openvino_rt": "pip install openvino",
-    "onnx_rt": "pip install 'outrider[onnx]'",
-    "torch_device": "pip install 'outrider[torch]'",
-}
 _ISA = (
     *("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "asimdhp", "bf16", "i8mm", "sve", "sve2"),
@@ -58,16 +46,10 @@ def runtime_version(adapter: str) -> str:
         from adapters.libllama import find_library
 
         return find_library().version
-    found = find_build(_LIBRARIES.get(adapter, "outrider"))
+    found = find_build(LIBRARIES.get(adapter, "outrider"))
     if found is None:
         raise AdapterUnavailable(describe_lacking(adapter))
     return " ".join(found)
-
-
-def describe_lacking(adapter: str) -> str:
-    """Say which library an adapter of ours lacks, and how to have it."""
-    library, way_out = _LIBRARIES.get(adapter, "outrider"), _WAYS_OUT.get(adapter, "pip install outrider")
-    return f"{library} is not installed: it is the runtime of {adapter}; {way_out}"
 
 
 def hardware(profile: DeviceProfile) -> Hardware:

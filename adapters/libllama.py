@@ -17,9 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from adapters.builds import describe_lacking
 from adapters.content_digest import hash_file
 from adapters.contract import AdapterUnavailable
-from adapters.hardware import describe_lacking
 
 VARIABLE: Final = "OUTRIDER_LIBLLAMA"
 """The environment variable. What the operator has set in it goes before what a configuration says."""

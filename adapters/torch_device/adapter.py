@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'outrider[torch]'"
 _QUANTISED = (Precision.INT8, Precision.INT4)
-LEAST_FP8 = (8, 9)
-"""The compute capability of CUDA devices from which FP8 weights are offered."""
 _FIXED_WIDTH = 16
 _SPINS = "1000"
 """How often a thread of torch looks for work before it sleeps.
@@ -71,6 +69,8 @@ def _list_cuda_weights(torch: Any, capability: tuple[int, int]) -> tuple[Precisi
     """Return the formats of a CUDA device. AMD's have other capabilities under the same name, and nobody tried them."""
     if torch.version.hip:
         return ()
+    from adapters.torch_device.quantize import LEAST_FP8
+
     return (Precision.FP8, *_QUANTISED) if capability >= LEAST_FP8 else _QUANTISED
 
 

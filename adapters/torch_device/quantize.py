@@ -17,6 +17,8 @@ from adapters.torch_device.weights import Affine, Float8Rows, Quantised, Stored
 INSTALL = "pip install 'outrider[torch,quantize]'"
 GROUP_SIZE = 32
 """Columns that share a scale where weights have 4 bits, as in GGUF. 8-bit weights have a scale a row."""
+LEAST_FP8 = (8, 9)
+"""The compute capability of CUDA devices from which FP8 weights are offered."""
 _OUTER = ("embedding", "head")
 
 

@@ -168,9 +168,3 @@ def _end_process(failed: threading.ExceptHookArgs) -> None:
     name = failed.thread.name if failed.thread is not None else "unknown"
     print(f"the thread {name} died, and the worker with it: {one_line(error)}", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(THREAD_DIED)
-
-
-if __name__ == "__main__":
-    from orchestrator.workers.local_host import main
-
-    sys.exit(main())

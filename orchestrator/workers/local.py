@@ -303,7 +303,7 @@ def _popen(
     """Start the process in this thread, as asyncio would; its end is waited for by its ProcessHandle."""
     return subprocess.Popen(
         # -P, like the console script: a directory that happens to be called `adapters` is not ours
-        [sys.executable, "-P", "-m", "orchestrator.workers.host", *options],
+        [sys.executable, "-P", "-m", "orchestrator.workers.local_host", *options],
         pass_fds=inherited,
         stdin=subprocess.DEVNULL,
         stdout=printing,

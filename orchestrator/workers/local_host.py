@@ -189,7 +189,7 @@ def main() -> int:
     """Serve one engine over the socket `--fd`; returns the exit code."""
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's: it stops its workers in order
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.workers.host", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.workers.local_host", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="an inherited socket to the daemon")
     parser.add_argument("--door", type=int, help="an inherited socket that listens for the next daemon")
     parser.add_argument("--digest", default="", help="who may come through the door: whoever wants this worker")
@@ -251,3 +251,7 @@ def _block_on_output(blocking: bool) -> None:
     for stream in (1, 2):
         with suppress(OSError):
             os.set_blocking(stream, blocking)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

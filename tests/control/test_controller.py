@@ -37,7 +37,7 @@ def control_over(
 
 def workers() -> list[psutil.Process]:
     """This process's workers; other tests may have left children of other kinds."""
-    return [child for child in psutil.Process().children() if "orchestrator.workers.host" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "orchestrator.workers.local_host" in child.cmdline()]
 
 
 @asynccontextmanager

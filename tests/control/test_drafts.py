@@ -51,7 +51,7 @@ async def running(
         yield control
     finally:
         await control.close()
-        assert not [one for one in psutil.Process().children() if "orchestrator.workers.host" in one.cmdline()]
+        assert not [one for one in psutil.Process().children() if "orchestrator.workers.local_host" in one.cmdline()]
 
 
 def draft_of(control: TargetControl) -> DraftView:

@@ -55,7 +55,7 @@ async def sharing(
         yield control
     finally:
         await control.close()
-        assert not [one for one in psutil.Process().children() if "orchestrator.workers.host" in one.cmdline()]
+        assert not [one for one in psutil.Process().children() if "orchestrator.workers.local_host" in one.cmdline()]
 
 
 def drafts_of(control: TargetControl) -> list[DraftView]:

@@ -158,7 +158,7 @@ def _fork_worker(options: list[str], inherited: list[int], printing: int, enviro
     """Implements orchestrator.workers.local._popen: the process of a worker, which has all imports behind it."""
 
     def run() -> int:
-        sys.argv = ["orchestrator.workers.host", *options]
+        sys.argv = ["orchestrator.workers.local_host", *options]
         from orchestrator.workers.local_host import main
 
         return main()
