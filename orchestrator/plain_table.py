@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # rich is loaded only where something is printed
@@ -25,3 +26,22 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
 
     first, *rest = cells
     table.add_row(Text(first, style=style, overflow="fold"), *(Text(cell, overflow="fold") for cell in rest))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", unbroken: int = 0) -> None:
+    """Print rows of plain texts below the names of their columns, where these have any. The first `unbroken` columns
+    are never folded."""
+    from rich.table import Column, Table
+
+    named = (Column(name, no_wrap=at < unbroken) for at, name in enumerate(columns))
+    table = Table(*named, title=title or None, show_header=bool(columns))
+    for row in rows:
+        add_row(table, *row)
+    wide_console().print(table)
+
+
+def print_lines(*lines: str, wraps: bool = True) -> None:
+    """Print lines as they are. One that does not wrap is cut by the terminal alone: a copy of it has no breaks."""
+    console = wide_console()
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=not wraps)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.plain_table import print_lines, print_table
 
 app = typer.Typer(help="Show alerts that fire, or print them as rules of Prometheus.")
 
@@ -32,24 +33,19 @@ def rules(time_factor: TimeFactor = 1.0) -> None:
 
 
 def _show(answer: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    console = wide_console()
     shown = [*answer["alerts"], *reversed(answer["ended"])]
     if not shown:
-        console.print("no alert fires")
+        print_lines("no alert fires")
         return
-    table = Table("alert", "state", "severity", "of", "value", "since")
+    rows = []
     for one in shown:
         of = ", ".join(f"{name} {value}" for name, value in one["labels"].items())
         value = "-" if one["value"] is None else f"{one['value']:.3g}"
-        add_row(table, one["alert"], one["state"], one["severity"], of, value, one["since"])
-    console.print(table)
+        rows.append((one["alert"], one["state"], one["severity"], of, value, one["since"]))
+    print_table(("alert", "state", "severity", "of", "value", "since"), rows)
     told = {one["alert"]: one for one in answer["alerts"]}
     for name, one in told.items():
         lines = [name, f"  {one['meaning']}", f"  look: {one['look']}", f"  remedy: {one['remedy']}"]
-        console.print("\n".join(lines), markup=False, highlight=False)
+        print_lines("\n".join(lines))
     if not told:
-        console.print("no alert fires now")
+        print_lines("no alert fires now")

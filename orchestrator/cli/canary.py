@@ -8,6 +8,7 @@ from typing import Any
 import typer
 
 from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.plain_table import print_lines, print_table
 
 app = typer.Typer(help="Compare a share of requests that is drafted for by another variant with the control.")
 
@@ -49,17 +50,9 @@ def restart(daemon: Daemon) -> None:
 
 
 def _show(answer: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    console = wide_console()
-    table = Table("", "others", "canary", "canary - others", title=f"canary: {answer['phase'].replace('_', ' ')}")
-    for row in build_canary_rows(answer):
-        add_row(table, *row)
-    console.print(table)
-    for line in lines(answer):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    title = f"canary: {answer['phase'].replace('_', ' ')}"
+    print_table(("", "others", "canary", "canary - others"), build_canary_rows(answer), title=title)
+    print_lines(*lines(answer), wraps=False)
 
 
 def build_canary_rows(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:

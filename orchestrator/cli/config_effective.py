@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.plain_table import print_lines, print_table
+
 if TYPE_CHECKING:  # loaded where a configuration is read
     from orchestrator.config.effective import Setting
     from orchestrator.config.model import ClusterConfig
@@ -30,17 +32,12 @@ def show_effective(config: ClusterConfig, path: Path, socket: Path | None, *, as
 
 
 def _print(settings: list[Setting], path: Path, running: dict[str, str] | None) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    console = wide_console()
-    table = Table("key", "value", "from", *(["runs now"] if running is not None else []))
+    rows = []
     for one in settings:
         other = _find_other(one, running)
         more = [] if running is None else [other if other is not None else ""]
-        add_row(table, one.name, one.value, one.origin, *more)
-    console.print(table)
+        rows.append((one.name, one.value, one.origin, *more))
+    print_table(("key", "value", "from", *(["runs now"] if running is not None else [])), rows)
     count = sum(_find_other(one, running) is not None for one in settings)
     if running is None:
         line = "no daemon of this file runs here, or none answers"
@@ -48,7 +45,7 @@ def _print(settings: list[Setting], path: Path, running: dict[str, str] | None) 
         line = f"{count} values differ from those that run: `outrider reload --check` says how they take effect"
     else:
         line = f"the daemon runs {path} as it is"
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    print_lines(line, wraps=False)
 
 
 def _find_other(setting: Setting, running: dict[str, str] | None) -> str | None:

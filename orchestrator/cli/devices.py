@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
+from orchestrator.plain_table import print_table
 
 if TYPE_CHECKING:
     from device_profiles.measured import MeasuredModel
@@ -91,14 +92,10 @@ def _with_profile(
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    table = Table("runtime", "device", "hardware", "memory free", "computes in", "profile")
+    shown = []
     for row in rows:
         if "unavailable" in row:
-            add_row(table, row["runtime"], "", row["unavailable"], "", "", "")
+            shown.append((row["runtime"], "", row["unavailable"], "", "", ""))
             continue
         runtime, formats = f"{row['runtime']} ({row['runtime_version']})", ", ".join(row["precisions"])
         profile = "; ".join(
@@ -108,8 +105,8 @@ def _print(rows: list[dict[str, Any]]) -> None:
             ]
         )
         memory = _describe_memory(row["memory_free_bytes"], row["memory_total_bytes"])
-        add_row(table, runtime, row["device"], _hardware(row["hardware"]), memory, formats, profile)
-    wide_console().print(table)
+        shown.append((runtime, row["device"], _hardware(row["hardware"]), memory, formats, profile))
+    print_table(("runtime", "device", "hardware", "memory free", "computes in", "profile"), shown)
 
 
 def _describe_memory(free_bytes: int, total_bytes: int) -> str:

@@ -11,6 +11,7 @@ from orchestrator.cli.daemon_socket import name_model
 from orchestrator.cli.options import (
     ModelName,
 )
+from orchestrator.plain_table import print_lines, print_table
 
 app = typer.Typer(help="Show which drafters propose tokens, and choose among them while requests run.")
 _Engine = Annotated[
@@ -53,24 +54,17 @@ def _choose(daemon: Daemon, names: list[str] | None, engine: int | None, model: 
 
 
 def _show(answer: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    console = wide_console()
     several = any("model" in one for one in answer["replicas"])
-    table = Table("engine", "replica", *(["model"] * several), "chosen", "drafter", "method", "state", "accepted")
+    rows = []
     for one in answer["replicas"]:
         chosen = "as configured" if one["chosen"] is None else ", ".join(one["chosen"]) or _OFF
         whose = [one["model"]] if several else []
         for drafter in one["drafters"] or [None]:
             told = ("-",) * 4 if drafter is None else _describe_drafter(drafter)
-            add_row(table, str(one["engine"]), one["replica"], *whose, chosen, *told)
-    console.print(table)
-    console.print(
-        "`outrider draft swap NAME|off` and `draft reset` change it, from the next round on",
-        markup=False,
-    )
+            rows.append((str(one["engine"]), one["replica"], *whose, chosen, *told))
+    models = ["model"] * several
+    print_table(("engine", "replica", *models, "chosen", "drafter", "method", "state", "accepted"), rows)
+    print_lines("`outrider draft swap NAME|off` and `draft reset` change it, from the next round on")
 
 
 def _describe_drafter(drafter: dict[str, Any]) -> tuple[str, str, str, str]:

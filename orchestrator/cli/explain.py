@@ -8,6 +8,7 @@ from urllib.parse import quote
 import typer
 
 from orchestrator.cli.admin_command import Daemon, admin_command
+from orchestrator.plain_table import print_lines, print_table
 
 _SHOWN_STRETCHES = 12
 
@@ -30,39 +31,29 @@ def explain(
 
 
 def _print_history(one: dict[str, Any], canary: dict[str, Any] | None) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    console = wide_console()
-    for line in [*describe_history(one), *describe_variant(one, canary)]:
-        console.print(line, markup=False, highlight=False)
+    print_lines(*describe_history(one), *describe_variant(one, canary))
     _print_drafters(one)
     if not one["rounds"]:
         return
-    table = Table("until", "rounds", "tokens", "drafted a round", "accepted a round", "accepted")
+    rows = []
     for stretch in one["rounds"][-_SHOWN_STRETCHES:]:
         rounds, drafted, accepted = stretch["rounds"], stretch["drafted"], stretch["accepted"]
         rate = f"{accepted / drafted:.0%}" if drafted else "-"
         counts = (f"{stretch['at_s']:.2f} s", str(rounds), str(stretch["tokens"]))
-        add_row(table, *counts, f"{drafted / rounds:.1f}", f"{accepted / rounds:.1f}", rate)
-    console.print(table)
+        rows.append((*counts, f"{drafted / rounds:.1f}", f"{accepted / rounds:.1f}", rate))
+    print_table(("until", "rounds", "tokens", "drafted a round", "accepted a round", "accepted"), rows)
 
 
 def _print_drafters(one: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
     if not one.get("drafters"):
         return
-    table = Table("drafter", "asked", "proposed", "taken", "verified", "accepted", "why not more")
+    rows = []
     for share in one["drafters"]:
         asked, taken = f"{share['asked']} rounds", f"{share['taken']} rounds"
         proposed, tokens = f"{share['proposed']} tokens", f"{share['drafted']} tokens"
         rate = f"{share['accepted']} ({share['accepted'] / share['drafted']:.0%})" if share["drafted"] else "0"
-        add_row(table, share["name"], asked, proposed, taken, tokens, rate, describe_leaving(share))
-    wide_console().print(table)
+        rows.append((share["name"], asked, proposed, taken, tokens, rate, describe_leaving(share)))
+    print_table(("drafter", "asked", "proposed", "taken", "verified", "accepted", "why not more"), rows)
 
 
 def describe_leaving(share: dict[str, Any]) -> str:
@@ -124,20 +115,14 @@ def describe_prediction(one: dict[str, Any]) -> str:
 
 
 def _print_route(route: dict[str, Any], model: str) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    console = wide_console()
-    for line in ([f"model: {model}"] if model else []) + describe_route(route):
-        console.print(line, markup=False, highlight=False)
+    print_lines(*([f"model: {model}"] if model else []), *describe_route(route))
     names = [term["name"] for term in next((one["terms"] for one in route["rated"] if one["terms"]), [])]
-    table = Table("replica", "draft", "ms", *names, "why not")
+    rows = []
     for one in route["rated"]:
         costs = [f"{term['cost_ms']:.0f}" for term in one["terms"]] or ["-"] * len(names)
         price = "-" if one["price_ms"] is None else f"{one['price_ms']:.0f}"
-        add_row(table, one["name"], one["draft"] or "none", price, *costs, one["why_not"] or "chosen")
-    console.print(table)
+        rows.append((one["name"], one["draft"] or "none", price, *costs, one["why_not"] or "chosen"))
+    print_table(("replica", "draft", "ms", *names, "why not"), rows)
 
 
 def describe_route(route: dict[str, Any]) -> list[str]:

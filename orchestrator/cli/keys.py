@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import ConfigFile, Yes, confirm
+from orchestrator.plain_table import print_lines, print_table
 
 if TYPE_CHECKING:
     from orchestrator.config.keys_file import KeyLine, KeyRecord
@@ -65,21 +66,16 @@ def list_keys(file: _File = None, config: ConfigFile = None, as_json: _Json = Fa
     if as_json:
         print(json.dumps({"file": str(path), "keys": [_describe_line(line) for line in lines]}, indent=1))
         return
-    from rich.table import Column, Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    table = Table(Column("name", no_wrap=True), Column("id", no_wrap=True), "for", "requests", "tokens/min", "made", "")
+    rows = []
     for line in lines:
         one = line.record
         limits = (str(one.max_requests or "-"), str(one.max_tokens_per_minute or "-"))
         notes = f"revoked {one.revoked}" if one.revoked else "stands there as it is" if line.plain else ""
         name = one.name or f"(line {line.number})"
-        add_row(table, name, one.key_id, ", ".join(one.scopes), *limits, one.created or "-", notes)
-    console = wide_console()
-    console.print(table)
+        rows.append((name, one.key_id, ", ".join(one.scopes), *limits, one.created or "-", notes))
+    print_table(("name", "id", "for", "requests", "tokens/min", "made", ""), rows, unbroken=2)
     if any(line.plain for line in lines):
-        console.print("`outrider keys hash` leaves only digests of such keys in the file", markup=False)
+        print_lines("`outrider keys hash` leaves only digests of such keys in the file")
 
 
 @app.command()

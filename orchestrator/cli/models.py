@@ -12,6 +12,7 @@ import typer
 from device_profiles.units import human_bytes
 from orchestrator.cli.options import ConfigFile, Yes, confirm
 from orchestrator.cli.progress import show_progress
+from orchestrator.plain_table import print_table
 
 if TYPE_CHECKING:  # loaded where something is done
     from orchestrator.loading.options import EngineOptions
@@ -119,12 +120,8 @@ def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
 
 
 def _print(found: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
     columns = ("model", "runtime", "weights", "size", "activations", "perplexity", "agreement", "step ms")
-    table = Table(*columns)
+    rows = []
     for one in found:
         shown = (Path(one["source"]).name, one["recipe_name"], one["weights"], human_bytes(one["bytes"]))
         for row in one["quality"] or [None]:
@@ -132,5 +129,5 @@ def _print(found: list[dict[str, Any]]) -> None:
             if row:
                 ratio = f"{row['perplexity']:.3f} (x {row['perplexity_ratio']:.3f})"
                 figures = (row["activations"], ratio, f"{row['greedy_agreement']:.1%}", f"{row['step_ms']:.2f}")
-            add_row(table, *shown, *figures)
-    wide_console().print(table)
+            rows.append((*shown, *figures))
+    print_table(columns, rows)

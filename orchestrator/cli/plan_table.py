@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from device_profiles.units import human_bytes
-from orchestrator.plain_table import add_row, wide_console
+from orchestrator.plain_table import print_table, wide_console
 from orchestrator.planning.basis import basis, list_doubtful_profiles, list_estimates
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ def print_proposal(proposal: PlanProposal, running: Sequence[str] = (), *, expla
         console.print(f"model {model}", markup=False)
     plan = proposal.plan
     _print_placements(console, proposal)
-    _print_predictions(console, plan)
+    _print_predictions(plan)
     for reason in plan.reasons:
         console.print(reason, markup=False)
     if explain:
-        _print_scores(console, plan)
+        _print_scores(plan)
         _print_rejected(console, plan)
         _print_basis(console, proposal)
     for line in _next_steps(proposal, explain=explain):
@@ -50,19 +50,15 @@ def print_proposal(proposal: PlanProposal, running: Sequence[str] = (), *, expla
 
 def print_diff(found: PlanDiff, before: str, after: str, currency: str) -> None:
     """Print what is different between two plans, whose prices are in that currency."""
-    from rich.table import Table
-
     console = wide_console()
     if not found.changes:
         console.print("nothing would change", markup=False)
     else:
-        table = Table(title=f"{before} -> {after}")
-        for column in ("what", "before", "after", "worker"):
-            table.add_column(column)
-        for change in found.changes:
-            restart = "starts anew" if change.restart else "stays"
-            add_row(table, change.part, change.before or "-", change.after or "-", restart)
-        console.print(table)
+        rows = [
+            (change.part, change.before or "-", change.after or "-", "starts anew" if change.restart else "stays")
+            for change in found.changes
+        ]
+        print_table(("what", "before", "after", "worker"), rows, title=f"{before} -> {after}")
     gain = f" ({found.gain:+.0%})" if found.before_tokens_per_s else ""
     console.print(
         f"predicted {found.before_tokens_per_s:.1f} -> {found.after_tokens_per_s:.1f} tokens/s{gain}", markup=False
@@ -78,40 +74,32 @@ def print_diff(found: PlanDiff, before: str, after: str, currency: str) -> None:
 
 def print_library() -> None:
     """Print the devices that a sketch may name; all figures are from datasheets."""
-    from rich.table import Table
-
     from device_profiles.known_devices import load_known_devices
 
-    table = Table(title="known devices (from datasheets, not measured)")
-    for column in ("device", "what it is", "memory GB", "GB/s", "TFLOP/s", "W"):
-        table.add_column(column)
+    rows = []
     for sheet in load_known_devices().values():
         rates = ", ".join(f"{precision} {figure.value:g}" for precision, figure in sheet.matmul_tflops.items())
         cells = (f"{one.value:g}" if one else "-" for one in (sheet.memory_gb, sheet.bandwidth_gb_per_s))
-        add_row(table, sheet.name, sheet.full_name, *cells, rates, f"{sheet.power_w.value:g}" if sheet.power_w else "-")
-    wide_console().print(table)
+        rows.append((sheet.name, sheet.full_name, *cells, rates, f"{sheet.power_w.value:g}" if sheet.power_w else "-"))
+    columns = ("device", "what it is", "memory GB", "GB/s", "TFLOP/s", "W")
+    print_table(columns, rows, title="known devices (from datasheets, not measured)")
 
 
 def _print_placements(console: Console, proposal: PlanProposal) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"plan for {proposal.plan.target}")
-    for column in ("role", "device", "runtime, weights", "layers", "threads", "memory", "costs"):
-        table.add_column(column)
+    rows = []
     several = len(proposal.plan.replicas) > 1
     for number, replica in enumerate(proposal.plan.replicas):
         name = f" {number}" if several else ""
-        for role, shard in _roles(replica):
-            add_row(table, f"{role}{name}", *_shard_cells(shard))
+        rows += [(f"{role}{name}", *_shard_cells(shard)) for role, shard in _roles(replica)]
         if replica.draft is None or not replica.depth:
             better = f"plain decoding is predicted to be better for {proposal.plan.objective}"
-            add_row(table, f"drafts{name}", f"none: {proposal.asked.no_drafts or better}", *[""] * 5)
+            rows.append((f"drafts{name}", f"none: {proposal.asked.no_drafts or better}", *[""] * 5))
         elif replica.draft.shard is None:
-            add_row(table, f"drafts{name}", f"{replica.draft.drafter}, in the target's worker", *[""] * 5)
+            rows.append((f"drafts{name}", f"{replica.draft.drafter}, in the target's worker", *[""] * 5))
     standby = proposal.plan.standby
-    for shard in standby.shards if standby else ():
-        add_row(table, "standby", *_shard_cells(shard))
-    console.print(table)
+    rows += [("standby", *_shard_cells(shard)) for shard in (standby.shards if standby else ())]
+    columns = ("role", "device", "runtime, weights", "layers", "threads", "memory", "costs")
+    print_table(columns, rows, title=f"plan for {proposal.plan.target}")
     if standby:
         console.print(f"standby: {standby.why}", markup=False)
 
@@ -141,18 +129,15 @@ def _cores(cores: tuple[int, ...]) -> str:
     return f"{cores[0]}-{cores[-1]}" if len(cores) > 1 else str(cores[0])
 
 
-def _print_predictions(console: Console, plan: Plan) -> None:
-    from rich.table import Table
-
-    table = Table(show_header=False, title=f"predicted; the best for {plan.objective}")
+def _print_predictions(plan: Plan) -> None:
+    rows = []
     for number, replica in enumerate(plan.replicas):
         name = f"replica {number}: " if len(plan.replicas) > 1 else ""
-        for key, value in _prediction_rows(replica.prediction, plan.currency):
-            add_row(table, f"{name}{key}", value)
+        rows += [(f"{name}{key}", value) for key, value in _prediction_rows(replica.prediction, plan.currency)]
     if len(plan.replicas) > 1:
         taken = _describe_taken(plan.cost_per_million_tokens, plan.joules_per_token, plan.currency)
-        add_row(table, "all replicas", ", ".join([f"{plan.goodput_tokens_per_s:.1f} tokens/s", *taken]))
-    console.print(table)
+        rows.append(("all replicas", ", ".join([f"{plan.goodput_tokens_per_s:.1f} tokens/s", *taken])))
+    print_table((), rows, title=f"predicted; the best for {plan.objective}")
 
 
 def _describe_taken(cost: float, joules: float, currency: str) -> list[str]:
@@ -193,37 +178,29 @@ def _prediction_rows(found: Prediction, currency: str) -> Iterator[tuple[str, st
     yield "energy", "".join(_describe_taken(0.0, joules, currency)) or "not known: no power"
 
 
-def _print_scores(console: Console, plan: Plan) -> None:
-    from rich.table import Table
-
+def _print_scores(plan: Plan) -> None:
     for number, replica in enumerate(plan.replicas):
-        table = Table(title=f"score of replica {number}: {replica.score.total:.2f} of 1")
-        for column in ("term", "value", "weight", "why"):
-            table.add_column(column)
-        for term in replica.score.terms:
-            add_row(table, term.name, f"{term.value:.2f}", f"{term.weight:g}", term.why)
-        console.print(table)
+        rows = [(term.name, f"{term.value:.2f}", f"{term.weight:g}", term.why) for term in replica.score.terms]
+        title = f"score of replica {number}: {replica.score.total:.2f} of 1"
+        print_table(("term", "value", "weight", "why"), rows, title=title)
 
 
 def _print_rejected(console: Console, plan: Plan) -> None:
-    from rich.table import Table
-
-    table = Table(title=f"alternatives not chosen, the best for {plan.objective} first")
     columns = (
         ("tokens/s", [one.goodput_tokens_per_s for one in plan.rejected]),
         (f"{plan.currency} a million", [one.cost_per_million_tokens for one in plan.rejected]),
         ("J a token", [one.joules_per_token for one in plan.rejected]),
     )
     known = [name for name, values in columns if any(values)]
-    for column in ("what", "role", *known, "why"):
-        table.add_column(column)
+    rows = []
     ordered = sorted(plan.rejected, key=lambda one: (-_weigh(one, plan.objective), one.what))
     for one in ordered[:_MOST_REJECTED]:
         figures = (one.goodput_tokens_per_s, one.cost_per_million_tokens, one.joules_per_token)
         shown = (value for value, (name, _) in zip(figures, columns, strict=True) if name in known)
         cells = [f"{value:.3g}" if value else "" for value in shown]
-        add_row(table, one.what, str(one.role), *cells, one.why)
-    console.print(table)
+        rows.append((one.what, str(one.role), *cells, one.why))
+    title = f"alternatives not chosen, the best for {plan.objective} first"
+    print_table(("what", "role", *known, "why"), rows, title=title)
     if len(ordered) > _MOST_REJECTED:
         console.print(f"and {len(ordered) - _MOST_REJECTED} more: --json has all of them", markup=False)
 

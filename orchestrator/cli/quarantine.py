@@ -14,6 +14,7 @@ from orchestrator.cli.options import (
     Yes,
     confirm,
 )
+from orchestrator.plain_table import print_lines, print_table
 
 app = typer.Typer(help="List the requests that are refused, refuse one, and let them run again.")
 
@@ -23,24 +24,19 @@ app = typer.Typer(help="List the requests that are refused, refuse one, and let 
 def list_refused(daemon: Daemon, model: ModelName = None) -> None:
     """Show each refused request: its digest, how many workers it ended, and until when it is refused."""
     answer = daemon.ask(name_model(model, "/admin/quarantine"))
-    from rich.table import Column, Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    console = wide_console()
     if not answer["quarantined"]:
-        console.print("no request is refused")
+        print_lines("no request is refused")
         return
     several = any("model" in one for one in answer["quarantined"])
     columns = (*(["model"] * several), "request", "prompt tokens", "workers ended", "until", "last end")
-    table = Table(Column("digest", no_wrap=True), *columns)
+    rows = []
     for one in answer["quarantined"]:
         until = datetime.fromtimestamp(one["until_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         counts = (str(one["prompt_tokens"]), str(one["deaths"]))
         whose = [one["model"]] if several else []
-        add_row(table, one["digest"], *whose, one["request_id"], *counts, until, one["cause"])
-    console.print(table)
-    console.print("`outrider quarantine release DIGEST` lets one run again", markup=False, highlight=False)
+        rows.append((one["digest"], *whose, one["request_id"], *counts, until, one["cause"]))
+    print_table(("digest", *columns), rows, unbroken=1)
+    print_lines("`outrider quarantine release DIGEST` lets one run again")
 
 
 @app.command()

@@ -8,6 +8,7 @@ import typer
 
 from orchestrator.cli.admin_command import Daemon, admin_command
 from orchestrator.cli.daemon_socket import DaemonRefused
+from orchestrator.plain_table import print_lines, print_table
 
 
 @admin_command
@@ -24,18 +25,10 @@ def reload(
     except DaemonRefused as error:
         told = "" if "nothing has changed" in str(error) else "\nnothing has changed; mend the file and reload again"
         raise DaemonRefused(f"{error}{told}") from error
-    from rich.table import Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    console = wide_console()
     if found["changes"]:
-        table = Table("key", "before", "after", "takes effect")
-        for one in found["changes"]:
-            add_row(table, one["key"], one["before"], one["after"], describe_effect(one))
-        console.print(table)
-    for line in list_lines(found, check=check):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        rows = [(one["key"], one["before"], one["after"], describe_effect(one)) for one in found["changes"]]
+        print_table(("key", "before", "after", "takes effect"), rows)
+    print_lines(*list_lines(found, check=check), wraps=False)
 
 
 def describe_effect(change: dict[str, Any]) -> str:

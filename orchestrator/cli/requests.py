@@ -13,6 +13,7 @@ from orchestrator.cli.options import (
     Yes,
     confirm,
 )
+from orchestrator.plain_table import print_lines, print_table
 
 
 @admin_command
@@ -20,24 +21,19 @@ def requests(daemon: Daemon, model: ModelName = None) -> None:
     """Show the live requests: their state, replica, tokens, draft depth and the name of their key; never what they
     say."""
     answer = daemon.ask(name_model(model, "/admin/requests"))
-    from rich.table import Column, Table
-
-    from orchestrator.plain_table import add_row, wide_console
-
-    console = wide_console()
     if not answer["requests"]:
-        console.print("no request is running")
+        print_lines("no request is running")
         return
     several = any("model" in one for one in answer["requests"])
     columns = ("state", "age", "replica", "prompt", "tokens", "depth", "queue", "key")
-    table = Table(Column("id", no_wrap=True), *(["model"] * several), *columns)
+    rows = []
     for one in answer["requests"]:
         whose = [one["model"]] if several else []
         times = (f"{one['age_s']:.1f} s", one["replica"] or "-", str(one["prompt_tokens"]), str(one["tokens"]))
         drafts = (f"{one['depth']:.1f}", f"{one['queue_ms']:.0f} ms", one["key"] or "-")
-        add_row(table, one["request_id"], *whose, one["state"], *times, *drafts)
-    console.print(table)
-    console.print("`outrider explain ID` says why, `outrider cancel ID` ends one", markup=False, highlight=False)
+        rows.append((one["request_id"], *whose, one["state"], *times, *drafts))
+    print_table(("id", *(["model"] * several), *columns), rows, unbroken=1)
+    print_lines("`outrider explain ID` says why, `outrider cancel ID` ends one")
 
 
 @admin_command

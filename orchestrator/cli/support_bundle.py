@@ -15,6 +15,7 @@ import typer
 from orchestrator.cli.admin_command import Daemon, daemon_command
 from orchestrator.cli.support_parts import Part, collect_parts
 from orchestrator.errors import OutriderError
+from orchestrator.plain_table import print_lines, print_table
 from orchestrator.redaction import HostNames, redact_secrets, redact_values
 
 _NEVER = (
@@ -117,19 +118,11 @@ def _now() -> str:
 
 
 def _print(told: dict[str, Any]) -> None:
-    from rich.table import Table
-
     from device_profiles.units import human_bytes
-    from orchestrator.plain_table import add_row, wide_console
 
-    console = wide_console()
-    table = Table("file", "size", "it is")
-    for one in told["contents"]:
-        add_row(table, one["name"], human_bytes(one["size_bytes"]), one["about"])
-    console.print(table)
-    console.print("left out:")
-    for line in told["left_out"]:
-        console.print(f"  {line}", markup=False, highlight=False)
+    rows = [(one["name"], human_bytes(one["size_bytes"]), one["about"]) for one in told["contents"]]
+    print_table(("file", "size", "it is"), rows)
+    print_lines("left out:", *(f"  {line}" for line in told["left_out"]))
     size = human_bytes(told["size_bytes"])
     note = "Read it before you pass it on: lines of native libraries are in it as they were printed."
-    console.print(f"{told['file']} ({size}). {note}", markup=False, highlight=False, soft_wrap=True)
+    print_lines(f"{told['file']} ({size}). {note}", wraps=False)
