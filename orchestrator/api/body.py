@@ -63,6 +63,12 @@ def show(text: str) -> str:
     return repr(text[:_SHOWN_CHARS].encode("utf-8", "backslashreplace").decode())
 
 
+def tag_kind(part: Any) -> str:
+    """Return the tag that a part's `type` chooses its model by."""
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return f"kind={kind}"
+
+
 def check_kind(value: Any, known: Collection[str], what: str, field: str, ways_out: Mapping[str, str]) -> Any:
     """Return a part whose `type` is known. Raises PydanticCustomError with what is taken, and the way out. `field`:
     what the error names; with "" the place of the part."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.api.body import NO_MEDIA, Body, Said, check_kind, refuse_empty, refuse_prompt_keys, show
+from orchestrator.api.body import NO_MEDIA, Body, Said, check_kind, refuse_empty, refuse_prompt_keys, show, tag_kind
 from orchestrator.api.tools.wire import ToolCall
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
@@ -57,16 +57,11 @@ class ThinkingPart(Said):
     thinking: str
 
 
-def _kind_of(part: Any) -> str:
-    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
-    return f"kind={kind}"
-
-
 Part = Annotated[
     Annotated[TextPart, Tag("kind=text")]
     | Annotated[RefusalPart, Tag("kind=refusal")]
     | Annotated[ThinkingPart, Tag("kind=thinking")],
-    Discriminator(_kind_of),
+    Discriminator(tag_kind),
     BeforeValidator(lambda part: check_kind(part, ("text", "refusal", "thinking"), "contents", "", _MEDIA)),
 ]
 Text = Annotated[TextPart, BeforeValidator(lambda part: check_kind(part, ("text",), "contents", "", _MEDIA))]
@@ -113,10 +108,7 @@ class Message(BaseModel):
         inside = "".join(part.thinking for part in parts if isinstance(part, ThinkingPart))
         return next((text for text in told if isinstance(text, str) and text), inside)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_that_changes_the_prompt(cls, data: Any) -> Any:
-        return refuse_prompt_keys(data)
+    _nothing_that_changes_the_prompt = model_validator(mode="before")(refuse_prompt_keys)
 
     @model_validator(mode="after")
     def _has_what_its_role_needs(self) -> Message:

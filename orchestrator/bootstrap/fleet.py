@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from adapters.contract import AdapterError
 from device_profiles.device_load import DeviceLoad
 from device_profiles.link import LinkProfile
@@ -29,9 +27,9 @@ from orchestrator.errors import OutriderError
 from orchestrator.planning.applied import build_option_filter
 from orchestrator.planning.here import PresentHost, PresentLinks
 from orchestrator.planning.neighbours import TakenPlace
-from orchestrator.planning.proposal import PlanError, PlanProposal, build_request_from_config, propose_hosts
+from orchestrator.planning.proposal import PlanProposal, build_request_from_config, propose_hosts
 from orchestrator.planning.sketched import build_default_links, build_stated_links
-from orchestrator.profiling.work import MEASURING_LOCK, profile_store
+from orchestrator.profiling.work import measuring_alone, profile_store
 from orchestrator.workers.contract import Cluster
 
 OnProgress = Callable[[str, float], None]
@@ -103,18 +101,12 @@ class FleetPlanning:
         """Measure what has no profile, where that is wanted. Raises PlanError where somebody else is measuring."""
         if self._config.placement.profile == "never":
             return
-        self._store.directory.mkdir(parents=True, exist_ok=True)
         stated = {frozenset((one.left, one.right)) for one in self._list_stated_links(self.fleet.addresses)}
-        try:
-            with FileLock(self._store.directory / MEASURING_LOCK, timeout=0):
-                addresses = list(self.fleet.addresses.values())
-                await measure_links(self._cluster, addresses, stated, self._store, self._progress)
-                budget_s = self._config.placement.profile_budget_s
-                await profile_hosts(self._cluster, self.fleet.hosts, self._store, self._progress, budget_s)
-        except Timeout:
-            raise PlanError(
-                f"somebody is measuring with {self._store.directory} already; start again when that is done"
-            ) from None
+        with measuring_alone(self._store):
+            addresses = list(self.fleet.addresses.values())
+            await measure_links(self._cluster, addresses, stated, self._store, self._progress)
+            budget_s = self._config.placement.profile_budget_s
+            await profile_hosts(self._cluster, self.fleet.hosts, self._store, self._progress, budget_s)
 
     def _plan(self) -> StartPlan:
         cores = {node: [[core] for core in host.cores] for node, host in self.fleet.hosts.items()}

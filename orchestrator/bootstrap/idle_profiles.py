@@ -14,7 +14,7 @@ from device_profiles.device_load import PROCESSOR, DeviceLoad, name_counters
 from device_profiles.units import human_bytes
 from orchestrator.bootstrap.clusters import local_cluster
 from orchestrator.bootstrap.planning import propose_local
-from orchestrator.bootstrap.start_profiles import list_wanted, measuring_alone
+from orchestrator.bootstrap.start_profiles import list_wanted
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
 from orchestrator.control.port import StateView
@@ -24,7 +24,7 @@ from orchestrator.planning.estimates import EstimableDevice
 from orchestrator.planning.promise import predict_promise
 from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.profiling.run import Watch, measure_until
-from orchestrator.profiling.work import Work, predict_needed_bytes, profile_store
+from orchestrator.profiling.work import Work, measuring_alone, predict_needed_bytes, profile_store
 from policies.planning.plan import Role
 
 IDLE_S: Final = 10.0

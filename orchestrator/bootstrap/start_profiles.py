@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-from filelock import FileLock, Timeout
 
 from adapters.contract import Unsupported
 from adapters.names import IN_PLACE_ADAPTERS
@@ -21,11 +19,10 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
 from orchestrator.errors import WorkerError
 from orchestrator.measuring.engine import Found
-from orchestrator.planning.proposal import PlanError
 from orchestrator.profiling.duration import measure_pace, predict_duration_s
 from orchestrator.profiling.progress import MeasuringProgress, OnProgress
 from orchestrator.profiling.run import Watch, measure_until
-from orchestrator.profiling.work import MEASURING_LOCK, Work, is_requested, list_work, profile_store
+from orchestrator.profiling.work import Work, is_requested, list_work, measuring_alone, profile_store
 from orchestrator.workers.contract import Cluster
 
 _SURELY_TOO_LONG: Final = 2.0
@@ -62,19 +59,6 @@ def list_in_place(config: ClusterConfig, base: Path) -> list[Work]:
     except Unsupported:
         return []
     return [one for one in wanted if one.job.role == "target"]
-
-
-@contextmanager
-def measuring_alone(store: ProfileStore) -> Iterator[None]:
-    """Let nobody else measure with this store meanwhile. Raises PlanError."""
-    store.directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(store.directory / MEASURING_LOCK, timeout=0):
-            yield
-    except Timeout:
-        raise PlanError(
-            f"somebody is measuring with {store.directory} already; start again when that is done"
-        ) from None
 
 
 async def profile_missing(config: ClusterConfig, base: Path, watch: StartWatch, budget_s: float) -> None:

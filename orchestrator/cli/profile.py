@@ -57,7 +57,7 @@ def profile(
 ) -> None:
     """Measure devices, the configured models on them, their drafts and the links between hosts, and keep it all."""
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.profiling.work import list_work, profile_store, remote_work
+    from orchestrator.profiling.work import list_work, measuring_alone, profile_store, remote_work
 
     path = config or default_config_path()
     loaded = leave_out_canary(load_config(path))
@@ -81,7 +81,8 @@ def profile(
             raise ProfileError(serving)
         for line in doubts:
             print(f"outrider: {line}", file=sys.stderr)
-        with _alone(store):
+        busy = ProfileError("another `outrider profile` is measuring with this store; wait for it to end")
+        with measuring_alone(store, busy):
             asyncio.run(_measure(loaded, todo, store, _How(refresh, seconds), done))
     took_s = time.perf_counter() - started if done.found or done.failures else 0.0
     _show(work, store, took_s, as_json=as_json)
@@ -120,21 +121,6 @@ def _describe_daemon(config: ClusterConfig) -> str:
         f"a daemon serves here ({answer['phase']}, {answer['streams']} streams): stop it, or measure beside it with "
         "--force"
     )
-
-
-@contextmanager
-def _alone(store: ProfileStore) -> Iterator[None]:
-    """Let nobody else measure with this store meanwhile. Raises ProfileError."""
-    from filelock import FileLock, Timeout
-
-    from orchestrator.profiling.work import MEASURING_LOCK
-
-    store.directory.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(store.directory / MEASURING_LOCK, timeout=0):
-            yield
-    except Timeout:
-        raise ProfileError("another `outrider profile` is measuring with this store; wait for it to end") from None
 
 
 async def _measure(config: ClusterConfig, todo: list[Work], store: ProfileStore, how: _How, done: _Done) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from orchestrator.config.hosts import check_running_hosts
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.source_text import Lines, Place
+from orchestrator.config.source_text import Lines, Place, describe_place
 from orchestrator.errors import ConfigError
 
 
@@ -18,13 +18,13 @@ def check_cluster(config: ClusterConfig, path: Path, lines: Lines) -> None:
         if key in cluster.model_fields_set and getattr(cluster, key) and cluster.runtime == "local":
             raise ConfigError(f"{where} goes with Ray, and cluster.runtime is 'local'; leave one of them out")
     if cluster.job_server and (not cluster.on_ray or cluster.address):
-        where = f"{path}:{lines.get(('cluster', 'job_server'), 1)}: cluster.job_server:"
+        where = describe_place(path, lines, ("cluster", "job_server"))
         raise ConfigError(f"{where} goes with a Ray of the daemon's own: cluster.runtime 'ray' and no cluster.address")
     if "://" in cluster.address:
-        where = f"{path}:{lines.get(('cluster', 'address'), 1)}: cluster.address:"
+        where = describe_place(path, lines, ("cluster", "address"))
         raise ConfigError(f"{where} Ray's client protocol is not supported; write HOST:PORT of its head")
     if "auth" in cluster.model_fields_set and not cluster.address:
-        where = f"{path}:{lines.get(('cluster', 'auth'), 1)}: cluster.auth:"
+        where = describe_place(path, lines, ("cluster", "auth"))
         raise ConfigError(f"{where} goes with cluster.address; a Ray of the daemon's own always has a token")
 
 

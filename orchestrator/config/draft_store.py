@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import ByteSize, Field
 
 from orchestrator.config.section import Section, Size
-from orchestrator.config.source_text import Lines, Place, format_place
+from orchestrator.config.source_text import Lines, Place, find_line, format_place
 from orchestrator.errors import ConfigError
 
 MEMORY, DISK = "memory", "disk"
@@ -82,7 +82,7 @@ def check_stores(drafts: Sequence[tuple[Place, str, DraftStoreOptions | None]], 
     named: Place | None = None
     for place, store, options in drafts:
         at = (*place, "store")
-        where = f"{path}:{_find_line(at, lines)}: {format_place(at)}:"
+        where = f"{path}:{find_line(lines, at)}: {format_place(at)}:"
         if store == MEMORY:
             if options is not None:
                 raise _refuse_options(
@@ -146,9 +146,4 @@ def _check_options(place: Place, store: str, options: DraftStoreOptions, path: P
 
 def _refuse_options(place: Place, key: str, text: str, path: Path, lines: Lines) -> ConfigError:
     at = (*place, "store_options") if key == "store_options" else (*place, "store_options", key)
-    return ConfigError(f"{path}:{_find_line(at, lines)}: {format_place(at)}: {text}")
-
-
-def _find_line(place: Place, lines: Lines) -> int:
-    """Return the line of a place, or of the nearest above it that is written down."""
-    return next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
+    return ConfigError(f"{path}:{find_line(lines, at)}: {format_place(at)}: {text}")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from orchestrator.config.section import Price, Section, Size
-from orchestrator.config.source_text import Lines, Place, format_place
+from orchestrator.config.source_text import Lines, Place, find_line, format_place
 from orchestrator.errors import ConfigError
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
@@ -131,5 +131,4 @@ def check_running_hosts(hosts: Sequence[ClusterHost], path: Path, lines: Lines) 
 
 
 def _refuse(path: Path, lines: Lines, place: Place, text: str) -> ConfigError:
-    line = next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
-    return ConfigError(f"{path}:{line}: {format_place(place)}: {text}")
+    return ConfigError(f"{path}:{find_line(lines, place)}: {format_place(place)}: {text}")

@@ -303,7 +303,7 @@ def _check_draft_workers(workers: DraftWorkersSection, where: str) -> None:
 def _check_canary(config: ClusterConfig, path: Path, lines: Lines) -> None:
     """Refuse a canary that is no other than the rest, and what cannot be tried that way. Raises ConfigError."""
     canary = config.canary
-    where = f"{path}:{lines.get(('canary',), 1)}: canary:"
+    where = describe_place(path, lines, ("canary",))
     _check_canary_places(config, path, lines)
     if not canary.share:
         return
@@ -337,9 +337,7 @@ def _check_canary_places(config: ClusterConfig, path: Path, lines: Lines) -> Non
             mine = at[0] == "canary" or shared
             if mine and isinstance(draft, ModelDraft) and getattr(draft, key) == AUTO:
                 place = (*at, key)
-                raise ConfigError(
-                    f"{path}:{lines.get(place, 1)}: {format_place(place)}: no plan chooses for it; name one"
-                )
+                raise ConfigError(f"{describe_place(path, lines, place)} no plan chooses for it; name one")
 
 
 def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -349,13 +347,13 @@ def _check_replicas(config: ClusterConfig, path: Path, lines: Lines) -> None:
     if config.devices.cores and (config.model.most_replicas > 1 or any(one.cores for _, one in placements)):
         mine, replicas = config.find_place("devices", "cores"), config.find_place("model", "replicas")
         raise ConfigError(
-            f"{path}:{lines.get(mine, 1)}: {format_place(mine)}: are one worker's; "
+            f"{describe_place(path, lines, mine)} are one worker's; "
             f"give each replica its own in {format_place(replicas)}, as in [{{cores: [0, 1]}}, {{cores: [2, 3]}}]"
         )
     for at, placement in placements:
         if placement.host and not config.cluster.on_ray:
             place: Place = (*at, "host")
-            raise ConfigError(f"{path}:{lines.get(place, 1)}: {format_place(place)}: {ONLY_ON_RAY}")
+            raise ConfigError(f"{describe_place(path, lines, place)} {ONLY_ON_RAY}")
 
 
 def _check_cores(config: ClusterConfig, path: Path, lines: Lines) -> None:
@@ -414,4 +412,4 @@ def _check_keys(config: ClusterConfig, path: Path, lines: Lines) -> None:
         try:
             read_keys(keys_path(config.api.keys_file, path.resolve().parent))
         except ConfigError as error:
-            raise ConfigError(f"{path}:{lines.get(('api', 'keys_file'), 1)}: api.keys_file: {error}") from error
+            raise ConfigError(f"{describe_place(path, lines, ('api', 'keys_file'))} {error}") from error

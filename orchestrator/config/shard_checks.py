@@ -30,7 +30,7 @@ def check_shards(config: ClusterConfig, decoder: DecoderSizes | None, path: Path
     for number, shard in enumerate(model.shards):
         if shard.host and not config.cluster.on_ray:
             at: Place = (*place, number, "host")
-            raise ConfigError(f"{path}:{lines.get(at, 1)}: {format_place(at)}: {ONLY_ON_RAY}")
+            raise ConfigError(f"{describe_place(path, lines, at)} {ONLY_ON_RAY}")
     whole = model.adapter in OWN_ADAPTERS and model.adapter not in SHARDING_ADAPTERS
     if whole and not all(shard.adapter for shard in model.shards):
         raise ConfigError(
@@ -42,7 +42,7 @@ def check_shards(config: ClusterConfig, decoder: DecoderSizes | None, path: Path
     for of, draft in config.all_drafts:
         if isinstance(draft, ModelDraft) and AUTO in (draft.adapter, draft.device):
             raise ConfigError(
-                f"{path}:{lines.get(of, 1)}: {format_place(of)}: no plan is made beside {format_place(place)}; "
+                f"{describe_place(path, lines, of)} no plan is made beside {format_place(place)}; "
                 "name the draft's adapter and device"
             )
     if model.static_shapes == "on":

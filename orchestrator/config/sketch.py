@@ -12,7 +12,7 @@ from orchestrator.config.hosts import ClusterHost, ClusterLinks, Name, check_hos
 from orchestrator.config.load import parse_config
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.section import Section
-from orchestrator.config.source_text import parse_text, read_text
+from orchestrator.config.source_text import describe_place, parse_text, read_text
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
 
@@ -93,7 +93,7 @@ def parse_sketch(text: str, path: Path) -> Sketch:
     except ValidationError as error:
         raise ConfigError(problems(error, path, lines, Sketch)) from error
     if sketch.drafts and sketch.target is None:
-        raise ConfigError(f"{path}:{lines.get(('drafts',), 1)}: drafts: go with `target`; add it, or leave them out")
+        raise ConfigError(f"{describe_place(path, lines, ('drafts',))} go with `target`; add it, or leave them out")
     check_hosts(sketch.hosts, sketch.links, path, lines)
     check_sketched_hosts(sketch.hosts, path, lines)
     return sketch

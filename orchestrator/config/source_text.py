@@ -90,6 +90,11 @@ def describe_place(path: Path, lines: Lines, place: Place) -> str:
     return f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
 
 
+def find_line(lines: Lines, place: Place) -> int:
+    """Return the line of a place, or of the nearest above it that is written down."""
+    return next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
+
+
 def format_place(place: Place) -> str:
     """Return a place as people write it ("drafts[0].method"), always in one line."""
     text = ""

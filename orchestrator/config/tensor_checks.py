@@ -7,7 +7,7 @@ from pathlib import Path
 from adapters.decoder.spec import DecoderSizes, DecoderSpec, describe_too_many
 from adapters.names import OWN_ADAPTERS
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.source_text import Lines, Place, format_place
+from orchestrator.config.source_text import Lines, Place, describe_place
 from orchestrator.config.target import AUTO, Target
 from orchestrator.errors import ConfigError
 
@@ -25,7 +25,7 @@ def check_tensor_parallel(config: ClusterConfig, decoder: DecoderSizes | None, p
     if not why and isinstance(decoder, DecoderSpec) and ranks > decoder.most_ranks:
         why = describe_too_many(decoder, ranks)
     if why:
-        raise ConfigError(f"{path}:{lines.get(place, 1)}: {format_place(place)}: {why}")
+        raise ConfigError(f"{describe_place(path, lines, place)} {why}")
 
 
 def _find_contradiction(model: Target) -> str:

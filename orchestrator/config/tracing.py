@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from orchestrator.config.section import Section
-from orchestrator.config.source_text import Lines
+from orchestrator.config.source_text import Lines, describe_place
 from orchestrator.errors import ConfigError
 
 _HEADER = re.compile(r"(?P<name>[A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*(?P<value>[\x20-\x7e]+)")
@@ -89,5 +89,5 @@ def check_tracing(tracing: TracingSection, path: Path, lines: Lines) -> None:
         try:
             read_headers_file(headers)
         except ConfigError as error:
-            where = f"{path}:{lines.get(('tracing', 'headers_file'), 1)}: tracing.headers_file:"
+            where = describe_place(path, lines, ("tracing", "headers_file"))
             raise ConfigError(f"{where} {error}") from error

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable, FilesInPlace, ModelRefused, Unsupported
@@ -24,19 +26,20 @@ from device_profiles.units import GIB
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO, THIS_NODE
+from orchestrator.errors import OutriderError
 from orchestrator.loading.devices import effective_device, find_device, mark_of
 from orchestrator.loading.models import SIMULATED_PREFIX
 from orchestrator.loading.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
 from orchestrator.loading.profile_keys import build_profile_key, find_profile, profiles_in, threads_of
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.planning.digests import digest_at_hand
+from orchestrator.planning.proposal import PlanError
 from orchestrator.profiling.measuring_worker import STEPS_S, ProfileJob, job_spec
 from orchestrator.workers.contract import WorkerSpec
 
 _PROCESS_BYTES = GIB // 2
 _MEMORY_PER_FILE = 4  # what preparing and holding a model takes at most, by the size of its files
-MEASURING_LOCK = ".measuring.lock"
-"""In the store: whoever measures holds it."""
+_MEASURING_LOCK = ".measuring.lock"  # in the store: whoever measures holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,3 +268,15 @@ def _device(adapter: str, name: str) -> DeviceProfile | None:
         return None
     wanted = effective_device(adapter, name)
     return next((device for device in there if device.name == wanted), None)
+
+
+@contextmanager
+def measuring_alone(store: ProfileStore, busy: OutriderError | None = None) -> Iterator[None]:
+    """Let nobody else measure with this store meanwhile. Raises `busy` where somebody does, or PlanError."""
+    store.directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(store.directory / _MEASURING_LOCK, timeout=0):
+            yield
+    except Timeout:
+        why = f"somebody is measuring with {store.directory} already; start again when that is done"
+        raise busy or PlanError(why) from None

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from policies.serving.scaling import note_since
+
 ADD_AFTER_S = 3.0
 """For how long a worker is crowded before there is one more."""
 _CROWDED = 0.25  # of a worker's answers that were cut short in company
@@ -83,7 +85,7 @@ def follow_pool(
     spare = count > least and not any(worker.is_crowded for worker in workers)
     spare = spare and (count > most or busy <= _SPARE_BUSY * (count - 1))
     trend = PoolTrend(
-        _since(trend.crowded_since_s, now_s, holds=crowded), _since(trend.spare_since_s, now_s, holds=spare)
+        note_since(trend.crowded_since_s, now_s, holds=crowded), note_since(trend.spare_since_s, now_s, holds=spare)
     )
     if trend.crowded_since_s is not None:
         left_s = trend.crowded_since_s + ADD_AFTER_S - now_s
@@ -99,9 +101,3 @@ def choose_leaver(workers: Sequence[PoolWorker], assigned: Mapping[str, int]) ->
     the newest of equals."""
     counts = Counter(assigned.values())
     return min(workers, key=lambda one: (one.serving, counts[one.number], -one.number)).number
-
-
-def _since(since_s: float | None, now_s: float, *, holds: bool) -> float | None:
-    if not holds:
-        return None
-    return now_s if since_s is None else since_s

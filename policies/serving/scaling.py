@@ -115,8 +115,8 @@ def follow_load(trend: ScaleTrend, bounds: ScaleBounds, load: ScaleLoad, now_s: 
     spare = settled and not crowded and not load.late and count > bounds.least and _is_spare(trend, load)
     trend = replace(
         trend,
-        crowded_since_s=_since(trend.crowded_since_s, now_s, holds=settled and bool(crowded)),
-        spare_since_s=_since(trend.spare_since_s, now_s, holds=spare),
+        crowded_since_s=note_since(trend.crowded_since_s, now_s, holds=settled and bool(crowded)),
+        spare_since_s=note_since(trend.spare_since_s, now_s, holds=spare),
     )
     if trend.crowded_since_s is not None and count < bounds.most:
         since_s = now_s - trend.crowded_since_s
@@ -177,7 +177,8 @@ def _rest(trend: ScaleTrend) -> ScaleTrend:
     return replace(trend, crowded_since_s=None, spare_since_s=None)
 
 
-def _since(since_s: float | None, now_s: float, *, holds: bool) -> float | None:
+def note_since(since_s: float | None, now_s: float, *, holds: bool) -> float | None:
+    """Return since when something holds, noted so far as `since_s`; None where it does not hold."""
     if not holds:
         return None
     return now_s if since_s is None else since_s

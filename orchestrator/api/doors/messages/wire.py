@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.api.body import NO_MEDIA, Body, Offered, Said, check_kind, refuse_empty, refuse_prompt_keys
+from orchestrator.api.body import NO_MEDIA, Body, Offered, Said, check_kind, refuse_empty, refuse_prompt_keys, tag_kind
 from orchestrator.api.chat_messages import Effort, TemplateKeywords
 from orchestrator.api.errors import NO_THREADS
 from orchestrator.api.known_fields import HARMLESS
@@ -61,18 +61,13 @@ class ResultBlock(Said):
     content: str | list[Text] = ""
 
 
-def _kind_of(block: Any) -> str:
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    return f"kind={kind}"
-
-
 Block = Annotated[
     Annotated[TextBlock, Tag("kind=text")]
     | Annotated[ThinkingBlock, Tag("kind=thinking")]
     | Annotated[RedactedBlock, Tag("kind=redacted_thinking")]
     | Annotated[CallBlock, Tag("kind=tool_use")]
     | Annotated[ResultBlock, Tag("kind=tool_result")],
-    Discriminator(_kind_of),
+    Discriminator(tag_kind),
     BeforeValidator(lambda block: check_kind(block, _BLOCKS, "contents", "messages", _MEDIA)),
 ]
 
@@ -88,10 +83,7 @@ class SaidMessage(Said):
         """Its content as blocks."""
         return [TextBlock(type="text", text=self.content)] if isinstance(self.content, str) else self.content
 
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_that_changes_the_prompt(cls, data: Any) -> Any:
-        return refuse_prompt_keys(data)
+    _nothing_that_changes_the_prompt = model_validator(mode="before")(refuse_prompt_keys)
 
     @model_validator(mode="after")
     def _blocks_of_its_role(self) -> SaidMessage:

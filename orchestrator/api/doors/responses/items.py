@@ -54,10 +54,7 @@ class MessageItem(Said):
     role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Part]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _nothing_that_changes_the_prompt(cls, data: Any) -> Any:
-        return refuse_prompt_keys(data)
+    _nothing_that_changes_the_prompt = model_validator(mode="before")(refuse_prompt_keys)
 
     @model_validator(mode="after")
     def _says_something(self) -> MessageItem:
