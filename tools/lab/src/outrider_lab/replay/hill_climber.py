@@ -8,6 +8,7 @@ and keeps the new depth where the throughput is at least KEEP of what it was.
 from __future__ import annotations
 
 from outrider_lab.replay.fixed import FixedDepth
+from policies.running_mean import update_mean
 from policies.speculation import RoundContext
 from policies.speculation.policy import RoundOutcome
 
@@ -31,7 +32,7 @@ class HillClimber(FixedDepth):
         if done.times is None:
             return
         rate = done.tokens / (done.times.forward_ms + done.times.draft_ms)
-        self._throughput += (_NEWEST if self._rounds else 1.0) * (rate - self._throughput)
+        self._throughput = update_mean(self._throughput, rate, _NEWEST if self._rounds else 1.0)
         self._accepted += sum(done.accepted)
         self._evaluated += sum(right + (right < depth) for right, depth in zip(done.accepted, done.depths, strict=True))
         self._rounds += 1
