@@ -1,0 +1,108 @@
+"""Pages name files that are there, and every decision says whether it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+DECISIONS = sorted((DOCS / "adr").glob("0*.md"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
+ROOMS = ("adapters", "device_profiles", "docs", "orchestrator", "policies", "tests", "tools")
+PACKAGES = ("adapters.", "device_profiles.", "orchestrator.", "outrider_lab.", "policies.", "tests.", "tools.")
+
+_QUOTED = re.compile(r"`([\w./*-]+)`")
+_STATUS = re.compile(r"(?m)^Status: (accepted|withdrawn|superseded by \[\d{4}\]\((\d{4}-[\w-]+\.md)\))[.,]")
+
+
+def list_places() -> dict[str, set[str]]:
+    """Return the files and directories of the repository, by every ending of their paths that begins behind a `/`."""
+    places: dict[str, set[str]] = defaultdict(set)
+    for room in ROOMS:
+        for directory, names, files in os.walk(ROOT / room):
+            names[:] = [name for name in names if name != "__pycache__"]
+            for place in [Path(directory), *(Path(directory, name) for name in files)]:
+                parts = place.relative_to(ROOT).parts
+                for start in range(len(parts)):
+                    places["/".join(parts[start:])].add("/".join(parts))
+    return places
+
+
+PLACES = list_places()
+FOLDERS = {part for place in PLACES for part in place.split("/")[:-1]}
+
+
+def resolve(quoted: str) -> set[str]:
+    """Return the places that a quoted path may mean: the one of just that path, else all whose paths end so."""
+    key = quoted.rstrip("/")
+    for exact in (key, f"orchestrator/{key}"):
+        if exact in PLACES[key]:
+            return {exact}
+    return PLACES[key]
+
+
+def is_path(quoted: str) -> bool:
+    """Tell whether a quoted text names a place in the repository, and not a media type or a file of a model."""
+    first, slash, _ = quoted.partition("/")
+    return quoted.endswith(".py") or (bool(slash) and first in FOLDERS)
+
+
+def is_there(path: str) -> bool:
+    """Tell whether a quoted path is that of one place. A bare name may be that of several: its row says which."""
+    if "*" in path:
+        return any(ROOT.glob(path)) or any(ROOT.glob(f"*/{path}"))
+    places = resolve(path)
+    return len(places) == 1 or ("/" not in path.rstrip("/") and bool(places))
+
+
+def is_dead(quoted: str) -> bool:
+    """Tell whether a quoted text names a place of the repository that is not there, or that is not clear."""
+    if quoted.startswith(PACKAGES):  # a module, or a name in one
+        path = quoted.replace(".", "/")
+        return not any(map(resolve, (path, f"{path}.py", f"{path.rpartition('/')[0]}.py")))
+    return is_path(quoted) and not is_there(quoted)
+
+
+def find_dead(text: str) -> list[str]:
+    """Return the dead paths that a page quotes, each with its line."""
+    lines = enumerate(text.splitlines(), start=1)
+    return [f"line {number}: {quoted}" for number, line in lines for quoted in _QUOTED.findall(line) if is_dead(quoted)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_paths_are_there(page: Path) -> None:
+    assert find_dead(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "quoted",
+    ["orchestrator/no_such.py", "control/reconcile.py", "pairing.py", "replay/__init__.py", "policies.acceptance"],
+)
+def test_a_path_that_is_not_there_or_not_clear_is_refused(quoted: str) -> None:
+    assert find_dead(f"first\nsee `{quoted}`") == [f"line 2: {quoted}"]
+
+
+@pytest.mark.parametrize(
+    "quoted", ["text/event-stream", "config.json", "engine/loop.py", "orchestrator.cli.entry", "HOST/DEVICE"]
+)
+def test_what_is_there_or_no_path_is_taken(quoted: str) -> None:
+    assert find_dead(f"`{quoted}`") == []
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_says_whether_it_stands(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    status = _STATUS.match(lines[2])
+    assert status is not None, "the third line is `Status: accepted.`, `withdrawn.` or `superseded by [N](page), ...`"
+    successor = status[2]
+    assert successor is None or (page.parent / successor).exists()
+
+
+def test_every_decision_is_listed() -> None:
+    listed = re.findall(r"\((\d{4}-[\w-]+\.md)\)", (DOCS / "adr" / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == [page.name for page in DECISIONS]
