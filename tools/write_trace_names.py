@@ -1,4 +1,4 @@
-"""Writes the tables of spans, attributes and metrics into docs/tracing.md.
+"""Writes the tables of spans, attributes and metrics into docs/observability.md.
 
 python -m tools.write_trace_names
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.tracing.names import format_tables
 
-PAGE = Path(__file__).parents[1] / "docs" / "tracing.md"
+PAGE = Path(__file__).parents[1] / "docs" / "observability.md"
 BEGIN, END = "<!-- names: begin. PYTHONPATH=. python -m tools.write_trace_names -->\n", "<!-- names: end -->\n"
 
 

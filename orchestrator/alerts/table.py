@@ -97,7 +97,7 @@ ALERTS = (
         "Less than 60 % of a drafter's tokens are accepted.",
         "that speculation costs time: short or cheap drafts pay with far less.",
         "OutriderSpeculationSlower and OutriderDraftingCostsMore: where both are silent, it pays.",
-        "`outrider bench pairs` compares drafts; see docs/which-draft.md.",
+        "`outrider bench pairs` compares drafts; see docs/drafts.md#which-draft.",
     ),
     Alert(
         "OutriderSpeculationSlower",

@@ -1,4 +1,4 @@
-"""Every name that leaves the daemon by OpenTelemetry, and its meaning: the tables of docs/tracing.md are made of these.
+"""Every name that leaves the daemon by OpenTelemetry, and its meaning: the tables of docs/observability.md are made of these.
 
 `gen_ai.*`, `error.type` and `http.*` are names of OpenTelemetry's semantic conventions. There is no convention for
 speculation, so those names are our own.
@@ -174,7 +174,7 @@ METRIC_ATTRIBUTES = (OPERATION, PROVIDER_NAME, REQUEST_MODEL, RESPONSE_MODEL, ER
 
 
 def format_tables() -> str:
-    """Return the tables of docs/tracing.md, as Markdown."""
+    """Return the tables of docs/observability.md, as Markdown."""
     spans = [f"| `{one.name}` | {f'`{one.parent}`' if one.parent else ''} | {one.meaning} |" for one in SPANS]
     attributes = [
         f"| `{one.name}` | {', '.join(f'`{span}`' for span in one.spans)} | {one.meaning} |" for one in ATTRIBUTES

@@ -51,7 +51,7 @@ def simulate(
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Nothing is drafted.")] = False,
     question: Annotated[
-        str, typer.Option(help="Answer one of: edge, shared-draft, standby, mix, load (docs/simulation-questions.md).")
+        str, typer.Option(help="Answer one of: edge, shared-draft, standby, mix, load (docs/simulation.md#questions).")
     ] = "",
     share: Annotated[float, typer.Option(min=0.01, max=1.0, help="Of a question's requests; fewer are faster.")] = 1.0,
     plots: Annotated[Path | None, typer.Option(help="Write PNG plots of a question into this directory.")] = None,
