@@ -1,4 +1,4 @@
-"""Pages name files that are there, and every decision says whether it stands."""
+"""Pages name files, functions and sections that are there, and every decision says whether it stands."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ DECISIONS = sorted((DOCS / "adr").glob("0*.md"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
 ROOMS = ("adapters", "device_profiles", "docs", "orchestrator", "policies", "tests", "tools")
 PACKAGES = ("adapters.", "device_profiles.", "orchestrator.", "outrider_lab.", "policies.", "tests.", "tools.")
+
+OUTSIDE = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "tools" / "lab" / "README.md"]  # mkdocs checks docs/
 
 _QUOTED = re.compile(r"`([\w./*-]+)`")
 _STATUS = re.compile(r"(?m)^Status: (accepted|withdrawn|superseded by \[\d{4}\]\((\d{4}-[\w-]+\.md)\))[.,]")
@@ -106,3 +108,36 @@ def test_a_decision_says_whether_it_stands(page: Path) -> None:
 def test_every_decision_is_listed() -> None:
     listed = re.findall(r"\((\d{4}-[\w-]+\.md)\)", (DOCS / "adr" / "README.md").read_text(encoding="utf-8"))
     assert sorted(listed) == [page.name for page in DECISIONS]
+
+
+STEPS = re.findall(r"(?m)^\| (\d+) \| .* \| (.*) \| (.*) \|$", (DOCS / "start-here.md").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("number", "functions", "files"), STEPS)
+def test_a_step_of_a_request_names_functions_of_its_files(number: str, functions: str, files: str) -> None:
+    sources = [(ROOT / place).read_text(encoding="utf-8") for path in _QUOTED.findall(files) for place in resolve(path)]
+    defined = {name for source in sources for name in re.findall(r"(?m)^ *(?:async )?(?:def|class) (\w+)", source)}
+    named = {part for function in _QUOTED.findall(functions) for part in function.split(".")}
+    assert named
+    assert named <= defined, f"step {number}"
+
+
+def test_a_newcomer_can_read_it_all() -> None:
+    assert len(STEPS) == 10
+    assert len((DOCS / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 250
+
+
+def list_anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings."""
+    headings = re.findall(r"(?m)^#+ (.+)$", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", OUTSIDE, ids=lambda page: page.parent.name + "/" + page.name)
+def test_links_outside_the_site_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text(encoding="utf-8"))
+    assert links
+    for path, anchor in links:
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in list_anchors(target), f"{path}#{anchor}"

@@ -1,4 +1,4 @@
-"""Every name that leaves the daemon by OpenTelemetry, and its meaning: the tables of docs/observability.md are made of these.
+"""Every name that leaves the daemon by OpenTelemetry, and its meaning: docs/observability.md has them as tables.
 
 `gen_ai.*`, `error.type` and `http.*` are names of OpenTelemetry's semantic conventions. There is no convention for
 speculation, so those names are our own.
