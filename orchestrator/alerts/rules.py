@@ -38,7 +38,7 @@ def write_runbook() -> str:
         "# Runbook",
         "",
         "Made of the table of alerts in `orchestrator/alerts/table.py`, by `write_runbook` beside it.",
-        "[Observability](observability.md#alerts) tells how alerts get to you. `outrider alerts` shows those that fire.",
+        "[Observability](observability.md#alerts) tells how they get to you. `outrider alerts` shows those that fire.",
         "",
     ]
     for one in ALERTS:
