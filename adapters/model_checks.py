@@ -110,7 +110,7 @@ def check_use(spec: DecoderSizes, name: str, adapter: str = "", *, static: bool 
     """Check what a model is to be: the `draft` of another, or a target, on an adapter ("" where none is chosen).
     Raises ModelRefused; `name` says of which model."""
     if spec.draft_outputs and not draft:
-        raise ModelRefused(describe_draft(name, spec.draft_outputs, spec.vocabulary_size))
+        raise ModelRefused(_describe_draft(name, spec.draft_outputs, spec.vocabulary_size))
     if draft and (why := explain_no_drafts(spec)):
         raise ModelRefused(f"{name}: {why}, its own either: it cannot draft. Choose another draft.")
     if not isinstance(spec, DecoderSpec):
@@ -126,7 +126,7 @@ def explain_no_drafts(spec: DecoderSizes | None) -> str:
     return NO_REWIND if isinstance(spec, GgufFacts) and not spec.cuts_anywhere else ""
 
 
-def describe_draft(name: str, outputs: int, vocabulary_size: int) -> str:
+def _describe_draft(name: str, outputs: int, vocabulary_size: int) -> str:
     """Say why a draft of few outputs is no target."""
     return (
         f"{name}: it is a draft (draft_vocab_size), which can say {outputs} of {vocabulary_size} tokens only. "

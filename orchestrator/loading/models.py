@@ -25,10 +25,9 @@ from adapters.contract import (
     Unsupported,
     cut_layers,
 )
-from adapters.decoder.spec import DecoderSizes
 from adapters.device_memory import read_host_memory
 from adapters.devices_there import check_device
-from adapters.model_checks import describe_draft
+from adapters.model_checks import check_use
 from adapters.model_identity import ModelIdentity
 from adapters.model_source import ModelSource, check_model
 from adapters.model_store import ModelChanged, ModelStore, explain_errors
@@ -231,8 +230,7 @@ def _prepare_once(
     if file is None:
         return found, "", None
     store = found.store or ModelStore(Path(options.store))
-    if serves:
-        _refuse_draft(check_model(file, found.adapter.name), found.source)
+    check_use(check_model(file, found.adapter.name), found.source, draft=not serves)
     tokenizer_dir = prepare_tokenizer_of(options, file, progress, store) if serves else ""
     head = keep_head(store, file, progress)
     digest = found.prepared.parent.name
@@ -433,11 +431,6 @@ def _question(
         isolated=file is not None and not isinstance(adapter, PipelineLoader),
         soon=isinstance(adapter, FilesInPlace),
     )
-
-
-def _refuse_draft(spec: DecoderSizes, source: str) -> None:
-    if spec.draft_outputs:
-        raise ModelRefused(describe_draft(source, spec.draft_outputs, spec.vocabulary_size))
 
 
 def load_tokenizer(directory: str) -> Tokenizer:

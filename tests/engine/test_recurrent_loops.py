@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from adapters.contract import ModelRefused
+from orchestrator.loading.models import load_model
 from orchestrator.workers.messages import Sampling, Submit
 from tests.support.failing import FailingModel
-from tests.support.hybrids import load_hybrid, prepare_hybrid
+from tests.support.hybrids import load_hybrid, prepare_hybrid, write_hybrid
 from tests.support.loops import decode, loop_over, suffix
+from tests.support.options import build_options
 from tests.support.tiny_llama_files import TOKENS
 
 
@@ -93,3 +96,9 @@ def test_a_forward_without_memory_leaves_states_that_nobody_trusts(prepared, exp
     assert model.failed
     assert inner.free_blocks() == inner.capabilities.total_blocks
     inner.close()
+
+
+def test_it_is_not_loaded_as_a_draft_wherever_its_file_came_from(tmp_path):
+    name = write_hybrid(tmp_path).name
+    with pytest.raises(ModelRefused, match=rf"{name}: it keeps a recurrent state.*cannot draft"):
+        load_model(build_options(tmp_path, name, "llama_cpp"), 2, lambda stage, fraction: None)
