@@ -26,38 +26,29 @@ _PROMPT_GROUPINGS: tuple[tuple[int, ...], ...] = (
 _APART_GROUPINGS = (tuple(range(1, 17)), (17, 31, 33, 32, 23), (64, 65, 7))
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """Of a search: tokens of the text, of its prompt, and of sequences that are run beside one another, with the
-    prompts of these."""
-
-    text: int
-    prompt: int
-    company: int
-    prompts: tuple[int, ...]
+_TEXT = 257
+_PROMPT = 24
+_COMPANY = 26
+_COMPANY_PROMPTS = (5, 9, 2, 14, 1)
+"""Tokens of the text, of its prompt, of each sequence that is run beside others, and of the prompts of these."""
 
 
-_WHOLE = _Extent(257, 24, 26, (5, 9, 2, 14, 1))
-_BRIEF = _Extent(40, 8, 8, (3, 2, 1))
-"""A sixth of the rows: every number of them up to 8, and larger ones as they come."""
-
-
-def find_variance(model: LoadedModel, *, brief: bool = False) -> str:
+def find_variance(model: LoadedModel) -> str:
     """Return where a row's bits first depend on how many rows are run with it, as in "5 rows at a time"; "" where they
-    never do. `brief`: of a short text only.
+    never do.
 
     One text is run whole and in several groupings, rows behind a prompt by the single-row kernel. Ragged sequences are
     run together. Uses the first slots, free before and after, and some 90 forwards. Raises what `LoadedModel.forward`
     raises.
     """
-    caps, extent = model.capabilities, _BRIEF if brief else _WHOLE
+    caps = model.capabilities
     room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - 2
-    text = probe_text(model, min(extent.text, room))
+    text = probe_text(model, min(_TEXT, room))
     return (
         _vary_prompt(model, text)
-        or _vary_outputs(model, text, extent)
-        or _vary_apart(model, text, extent)
-        or _vary_company(model, text, extent)
+        or _vary_outputs(model, text)
+        or _vary_apart(model, text)
+        or _vary_company(model, text)
     )
 
 
@@ -66,26 +57,41 @@ def probe_text(model: LoadedModel, count: int) -> list[int]:
     return [(7 * i * i + 11 * i + 3) % model.spec.vocabulary_size for i in range(count)]
 
 
-def fingerprint_bits(model: LoadedModel) -> str:
-    """Return a digest of the bits of a fixed text's logits.
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What a model says of a fixed text: the `logits` of one segment, shape (tokens, outputs), and a digest of their
+    bits, the SHA-1 of the float32 rows. Behind a dash follows that of rows of the single-row kernel.
 
-    It is the SHA-1 of the float32 rows of one segment, shape (PROBE_TOKENS, outputs). Behind a dash follows that of
-    rows of the single-row kernel. Slot 0 is free before and after.
-
-    Models with one fingerprint are interchangeable to the bit. Raises what `LoadedModel.forward` raises.
+    Models with one `fingerprint` are interchangeable to the bit.
     """
+
+    tokens: list[int]
+    logits: Logits
+    fingerprint: str
+
+
+def fingerprint_bits(model: LoadedModel) -> str:
+    """Return the fingerprint of a model's probe. Slot 0 is free before and after. Raises what `LoadedModel.forward`
+    raises."""
+    return run_probe(model).fingerprint
+
+
+def run_probe(model: LoadedModel) -> Probe:
+    """Run the text that fingerprints are made of, at most PROBE_TOKENS of it. Slot 0 is free before and after. Raises
+    what `LoadedModel.forward` raises."""
     caps = model.capabilities
     room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens)
     text = probe_text(model, PROBE_TOKENS + _PROBE_APART)
     count = min(PROBE_TOKENS, room - _PROBE_APART)
     try:
-        digests = [_digest(model.forward([Segment(0, 0, text[:count], (0, count))]).logits)]
+        logits = model.forward([Segment(0, 0, text[:count], (0, count))]).logits.copy()
+        digests = [_digest(logits)]
         if caps.apart_tokens:
             part = Segment(0, count, text[count : count + _PROBE_APART], (0, _PROBE_APART), apart=True)
             digests.append(_digest(model.forward([part]).logits))
     finally:
         model.release(0)
-    return "-".join(digests)
+    return Probe(text[:count], logits, "-".join(digests))
 
 
 def _digest(logits: Logits) -> str:
@@ -107,9 +113,9 @@ def _vary_prompt(model: LoadedModel, text: list[int]) -> str:
     return ""
 
 
-def _vary_outputs(model: LoadedModel, text: list[int], extent: _Extent) -> str:
+def _vary_outputs(model: LoadedModel, text: list[int]) -> str:
     """Compare rows whose logits are wanted alone with those that are wanted together."""
-    count = extent.prompt
+    count = _PROMPT
     apart = model.capabilities.apart_tokens > 0
     batches = [
         [Segment(0, 0, text[:count], (0, count))],
@@ -132,15 +138,14 @@ def _vary_outputs(model: LoadedModel, text: list[int], extent: _Extent) -> str:
     return ""
 
 
-def _vary_apart(model: LoadedModel, text: list[int], extent: _Extent) -> str:
+def _vary_apart(model: LoadedModel, text: list[int]) -> str:
     if not model.capabilities.apart_tokens:
         return ""
-    prompt = extent.prompt
-    text = text[: prompt + sum(_APART_GROUPINGS[0])]
-    whole = _run(model, text, (prompt, len(text) - prompt), prompt=prompt)
+    text = text[: _PROMPT + sum(_APART_GROUPINGS[0])]
+    whole = _run(model, text, (_PROMPT, len(text) - _PROMPT), prompt=_PROMPT)
     for grouping in _APART_GROUPINGS:
-        fitted = (prompt, *_fit_length(grouping, len(text) - prompt))
-        problem = _compare(model, text, fitted, whole, prompt=prompt)
+        fitted = (_PROMPT, *_fit_length(grouping, len(text) - _PROMPT))
+        problem = _compare(model, text, fitted, whole, prompt=_PROMPT)
         if problem:
             return f"{problem} behind a prompt"
     return ""
@@ -175,14 +180,14 @@ def _run(model: LoadedModel, text: list[int], grouping: Sequence[int], *, prompt
     return np.concatenate(rows)
 
 
-def _vary_company(model: LoadedModel, text: list[int], extent: _Extent) -> str:
+def _vary_company(model: LoadedModel, text: list[int]) -> str:
     """Compare sequences that are run beside one another, prompts and decoding rows mixed, with each alone."""
-    prompts, count = extent.prompts[: model.capabilities.slots], extent.company
-    texts = [text[7 * slot : 7 * slot + count] for slot in range(len(prompts))]
-    texts = [part for part in texts if len(part) == count]
-    apart = [prompt if model.capabilities.apart_tokens else count for prompt in prompts]
+    prompts = _COMPANY_PROMPTS[: model.capabilities.slots]
+    texts = [text[7 * slot : 7 * slot + _COMPANY] for slot in range(len(prompts))]
+    texts = [part for part in texts if len(part) == _COMPANY]
+    apart = [prompt if model.capabilities.apart_tokens else _COMPANY for prompt in prompts]
     alone = [
-        _run(model, part, (prompt, count - prompt), prompt=begins)
+        _run(model, part, (prompt, _COMPANY - prompt), prompt=begins)
         for part, prompt, begins in zip(texts, prompts, apart, strict=False)
     ]
     for batch in _iterate_ragged(texts, prompts, apart):

@@ -6,9 +6,10 @@ from statistics import median
 
 import numpy as np
 
-from adapters.contract import Exactness, LoadedModel, Segment
+from adapters.brief_invariance import find_brief_variance
+from adapters.contract import Exactness, LoadedModel, Logits, Segment
 from adapters.decoder.short_text import ShortText, log_softmax
-from adapters.invariance import find_variance, fingerprint_bits, probe_text
+from adapters.invariance import find_variance, run_probe
 from device_profiles.numerical_class import MIXED_ROWS, ClassFinding
 from orchestrator.clock import Clock
 from orchestrator.measuring.steps import forward_ms, segment
@@ -25,14 +26,15 @@ _RUNS = 7
 def try_class(
     model: LoadedModel, text: ShortText | None, clock: Clock, load_s: float, *, brief: bool = False
 ) -> ClassFinding:
-    """Return what came of it. Slots are free before and after. `brief`: on a short text, and without what it costs.
+    """Return what came of it. Slots are free before and after. `brief`: by few forwards, and without what it costs.
     Raises what `LoadedModel.forward` raises."""
     caps = model.capabilities
-    problem, agreement = find_insanity(model, text)
-    fingerprint = "" if problem else fingerprint_bits(model)
+    probe = run_probe(model)
+    problem, agreement = find_insanity(model, text, probe.logits)
+    fingerprint = "" if problem else probe.fingerprint
     decode_ms, prefill_ms, prefill_tokens = ((), 0.0, 0) if problem or brief else measure_costs(model, clock)
     if not problem and caps.exactness is Exactness.BIT:
-        variance = find_variance(model, brief=brief)
+        variance = find_brief_variance(model, probe) if brief else find_variance(model)
         problem = f"bits depend on the batch: {variance}" if variance else ""
     return ClassFinding(
         caps.numerical_class,
@@ -53,13 +55,15 @@ def _describe_invariance(exactness: Exactness, *, brief: bool) -> str:
     return f", bits do not depend on the batch{' in a short check' if brief else ''}"
 
 
-def find_insanity(model: LoadedModel, text: ShortText | None) -> tuple[str, float | None]:
-    """Return what is wrong with a model's logits ("" where nothing is), and its share of the reference's choices."""
-    tokens = probe_text(model, 16) if text is None else text.tokens
-    logits = model.forward([Segment(0, 0, tokens, (0, len(tokens)))]).logits.copy()
-    model.release(0)
-    if logits.shape != (len(tokens), model.spec.outputs):
-        return f"logits of shape {logits.shape} instead of {(len(tokens), model.spec.outputs)}", None
+def find_insanity(model: LoadedModel, text: ShortText | None, logits: Logits) -> tuple[str, float | None]:
+    """Return what is wrong with a model's logits ("" where nothing is), and its share of the reference's choices.
+    Without a `text` of the reference, `logits` of any text are looked at."""
+    if text is not None:
+        logits = model.forward([Segment(0, 0, text.tokens, (0, len(text.tokens)))]).logits.copy()
+        model.release(0)
+    wanted = (len(logits) if text is None else len(text.tokens), model.spec.outputs)
+    if logits.shape != wanted:
+        return f"logits of shape {logits.shape} instead of {wanted}", None
     if not np.isfinite(logits).all():
         return "logits are not finite", None
     if text is None:
