@@ -35,7 +35,7 @@ class DigestCache:
     def digest(self, file: Path, progress: Progress) -> str:
         """Return the file's digest (32 hex digits). Raises ModelRefused when it cannot be read or changes."""
         try:
-            key, identity = str(file.resolve()), _full_identity(file)
+            key, identity = str(file.resolve()), full_identity(file)
             digest = self._recall(key, identity)
             if digest is not None:
                 return digest
@@ -53,7 +53,7 @@ class DigestCache:
         digests: dict[str, str] = {}
         for file in files:
             try:
-                found = self._recall(str(file.resolve()), _full_identity(file))
+                found = self._recall(str(file.resolve()), full_identity(file))
             except OSError as error:
                 raise ModelRefused(f"{file.name}: cannot be read ({error.strerror or error})") from error
             if found is None:
@@ -80,7 +80,7 @@ class DigestCache:
         """
         for file in files:
             known = self.digest(file, progress)
-            key, identity = str(file.resolve()), _full_identity(file)
+            key, identity = str(file.resolve()), full_identity(file)
             if self._read_now.get(key) == identity:
                 continue
             try:
@@ -99,7 +99,7 @@ class DigestCache:
             progress(f"reading {file.name}", min(1.0, done / size))
 
         digest = hash_file(file, tell)
-        if _full_identity(file) != identity:
+        if full_identity(file) != identity:
             raise ModelRefused(f"{file.name}: it changed while it was read. Try again when it is complete.")
         self._read_now[str(file.resolve())] = identity
         return digest
@@ -136,8 +136,11 @@ def _join_digests(digests: dict[str, str]) -> str:
     return hashlib.blake2b(json.dumps(digests, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def _full_identity(file: Path) -> list[int]:
-    """Return what changes with any write, also with one whose writer sets the modification time back."""
+def full_identity(file: Path) -> list[int]:
+    """Return what changes with any write, also with one whose writer sets the modification time back.
+
+    Raises OSError.
+    """
     return [*file_identity(file), file.stat().st_ctime_ns]
 
 

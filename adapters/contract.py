@@ -479,6 +479,20 @@ class FilesInPlace(Protocol):
     @property
     def prepared_bytes(self) -> int: ...
 
+    def read_ahead(self, file: Path, device: str) -> None:
+        """Begin to read a model's only file onto a device, beside what prepares it. The next `load` takes that where
+        it is of this file as it was now. Raises AdapterUnavailable."""
+        ...
+
+    @property
+    def ahead_bytes(self) -> int:
+        """How much of this process's memory has what was read ahead, and no `load` took."""
+        ...
+
+    def drop_ahead(self) -> None:
+        """Give back what was read ahead and no `load` took. Without effect where nothing was."""
+        ...
+
 
 class ModelLoader(Protocol):
     """What loads prepared models: a runtime, or several together."""

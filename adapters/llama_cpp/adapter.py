@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from adapters.contract import (
+    AdapterError,
     LoadOptions,
     ModelRefused,
     NumericalClass,
@@ -32,6 +34,7 @@ from adapters.llama_cpp.fork_faults import find_fault
 from adapters.llama_cpp.library import choose_library, choose_library_for
 from adapters.llama_cpp.model import LlamaModel
 from adapters.llama_cpp.native import CPU, GgmlDevice, NativeLibrary
+from adapters.llama_cpp.read_ahead import ReadAhead, Weights
 from adapters.llama_cpp.recurrent import RecurrentModel
 from adapters.prepared_facts import Facts, model_spec, read_facts, write_facts
 from device_profiles.memory import MemoryCosts
@@ -62,6 +65,7 @@ class LlamaCppAdapter:
     def __init__(self, find_library: Callable[[], NativeLibrary] = choose_library) -> None:
         """`find_library` raises AdapterUnavailable where there is none."""
         self._find_library = find_library
+        self._ahead: ReadAhead | None = None
 
     def devices(self) -> list[DeviceProfile]:
         """Return the processor, and what else the library was built for. Raises AdapterUnavailable."""
@@ -129,6 +133,25 @@ class LlamaCppAdapter:
             (target / name).symlink_to(file.resolve())
         progress(f"look at {source.name}", 1.0)
 
+    def read_ahead(self, file: Path, device: str) -> None:
+        """See the contract."""
+        self.drop_ahead()
+        with suppress(OSError, AdapterError):  # whoever loads it says what is wrong
+            header = read_model_header(file)
+            library = choose_library_for(self._find_library(), file.name, find_fault(header))
+            self._ahead = ReadAhead(Weights.of(library, file, device, repack=read_gguf_facts(header).cuts_anywhere))
+
+    @property
+    def ahead_bytes(self) -> int:
+        """See the contract."""
+        return self._ahead.held_bytes if self._ahead is not None else 0
+
+    def drop_ahead(self) -> None:
+        """See the contract."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LlamaModel | RecurrentModel:
         """See the contract."""
         facts = read_facts(prepared)
@@ -136,12 +159,8 @@ class LlamaCppAdapter:
         library.check_device(options.device)
         chosen = options.numerical_class or self.list_classes(prepared, options)[0][0]
         progress("load", 0.0)
-        model = library.load_model(
-            _find_first_file(prepared),
-            options.device,
-            lambda fraction: progress("load", fraction),
-            repack=facts["rewinds"],
-        )
+        file = _find_first_file(prepared)
+        model = self._read(Weights.of(library, file, options.device, repack=facts["rewinds"]), progress)
         if not model:
             raise _explain(library, facts["name"])
         try:
@@ -151,6 +170,19 @@ class LlamaCppAdapter:
             raise
         progress("load", 1.0)
         return loaded
+
+    def _read(self, wanted: Weights, progress: Progress) -> int:
+        """Return the model that a file's weights make, those that were read ahead where they are these; 0 where it is
+        not loaded."""
+
+        def tell(fraction: float) -> bool:
+            progress("load", fraction)
+            return True
+
+        if self._ahead is not None and (model := self._ahead.take(wanted, progress)) is not None:
+            return model
+        self.drop_ahead()
+        return wanted.read(tell)
 
     def _open(
         self, library: NativeLibrary, model: int, facts: Mapping[str, Any], options: LoadOptions, chosen: NumericalClass

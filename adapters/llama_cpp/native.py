@@ -194,19 +194,19 @@ class NativeLibrary(ABC):
         """Return the format of a model's states, learnt from a short one. Raises RuntimeFailed where it is not of those
         that are known."""
 
-    def load_model(self, path: Path, device: str, tell: Callable[[float], None], *, repack: bool = True) -> int:
-        """Read a file into a device's memory. `repack`: matrices lie as the kernels for many rows want them, where the
-        library does that. Returns 0 where it failed."""
+    def load_model(self, path: Path, device: str, tell: Callable[[float], bool], *, repack: bool = True) -> int:
+        """Read a file into a device's memory. `tell` hears how much is read, and says whether to go on. `repack`:
+        matrices lie as the kernels for many rows want them, where the library does that. Returns 0 where it failed, or
+        did not go on."""
         self._said.clear()
         asked = self._calls["llama_model_default_params"]()
         kept = self._set_model_options(asked, device, repack=repack)
 
         def on_progress(fraction: float, _data: object) -> bool:
-            tell(fraction)
-            return True
+            return tell(fraction)
 
         asked.progress_callback = type(asked.progress_callback)(on_progress)
-        model = int(self._calls["llama_model_load_from_file"](str(path).encode(), asked) or 0)
+        model = int(self._calls["llama_model_load_from_file"](os.fsencode(path), asked) or 0)
         del kept
         return model
 

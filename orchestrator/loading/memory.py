@@ -7,7 +7,16 @@ from pathlib import Path
 import psutil
 
 from adapters.artefact import NOTES
-from adapters.contract import Adapter, FixedShapes, Footprint, LayerRange, LoadOptions, Precision
+from adapters.contract import (
+    Adapter,
+    FilesInPlace,
+    FixedShapes,
+    Footprint,
+    LayerRange,
+    LoadOptions,
+    ModelLoader,
+    Precision,
+)
 from adapters.decoder.spec import DecoderSizes
 from device_profiles.memory import MemoryPlan, ModelShape, plan_memory
 
@@ -28,9 +37,9 @@ def predict_memory(
     """Return what this process will hold with the model, or some `layers` of it, loaded; None where the runtime's costs
     are not known.
 
-    To be asked before loading: what the process holds already is part of it. `process_bytes`: what that was, where
-    something has been loaded and closed since. `logits_rows`: of a forward, whose logits may be wanted. Activations
-    that are not known yet count as 32 bits.
+    To be asked before loading: what the process holds already is part of it, but for weights that are read ahead.
+    `process_bytes`: what that was, where something has been loaded and closed since. `logits_rows`: of a forward, whose
+    logits may be wanted. Activations that are not known yet count as 32 bits.
     """
     device = next((found for found in adapter.devices() if found.name == asked.device), None)
     if device is None or device.memory_costs is None:
@@ -67,8 +76,13 @@ def predict_memory(
         slots=asked.slots,
         logits_rows=logits_rows,
         activations_16bit=activations in (Precision.BF16, Precision.FP16),
-        process_bytes=process_bytes or psutil.Process().memory_info().rss,
+        process_bytes=process_bytes or max(0, psutil.Process().memory_info().rss - count_ahead_bytes(adapter)),
     )
+
+
+def count_ahead_bytes(adapter: ModelLoader) -> int:
+    """Return how much of this process's memory has weights that are read ahead."""
+    return adapter.ahead_bytes if isinstance(adapter, FilesInPlace) else 0
 
 
 def _bytes(prepared: Path) -> int:

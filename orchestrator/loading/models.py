@@ -49,7 +49,7 @@ from orchestrator.loading.devices import (
     threads_on,
 )
 from orchestrator.loading.fallback import Attempt, execute_with_fallback
-from orchestrator.loading.memory import predict_memory
+from orchestrator.loading.memory import count_ahead_bytes, predict_memory
 from orchestrator.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.loading.options import EngineOptions, ModelOptions, ShardOptions
 from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers, check_whole_runtime
@@ -170,7 +170,25 @@ def load_model(
     does not need and may not have. `refresh`: find its numerical class again. `shrinks`: it is to be loaded only
     where all that it may ever hold is free, since there is a smaller way.
     """
-    found, tokenizer_dir, identity = _prepare_alike(options, progress, serves=serves)
+    with ExitStack() as ahead:
+        alike = _prepare_alike(options, progress, ahead, serves=serves)
+        scored = options.max_batch_rows if logits_rows is None else logits_rows
+        return _load_prepared(options, slots, progress, alike, scored, serves=serves, refresh=refresh, shrinks=shrinks)
+
+
+def _load_prepared(
+    options: ModelOptions,
+    slots: int,
+    progress: OnProgress,
+    alike: tuple[PreparedModel, str, ModelIdentity | None],
+    logits_rows: int,
+    *,
+    serves: bool,
+    refresh: bool,
+    shrinks: bool,
+) -> LoadedSource:
+    """Load what `_prepare_alike` gave; see `load_model`."""
+    found, tokenizer_dir, identity = alike
     adapter, file, prepared, choice = found.adapter, found.file, found.prepared, found.choice
     asked = LoadOptions(
         device=adapter.device
@@ -189,11 +207,12 @@ def load_model(
     predict = None
     if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
         spec = check_model(file, adapter.name)
-        rows = options.max_batch_rows if logits_rows is None else logits_rows
-        predict = partial(predict_memory, adapter=adapter, spec=spec, prepared=prepared, logits_rows=rows)
+        predict = partial(predict_memory, adapter=adapter, spec=spec, prepared=prepared, logits_rows=logits_rows)
     plan = predict(asked) if predict else None
     if plan is not None and shrinks:
-        check_room(f"{found.name} on {adapter.name} {asked.device}", plan, read_host_memory())
+        memory = read_host_memory()
+        free = memory._replace(free_bytes=memory.free_bytes + count_ahead_bytes(adapter))
+        check_room(f"{found.name} on {adapter.name} {asked.device}", plan, free)
     classes: MeasuredClasses | None = None
     if serves or asked.exactness is Exactness.BIT:
         question = _question(options, adapter, asked, prepared, file)
@@ -212,20 +231,23 @@ def load_model(
 
 
 def _prepare_alike(
-    options: ModelOptions, progress: OnProgress, *, serves: bool
+    options: ModelOptions, progress: OnProgress, ahead: ExitStack, *, serves: bool
 ) -> tuple[PreparedModel, str, ModelIdentity | None]:
     """Return what `load_model` loads, the directory of its tokenizer ("" where it has none) and its content, all of one
-    and the same model: its files may be replaced at any time. Raises what adapters raise, ModelChanged among it."""
+    and the same model: its files may be replaced at any time. `ahead`: see `prepare_model`. Raises what adapters raise,
+    ModelChanged among it."""
     for _ in range(0 if options.shards else _TRIES - 1):  # other workers have layers of the first
-        with suppress(ModelChanged):
-            return _prepare_once(options, progress, serves=serves)
-    return _prepare_once(options, progress, serves=serves)
+        try:
+            return _prepare_once(options, progress, ahead, serves=serves)
+        except ModelChanged:
+            ahead.close()
+    return _prepare_once(options, progress, ahead, serves=serves)
 
 
 def _prepare_once(
-    options: ModelOptions, progress: OnProgress, *, serves: bool
+    options: ModelOptions, progress: OnProgress, ahead: ExitStack, *, serves: bool
 ) -> tuple[PreparedModel, str, ModelIdentity | None]:
-    found = prepare_model(options, progress)
+    found = prepare_model(options, progress, ahead)
     file = found.file
     if file is None:
         return found, "", None
@@ -272,9 +294,10 @@ def prepare_tokenizer_of(
     return str((store or ModelStore(Path(options.store))).prepare(file, TokenizerRecipe(), progress))
 
 
-def prepare_model(options: ModelOptions, progress: OnProgress) -> PreparedModel:
-    """Prepare (once) what `load_model` loads. Raises what adapters raise."""
-    return _prepare_shards(options, progress) if options.shards else _prepare_whole(options, progress)
+def prepare_model(options: ModelOptions, progress: OnProgress, ahead: ExitStack | None = None) -> PreparedModel:
+    """Prepare (once) what `load_model` loads. `ahead`: who loads it at once, and when it is closed gives back what was
+    read for that meanwhile and not taken. Raises what adapters raise."""
+    return _prepare_shards(options, progress) if options.shards else _prepare_whole(options, progress, ahead)
 
 
 def _prepare_shards(options: ModelOptions, progress: OnProgress) -> PreparedModel:
@@ -382,8 +405,10 @@ def prepare_part(options: ModelOptions, progress: OnProgress) -> PreparedModel:
     return _prepare_whole(options, progress, part=True)
 
 
-def _prepare_whole(options: ModelOptions, progress: OnProgress, *, part: bool = False) -> PreparedModel:
-    """Prepare a model for one device; `part`: which is to hold a part of it only."""
+def _prepare_whole(
+    options: ModelOptions, progress: OnProgress, ahead: ExitStack | None = None, *, part: bool = False
+) -> PreparedModel:
+    """Prepare a model for one device; `part`: which is to hold a part of it only. `ahead`: see `prepare_model`."""
     adapter = registry.get_for(options.adapter, options.device, options.static)
     check_device(options.adapter, options.device)  # before minutes of converting
     split = describe_split(options, adapter)
@@ -393,11 +418,21 @@ def _prepare_whole(options: ModelOptions, progress: OnProgress, *, part: bool = 
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = find_model(options, store, progress)
     check_model(file, adapter.name)  # before minutes of converting
+    if ahead is not None and isinstance(adapter, FilesInPlace):
+        _read_ahead(adapter, file, effective_device(options.adapter, options.device), ahead)
     chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
     needed_bytes = adapter.prepared_bytes if isinstance(adapter, FilesInPlace) else None
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress, needed_bytes=needed_bytes)
     choice = chosen.choice if chosen else None
     return PreparedModel(adapter, options.name or file.name, file.source, file, prepared, choice, split, store)
+
+
+def _read_ahead(adapter: FilesInPlace, file: ModelSource, device: str, ahead: ExitStack) -> None:
+    """Begin to read a model that is one file, and fits into what is free."""
+    with suppress(OSError):  # whoever reads it next says what is wrong
+        if len(file.content) == 1 and not file.digest and file.path.stat().st_size < read_host_memory().free_bytes:
+            ahead.callback(adapter.drop_ahead)
+            adapter.read_ahead(file.path, device)
 
 
 def _question(

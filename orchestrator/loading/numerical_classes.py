@@ -13,6 +13,7 @@ from pathlib import Path
 
 from adapters.contract import (
     Exactness,
+    FilesInPlace,
     LoadedModel,
     LoadOptions,
     ModelLoader,
@@ -94,6 +95,8 @@ def load_in_class(
             loaded = _try_first(profiles, question, progress)
             if loaded is not None:
                 return loaded
+        if isinstance(question.adapter, FilesInPlace):
+            question.adapter.drop_ahead()  # trials load the model in processes of their own
         found = find_class(question, progress, beside, budget_s=math.inf if refresh else _BUDGET_S)
         if found.finding is None:
             raise ModelRefused(_describe_refusal(question, found))
