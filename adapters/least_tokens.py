@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import unicodedata
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,9 +30,11 @@ class LeastTokens:
         self._composes = composes
         self._spaces = spaces
         longest = np.zeros(256)
+        by_length: defaultdict[int, list[bytes]] = defaultdict(list)
         for piece in pieces:
-            for value in set(piece):
-                longest[value] = max(longest[value], len(piece))
+            by_length[len(piece)].append(piece)
+        for length in sorted(by_length):
+            longest[list(set(b"".join(by_length[length])))] = length
         single = {piece[0] for piece in pieces if len(piece) == 1}
         usable = np.array([value in single and longest[value] > 0 for value in range(256)])
         self._weights = np.where(usable, 1.0 / np.maximum(longest, 1.0), 0.0)

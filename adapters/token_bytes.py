@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from itertools import accumulate
 
 from adapters.contract import Unsupported
 from adapters.tokenizer_files import METASPACE, TokenizerMeta
@@ -50,24 +51,37 @@ def join_bytes(pieces: list[bytes], ids: Iterable[int]) -> bytes:
 
 def list_token_bytes(texts: list[str], meta: TokenizerMeta) -> list[bytes]:
     """Return the bytes of each id, b"" for one that stands for nothing."""
-    spell = _from_letters(_byte_alphabet()) if meta.alphabet == "bytes" else _from_metaspace
     verbatim, unused = set(meta.control_ids), set(meta.unused_ids)
     if meta.alphabet == "bytes":
         verbatim |= set(meta.user_defined_ids)
-    return [
-        b"" if index in unused else text.encode() if index in verbatim else spell(text)
-        for index, text in enumerate(texts)
-    ]
+    plain = [index for index in range(len(texts)) if index not in verbatim and index not in unused]
+    spelt = [texts[index] for index in plain]
+    pieces = [text.encode() if index in verbatim else b"" for index, text in enumerate(texts)]
+    spell_all = _spell_letters if meta.alphabet == "bytes" else _spell_metaspace
+    for index, piece in zip(plain, spell_all(spelt), strict=True):
+        pieces[index] = piece
+    return pieces
 
 
-def _from_letters(alphabet: dict[str, int]) -> Callable[[str], bytes]:
-    def spell(text: str) -> bytes:
-        try:
-            return bytes([alphabet[letter] for letter in text])
-        except KeyError:  # not written in the byte alphabet: an added token that the file calls a normal one
-            return text.encode()
+def _spell_letters(texts: list[str]) -> list[bytes]:
+    """Return the bytes of texts in the byte alphabet, all of them in one go: there may be 262,144."""
+    alphabet = _byte_alphabet()
+    letters = "".join(texts)
+    if set(letters) <= alphabet.keys():
+        spelt = bytes(map(alphabet.__getitem__, letters))
+        return [spelt[end - len(text) : end] for text, end in zip(texts, accumulate(map(len, texts)), strict=True)]
+    return [_spell(text, alphabet) for text in texts]
 
-    return spell
+
+def _spell(text: str, alphabet: dict[str, int]) -> bytes:
+    try:
+        return bytes([alphabet[letter] for letter in text])
+    except KeyError:  # not written in the byte alphabet: an added token that the file calls a normal one
+        return text.encode()
+
+
+def _spell_metaspace(texts: list[str]) -> list[bytes]:
+    return [_from_metaspace(text) for text in texts]
 
 
 def _from_metaspace(text: str) -> bytes:

@@ -10,6 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guard_messages
 from adapters.contract import ModelRefused
 from adapters.control_tokens import ControlTokens
@@ -84,8 +86,8 @@ class Tokenizer:
             if meta.format != FORMAT:
                 raise ModelRefused(f"{directory}: tokenizer format {meta.format} is not {FORMAT}; prepare again")
             written = (directory / TOKENIZER_FILE).read_text(encoding="utf-8")
-            parsed, library = json.loads(written), Library.from_str(written)
-            texts = _texts_by_id(library, meta)
+            parsed, library = msgspec.json.decode(written), Library.from_str(written)
+            texts = _texts_by_id(parsed, library, meta)
             controls = _control_tokens(parsed, texts, meta)
             if controls.strips:
                 written = _without_added(parsed, controls.found_plain)
@@ -377,9 +379,14 @@ def _whole_encoder(library: Any, parsed: Mapping[str, Any], meta: TokenizerMeta)
     return encode
 
 
-def _texts_by_id(library: Any, meta: TokenizerMeta) -> list[str]:
+def _texts_by_id(parsed: Mapping[str, Any], library: Any, meta: TokenizerMeta) -> list[str]:
     spaced = meta.user_defined_ids if meta.alphabet == "metaspace" else ()
-    texts = texts_by_id(library.get_vocab(with_added_tokens=True), meta.vocabulary_size, set(spaced))
+    ids = parsed["model"].get("vocab")
+    if isinstance(ids, dict):  # the library takes a while to make the same
+        ids = ids | {token["content"]: token["id"] for token in parsed.get("added_tokens") or ()}
+    else:
+        ids = library.get_vocab(with_added_tokens=True)
+    texts = texts_by_id(ids, meta.vocabulary_size, set(spaced))
     if vocabulary_fingerprint(texts) != meta.vocabulary_fingerprint:
         raise ValueError("its two files do not belong together")
     return texts

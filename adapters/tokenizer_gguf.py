@@ -20,7 +20,8 @@ from device_profiles.workload import vocabulary_fingerprint
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _BYTES, _PIECES = "gpt2", "llama"
-_EMPTY = "[EMPTY_{}]"
+_EMPTY_BEGINS = "[EMPTY_"
+_EMPTY = _EMPTY_BEGINS + "{}]"
 _PHI3_PLAIN = {"<unk>", "<s>", "<|endoftext|>"}
 _USUAL_IDS = {"bos": 1, "eos": 2}
 
@@ -93,14 +94,15 @@ def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:
         raise _build_refusal(header, f"it has {len(tokens)} tokens but {len(kinds)} token types (damaged)")
     if len(set(tokens)) != len(tokens):
         raise _build_refusal(header, "two of its tokens have the same text (damaged)")
-    return tokens, [_kind_of(*pair, index) for index, pair in enumerate(zip(tokens, kinds, strict=True))]
-
-
-def _kind_of(token: str, kind: int, index: int) -> int:
-    if token == _EMPTY.format(index):
-        return _UNUSED
     # Some converters call an end-of-turn token a normal one; llama.cpp corrects that by name, and so do we.
-    return _CONTROL if kind == _UNKNOWN or token in END_OF_TURN else kind
+    found = [
+        _CONTROL if kind == _UNKNOWN or token in END_OF_TURN else kind
+        for token, kind in zip(tokens, kinds, strict=True)
+    ]
+    for index, token in enumerate(tokens):
+        if token.startswith(_EMPTY_BEGINS) and token == _EMPTY.format(index):
+            found[index] = _UNUSED
+    return tokens, found
 
 
 def _meta(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> TokenizerMeta:
@@ -181,10 +183,15 @@ def _merges(header: GgufHeader, tokens: Sequence[str]) -> list[tuple[str, str]]:
         # Without them every text would be single bytes, which the model has hardly seen.
         raise _build_refusal(header, "it has no merges (tokenizer.ggml.merges), without which no text can be encoded")
     known = set(tokens)
-    merges = [_split_merge(header, merge) for merge in written]
-    for left, right in merges:
+    merges = []
+    for merge in written:
+        cut = merge.find(" ", 1)  # from 1: the left half may itself begin with a space
+        if cut < 0:
+            raise _build_refusal(header, f"the merge {merge!r} does not have two halves (damaged)")
+        left, right = merge[:cut], merge[cut + 1 :]
         if left not in known or right not in known or left + right not in known:
-            raise _build_refusal(header, f"its merges do not fit its vocabulary: {left + ' ' + right!r} (damaged)")
+            raise _build_refusal(header, f"its merges do not fit its vocabulary: {merge!r} (damaged)")
+        merges.append((left, right))
     return merges
 
 
@@ -214,13 +221,6 @@ def _strips_spaces(header: GgufHeader) -> bool:
     the model's name, and so do we."""
     name = (header.text("general.name") or "").lower()
     return "phi-3" in name or "phi3" in name
-
-
-def _split_merge(header: GgufHeader, merge: str) -> tuple[str, str]:
-    cut = merge.find(" ", 1)  # from 1: the left half may itself begin with a space
-    if cut < 0:
-        raise _build_refusal(header, f"the merge {merge!r} does not have two halves (damaged)")
-    return merge[:cut], merge[cut + 1 :]
 
 
 def _build_refusal(header: GgufHeader, reason: str) -> ModelRefused:
