@@ -43,9 +43,7 @@ from orchestrator.bootstrap.api_settings import (
     open_batches,
 )
 from orchestrator.bootstrap.banner import describe_ray_start, show_banner
-from orchestrator.bootstrap.clusters import build_cluster
-from orchestrator.bootstrap.journal import build_book
-from orchestrator.bootstrap.lease import hold_lease
+from orchestrator.bootstrap.early_start import EarlyStart
 from orchestrator.bootstrap.plan_board import PlanBoard
 from orchestrator.bootstrap.reload import FileStanding, Reloader
 from orchestrator.bootstrap.reload_queue import ReloadQueue, reread_files
@@ -55,7 +53,7 @@ from orchestrator.bootstrap.tracing import close_tracing, open_tracing
 from orchestrator.clock import SystemClock
 from orchestrator.config.access_checks import find_keyless
 from orchestrator.config.keys_file import keys_path
-from orchestrator.config.load import admin_socket_path, state_directory
+from orchestrator.config.load import admin_socket_path
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.store_use import measure_store_use
 from orchestrator.config.tls_files import tls_paths
@@ -84,7 +82,9 @@ class Daemon:
     """One endpoint over one configuration, which stands in a file: a target, or several. `run` returns when it was told
     to stop and everything has ended. `log` has its newest lines."""
 
-    def __init__(self, config: ClusterConfig, standing: FileStanding, log: KeptLog | None = None) -> None:
+    def __init__(
+        self, config: ClusterConfig, standing: FileStanding, early: EarlyStart, log: KeptLog | None = None
+    ) -> None:
         path = standing.path
         base = self._base = path.resolve().parent
         self._config = config
@@ -103,15 +103,14 @@ class Daemon:
         self._tracing = open_tracing(config.tracing, base, self._clock)
         self._given = GivenSockets()
         self._server: Server | None = None
-        self._state = state_directory(config, path)
-        self._book = build_book(config, self._state, self._clock)
+        self._state, self._book = early.state, early.book
         self._kept: KeptAnswers | None = None
         self._batches: BatchService | None = None
         self._alerts: AlertWatch | None = None
         self._connections = Connections(build_connection_limits(config))
         self._sandbox = Sandbox()
         self._deadly = DeadlyBodies(self._state / "bodies", self._clock, config.limits.quarantine_s)
-        cluster = SharedCluster(build_cluster(config, self._state))
+        cluster = SharedCluster(early.cluster)
         board = PlanBoard(config.targets, base)
         ground = DaemonGround(path, self._state, cluster, board, self._clock, self._sandbox, self._say)
         self._targets = [TargetLife(one, ground) for one in config.targets]
@@ -123,22 +122,19 @@ class Daemon:
         self._take_settings: Callable[[ApiSettings], None] = lambda settings: None
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT. Raises DaemonError where another daemon has the state directory, when it
-        cannot bind, or every model fails at start."""
-        with hold_lease(self._state):
-            try:
-                await self._run()
-            finally:
-                self._sandbox.close()
-                self._deadly.close()
-                await close_tracing(self._tracing)
+        """Serve until SIGTERM or SIGINT. Raises DaemonError when it cannot bind, or every model fails at start."""
+        try:
+            await self._run()
+        finally:
+            self._sandbox.close()
+            self._deadly.close()
+            await close_tracing(self._tracing)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.observe_signal, number)
         loop.add_signal_handler(signal.SIGHUP, self._reloads.observe_hangup)
-        self._book.reserve()  # before models are prepared, which may fill the disk
         self._sandbox.start()
         self._deadly.open()
         await self._do_for_each(TargetLife.prepare)

@@ -18,12 +18,12 @@ from device_profiles.store import ProfileStore
 from orchestrator.bootstrap.clusters import workers_directory
 from orchestrator.bootstrap.failover import build_standbys
 from orchestrator.bootstrap.start_profiles import list_in_place, list_wanted
+from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
 from orchestrator.control.events import StandbySpec
 from orchestrator.loading.devices import LocalDevices, list_devices_here
-from orchestrator.loading.options import draft_specs, engine_options, worker_specs
 from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.beside import sum_reserved_bytes
@@ -60,14 +60,6 @@ class StartPlan:
     targets: tuple[WorkerSpec, ...]
     drafts: tuple[tuple[WorkerSpec, ...], ...]
     standbys: tuple[StandbySpec, ...] = ()
-
-
-def build_start_specs(
-    config: ClusterConfig, base: Path, starting_depth: float = COLD_DEPTH
-) -> tuple[list[WorkerSpec], list[WorkerSpec]]:
-    """Return how the target's and the drafts' workers are started where nothing is left to a plan."""
-    options = msgspec.structs.replace(engine_options(config, base), starting_depth=starting_depth)
-    return worker_specs(options, config), draft_specs(options, config)
 
 
 def make_plan(

@@ -10,7 +10,7 @@ import msgspec
 
 from adapters.hardware import cores
 from orchestrator.bootstrap.failover import build_standbys
-from orchestrator.bootstrap.planning import build_start_specs
+from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.clock import Clock
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig

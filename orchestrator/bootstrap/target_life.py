@@ -23,9 +23,10 @@ from orchestrator.bootstrap.fleet import FleetPlanning
 from orchestrator.bootstrap.idle_profiles import IdleMeasuring
 from orchestrator.bootstrap.model_sources import RenewedSources, bind_sources, renew_sources
 from orchestrator.bootstrap.plan_board import PlanBoard
-from orchestrator.bootstrap.planning import PlanMaking, StartPlan, build_start_specs, make_plan
+from orchestrator.bootstrap.planning import PlanMaking, StartPlan, make_plan
 from orchestrator.bootstrap.scaling import build_scaler, waits_for_hosts
 from orchestrator.bootstrap.start_profiles import StartWatch, profile_missing
+from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.bootstrap.target_change import (
     How,
     PlanChange,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,19 +34,14 @@ def serve(
     gc.disable()  # what is imported stays: to look through it again and again takes a tenth of the start
     import asyncio
 
-    from orchestrator.api.admin.logs import KeptLog
-    from orchestrator.bootstrap.reload import FileStanding
+    from orchestrator.bootstrap.early_start import start_early
     from orchestrator.config.access_checks import find_keyless
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.daemon import Daemon
     from orchestrator.errors import ConfigError
     from orchestrator.log_ring import LogRing
-    from orchestrator.systemd.journal import find_journal_unit
     from orchestrator.telemetry import setup_logging
     from orchestrator.workers.core_dumps import limit_core_dumps
 
-    gc.freeze()
-    gc.enable()
     if model is not None and config is not None:
         raise typer.BadParameter("MODEL stands for a cluster.yaml: give one of them")
     changes: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
@@ -66,10 +62,19 @@ def serve(
         _tell_text(text, loaded)
 
     async def run() -> None:
-        log = KeptLog(ring, find_journal_unit())
-        await Daemon(loaded, FileStanding(path, changes, is_file=not text), log).run()
+        async with start_early(loaded, path) as early:
+            from orchestrator.api.admin.logs import KeptLog
+            from orchestrator.bootstrap.reload import FileStanding
+            from orchestrator.daemon import Daemon
+            from orchestrator.systemd.journal import find_journal_unit
 
-    asyncio.run(run())
+            gc.freeze()
+            gc.enable()
+            log = KeptLog(ring, find_journal_unit())
+            await Daemon(loaded, FileStanding(path, changes, is_file=not text), early, log).run()
+
+    with suppress(asyncio.CancelledError):  # it was told to stop before it had begun
+        asyncio.run(run())
 
 
 def _configure(model: str, changes: dict[str, Any]) -> tuple[ClusterConfig, Path, str]:

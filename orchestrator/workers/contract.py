@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -122,4 +122,14 @@ class Cluster(Protocol):
 
     async def close(self) -> None:
         """Stop every worker still running and whatever `open` started. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class AheadCluster(Cluster, Protocol):
+    """A cluster that starts workers before anybody can follow them."""
+
+    async def start_ahead(self, spec: WorkerSpec) -> None:
+        """Open the cluster and start a worker. The first `start` of one of that name takes it, where it is the same,
+        and else ends it. Raises WorkerError."""
         ...

@@ -75,6 +75,7 @@ class LocalCluster:
         self._policy = orphans
         self._orphans: list[_Orphan] = []
         self._workers: set[LocalWorker] = set()
+        self._ahead: dict[str, _Ahead] = {}  # by name
         self._opened = False
         self._guard: _Guard | None = None
 
@@ -120,6 +121,10 @@ class LocalCluster:
         """See workers.contract.Cluster. A worker that the last daemon left behind is adopted, if it is the same."""
         environment = _environment(spec)
         digest = digest_worker(spec, environment)
+        if (ahead := self._ahead.pop(spec.name, None)) is not None:
+            if ahead.digest == digest:
+                return ahead.worker
+            await ahead.worker.stop(0.0)
         while (orphan := self._take_orphan(spec.name, digest)) is not None:
             try:
                 if orphan.record.digest == digest and (adopted := await self._adopt(orphan, digest)) is not None:
@@ -130,6 +135,12 @@ class LocalCluster:
                 self._orphans.append(orphan)  # for `close`
                 raise
         return await self._spawn(spec, digest, environment)
+
+    async def start_ahead(self, spec: WorkerSpec) -> None:
+        """See workers.contract.AheadCluster."""
+        await self.open()
+        worker = await self.start(spec)
+        self._ahead[spec.name] = _Ahead(worker, digest_worker(spec, _environment(spec)))
 
     async def close(self) -> None:
         """See workers.contract.Cluster."""
@@ -235,6 +246,14 @@ class _Orphan:
     home: WorkerHome
     record: HomeRecord
     process: ProcessHandle
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A worker that nobody follows yet. `digest`: of what was started."""
+
+    worker: LocalWorker
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

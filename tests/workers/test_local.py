@@ -172,3 +172,37 @@ class Stopped:
 
 def make_stopped(options: dict[str, Any]) -> Stopped:
     return Stopped()
+
+
+async def test_a_worker_that_was_started_ahead_is_the_one_that_starts() -> None:
+    cluster = LocalCluster()
+    spec = WorkerSpec("ahead", engines.ENTRY, {})
+    try:
+        await cluster.start_ahead(spec)
+        (before,) = list_children()
+        worker = await cluster.start(spec)
+        assert list_children() == [before]
+        assert worker.where.endswith(str(before))
+        assert str(before) not in (await cluster.start(spec)).where, "it is taken once"
+    finally:
+        await cluster.close()
+
+
+async def test_a_worker_that_was_started_ahead_of_another_one_ends_and_so_does_one_that_nobody_wants() -> None:
+    cluster = LocalCluster()
+    try:
+        await cluster.start_ahead(WorkerSpec("ahead", engines.ENTRY, {"step_s": 0.5}))
+        await cluster.start_ahead(WorkerSpec("unwanted", engines.ENTRY, {}))
+        first, second = list_children()
+        await cluster.start(WorkerSpec("ahead", engines.ENTRY, {"step_s": 0.1}))
+        assert first not in list_children()
+        assert second in list_children()
+    finally:
+        await cluster.close()
+    assert list_children() == []
+
+
+def list_children() -> list[int]:
+    """Return the workers of this process that run, in the order in which they began."""
+    running = [one for one in psutil.Process().children() if "orchestrator.workers.host" in " ".join(one.cmdline())]
+    return [one.pid for one in sorted(running, key=lambda one: (one.create_time(), one.pid))]
