@@ -98,6 +98,7 @@ class TargetLife:
         self._scaling: asyncio.Task[None] | None = None
         self._measuring: asyncio.Task[None] | None = None
         self._checking: set[asyncio.Task[None]] = set()
+        self._reading: asyncio.Task[bool] | None = None
         # Only the first may go without a name, and its workers are called as ever.
         self._cluster = ground.cluster.share(f"{config.model.name}/" if config.number else "")
         self.control = self._build_control()
@@ -391,8 +392,21 @@ class TargetLife:
         await self._load_served(view.ready)
         return view.ready
 
+    def _observe_worker(self, progress: Progress) -> None:
+        """A worker gets on: it may have prepared the tokenizer by now, which is read while it loads."""
+        if self._reading is None or (self._reading.done() and not self._reading.result()):
+            reading = asyncio.to_thread(self._tokenizers.load_known, self._bound_source)
+            self._reading = asyncio.create_task(reading, name="read the tokenizer")
+
+    @property
+    def _bound_source(self) -> str:
+        source = self.config.model.source
+        return self.config.sources.bound.get(source, source)
+
     async def _load_served(self, ready: Ready) -> None:
         """Load the tokenizer of the model that a worker has loaded. Raises DaemonError."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
         worker, node = self.control.view().worker, self._cluster.own_node
         self._try_template(await self._tokenizers.load_served(ready, worker, node))
 
@@ -433,8 +447,9 @@ class TargetLife:
 
     async def close(self) -> None:
         """End the workers, and the draft store behind them."""
-        for checking in self._checking:
-            checking.cancel()
+        for task in (*self._checking, self._reading):
+            if task is not None:
+                task.cancel()
         await self.control.close()
         if (store := self.served.use(None)) is not None:
             await store.close()
@@ -449,7 +464,7 @@ class TargetLife:
         """Return control that waits for its workers to be named."""
         pools = list_draft_pools(self.config)
         control = TargetControl(self._cluster, (), self._control_limits(), self._ground.clock, draft_pools=pools)
-        control.on_progress.append(self._say)
+        control.on_progress += [self._say, self._observe_worker]
         control.explain_unserved = self._tokenizers.explain_missing
         return control
 

@@ -11,9 +11,12 @@ from pathlib import Path
 from adapters.contract import AdapterError
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_identity import ModelIdentity
-from adapters.model_store import ModelReplaced, ModelStore
+from adapters.model_source import resolve
+from adapters.model_store import DIGEST_DIGITS, ModelReplaced, ModelStore
 from adapters.own_tokenizer import prepare_own_tokenizer
+from adapters.served_model import find_kept
 from adapters.tokenizer import Tokenizer
+from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.errors import DaemonError
 from orchestrator.loading.models import load_tokenizer
@@ -28,7 +31,7 @@ class TargetTokenizers:
 
     def __init__(self, base: Path, store: Path, sandbox: Sandbox, say: Callable[[Progress], None]) -> None:
         self._base, self._store, self._sandbox, self._say = base, store, sandbox, say
-        self._loaded: dict[str, Tokenizer] = {}  # by `_name_content`; none before the target has served
+        self._loaded: dict[str, Tokenizer] = {}  # by `_name_content`
         self._missing = ""
 
     def find(self, ready: Ready | None) -> Tokenizer | None:
@@ -67,6 +70,23 @@ class TargetTokenizers:
             raise DaemonError(self._missing) from error
         self._missing = ""
         return found
+
+    def load_known(self, source: str) -> bool:
+        """Load the tokenizer of what is at a model's place, where a worker has prepared it in this store; False while
+        none has. It is found once a worker says that it has that model. Thread-safe."""
+        if source.startswith((SIMULATED_PREFIX, HUB_PREFIX)):
+            return True
+        try:
+            store, file = ModelStore(self._store), resolve(source, self._base)
+            digest = None if file.parts else store.recall_digest(file)
+            identity = ModelIdentity(source, (digest or "")[:DIGEST_DIGITS])
+            kept = find_kept(store, identity, TokenizerRecipe()) if digest else None
+            if kept is None:
+                return False
+            self._add(_name_content(identity), str(kept[0]))
+        except AdapterError:  # whoever asks for it again says why
+            pass
+        return True
 
     async def load(self, source: str, identity: ModelIdentity | None) -> Tokenizer:
         """Load the tokenizer of a model, of this `identity` where it is known. Raises AdapterError."""

@@ -109,6 +109,29 @@ def test_a_target_on_another_host_serves_by_the_daemons_own_tokenizer(tmp_path: 
     assert (before != SERVES, after, tokens) == (True, SERVES, [WORDS.index("xy")])
 
 
+def test_a_tokenizer_is_read_as_soon_as_a_worker_has_prepared_it_and_stands_for_no_other_model(
+    tmp_path: Path, sandbox: Sandbox
+) -> None:
+    tiny_gguf.write(tmp_path / "m.gguf", MODEL)
+    tokenizers = TargetTokenizers(tmp_path, tmp_path / "far", sandbox, lambda progress: None)
+    assert not tokenizers.load_known("m.gguf")
+    ready = load_far(tmp_path)
+    assert tokenizers.load_known("m.gguf")
+    found = tokenizers.find(ready)
+    assert found is not None
+    assert found.encode("xy", special=False) == [WORDS.index("xy")]
+    tiny_gguf.write(tmp_path / "m.gguf", Tiny("llama", vocabulary=len(WORDS), words=WORDS[::-1]))
+    assert not tokenizers.load_known("m.gguf"), "nobody has read what is there now"
+    other = load_far(tmp_path)
+    assert tokenizers.find(other) is None
+    assert tokenizers.load_known("m.gguf")
+    assert [tokenizers.find(one).encode("xy", special=False) for one in (ready, other)] == [
+        [words.index("xy")] for words in (WORDS, WORDS[::-1])
+    ]
+    (tmp_path / "m.gguf").unlink()
+    assert tokenizers.load_known("m.gguf"), "whoever waits for it says why"
+
+
 @pytest.mark.parametrize("here", ["nothing", "another model"])
 def test_a_daemon_without_the_workers_files_says_where_to_put_them(tmp_path: Path, sandbox: Sandbox, here: str) -> None:
     tiny_gguf.write(tmp_path / "m.gguf", MODEL)
