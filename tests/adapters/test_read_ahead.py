@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,9 @@ class Loads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.threads: list[threading.Thread] = []
         self.open = 0
-        load, close = NativeLibrary.load_model, NativeLibrary.close_model
+        load = NativeLibrary.load_model
 
-        def load_model(library: NativeLibrary, *given: object) -> int:
+        def load_model(library: NativeLibrary, *given: Any) -> int:
             self.threads.append(threading.current_thread())
             model = load(library, *given)
             self.open += model != 0

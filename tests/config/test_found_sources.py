@@ -12,7 +12,7 @@ from adapters.hf_hub import DownloadFailed
 from adapters.model_identity import ModelIdentity
 from orchestrator.bootstrap.failover import build_standbys
 from orchestrator.bootstrap.model_sources import bind_sources, renew_sources
-from orchestrator.bootstrap.planning import build_start_specs
+from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.config.load import parse_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.sources import FoundSources

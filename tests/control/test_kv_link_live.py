@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from orchestrator.bootstrap.planning import build_start_specs
+from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.control.controller import TargetControl

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from orchestrator.bootstrap.planning import build_start_specs
+from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.control.admission import ControlLimits

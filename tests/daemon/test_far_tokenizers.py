@@ -125,9 +125,10 @@ def test_a_tokenizer_is_read_as_soon_as_a_worker_has_prepared_it_and_stands_for_
     other = load_far(tmp_path)
     assert tokenizers.find(other) is None
     assert tokenizers.load_known("m.gguf")
-    assert [tokenizers.find(one).encode("xy", special=False) for one in (ready, other)] == [
-        [words.index("xy")] for words in (WORDS, WORDS[::-1])
-    ]
+    for one, words in ((ready, WORDS), (other, WORDS[::-1])):
+        found = tokenizers.find(one)
+        assert found is not None
+        assert found.encode("xy", special=False) == [words.index("xy")]
     (tmp_path / "m.gguf").unlink()
     assert tokenizers.load_known("m.gguf"), "whoever waits for it says why"
 

@@ -64,8 +64,17 @@ def load(tmp_path, *, slots: int = 4, kv_cache_bytes: int = 1 << 22) -> Any:
     return adapter.load(tmp_path, options, lambda stage, fraction: None)
 
 
+def have_rows(count: int) -> Condition:
+    return lambda _, __, one: len(one.tokens) == count
+
+
+def follow(condition: Callable[[Segment], bool]) -> Condition:
+    """Return what holds for a segment behind one for which a condition does."""
+    return lambda model, _, one: (found := model.find_before(one)) is not None and condition(found)
+
+
 FAULTS: dict[str, Condition] = {
-    **{f"{rows} rows": lambda _, __, one, rows=rows: len(one.tokens) == rows for rows in (*range(1, 10), 17)},
+    **{f"{rows} rows": have_rows(rows) for rows in (*range(1, 10), 17)},
     "small": lambda _, __, one: len(one.tokens) < 96,
     "one row is wanted of many": lambda _, __, one: len(one.tokens) > 1 and one.rows[1] - one.rows[0] == 1,
     "the first of two": lambda _, batch, one: len(batch) > 1 and one is batch[0],
@@ -74,12 +83,8 @@ FAULTS: dict[str, Condition] = {
     "up to the border": lambda _, __, one: one.start + len(one.tokens) == 255,
     "across the border": lambda _, __, one: one.start < 256 < one.start + len(one.tokens),
     "a cache that grew": lambda model, _, one: model.count_cached_positions(one.slot) > 256 > one.start + 96,
-    "behind what two rows wrote": lambda model, _, one: (
-        bool(found := model.find_before(one)) and len(found.tokens) == 2
-    ),
-    "behind what nobody asked for": lambda model, _, one: (
-        bool(found := model.find_before(one)) and found.rows == (0, 0)
-    ),
+    "behind what two rows wrote": follow(lambda before: len(before.tokens) == 2),
+    "behind what nobody asked for": follow(lambda before: before.rows == (0, 0)),
 }
 
 

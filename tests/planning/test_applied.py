@@ -8,7 +8,7 @@ import pytest
 
 from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.planning import build_start_specs
+from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.sketch import load_sketch
