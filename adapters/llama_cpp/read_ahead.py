@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from adapters.content_digest import full_identity
@@ -23,19 +23,19 @@ class Weights:
     """A file as it is now, and how it is read. `identity`: what changes with any write, () where it is not there."""
 
     library: NativeLibrary
-    file: Path
+    file: Path = field(compare=False)  # a link to it is as good
+    place: Path
     device: str
     repack: bool
     identity: tuple[int, ...]
 
     @classmethod
     def of(cls, library: NativeLibrary, file: Path, device: str, *, repack: bool) -> Weights:
-        """Return those of a file, which may be a link to it."""
+        """Return those of a file, or of what a link leads to."""
         identity: tuple[int, ...] = ()
         with suppress(OSError):
-            file = file.resolve()
             identity = tuple(full_identity(file))
-        return cls(library, file, device, repack, identity)
+        return cls(library, file, file.resolve(), device, repack, identity)
 
     @property
     def are_there(self) -> bool:

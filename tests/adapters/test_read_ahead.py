@@ -35,9 +35,9 @@ class Loads:
         self.open = 0
         load = NativeLibrary.load_model
 
-        def load_model(library: NativeLibrary, *given: Any) -> int:
+        def load_model(library: NativeLibrary, *given: Any, repack: bool) -> int:
             self.threads.append(threading.current_thread())
-            model = load(library, *given)
+            model = load(library, *given, repack=repack)
             self.open += model != 0
             return model
 

@@ -25,7 +25,7 @@ SEEN = """
 import json, sys
 
 def observe(event, details):
-    if event == "subprocess.Popen" and "orchestrator.workers.host" in [str(one) for one in details[1]]:
+    if event == "subprocess.Popen" and "orchestrator.workers.local_host" in [str(one) for one in details[1]]:
         with open({told!r}, "a") as told:
             told.write(json.dumps(sorted(sys.modules)) + "\\n")
 
@@ -46,7 +46,7 @@ def start(config: Path, told: Path) -> subprocess.Popen[bytes]:
 def find_workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     try:
         children = psutil.Process(process.pid).children()
-        return [one for one in children if "orchestrator.workers.host" in one.cmdline()]
+        return [one for one in children if "orchestrator.workers.local_host" in one.cmdline()]
     except psutil.NoSuchProcess:
         return []
 
