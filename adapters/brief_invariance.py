@@ -67,7 +67,10 @@ def find_brief_variance(model: LoadedModel, probe: Probe) -> str:
 def _vary_pieces(model: LoadedModel, probe: Probe) -> str:
     """Run the probe's text in pieces, some of them beside another sequence. The slots hold what was run."""
     company = probe.tokens[_COMPANY_BEGINS : _COMPANY_BEGINS + _COMPANY] if model.capabilities.slots > 1 else []
-    alone = _run(model, 1, 0, company) if len(company) == _COMPANY else None
+    alone = None
+    if len(company) == _COMPANY:
+        alone = _run(model, 1, 0, company)
+        model.release(1)
     at = held = 0
     for piece in PIECES:
         tokens, (first, last) = probe.tokens[at : at + piece.rows], piece.wanted
@@ -89,7 +92,8 @@ def _vary_border(model: LoadedModel, probe: Probe) -> str:
     """Run rows about the border, whole and in pieces, behind positions that are copies of what slot 0 begins with."""
     caps, rows = model.capabilities, sum(_BORDER_PIECES)
     held, end = _BORDER - _BEFORE_BORDER, _BORDER - _BEFORE_BORDER + rows
-    if end > min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens) or not isinstance(model, MovableKv):
+    room = min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens)
+    if end > room or not caps.rewinds or not isinstance(model, MovableKv):
         return ""
     page_tokens = model.kv_layout.page_tokens
     begin = ceil_div(_AGAIN[1], page_tokens) * page_tokens

@@ -35,6 +35,8 @@ class Faulty:
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         self.rows.append(sum(len(segment.tokens) for segment in batch))
+        if not self.capabilities.rewinds:
+            assert all(one.start == self.count_cached_positions(one.slot) for one in batch)
         bad = [self.condition(self, batch, segment) for segment in batch]
         for segment in batch:
             if segment.slot == 0:
@@ -104,6 +106,14 @@ def test_a_sound_model_passes_and_pays_fewer_rows_than_two_probes(tmp_path, slot
     assert [model.count_cached_positions(slot) for slot in range(slots)] == [0] * slots
     assert sum(model.rows[1:]) < 100
     assert len(model.rows) < 25
+
+
+def test_a_model_that_cannot_be_rolled_back_is_not(tmp_path) -> None:
+    sound = load(tmp_path)
+    sound.capabilities = replace(sound.capabilities, rewinds=False)
+    model = Faulty(sound, lambda *_: False)
+    assert find_brief_variance(model, run_probe(model)) == ""
+    assert "8 rows" in find_brief_variance(Faulty(sound, have_rows(8)), run_probe(sound))
 
 
 def test_a_model_with_kernels_for_single_rows_is_checked_as_a_whole(tmp_path) -> None:

@@ -205,5 +205,6 @@ async def test_a_worker_that_was_started_ahead_of_another_one_ends_and_so_does_o
 
 def list_children() -> list[int]:
     """Return the workers of this process that run, in the order in which they began."""
-    running = [one for one in psutil.Process().children() if "orchestrator.workers.local_host" in " ".join(one.cmdline())]
+    children = psutil.Process().children()
+    running = [one for one in children if "orchestrator.workers.local_host" in one.cmdline()]
     return [one.pid for one in sorted(running, key=lambda one: (one.create_time(), one.pid))]
