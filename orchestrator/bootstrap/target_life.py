@@ -394,7 +394,7 @@ class TargetLife:
 
     def _observe_worker(self, progress: Progress) -> None:
         """A worker gets on: it may have prepared the tokenizer by now, which is read while it loads."""
-        if self._reading is None or (self._reading.done() and not self._reading.result()):
+        if self._reading is None or _is_to_be_repeated(self._reading):
             reading = asyncio.to_thread(self._tokenizers.load_known, self._bound_source)
             self._reading = asyncio.create_task(reading, name="read the tokenizer")
 
@@ -510,3 +510,8 @@ class TargetLife:
 
     def _say(self, progress: Progress) -> None:
         self._ground.say(self.config.model.name, progress)
+
+
+def _is_to_be_repeated(reading: asyncio.Task[bool]) -> bool:
+    """Whether the task has ended, and did not find what it looked for."""
+    return reading.done() and not reading.cancelled() and reading.exception() is None and not reading.result()

@@ -84,7 +84,7 @@ class TargetTokenizers:
             if kept is None:
                 return False
             self._add(_name_content(identity), str(kept[0]))
-        except AdapterError:  # whoever asks for it again says why
+        except (AdapterError, OSError):  # whoever asks for it again says why
             pass
         return True
 
