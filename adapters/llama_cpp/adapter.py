@@ -117,9 +117,9 @@ class LlamaCppAdapter:
         return choose_library_for(self._find_library(), facts["name"], facts["fault"])
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
-        """Name the format of the facts. What is linked are the files themselves, whatever the library's version."""
+        """Name the format of the facts, faults among them. What is linked are the files, whatever the library is."""
         _refuse_weights(weights)
-        return "the files themselves, 2"
+        return "the files themselves, 3"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Write down a model's facts, and where its files are. Raises ModelRefused, Unsupported for other weights."""

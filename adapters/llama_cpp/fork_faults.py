@@ -1,8 +1,8 @@
-"""What ik_llama.cpp computes otherwise than llama.cpp, or ends the process over.
+"""What ik_llama.cpp computes otherwise than llama.cpp, does not load, or ends the process over.
 
 Architectures were found by comparing the logits of tiny files (tests/support/tiny_llama_files.py) in ik_llama.cpp of
 ik-llama-cpp-python 0.1.5 and in llama.cpp of xllamacpp 2026.10.11549. Sound ones differ by rounding, under 1 % of the
-logits' deviation.
+logits' deviation. Names of `tokenizer.ggml.pre` were found by loading vocabularies in both.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ from adapters.decoder.gguf_keys import read_count
 from adapters.gguf_facts import read_facts
 from adapters.gguf_header import GgufHeader
 
+UNKNOWN_CUTS: Final = (
+    *("cohere2moe", "glm5", "granite-embed-multi-97m", "hy_v4", "k2-horizon", "laguna", "mellum2", "minicpm5"),
+    *("spark2_5", "talkie", "ufakzeka"),
+)
+"""Names of `tokenizer.ggml.pre` that it does not load, and llama.cpp does."""
 _RESIDUAL: Final = "loses what runs past the layers of {}"
 _FAULTS: Final = {
     **dict.fromkeys(("llama4", "granite", "granitemoe"), _RESIDUAL),
@@ -36,5 +41,10 @@ def find_fault(header: GgufHeader) -> str:
         return f"is not known to run the recurrent state of {family}"
     if family == "llama" and read_count(header, "llama.expert_count", 0, least=0):
         return _RESIDUAL.format("llama with experts")
+    if fault := _FAULTS.get(family):
+        return fault.format(family)
     passed_over = next((tensor.name for tensor in header.tensors if _PASSED_OVER.search(tensor.name)), "")
-    return _FAULTS.get(family, "").format(family) or (f"passes over {passed_over}" if passed_over else "")
+    if passed_over:
+        return f"passes over {passed_over}"
+    cut = header.text("tokenizer.ggml.pre") or ""
+    return f"does not know the tokenizer's {cut!r} (tokenizer.ggml.pre)" if cut in UNKNOWN_CUTS else ""

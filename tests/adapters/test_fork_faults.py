@@ -43,6 +43,16 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_choice, "find_any_mainline", lambda: None)
 
 
+@pytest.mark.usefixtures("alone")
+def test_a_cut_that_it_does_not_know_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    source = write_llama_file(tmp_path, "qwen3moe", metadata={"tokenizer.ggml.pre": "minicpm5"})
+    (tmp_path / "prepared").mkdir()
+    adapter = get("llama_cpp")
+    adapter.prepare(source, tmp_path / "prepared", lambda stage, fraction: None)
+    with pytest.raises(ModelRefused, match=r"does not know the tokenizer's 'minicpm5'.*pip install xllamacpp"):
+        adapter.load(tmp_path / "prepared", LoadOptions(), lambda stage, fraction: None)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.usefixtures("alone")
 def test_what_it_does_not_compute_is_refused_and_the_rest_is_run(tmp_path: Path, architecture: str) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused
 from adapters.tokenizer import Tokenizer
+from tests.support.llama_cpp_ids import begin_vocabulary
 from tests.support.vocabularies import write_vocabulary
 
 BYTES = [f"<0x{value:02X}>" for value in range(256)]
@@ -26,7 +27,7 @@ SCORES = [0.0] * (len(TOKENS) - len(WORDS)) + [-float(rank) for rank in range(le
 
 
 def tokenizer(directory: Path, *, prefix: bool, scores: list[float] | None = None) -> Tokenizer:
-    writer = GGUFWriter(directory / "v.gguf", "gemma3")
+    writer = begin_vocabulary(directory / "v.gguf")
     writer.add_tokenizer_model("llama")
     writer.add_token_list(TOKENS)
     writer.add_token_types(KINDS)

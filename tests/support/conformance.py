@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
+NO_FORK = pytest.mark.skipif(find_spec("ik_llama_cpp") is None, reason="ik_llama_cpp is not installed")
 NO_MAINLINE = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
 
 ADAPTERS = [

@@ -1,15 +1,13 @@
 """Records the ids that llama.cpp gives the texts in tests/adapters/cut_ids.json, for every cut that is known here.
 
-`python -m tests.support.llama_cpp_ids` writes the file anew. It needs `pip install xllamacpp`, whose library exports
-llama.cpp's C interface; nothing else here does. The texts, tokens and merges stay what they are in the file.
+`python -m tests.support.llama_cpp_ids` writes the file anew. It needs `pip install xllamacpp`. The texts, tokens and
+merges stay what they are in the file.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 from gguf import GGUFWriter
 
 from adapters.tokenizer_cuts import list_cuts
+from tests.support.llama_vocabulary import MAINLINE, open_vocabulary
 
 IDS_FILE = Path(__file__).parent.parent / "adapters" / "cut_ids.json"
 _VARIANTS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -35,8 +34,8 @@ def list_ids(recorded: dict[str, Any], cut: str) -> list[list[int]]:
     return [rows[_VARIANTS.index(letter)] for rows, letter in zip(recorded["ids"], which, strict=True)]
 
 
-def write_cut_vocabulary(path: Path, recorded: dict[str, Any], cut: str) -> Path:
-    """Write a GGUF file with the recorded vocabulary and no tensors."""
+def begin_vocabulary(path: Path) -> GGUFWriter:
+    """Return what writes a GGUF file, with what llama.cpp's libraries ask for before they look at a vocabulary."""
     writer = GGUFWriter(path, "llama")
     writer.add_block_count(1)
     writer.add_context_length(8)
@@ -44,6 +43,12 @@ def write_cut_vocabulary(path: Path, recorded: dict[str, Any], cut: str) -> Path
     writer.add_feed_forward_length(8)
     writer.add_head_count(1)
     writer.add_layer_norm_rms_eps(1e-5)
+    return writer
+
+
+def write_cut_vocabulary(path: Path, recorded: dict[str, Any], cut: str) -> Path:
+    """Write a GGUF file with the recorded vocabulary and no tensors."""
+    writer = begin_vocabulary(path)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(cut)
     writer.add_token_list(recorded["tokens"])
@@ -58,61 +63,16 @@ def write_cut_vocabulary(path: Path, recorded: dict[str, Any], cut: str) -> Path
     return path
 
 
-class _Parameters(ctypes.Structure):
-    """llama_model_params of llama.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("devices", "overrides")),
-        *((name, ctypes.c_int32) for name in ("layers", "split", "load", "lazy", "main")),
-        *((name, ctypes.c_void_p) for name in ("tensor_split", "callback", "user", "kv")),
-        ("vocab_only", ctypes.c_bool),
-        ("others", ctypes.c_bool * 7),
-    ]
-
-
-class _LlamaCpp:
-    def __init__(self) -> None:
-        found = find_spec("xllamacpp")
-        assert found is not None
-        assert found.origin is not None
-        library = ctypes.CDLL(str(next(Path(found.origin).parent.glob("*.so"))))
-        library.llama_model_default_params.restype = _Parameters
-        library.llama_model_load_from_file.argtypes = [ctypes.c_char_p, _Parameters]
-        library.llama_model_load_from_file.restype = ctypes.c_void_p
-        library.llama_model_get_vocab.argtypes = [ctypes.c_void_p]
-        library.llama_model_get_vocab.restype = ctypes.c_void_p
-        library.llama_model_free.argtypes = [ctypes.c_void_p]
-        numbers = ctypes.POINTER(ctypes.c_int32)
-        library.llama_tokenize.argtypes = [
-            *(ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, numbers, ctypes.c_int32, ctypes.c_bool, ctypes.c_bool)
-        ]
-        library.llama_backend_init()
-        self._library = library
-
-    def encode(self, file: Path, texts: list[str]) -> list[list[int]]:
-        parameters = self._library.llama_model_default_params()
-        parameters.vocab_only = True
-        model = self._library.llama_model_load_from_file(str(file).encode(), parameters)
-        assert model, f"llama.cpp refuses {file}"
-        vocabulary = self._library.llama_model_get_vocab(model)
-        rows = []
-        for text in texts:
-            raw = text.encode()
-            room = (ctypes.c_int32 * (len(raw) + 1))()
-            count = self._library.llama_tokenize(vocabulary, raw, len(raw), room, len(room), False, False)
-            rows.append(list(room[:count]))
-        self._library.llama_model_free(model)
-        return rows
-
-
 def record() -> None:
     """Write the file anew."""
-    recorded, llama = read_recorded(), _LlamaCpp()
+    recorded = read_recorded()
     ids: list[list[list[int]]] = [[] for _ in recorded["texts"]]
     which = {}
     with TemporaryDirectory() as directory:
         for cut in list_cuts():
-            rows = llama.encode(write_cut_vocabulary(Path(directory) / "v.gguf", recorded, cut), recorded["texts"])
+            file = write_cut_vocabulary(Path(directory) / "v.gguf", recorded, cut)
+            with open_vocabulary(MAINLINE, file) as vocabulary:
+                rows = [vocabulary.encode(text) for text in recorded["texts"]]
             for row, variants in zip(rows, ids, strict=True):
                 if row not in variants:
                     variants.append(row)
