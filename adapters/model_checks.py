@@ -6,12 +6,15 @@ download before it fetches gigabytes. Each asks the same functions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 from adapters import registry
-from adapters.contract import NO_REWIND, AdapterError, ModelRefused
+from adapters.contract import NO_REWIND, AdapterError, AdapterUnavailable, ModelRefused
 from adapters.decoder.from_safetensors import SafetensorsWeights
 from adapters.decoder.gguf_keys import NotConvertible
 from adapters.decoder.gguf_spec import read_gguf_spec
@@ -29,20 +32,22 @@ from adapters.safetensors_file import Stored
 from adapters.tokenizer_gguf import check_tokenizer
 from adapters.tokenizer_hf import check_tokenizer as check_hf_tokenizer
 
-_CHOSEN_LATER = ("", "auto")
-"""How an adapter is called that a plan chooses."""
+_T = TypeVar("_T")
+_CHOSEN_HERE, _CHOSEN_ELSEWHERE = "auto", ""
+"""How an adapter is called that a plan chooses: of those that are here, and of those that other hosts have."""
 
 
 def check_files(path: Path, file_bytes: int | None = None, adapter: str = "") -> DecoderSizes:
     """Check a GGUF file (of a split model the first) or a model directory, and return its sizes: a DecoderSpec where
     our graphs compute it, and GgufFacts where llama.cpp's library does. `file_bytes` of a file of which `path` is the
-    first part. `adapter`: what is to run it, "" or "auto" where a plan chooses among those that are here.
+    first part. `adapter`: what is to run it, "auto" where a plan chooses among those that are here, "" where it is not
+    known which those are.
 
     Raises ModelRefused, by the key, the tensor or the file, for all that would be refused when it is loaded, but for
-    values of weights, and for what llama.cpp's library finds in its own models.
+    values of weights, and for what llama.cpp's library finds in its own models. Raises WrongLibrary.
     """
     if not path.is_dir():
-        return _check_file(path, file_bytes, tuple(map(_mark, list_beside(path))), adapter)
+        return _check_head(_read_head(path, file_bytes, tuple(map(_mark, list_beside(path)))), path, adapter)
     spec = open_weights(path, heads_only=True).spec
     _check_directory_tokenizer(path, spec)
     return spec
@@ -57,38 +62,76 @@ def _mark(path: Path) -> tuple[int, int, int]:
     return facts.st_size, facts.st_mtime_ns, facts.st_ino
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What the head of a model's GGUF files says: its shape for our graphs, its sizes for llama.cpp's library, and what
+    is wrong with its tokenizer; each may be a refusal. `fault`: see fork_faults."""
+
+    spec: DecoderSpec | ModelRefused
+    facts: GgufFacts | ModelRefused
+    tokenizer: ModelRefused | None
+    fault: str
+
+
 @lru_cache(maxsize=16)  # a start asks several times, and a vocabulary of 262,144 tokens takes half a second
-def _check_file(
-    path: Path, file_bytes: int | None, marks: tuple[tuple[int, int, int], ...], adapter: str
-) -> DecoderSizes:
+def _read_head(path: Path, file_bytes: int | None, marks: tuple[tuple[int, int, int], ...]) -> _Head:
     del marks  # of the key alone
-    return check_header(read_model_header(path, file_bytes), adapter)
+    return _judge_header(read_model_header(path, file_bytes))
 
 
 def check_header(header: GgufHeader, adapter: str = "") -> DecoderSizes:
     """Check the heads of a model's GGUF files, joined, as `check_files` does."""
-    sizes = read_facts(header) if adapter == LLAMA_CPP else _read_sizes(header, adapter)
-    check_tokenizer(header)
+    return _check_head(_judge_header(header), header.path, adapter)
+
+
+def _judge_header(header: GgufHeader) -> _Head:
+    fault = _attempt(lambda: find_fault(header))
+    return _Head(
+        _attempt(lambda: read_gguf_spec(header)),
+        _attempt(lambda: read_facts(header)),
+        _attempt(lambda: check_tokenizer(header)),
+        fault if isinstance(fault, str) else "",  # what is damaged is refused before
+    )
+
+
+def _attempt(read: Callable[[], _T]) -> _T | ModelRefused:
+    try:
+        return read()
+    except ModelRefused as refusal:
+        return refusal
+
+
+def _take(value: _T | ModelRefused) -> _T:
+    """Return a value. Raises the refusal that it is."""
+    if isinstance(value, ModelRefused):
+        raise value.with_traceback(None)
+    return value
+
+
+def _check_head(head: _Head, path: Path, adapter: str) -> DecoderSizes:
+    sizes = _take(head.facts) if adapter == LLAMA_CPP else _choose_sizes(head, adapter)
+    _take(head.tokenizer)
+    if isinstance(sizes, GgufFacts) and adapter != _CHOSEN_ELSEWHERE:
+        with suppress(AdapterUnavailable):  # whoever looks for devices says so
+            check_fault(path.name, head.fault)
     return sizes
 
 
 def check_library(path: Path) -> None:
     """Check that llama.cpp's library that is here runs a GGUF file, as far as its faults are known. Raises ModelRefused
     where it does not, and AdapterUnavailable."""
-    header = read_model_header(path)
-    check_fault(header.path.name, find_fault(header))
+    check_files(path, adapter=LLAMA_CPP)
 
 
-def _read_sizes(header: GgufHeader, adapter: str) -> DecoderSizes:
+def _choose_sizes(head: _Head, adapter: str) -> DecoderSizes:
     """Return the shape of a file for our graphs; what only llama.cpp computes is taken where a plan may choose that,
     and refused with the way out elsewhere."""
-    try:
-        return read_gguf_spec(header)
-    except NotConvertible as refusal:
-        facts = read_facts(header)  # refuses what llama.cpp does not serve either
-        if adapter in _CHOSEN_LATER and _has_llama_cpp():
-            return facts
-        raise ModelRefused(f"{refusal} llama.cpp's library runs it as it is: set adapter: {LLAMA_CPP}.") from refusal
+    if not isinstance(head.spec, NotConvertible):
+        return _take(head.spec)
+    facts = _take(head.facts)  # refuses what llama.cpp does not serve either
+    if adapter == _CHOSEN_ELSEWHERE or (adapter == _CHOSEN_HERE and _has_llama_cpp()):
+        return facts
+    raise ModelRefused(f"{head.spec} llama.cpp's library runs it as it is: set adapter: {LLAMA_CPP}.")
 
 
 def _has_llama_cpp() -> bool:

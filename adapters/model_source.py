@@ -21,14 +21,13 @@ from pathlib import Path
 
 from adapters.contract import ModelRefused, Progress
 from adapters.decoder.limits import refuse_directory
-from adapters.decoder.spec import DecoderSizes, DecoderSpec
+from adapters.decoder.spec import DecoderSizes
 from adapters.gguf_header import GgufHeader, read_header
 from adapters.gguf_splits import find_files, list_first_files, strip_number
 from adapters.hf_directory import PICKLES, model_files
 from adapters.hf_hub import HUB_ID, HUB_PREFIX, DownloadFailed, check, fetch, parse_id, pin_revision
 from adapters.model_checks import check_files, check_use
 from adapters.model_parts import Parts, find_parts
-from adapters.names import LLAMA_CPP
 
 PACKAGE_PREFIX = "package:"
 INSTALL_COMMANDS = {
@@ -155,9 +154,13 @@ def check_model(file: ModelSource, adapter: str = "") -> DecoderSizes:
     return check_files(file.path, file.whole_bytes, adapter)
 
 
-def list_runtimes(file: ModelSource) -> tuple[str, ...]:
-    """Return the runtimes that alone run a model, () where all of ours do. Raises ModelRefused where none here does."""
-    return () if isinstance(check_model(file), DecoderSpec) else (LLAMA_CPP,)
+def refuse_runtime(source: str, base: Path, adapter: str) -> None:
+    """Refuse what an adapter of ours does not run, with the library that it has here. Raises ModelRefused, which names
+    the way out, and as `resolve` does."""
+    if is_directory(source, base):
+        refuse_directory(adapter, source)
+    sizes = check_model(resolve(source, base, adapter=adapter), adapter)
+    check_use(sizes, source, adapter, draft=bool(sizes.draft_outputs))
 
 
 _MOST_SHOWN = 200

@@ -11,6 +11,11 @@ from adapters.llama_cpp.fork import ForkLibrary
 from adapters.llama_cpp.mainline import MainlineLibrary
 from adapters.llama_cpp.native import NativeLibrary, check_processor
 
+
+class WrongLibrary(ModelRefused):
+    """The libraries of llama.cpp that are here do not run a model as llama.cpp does; another host's may."""
+
+
 _BUILT_FOR_MANY: Final = (FORK, "xllamacpp")
 """Packages whose wheels are built for many processors. `llama_cpp` is built where it is installed."""
 
@@ -54,8 +59,8 @@ def load_library(place: LibraryPlace) -> NativeLibrary:
     return MainlineLibrary(place.file, place.version if place.package else str(place.file), place.version)
 
 
-def _refuse_fault(name: str, fault: str, library: str) -> ModelRefused:
+def _refuse_fault(name: str, fault: str, library: str) -> WrongLibrary:
     """Return why a file is not run, with the way out."""
-    return ModelRefused(
+    return WrongLibrary(
         f"{name}: {library} {fault}. Mainline llama.cpp may run it: pip install xllamacpp. Or choose another adapter."
     )

@@ -43,7 +43,7 @@ from orchestrator.planning.proposal import (
 )
 from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware
-from orchestrator.profiling.work import Work, profile_store
+from orchestrator.profiling.work import Work, list_unfit, profile_store
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.homes import sum_orphans_bytes
 from policies.speculation.state import COLD_DEPTH
@@ -105,7 +105,8 @@ def propose_local(config: ClusterConfig, base: Path, asked: PlanRequest, ours_by
     store, wanted = profile_store(config), list_wanted(config, base)
     devices = [_find_estimable(one, store) for one in wanted if one.job.role == "target"]
     free, allowed = _count_free(here, ours_bytes), build_option_filter(config, asked)
-    return propose_here(asked, store, free, allowed, here.seen, here.lacks, devices)
+    lacks = here.lacks | list_unfit(config, base)
+    return propose_here(asked, store, free, allowed, here.seen, lacks, devices)
 
 
 def _propose_at_once(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: int) -> PlanProposal | None:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Final
 
 from adapters import registry
-from adapters.contract import AdapterUnavailable, ModelRefused, StaticShapes, Unsupported
+from adapters.contract import AdapterUnavailable, Exactness, ModelRefused, StaticShapes, Unsupported
 from adapters.devices_there import check_device
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_checks import check_library
@@ -25,10 +26,13 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place
 from orchestrator.config.target import AUTO, THIS_NODE, Target
 from orchestrator.errors import ConfigError, WorkerError
+from orchestrator.loading.devices import effective_device
 from orchestrator.loading.options import read_static_shapes
 from orchestrator.loading.precision import variant
 from orchestrator.workers.ray_settings import JOB_LIBRARIES, JOB_SERVER_WAY_OUT, find_head_problem, require_token
-from policies.models.quantization import AS_FILE
+from policies.models.quantization import AS_FILE, PrecisionRequest, list_unmet
+
+_FORMATS: Final = ("weights", "activations", "kv_cache_precision")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +134,14 @@ def find_write_problem(directory: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """A model that is to be loaded onto a named device. `place`: of its section; `source` and `weights`: as
+    """A model that is to be loaded onto a named device. `place`: of its section; `source` and `formats`: as
     cluster.yaml says them; `here`: the device is this machine's."""
 
     place: Place
     source: str
     adapter: str
     device: str
-    weights: str
+    formats: PrecisionRequest
     static: StaticShapes
     here: bool
 
@@ -151,39 +155,51 @@ def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
     elsewhere = config.cluster.on_ray and bool(config.cluster.address)
     for target in config.targets:
         model = target.model
-        place = target.find_place("model", "device")[:-1]
+        place, formats = target.find_place("model", "device")[:-1], _read_formats(model, model.exactness)
         static, here = read_static_shapes(model), not elsewhere or THIS_NODE in {one.host for one in model.placements}
         for device in _list_rank_devices(model):
-            yield _Load(place, model.source, model.adapter, device, model.weights, static, here)
+            yield _Load(place, model.source, model.adapter, device, formats, static, here)
         for index, shard in enumerate(model.shards):
-            there = (model.source, shard.adapter or model.adapter, shard.device or model.device, model.weights)
+            there = (model.source, shard.adapter or model.adapter, shard.device or model.device, formats)
             yield _Load(
                 (*place, "shards", index), *there, StaticShapes(), shard.host == THIS_NODE if shard.host else here
             )
         for at, draft in target.all_drafts:
             if isinstance(draft, ModelDraft):
-                there = (draft.source, draft.adapter, draft.device, draft.weights)
+                there = (draft.source, draft.adapter, draft.device, _read_formats(draft, Exactness.KERNEL))
                 yield _Load(at, *there, read_static_shapes(draft), not elsewhere or draft.host == THIS_NODE)
         for index, standby in enumerate(target.failover.standby):
             place = target.find_place("failover", "standby", index)
-            adapter, device = standby.adapter or model.adapter, standby.device or model.device
-            there = (model.source, adapter, device, standby.weights or model.weights)
+            own = {key: value for key in _FORMATS if (value := getattr(standby, key)) is not None}
+            its = _read_formats(model.model_copy(update=own), model.exactness)
+            there = (model.source, standby.adapter or model.adapter, standby.device or model.device, its)
             yield _Load(place, *there, static, not elsewhere or standby.host == THIS_NODE)
 
 
 def _list_load_problems(one: _Load, base: Path) -> Iterator[tuple[Place, str]]:
     """Return why a runtime that is here cannot prepare a model so, or run it. What `weights: auto` chooses may need
     more than `as_file` does."""
-    key = "static_shapes"
+    key, weights = "static_shapes", one.formats.weights
     try:
         adapter = registry.get_for(one.adapter, one.device, one.static)
-        key = "adapter" if one.weights == AUTO else "weights"
-        variant(adapter, AS_FILE if one.weights == AUTO else one.weights).recipe()
+        key = "adapter" if weights == AUTO else "weights"
+        variant(adapter, AS_FILE if weights == AUTO else weights).recipe()
         if one.adapter == LLAMA_CPP and not one.source.startswith(HUB_PREFIX):
             key = "adapter"
             check_library(resolve(one.source, base).path)
     except (AdapterUnavailable, ModelRefused, Unsupported) as error:
         yield (*one.place, key), str(error)
+        return
+    if (one.formats.activations, one.formats.kv_cache) != (AUTO, AUTO):  # else nobody loads a runtime to ask
+        name = effective_device(one.adapter, one.device)
+        device = next((device for device in adapter.devices() if device.name == name), None)
+        for named, why in list_unmet(device, one.formats) if device is not None else ():
+            yield (*one.place, named), why
+
+
+def _read_formats(model: Target | ModelDraft, exactness: Exactness) -> PrecisionRequest:
+    weights, activations, kv_cache = (getattr(model, key) for key in _FORMATS)
+    return PrecisionRequest(weights, activations, kv_cache, exactness=exactness)
 
 
 def _list_rank_devices(model: Target) -> list[str]:

@@ -22,7 +22,7 @@ from orchestrator.config.load import parse_config
 from orchestrator.config.model import ClusterConfig, Store
 from orchestrator.errors import OutriderError
 from orchestrator.loading.devices import mark_of
-from orchestrator.profiling.work import is_requested, list_work, profile_store
+from orchestrator.profiling.work import is_requested, list_unfit, list_work, profile_store
 from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.device_sampler import DeviceSampler
 from orchestrator.workers.host import NODE_ADDRESS
@@ -100,6 +100,7 @@ def describe_host(options: AgentOptions) -> HostInventory:
     marks = {device.fingerprint for device in devices}
     missing: list[MissingProfile] = []
     try:
+        lacks |= list_unfit(config, path.parent)
         work = [one for one in list_work(config, path.parent) if is_requested(one, config)]
         missing = [
             MissingProfile(one.job, one.fingerprint, one.threads, one.digest) for one in work if not one.is_known(store)

@@ -37,8 +37,9 @@ class MissingProfile:
 @dataclass(frozen=True, slots=True)
 class HostInventory:
     """A host. `address`: of its Ray node. `version`: of Outrider there, `python` of its interpreter. `cores`: those
-    that workers may run on. `lacks`: why a runtime cannot be used there, by its name; `failed`: why models cannot.
-    `devices_measured` and `models_measured`: its stored profiles; `missing`: what a plan would need beside."""
+    that workers may run on. `lacks`: why a runtime cannot be used there, or does not run the target, by its name;
+    `failed`: why models cannot. `devices_measured` and `models_measured`: its stored profiles; `missing`: what a plan
+    would need beside."""
 
     address: str
     hostname: str

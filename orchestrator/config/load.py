@@ -13,6 +13,7 @@ from adapters.contract import ModelRefused
 from adapters.decoder.spec import DecoderSizes
 from adapters.distributions import list_foreign
 from adapters.hf_hub import HUB_PREFIX
+from adapters.llama_cpp.library import WrongLibrary
 from adapters.model_checks import explain_no_drafts
 from adapters.model_source import check_source
 from adapters.names import OWN_ADAPTERS
@@ -49,8 +50,11 @@ def load_config(path: Path, *, sources: bool = True, there: bool = True) -> Clus
     `sources=False` leaves out the model's files and the keys: whoever asks a running daemon does not need them.
     `there=False`: its hosts need not be there. Libraries of runtimes that it names are this process's from then on.
     """
-    config = load_text(read_text(path), path, sources=sources, there=there)
+    config, lines = parse_config(read_text(path), path)
+    if sources:
+        check_runtimes(config.adapters, path, lines)
     use_runtimes(config.adapters, path.resolve().parent)
+    check_config(config, path, lines, sources=sources, there=there)
     return config
 
 
@@ -188,24 +192,33 @@ def _check_sources(config: ClusterConfig, path: Path, lines: Lines) -> DecoderSi
     decoder: DecoderSizes | None = None
     for place, source, adapter, model in sources:
         where = describe_place(path, lines, place)
-        simulated = source.startswith(SIMULATED_PREFIX)
-        if adapter in OWN_ADAPTERS and simulated != (adapter == "simulated"):
-            raise ConfigError(
-                f"{where} {source!r} does not go with adapter {adapter!r}; "
-                "the adapter 'simulated' takes 'simulated:toy' and nothing else does"
-            )
-        if simulated:
-            continue
-        try:
-            static = model.static_shapes == "on" or model.device.startswith("NPU")
-            draft_like = isinstance(model, ModelDraft)
-            found = check_source(source, path.resolve().parent, adapter, static=static, draft=draft_like)
-        except ModelRefused as error:
-            elsewhere = config.cluster.on_ray and config.cluster.address and not source.startswith(HUB_PREFIX)
-            raise ConfigError(f"{where} {error}{_ON_ALL_HOSTS if elsewhere else ''}") from error
+        found = _check_source(config, path, where, source, adapter, model)
         if decoder is None and model is config.model:
             decoder = found
     return decoder
+
+
+def _check_source(
+    config: ClusterConfig, path: Path, where: str, source: str, adapter: str, model: Target | ModelDraft
+) -> DecoderSizes | None:
+    """Return a model's sizes, None where they are not known here. Raises ConfigError, which begins with `where`."""
+    simulated = source.startswith(SIMULATED_PREFIX)
+    if adapter in OWN_ADAPTERS and simulated != (adapter == "simulated"):
+        raise ConfigError(
+            f"{where} {source!r} does not go with adapter {adapter!r}; "
+            "the adapter 'simulated' takes 'simulated:toy' and nothing else does"
+        )
+    if simulated:
+        return None
+    elsewhere = bool(config.cluster.on_ray and config.cluster.address) and not source.startswith(HUB_PREFIX)
+    chosen = "" if elsewhere and adapter == AUTO else adapter
+    static, draft = model.static_shapes == "on" or model.device.startswith("NPU"), isinstance(model, ModelDraft)
+    try:
+        return check_source(source, path.resolve().parent, chosen, static=static, draft=draft)
+    except ModelRefused as error:
+        if elsewhere and isinstance(error, WrongLibrary):
+            return None  # the hosts that run it have libraries of their own, and say so when they load it
+        raise ConfigError(f"{where} {error}{_ON_ALL_HOSTS if elsewhere else ''}") from error
 
 
 def _check_indexes(config: ClusterConfig, path: Path, lines: Lines) -> None:

@@ -23,11 +23,11 @@ Allowed = Callable[[Option, str], bool]
 class PresentHost:
     """A host that is there. `node`: the address of its Ray node, THIS_NODE for the daemon's own. `hardware`: what it
     has; `seen`: that with each runtime that sees it there, None where that is not known; `lacks`: why other runtimes
-    see nothing. `free_bytes`: what is free of a device (all its memory where it is left out), and `stated_bytes` what a
-    plan may fill of it whatever is free; both by any of its runtimes' names for it. `cores`: that workers may use, 0
-    for those of its processor's profile. `name`: what cluster.yaml calls it. `devices`: the names of those that may be
-    used, empty for all. `price_per_hour`: of the host, and `device_prices` of devices beside it, by name, 0 where not
-    known."""
+    see nothing there, or do not run the target. `free_bytes`: what is free of a device (all its memory where it is left
+    out), and `stated_bytes` what a plan may fill of it whatever is free; both by any of its runtimes' names for it.
+    `cores`: that workers may use, 0 for those of its processor's profile. `name`: what cluster.yaml calls it.
+    `devices`: the names of those that may be used, empty for all. `price_per_hour`: of the host, and `device_prices` of
+    devices beside it, by name, 0 where not known."""
 
     node: str
     hardware: frozenset[Hardware]

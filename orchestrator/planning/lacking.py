@@ -1,4 +1,4 @@
-"""Runtimes that a host lacks, though devices like its own were measured with them: no plan takes them there."""
+"""Runtimes that a host lacks, or that do not run the target there: no plan takes them, whatever was measured."""
 
 from __future__ import annotations
 
@@ -22,8 +22,18 @@ def list_lacking(hosts: Sequence[PresentHost], found: Collection[MeasuredHardwar
         for one in found
         if host.seen is not None and one.hardware in host.hardware
         for runtime in sorted({seen.adapter for seen in one.devices})
-        if (runtime, one.hardware) not in host.seen
+        if (runtime, one.hardware) not in host.seen or runtime in host.lacks
     }
+
+
+def list_unfit_runtimes(hosts: Sequence[PresentHost]) -> list[str]:
+    """Return a line for each runtime that is on a host, and does not run the target there."""
+    return [
+        f"{runtime} is left out there: {why}"
+        for host in hosts
+        for runtime, why in host.lacks.items()
+        if any(runtime == seen for seen, _ in host.seen or ())
+    ]
 
 
 def leave_lacking(

@@ -25,7 +25,7 @@ from orchestrator.errors import OutriderError
 from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_reserved_bytes
 from orchestrator.planning.estimates import EstimableDevice, Stated, estimate_option
 from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
-from orchestrator.planning.lacking import leave_lacking, list_lacking
+from orchestrator.planning.lacking import leave_lacking, list_lacking, list_unfit_runtimes
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
 from orchestrator.planning.neighbours import TakenPlace, describe_taken, leave_taken, share_time
 from orchestrator.planning.sketched import build_sketched_cluster
@@ -124,8 +124,9 @@ def propose_here(
 ) -> PlanProposal:
     """Return a plan for the machine that a store's profiles were measured on, of the options that are `allowed`.
     `seen`: the devices of this machine, with each runtime that sees them; of a store that has some of them the rest is
-    left out. `lacks`: why other runtimes see nothing. `estimable`: where no target was measured, it is planned on one
-    of these by estimates, without draft models, and on one that can be loaded as it is before all others.
+    left out. `lacks`: why other runtimes see nothing, or do not run the target. `estimable`: where no target was
+    measured, it is planned on one of these by estimates, without draft models, and on one that can be loaded as it is
+    before all others.
 
     Raises PlanError.
     """
@@ -215,6 +216,7 @@ def _propose_hosts(
         left=lambda one: sum_reserved_bytes(one, asked.beside, asked.replicas),
     )
     cluster, sources, lacking = leave_lacking(cluster, behind, list_lacking(hosts, found))
+    lacking += [line for line in list_unfit_runtimes(hosts) if not any(line in other for other in lacking)]
     if not any(option.role is Role.TARGET for option in cluster.options):
         cluster = replace(cluster, options=tuple(estimate_targets(asked.target, behind, estimable)))
     if not cluster.options:
@@ -349,11 +351,15 @@ def build_request_from_config(
     placement = placement or config.placement
     off = config.speculation.method == "off"
     model, store = config.model, store_directory(config)
+
+    def find_adapter(adapter: str) -> str:
+        return "" if adapter == AUTO and config.plans_hosts else adapter
+
     return PlanRequest(
-        model_at_hand(model.source, model.name, base, model.weights, store, adapter=model.adapter),
+        model_at_hand(model.source, model.name, base, model.weights, store, adapter=find_adapter(model.adapter)),
         tuple(
             DraftCandidate(
-                model_at_hand(one.source, "", base, one.weights, store, adapter=one.adapter),
+                model_at_hand(one.source, "", base, one.weights, store, adapter=find_adapter(one.adapter)),
                 (placement.draft_acceptance,),
                 index,
                 name,

@@ -13,11 +13,10 @@ from filelock import FileLock, Timeout
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable, FilesInPlace, ModelRefused, Unsupported
-from adapters.decoder.limits import refuse_directory
 from adapters.hardware import hardware, runtime_version
-from adapters.model_source import is_directory, list_runtimes, resolve
+from adapters.model_source import check_model, refuse_runtime, resolve
 from adapters.model_store import ModelStore
-from adapters.names import OWN_ADAPTERS, normalise_device
+from adapters.names import CONVERTING_ADAPTERS, LLAMA_CPP, OWN_ADAPTERS, normalise_device
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile
@@ -160,6 +159,20 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     return work
 
 
+def list_unfit(config: ClusterConfig, base: Path) -> dict[str, str]:
+    """Return why runtimes of ours do not run the target here, by their names: those that a plan chooses from. Raises
+    what resolving the model raises."""
+    source, found = config.model.source, {}
+    if source.startswith(SIMULATED_PREFIX) or config.model.adapter != AUTO:
+        return {}
+    for name in (LLAMA_CPP, *CONVERTING_ADAPTERS):
+        try:
+            refuse_runtime(source, base, name)
+        except ModelRefused as error:
+            found[name] = str(error)
+    return found
+
+
 def is_requested(work: Work, config: ClusterConfig) -> bool:
     """Return whether a plan for this configuration may choose what a piece of work measures."""
     model = work.job.model
@@ -217,18 +230,18 @@ def _place_target(engine: EngineOptions, device: DeviceProfile, threads: int) ->
 
 
 def _on_devices(model: ModelOptions, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
-    """Yield the devices of all runtimes that read a model of this form, and compute it."""
+    """Yield the devices of all runtimes that run a model here."""
     simulated = model.source.startswith(SIMULATED_PREFIX)
-    directory = is_directory(model.source, Path(model.base))
-    only = () if simulated else list_runtimes(resolve(model.source, Path(model.base)))
+    if not simulated:
+        check_model(resolve(model.source, Path(model.base)), AUTO)
     for name in registry.names():
         asked = any(one.partition(":")[0] == name for one in wanted)
         goes_with = asked or not simulated if name not in OWN_ADAPTERS else (name == "simulated") == simulated
-        if not goes_with or (wanted and not asked) or (only and name not in only):
+        if not goes_with or (wanted and not asked):
             continue
         try:
-            if directory:
-                refuse_directory(name, model.source)
+            if not simulated:
+                refuse_runtime(model.source, Path(model.base), name)
             devices = registry.list_devices(name)
         except (AdapterUnavailable, ModelRefused) as error:
             if asked:

@@ -269,6 +269,17 @@ def _why_by_kind(device: DeviceProfile, weights: str, model: ModelSizes) -> str:
     return f"what {kind.upper()}s compute best" if weights == first else f"the best for the {kind} that fits"
 
 
+def list_unmet(device: DeviceProfile, wanted: PrecisionRequest) -> list[tuple[str, str]]:
+    """Return the keys of number formats that a device does not have, and why, the way out included; but for weights."""
+    found = []
+    for key, choose in (("activations", _activations), ("kv_cache_precision", _kv_cache)):
+        try:
+            choose(device, wanted)
+        except NoPrecision as refusal:
+            found.append((key, str(refusal)))
+    return found
+
+
 def _activations(device: DeviceProfile, wanted: PrecisionRequest) -> tuple[Precision | None, str]:
     if wanted.activations == AUTO:
         return None, ""

@@ -19,8 +19,10 @@ from adapters.decoder.gguf_spec import read_gguf_spec
 from adapters.decoder.spec import DecoderSpec
 from adapters.gguf_facts import GgufFacts, Memory, read_facts
 from adapters.gguf_header import read_header
+from adapters.libllama import VARIABLE
 from adapters.model_checks import check_files
-from adapters.model_source import check_source, list_runtimes, resolve
+from adapters.model_source import check_source, refuse_runtime, resolve
+from adapters.names import CONVERTING_ADAPTERS
 from adapters.registry import get
 from device_profiles.profile import DeviceProfile
 from orchestrator.config.load import load_text
@@ -228,19 +230,26 @@ class Devices:
 
 
 @pytest.fixture
+def own_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is not known for faults."""
+    monkeypatch.setenv(VARIABLE, __file__)
+
+
+@pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(model_checks, "registry", Devices(get("simulated").devices()))
-    model_checks._check_file.cache_clear()
+    model_checks._read_head.cache_clear()
     yield
-    model_checks._check_file.cache_clear()
+    model_checks._read_head.cache_clear()
 
 
 @pytest.fixture
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_checks, "registry", Devices([]))
-    model_checks._check_file.cache_clear()
+    model_checks._read_head.cache_clear()
 
 
+@pytest.mark.usefixtures("own_library")
 def test_llama_cpp_takes_what_no_graph_here_computes(file: Path) -> None:
     found = check_source(str(file), Path(), "llama_cpp")
     assert isinstance(found, GgufFacts)
@@ -248,16 +257,20 @@ def test_llama_cpp_takes_what_no_graph_here_computes(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("installed")
-@pytest.mark.parametrize("adapter", ["", "auto"])
-def test_a_plan_may_choose_llama_cpp_where_it_is(lfm2: Path, adapter: str) -> None:
-    assert isinstance(check_source(str(lfm2), Path(), adapter), GgufFacts)
+def test_a_plan_may_choose_llama_cpp_where_it_is(lfm2: Path) -> None:
+    assert isinstance(check_source(str(lfm2), Path(), "auto"), GgufFacts)
+
+
+@pytest.mark.usefixtures("missing")
+def test_other_hosts_may_have_llama_cpp_where_this_one_has_not(lfm2: Path) -> None:
+    assert isinstance(check_source(str(lfm2), Path(), ""), GgufFacts)
 
 
 WAY_OUT = "llama.cpp's library runs it as it is: set adapter: llama_cpp."
 
 
 @pytest.mark.usefixtures("missing")
-@pytest.mark.parametrize("adapter", ["", "auto", "openvino_rt", "torch_device", "onnx_rt"])
+@pytest.mark.parametrize("adapter", ["auto", "openvino_rt", "torch_device", "onnx_rt"])
 def test_others_refuse_it_and_name_the_way_out(lfm2: Path, adapter: str) -> None:
     with pytest.raises(ModelRefused, match=r"tiny-lfm2\.gguf: general\.architecture: 'lfm2' is not one of") as refusal:
         check_source(str(lfm2), Path(), adapter)
@@ -270,6 +283,7 @@ def test_a_named_adapter_refuses_it_wherever_llama_cpp_is(lfm2: Path) -> None:
         check_source(str(lfm2), Path(), "openvino_rt")
 
 
+@pytest.mark.usefixtures("own_library")
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
@@ -333,10 +347,14 @@ def test_a_plan_takes_its_sizes_and_leaves_the_other_runtimes_out(tmp_path: Path
 
 
 @pytest.mark.usefixtures("installed")
-def test_which_runtimes_alone_run_a_model_is_told(lfm2: Path, tmp_path: Path) -> None:
-    assert list_runtimes(resolve(str(lfm2), Path())) == ("llama_cpp",)
+def test_which_runtimes_run_a_model_is_told(lfm2: Path, tmp_path: Path) -> None:
     write(tmp_path / "ours.gguf", Tiny("qwen2", words=("a", "b", "c", "ab"), vocabulary=4))
-    assert list_runtimes(resolve("ours.gguf", tmp_path)) == ()
+    for adapter in ("llama_cpp", *CONVERTING_ADAPTERS):
+        refuse_runtime("ours.gguf", tmp_path, adapter)
+    refuse_runtime(str(lfm2), Path(), "llama_cpp")
+    for adapter in CONVERTING_ADAPTERS:
+        with pytest.raises(ModelRefused, match="set adapter: llama_cpp"):
+            refuse_runtime(str(lfm2), Path(), adapter)
 
 
 def test_no_reference_is_asked_for_what_it_does_not_compute(lfm2: Path, tmp_path: Path) -> None:

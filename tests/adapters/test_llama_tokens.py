@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from orchestrator.bench.prompts import OWN_PROMPTS
+from tools.benchmark_models import MODELS, cache_directory, find_model
 
 from adapters.contract import ModelRefused
 from adapters.libllama import FORK
@@ -19,13 +21,11 @@ from adapters.llama_cpp.fork_faults import UNKNOWN_CUTS
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_cuts import cut_of, list_cuts
 from adapters.tokenizer_recipe import TokenizerRecipe
-from orchestrator.bench.prompts import OWN_PROMPTS
 from tests.adapters.test_tokenizer_cuts import DIFFERENT, LLAMA3, QWEN2, RECORDED, TEXTS, load
 from tests.adapters.test_tokenizer_spm import tokenizer as write_pieces
 from tests.support.conformance import NO_FORK, NO_MAINLINE
 from tests.support.llama_cpp_ids import write_cut_vocabulary
 from tests.support.llama_vocabulary import MAINLINE, open_vocabulary
-from tools.benchmark_models import MODELS, cache_directory, find_model
 
 PACKAGES = [pytest.param(FORK, marks=NO_FORK), pytest.param(MAINLINE, marks=NO_MAINLINE)]
 NASTY = "Mr O'Toole's 1,234.50 CAFÉ—naïve 'Twas B'Stard, I'LLx we'Rex \\d+~/x 北京に行く 3日間 👩‍👩‍👧 \t\t  \r\n\r\n x"

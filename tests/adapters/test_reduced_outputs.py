@@ -13,8 +13,8 @@ from adapters.contract import AdapterUnavailable, LoadedModel, LoadOptions, Mode
 from adapters.hf_directory import TARGET_FINGERPRINT, open_weights
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
+from adapters.names import CONVERTING_ADAPTERS
 from tests.support import tiny_models
-from tests.support.runtimes import CONVERTING
 
 KEPT = np.array([2, 5, 7, 30, 31, 32, 100, 101, 255, 256, 257, 258, 259, 300, 318, 319])
 TOKENS = [7, 30, 2, 255, 9, 12, 300]
@@ -46,7 +46,7 @@ def load(directory: Path, shared_store: Path, adapter: str, shapes: StaticShapes
 @pytest.mark.parametrize(
     ("adapter", "shapes"),
     [
-        *((name, StaticShapes()) for name in CONVERTING),
+        *((name, StaticShapes()) for name in CONVERTING_ADAPTERS),
         ("openvino_rt", StaticShapes(on=True, prefill_rows=16, verify_rows=(4,))),
     ],
     ids=lambda value: value if isinstance(value, str) else "static" if value.on else "dynamic",

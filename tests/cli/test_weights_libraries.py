@@ -129,6 +129,26 @@ def test_a_runtime_of_the_files_own_weights_has_no_others(write_config, weights)
     assert check(write_config(lines[0], "  weights: as_file")) == []
 
 
+@pytest.mark.parametrize("adapter", ["llama_cpp", "onnx_rt", "torch_device"])
+def test_other_formats_than_a_runtime_has_are_refused_at_their_lines(write_config, adapter):
+    path = write_config(
+        f"  adapter: {adapter}",
+        "  activations: fp16",
+        "drafts:",
+        f"  - {{method: model, source: m.gguf, adapter: {adapter}, kv_cache_precision: 8bit}}",
+        "failover:",
+        "  standby: [{kv_cache_precision: 8bit}, {adapter: openvino_rt, activations: auto}]",
+    )
+    first, draft, standby, its = check(path)
+    assert first.startswith(f"{path}:5: model.activations: activations fp16: {adapter} computes in ")
+    assert first.endswith("; ask for one of these, or leave them at auto")
+    said = f"kv_cache_precision 8bit: {adapter} has none on CPU; leave it at auto"
+    assert draft == f"{path}:7: drafts[0].kv_cache_precision: {said}"
+    assert standby == f"{path}:9: failover.standby[0].activations: {first.partition('activations: ')[2]}"
+    assert its == f"{path}:9: failover.standby[0].kv_cache_precision: {said}"
+    assert check(write_config(f"  adapter: {adapter}", "  activations: fp32")) == []
+
+
 @pytest.mark.parametrize("adapter", ["torch_device", "openvino_rt"])
 def test_what_is_installed_passes(write_config, adapter):
     assert check(write_config(f"  adapter: {adapter}", "  weights: int8")) == []

@@ -19,11 +19,11 @@ from adapters.contract import AdapterUnavailable, LoadOptions, Segment
 from adapters.hf_directory import open_weights
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
+from adapters.names import CONVERTING_ADAPTERS
 from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
 from orchestrator.generating.generate import interruptible
 from orchestrator.generating.prompts import wish
 from tests.support import reference_decoder, tiny_models
-from tests.support.runtimes import CONVERTING
 
 FACTS = TargetFacts("models/tiny", "tiny", 320, "0123456789abcdef", 512, [2])
 TINY = ["--outputs", "64", "--hidden", "64", "--heads", "2", "--mlp", "64", "--layers", "1"]
@@ -232,7 +232,7 @@ def test_two_runs_are_one_run(place: Path, tmp_path: Path) -> None:
         assert torch.equal(one, two)
 
 
-@pytest.mark.parametrize("adapter", CONVERTING)
+@pytest.mark.parametrize("adapter", CONVERTING_ADAPTERS)
 def test_every_adapter_computes_what_was_trained(place: Path, draft: Path, adapter: str) -> None:
     import torch
     from outrider_lab.distill.train import State

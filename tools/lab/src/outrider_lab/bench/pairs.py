@@ -14,8 +14,7 @@ import typer
 
 from adapters import registry
 from adapters.contract import AdapterError
-from adapters.decoder.limits import refuse_directory
-from adapters.model_source import is_directory
+from adapters.model_source import refuse_runtime
 from device_profiles.units import MIB
 from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
@@ -118,13 +117,11 @@ def list_model_places(model: ModelOptions) -> tuple[list[ModelOptions], list[str
         return [model], []
     found: list[ModelOptions] = []
     skipped: list[str] = []
-    directory = is_directory(model.source, Path(model.base))
     for name in registry.names():
         if name == "simulated":
             continue
         try:
-            if directory:
-                refuse_directory(name, model.source)
+            refuse_runtime(model.source, Path(model.base), name)
             devices = registry.list_devices(name)
         except AdapterError as error:
             skipped.append(f"{name}: {error}")
