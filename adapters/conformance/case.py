@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from adapters.contract import (
     Adapter,
     AdapterError,
+    AdapterUnavailable,
     Exactness,
     LoadedModel,
     LoadOptions,
@@ -26,6 +27,7 @@ from adapters.contract import (
     list_classes,
 )
 from adapters.gguf_splits import list_beside
+from adapters.hardware import runtime_version
 from adapters.hf_directory import model_files
 from adapters.invariance import find_variance
 from adapters.model_source import ModelSource
@@ -104,7 +106,7 @@ def load(prepared: Prepared, **options: Any) -> LoadedModel:
     return prepared.adapter.load(prepared.path, asked, silent)
 
 
-_EXACT: dict[tuple[str, Path, int], NumericalClass] = {}
+_EXACT: dict[tuple[str, ...], NumericalClass] = {}
 _shared_classes: list[Path] = []
 
 
@@ -116,19 +118,29 @@ def share_classes(directory: Path) -> None:
 
 def exact_class(adapter: Adapter, path: Path, options: LoadOptions, first_tier: int = 0) -> NumericalClass:
     """Return the first class that keeps its bits on this processor, as the product finds it, whatever it costs."""
-    key = (adapter.name, path, first_tier)
+    key = (*_name_library(adapter, options.device), adapter.recipe(), str(path), str(first_tier), str(options.threads))
     if key not in _EXACT:
-        _EXACT[key] = _find_shared(adapter, path, options, first_tier)
+        _EXACT[key] = _find_shared(key, adapter, path, options, first_tier)
     return _EXACT[key]
 
 
-def _find_shared(adapter: Adapter, path: Path, options: LoadOptions, first_tier: int) -> NumericalClass:
-    """Return what another process has found, or find it while others wait. The number of threads is part of a case:
-    it decides which kernels run."""
+def _name_library(adapter: Adapter, device: str) -> tuple[str, ...]:
+    """Return the adapter's name, and what tells its library and the library's version from others."""
+    names = [one.full_name for one in adapter.devices() if one.name == device]
+    try:
+        return (adapter.name, runtime_version(adapter.name), *names)
+    except AdapterUnavailable:  # it is of nobody's distribution
+        return (adapter.name, *names)
+
+
+def _find_shared(
+    key: tuple[str, ...], adapter: Adapter, path: Path, options: LoadOptions, first_tier: int
+) -> NumericalClass:
+    """Return what another process has found, or find it while others wait. The number of threads is part of the key: it
+    decides which kernels run."""
     if not _shared_classes:
         return _find_exact(adapter, path, options, first_tier)
-    case = f"{adapter.name} {adapter.recipe()} {path} {first_tier} {options.threads}"
-    known = _shared_classes[0] / f"{hashlib.sha256(case.encode()).hexdigest()[:16]}.json"
+    known = _shared_classes[0] / f"{hashlib.sha256(' '.join(key).encode()).hexdigest()[:16]}.json"
     with FileLock(known.with_suffix(".lock")):
         if known.exists():
             return msgspec.json.decode(known.read_bytes(), type=NumericalClass)

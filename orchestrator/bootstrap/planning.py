@@ -106,7 +106,7 @@ def propose_local(config: ClusterConfig, base: Path, asked: PlanRequest, ours_by
     devices = [_find_estimable(one, store) for one in wanted if one.job.role == "target"]
     free, allowed = _count_free(here, ours_bytes), build_option_filter(config, asked)
     lacks = here.lacks | list_unfit(config, base)
-    return propose_here(asked, store, free, allowed, here.seen, lacks, devices)
+    return propose_here(asked, store, free, allowed, here.seen, lacks, devices, here.versions)
 
 
 def _propose_at_once(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: int) -> PlanProposal | None:

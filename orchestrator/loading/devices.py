@@ -38,10 +38,11 @@ def find_device(adapter: str, device: str) -> DeviceProfile:
 @dataclass(frozen=True, slots=True)
 class LocalDevices:
     """This machine's devices as all installed runtimes see them. `seen`: what they are, with each runtime that sees
-    them; `lacks`: why other runtimes see nothing. `free_bytes`: what is free on each now, by each name that a runtime
-    has for it (left out where it is not known)."""
+    them; `versions`: of these runtimes; `lacks`: why other runtimes see nothing. `free_bytes`: what is free on each
+    now, by each name that a runtime has for it (left out where it is not known)."""
 
     seen: frozenset[tuple[str, Hardware]]
+    versions: dict[str, str]
     lacks: dict[str, str]
     free_bytes: dict[str, int]
 
@@ -57,7 +58,10 @@ def list_devices_here(runtimes: Sequence[str] = ()) -> LocalDevices:
             lacks[name] = str(error)
     seen = frozenset((device.adapter, hardware(device)) for device in found)
     memory = {device.name: read_device_memory(device) for device in found}
-    return LocalDevices(seen, lacks, {name: one.free_bytes for name, one in memory.items() if one.total_bytes})
+    versions = {name: runtime_version(name) for name in {device.adapter for device in found}}
+    return LocalDevices(
+        seen, versions, lacks, {name: one.free_bytes for name, one in memory.items() if one.total_bytes}
+    )
 
 
 def mark_of(device: DeviceProfile) -> str:

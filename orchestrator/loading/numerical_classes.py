@@ -110,7 +110,7 @@ def _try_first(
 ) -> tuple[LoadedModel, MeasuredClasses] | None:
     """Load a model in its first class, and return it where that passes a short check; None where it does not, or where
     an earlier process did not come back from trying."""
-    begun = profiles.directory / f"{question.model_digest}-{question.adapter.name}.tried"
+    begun = profiles.directory / f"{question.fingerprint}-{question.model_digest}-{question.adapter.name}.tried"
     first = list_classes(question.adapter, question.prepared, question.asked)[0][0]
     with suppress(OSError):
         if begun.exists():

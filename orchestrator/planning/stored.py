@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
 
 from device_profiles.cost import StepCost
 from device_profiles.measured import SPLIT, DeviceRates, Hardware, MatmulRate, MeasuredDevice, MeasuredModel
@@ -11,6 +13,8 @@ from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
 from orchestrator.planning.models import PlannedModel
 from policies.planning.plan import Option, Role
+
+_UNKNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +90,18 @@ class MeasuredHardware:
         return found
 
 
-def load_measured_hardware(store: ProfileStore) -> list[MeasuredHardware]:
-    """Return the devices of a store, in the order of their names."""
+def load_measured_hardware(store: ProfileStore, versions: Mapping[str, str] = _UNKNOWN) -> list[MeasuredHardware]:
+    """Return the devices of a store, in the order of their names. `versions`: of the runtimes that are here, by
+    adapter. What was measured with them goes before what is newer. What was measured with another library behind the
+    same adapter is left out."""
+
+    def is_known(one: MeasuredDevice) -> bool:
+        return versions.get(one.adapter) == one.runtime_version
+
     newest: dict[tuple[Hardware, str, str, int], MeasuredDevice] = {}
-    for one in sorted(store.devices(), key=lambda device: device.measured_at):
-        newest[(one.hardware, one.adapter, one.device, one.threads)] = one  # of runtimes that were updated, the last
+    for one in sorted(store.devices(), key=lambda device: (is_known(device), device.measured_at)):
+        if _name_library(one.runtime_version) == _name_library(versions.get(one.adapter, one.runtime_version)):
+            newest[(one.hardware, one.adapter, one.device, one.threads)] = one  # of what was updated, the last
     devices: dict[Hardware, list[MeasuredDevice]] = {}
     for one in newest.values():
         devices.setdefault(one.hardware, []).append(one)
@@ -101,6 +112,11 @@ def load_measured_hardware(store: ProfileStore) -> list[MeasuredHardware]:
         mine = tuple(one for one in models if (one.fingerprint, one.adapter, one.device) in marks)
         found.append(MeasuredHardware(hardware, tuple(seen), mine))
     return sorted(found, key=lambda one: (one.hardware.name, one.name))
+
+
+def _name_library(version: str) -> str:
+    """Return the library's name, which stands before its release."""
+    return version.partition(" ")[0]
 
 
 def add_devices(found: Sequence[MeasuredHardware], more: Sequence[MeasuredDevice]) -> list[MeasuredHardware]:

@@ -6,6 +6,8 @@ import json
 import struct
 import subprocess
 import sys
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -13,16 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adapters.conformance import case
 from adapters.contract import AdapterUnavailable, LoadOptions, RuntimeFailed, Segment, Unsupported
 from adapters.devices_there import check_device
 from adapters.hardware import runtime_version
-from adapters.libllama import FORK, VARIABLE, find_library, find_mainline
+from adapters.libllama import FORK, VARIABLE, LibraryPlace, find_library, find_mainline
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.library import load_library
 from adapters.llama_cpp.mainline import MainlineLibrary
 from adapters.llama_cpp.mainline_state import read_format, without_head
 from adapters.llama_cpp.model import LlamaModel
-from tests.support.conformance import NO_MAINLINE
+from adapters.llama_cpp.native import IN_ANY_ROWS
+from tests.support.conformance import NO_FORK, NO_MAINLINE
 from tests.support.stub_libllama import NEEDS_COMPILER, build_stub
 from tests.support.tiny_llama_files import ARCHITECTURES, RECURRENT, write_llama_file
 
@@ -170,6 +174,17 @@ def test_a_configuration_names_a_library_to_every_process(tmp_path, monkeypatch)
     rows = [row for row in json.loads(found.stdout) if row["runtime"] == "llama_cpp"]
     assert [row["device"] for row in rows] == ["CPU", "Vulkan0", "Vulkan1"]
     assert {row["runtime_version"].split()[0] for row in rows} == {"libllama"}
+
+
+@NO_FORK
+@NO_MAINLINE
+def test_a_class_that_one_library_keeps_is_not_taken_for_another(tmp_path, monkeypatch):
+    places = (LibraryPlace(FORK, None, ""), find_mainline("xllamacpp"))
+    adapters = [LlamaCppAdapter(partial(load_library, place)) for place in places]
+    widths = iter((1, 2))
+    monkeypatch.setattr(case, "_find_exact", lambda *asked: replace(IN_ANY_ROWS, fixed_width=next(widths)))
+    found = [case.exact_class(adapter, tmp_path, LoadOptions(device="CPU")) for adapter in (*adapters, *adapters)]
+    assert [one.fixed_width for one in found] == [1, 2, 1, 2]
 
 
 @NO_MAINLINE

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.contract import ModelRefused
+from adapters.libllama import VARIABLE, find_mainline
 from device_profiles.numerical_class import MIXED_ROWS, ClassFinding, MeasuredClasses, NumericalClass, choose_class
 from device_profiles.profile import Precision
 from device_profiles.store import ProfileStore
@@ -21,6 +22,8 @@ from orchestrator.loading.devices import class_mark_of, find_device, threads_on
 from orchestrator.loading.engine import NOTHING_KNOWN, ready_of
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options
+from tests.support.conformance import NO_FORK, NO_MAINLINE
+from tests.support.llama_vocabulary import MAINLINE
 from tests.support.tiny_gguf import Tiny, write
 
 _CHECKED = "check that output does not depend on the batch: "
@@ -144,10 +147,33 @@ def test_whoever_did_not_come_back_from_a_short_check_is_followed_by_one_in_a_pr
     target, _ = load(options)
     profiles = tmp_path / "store" / "profiles"
     (profiles / "classes").rename(profiles / "before")
-    (profiles / f"{target.identity.digest}-llama_cpp.tried").touch()
+    (profiles / f"{target.classes.fingerprint}-{target.identity.digest}-llama_cpp.tried").touch()
     again, _ = load(options)
     assert again.classes.finding.why == "sane, bits do not depend on the batch"
     assert again.class_fingerprint == target.class_fingerprint
+
+
+@NO_FORK
+@NO_MAINLINE
+def test_another_library_behind_the_adapter_has_a_class_of_its_own_and_the_first_finds_its_own_again(
+    tmp_path, monkeypatch
+):
+    place = find_mainline(MAINLINE)
+    options = write_tiny_config(tmp_path)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    first, _ = load(options)
+    # What did not come back from one library is no reason to doubt another.
+    begun = f"{first.classes.fingerprint}-{first.identity.digest}-llama_cpp.tried"
+    (tmp_path / "store" / "profiles" / begun).touch()
+    monkeypatch.setenv(VARIABLE, str(place.file))
+    second, tried = load(options)
+    assert len(tried) == 1
+    assert second.classes.finding.why.endswith("in a short check")
+    assert second.classes.fingerprint != first.classes.fingerprint
+    monkeypatch.delenv(VARIABLE)
+    again, tried = load(options)
+    assert tried == []
+    assert again.class_fingerprint == first.class_fingerprint
 
 
 def test_another_number_of_threads_takes_the_class_that_is_there(tmp_path):

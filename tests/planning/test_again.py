@@ -24,6 +24,7 @@ from orchestrator.planning.proposal import (
     propose_here,
     propose_hosts,
 )
+from orchestrator.planning.stored import load_measured_hardware
 from tests.support.config import parse_config
 from tests.support.profiles import GIB, store_simulated_profiles
 
@@ -123,6 +124,22 @@ def test_one_machine_is_not_planned_with_a_runtime_that_is_gone_from_it(measured
     assert {one.runtime for one in found.plan.shards} == {"other_rt"}
     assert f"{THIS_NODE}/SIM: one_rt is left out there: one_rt is not installed" in found.assumed
     assert f"{THIS_NODE}/SIM: third_rt is left out there: it does not see the device" in found.assumed
+
+
+def test_what_another_library_of_a_runtime_was_measured_with_is_not_planned_with(tmp_path: Path):
+    """Two libraries behind one adapter: each is planned with its own figures, whichever was measured last."""
+    for day, (version, ms) in enumerate((("ours 1", 2.0), ("theirs 1", 9.0), ("ours 2", 3.0)), start=1):
+        given = {"measured_at": f"2026-01-0{day}", "hardware_name": "kind", "version": version, "adapter": "one_rt"}
+        store = store_simulated_profiles(tmp_path, {"SIM": ms}, **given)
+
+    def find_ms(version: str) -> set[float]:
+        found = load_measured_hardware(store, {"one_rt": version} if version else {})
+        return {model.cost.row_ms[0] for one in found for model in one.models}
+
+    assert find_ms("ours 1") == {2.0}
+    assert find_ms("theirs 1") == {9.0}
+    assert find_ms("ours 3") == find_ms("") == {3.0}  # it was updated, and is not yet measured
+    assert find_ms("of a build 1") == set()
 
 
 def test_a_host_without_any_profile_is_named_with_what_it_lacks(measured: Measured):
