@@ -23,6 +23,13 @@ _PROMPT_GROUPINGS: tuple[tuple[int, ...], ...] = (
     (256, 1),
 )
 """How one text is cut: every number of rows from 1 to 17, those around 32, 64, 128 and 256, and single last rows."""
+_FAR: tuple[int, ...] = (512, 1024)
+"""Positions at which runtimes take other kernels for attention, and about which they are looked at: the library of
+mainline llama.cpp divides the positions of a single row from 512 on."""
+_BEFORE = 4
+_FAR_GROUPINGS: tuple[tuple[int, ...], ...] = ((*(1,) * 8, 2, 3, 4, 7), (16, 8))
+_FAR_ROWS = sum(_FAR_GROUPINGS[0])
+_FAR_CHUNK = 128
 _APART_GROUPINGS = (tuple(range(1, 17)), (17, 31, 33, 32, 23), (64, 65, 7))
 
 
@@ -38,8 +45,8 @@ def find_variance(model: LoadedModel) -> str:
     never do.
 
     One text is run whole and in several groupings, rows behind a prompt by the single-row kernel. Ragged sequences are
-    run together. Uses the first slots, free before and after, and some 90 forwards. Raises what `LoadedModel.forward`
-    raises.
+    run together. Some rows are run at far positions, as far as the context and the KV cache go. Uses the first slots,
+    free before and after, and some 150 forwards. Raises what `LoadedModel.forward` raises.
     """
     caps = model.capabilities
     room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - 2
@@ -49,6 +56,7 @@ def find_variance(model: LoadedModel) -> str:
         or _vary_outputs(model, text)
         or _vary_apart(model, text)
         or _vary_company(model, text)
+        or ("" if not caps.rewinds else _vary_far(model))
     )
 
 
@@ -156,6 +164,46 @@ def _compare(model: LoadedModel, text: list[int], grouping: tuple[int, ...], who
     for start, stop in pairwise((0, *accumulate(grouping))):
         if not same_bits(rows[start:stop], whole[start:stop]):
             return f"{stop - start} rows at a time, not {len(text) if start < prompt else len(text) - prompt}"
+    return ""
+
+
+def _vary_far(model: LoadedModel) -> str:
+    """Compare rows about far positions in several groupings, and beside another sequence. What stands before them is
+    computed once."""
+    caps = model.capabilities
+    room = min(caps.max_context_tokens, (caps.total_blocks - 1) * caps.block_tokens)  # a block is the neighbour's
+    places = [place for place in _FAR if place - _BEFORE + _FAR_ROWS <= room]
+    text = probe_text(model, max(places, default=0) + _FAR_ROWS)
+    chunk, held = min(_FAR_CHUNK, caps.max_batch_rows - 2), 0
+    try:
+        for begin in (place - _BEFORE for place in places):
+            for start in range(held, begin, chunk):
+                part = text[start : min(start + chunk, begin)]
+                model.forward([Segment(0, start, part, (0, 0))])
+            held = begin + _FAR_ROWS
+            for apart in (False, True) if caps.apart_tokens else (False,):
+                problem = _vary_rows(model, text[begin:held], begin, apart=apart)
+                if problem:
+                    return f"{problem}, {begin} positions behind the beginning"
+    finally:
+        _release(model, min(2, caps.slots))
+    return ""
+
+
+def _vary_rows(model: LoadedModel, tokens: list[int], begin: int, *, apart: bool) -> str:
+    """Compare rows of a slot that holds what stands before them."""
+    count = min(len(tokens), model.capabilities.max_batch_rows - 2)
+    own = Segment(0, begin, tokens[:count], (0, count), apart=apart)
+    whole = model.forward([own]).logits.copy()
+    if model.capabilities.slots > 1:
+        beside = model.forward([own, Segment(1, 0, tokens[:1], (0, 1))]).logits
+        if not same_bits(beside[:count], whole):
+            return f"{count} rows beside another sequence"
+    for grouping in _FAR_GROUPINGS:
+        for at, end in pairwise((0, *accumulate(_fit_length(grouping, count)))):
+            part = Segment(0, begin + at, tokens[at:end], (0, end - at), apart=apart)
+            if not same_bits(model.forward([part]).logits, whole[at:end]):
+                return f"{end - at} rows at a time, not {count}"
     return ""
 
 

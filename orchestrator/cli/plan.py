@@ -212,8 +212,8 @@ def _propose_target(
     from orchestrator.profiling.work import profile_store
 
     here = list_devices_here()
-    store, known = profile_store(target), {"seen": here.seen, "lacks": here.lacks, "versions": here.versions}
-    return propose_here(asked, store, here.free_bytes, **known)
+    store, free = profile_store(target), here.free_bytes
+    return propose_here(asked, store, free, seen=here.seen, lacks=here.lacks, versions=here.versions)
 
 
 def _config(path: Path | None, *, there: bool = True) -> tuple[ClusterConfig, Path]:
