@@ -18,8 +18,6 @@ from adapters.contract import (
     Progress,
     Unsupported,
 )
-from adapters.decoder.from_gguf import find_largest_kind
-from adapters.decoder.gguf_blocks import type_name
 from adapters.decoder.limits import refuse_directory
 from adapters.decoder.source import fingerprint_of
 from adapters.device_memory import read_host_memory
@@ -231,20 +229,18 @@ def _find_first_file(prepared: Path) -> Path:
 
 
 def _find_facts(header: GgufHeader) -> Facts:
-    decoder = read_gguf_facts(header)
-    family = header.text("general.architecture") or ""
-    vocabulary = header.length("tokenizer.ggml.tokens") or 0
+    facts = read_gguf_facts(header)
     return {
         "name": header.path.name,
-        "architecture": family,
-        "layers": header.integer(f"{family}.block_count") or 0,
-        "context_length": header.integer(f"{family}.context_length") or 0,
-        "vocabulary_size": vocabulary,
-        "vocabulary_fingerprint": fingerprint_of(header.path, vocabulary),
-        "weights": type_name(find_largest_kind(header)),
+        "architecture": facts.family,
+        "layers": facts.layers,
+        "context_length": facts.context_length,
+        "vocabulary_size": facts.vocabulary_size,
+        "vocabulary_fingerprint": fingerprint_of(header.path, facts.vocabulary_size),
+        "weights": facts.stored,
         "fault": find_fault(header),
-        "rewinds": decoder.cuts_anywhere,
-        "attends": decoder.memory is not Memory.RECURRENT,
+        "rewinds": facts.cuts_anywhere,
+        "attends": facts.memory is not Memory.RECURRENT,
     }
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final, Generic, TypeVar
 
@@ -45,10 +46,13 @@ class OpenModel:
     device: str
     threads: int
 
-    def open_context(self, cells: int) -> int:
-        """Open a context of so many positions. Raises OutOfMemory."""
+    def open_context(self, cells: int, give_up: Callable[[], None] | None = None) -> int:
+        """Open a context of so many positions; `give_up` as in NativeLibrary. Raises OutOfMemory, also where other
+        models of this process have all contexts, and keep them."""
         library = self.library
-        context = library.open_context(self.handle, cells, MOST_ROWS, self.threads, self.device)
+        if not library.make_room():
+            raise OutOfMemory(f"{library.name} has no contexts left in this process", can_go_on=True)
+        context = library.open_context(self.handle, cells, MOST_ROWS, self.threads, self.device, give_up)
         if not context:
             failure = classify_failure(RuntimeError(library.last_words or "no reason given"), library.name)
             told = str(failure) if isinstance(failure, OutOfMemory) else f"{failure} (a context of {cells} positions)"
@@ -154,30 +158,24 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
 
     def _prepare(self, slot: int, start: int, end: int) -> HeldSequence[Kept]:
         """Return a slot's sequence with room for `end` positions, of which it holds the first `start`."""
-        sequence = self._sequences.pop(slot, None) or HeldSequence()
-        self._sequences[slot] = sequence  # the last is the one that was used last
+        sequence = self._sequences.setdefault(slot, HeldSequence())
         if sequence.cells < end or sequence.kept is not None:
             if sequence.kept is None and start:
                 sequence.kept = self._take_first(self._read(sequence), start)
             self._close(sequence)
-            self._make_room()
             wanted = max(end, start + start // _GROWTH)
-            sequence.cells = 0
-            sequence.context = self._opened.open_context(cells := ceil_div(wanted, STEP_CELLS) * STEP_CELLS)
+            cells = ceil_div(wanted, STEP_CELLS) * STEP_CELLS
+            sequence.context = self._opened.open_context(cells, partial(self._give_up, sequence))
             sequence.cells = cells
             if sequence.kept is not None:
                 sequence.held, sequence.kept = self._write(sequence.context, sequence.kept), None
+        self._library.touch_context(sequence.context)
         return sequence
 
-    def _make_room(self) -> None:
-        """See that a context can be opened: the sequence that was used the longest ago has its cache beside one from
-        now on. Raises OutOfMemory where other models of this process have them all."""
-        while 0 < self._library.most_contexts <= self._library.contexts:
-            sequence = next((one for one in self._sequences.values() if one.context), None)
-            if sequence is None:
-                raise OutOfMemory(f"{self._library.name} has no contexts left in this process", can_go_on=True)
-            sequence.kept = self._read(sequence)
-            self._close(sequence)
+    def _give_up(self, sequence: HeldSequence[Kept]) -> None:
+        """Keep what a sequence holds beside a context."""
+        sequence.kept = self._read(sequence)
+        self._close(sequence)
 
     def _decode(self, context: int, tokens: Sequence[int], start: int, wanted: range) -> None:
         try:
@@ -195,7 +193,7 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
     def _close(self, sequence: HeldSequence[Kept]) -> None:
         if sequence.context:
             self._library.close_context(sequence.context)
-        sequence.context = sequence.held = 0
+        sequence.context = sequence.held = sequence.cells = 0
 
     def _drop(self, slot: int) -> None:
         self._pool.release(slot)

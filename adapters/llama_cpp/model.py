@@ -34,6 +34,8 @@ class LlamaModel(ContextModel[Rows], PooledModel):
         self._format = _find_format(model)
         position_bytes = self._format.position_bytes
         blocks = max(1, options.kv_cache_bytes // (BLOCK_TOKENS * position_bytes))
+        if model.library.most_contexts:  # sequences are computed one after another: more would wait for contexts, too
+            options = replace(options, slots=min(options.slots, model.library.most_contexts))
         pad_to, multiple = max(numerical_class.segment_rows, 1), numerical_class.fixed_width or 1
         rules = BlockRules(blocks, BLOCK_TOKENS, options.slots, pad_to=pad_to, multiple=multiple, copies=True)
         self._copied = CopiedBlocks(rules, self._forget)

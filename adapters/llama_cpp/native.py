@@ -96,7 +96,7 @@ class NativeLibrary(ABC):
         for call, (arguments, result) in table.items():
             self._calls[call] = getattr(handle, call)
             self._calls[call].argtypes, self._calls[call].restype = arguments, result
-        self.contexts = 0
+        self._open: dict[int, Callable[[], None] | None] = {}
         self._said: deque[str] = deque(maxlen=_KEPT_LINES)
         self._hear = _ON_LINE(self._keep_line)
         self._calls["llama_log_set"](self._hear, None)
@@ -210,22 +210,45 @@ class NativeLibrary(ABC):
         del kept
         return model
 
-    def open_context(self, model: int, cells: int, rows: int, threads: int, device: str) -> int:
-        """Open a sequence's context of so many positions, for forwards of at most `rows`. Returns 0 where that
-        failed."""
+    def make_room(self) -> bool:
+        """See that a context can be opened: those that were used the longest ago, of whatever model, are given up.
+        Return whether one can. One thread uses all models of a process."""
+        while 0 < self.most_contexts <= len(self._open):
+            give_up = next(filter(None, self._open.values()), None)
+            if give_up is None:
+                return False
+            give_up()
+        return True
+
+    def open_context(
+        self,
+        model: int,
+        cells: int,
+        rows: int,
+        threads: int,
+        device: str,
+        give_up: Callable[[], None] | None = None,
+    ) -> int:
+        """Open a sequence's context of so many positions, for forwards of at most `rows`. `give_up` closes it, and
+        keeps its cache elsewhere; None where it stays. Returns 0 where that failed."""
         self._said.clear()
         asked = self._calls["llama_context_default_params"]()
         asked.n_ctx, asked.n_batch, asked.n_ubatch, asked.n_seq_max = cells, rows, rows, 1
         asked.n_threads = asked.n_threads_batch = threads
         self._set_context_options(asked, rows, device)
         context = int(self._calls["llama_init_from_model"](model, asked) or 0)
-        self.contexts += context != 0
+        if context:
+            self._open[context] = give_up
         return context
+
+    def touch_context(self, context: int) -> None:
+        """Note that a context is used now."""
+        self._open[context] = self._open.pop(context)
 
     def close_context(self, context: int) -> None:
         """Give a context's memory back."""
         self._calls["llama_free"](context)
-        self.contexts -= 1
+        del self._open[context]
 
     def new_batch(self, rows: int) -> Any:
         """Return room for the tokens of a forward, for `decode`."""

@@ -32,6 +32,8 @@ from adapters.llama_cpp.pool import CopiedBlocks
 from adapters.llama_cpp.state import read_format
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
+from orchestrator.clock import SystemClock
+from orchestrator.measuring.steps import measure_steps
 from tests.support.tiny_gguf import Tiny, logits, write
 
 tiny = partial(Tiny, hidden=128, heads=2, kv_heads=1, head_dim=64)
@@ -110,15 +112,37 @@ def test_blocks_of_one_system_prompt_are_counted_for_each_who_has_a_copy(tmp_pat
     model.close()
 
 
-def test_more_sequences_than_the_library_has_contexts_take_turns(tmp_path):
+def test_sequences_of_several_models_take_turns_where_the_library_has_too_few_contexts(tmp_path):
     write(tmp_path / "tiny.gguf", tiny("llama"))
-    model = load(prepare(tmp_path / "tiny.gguf"), slots=70, max_batch_rows=512)
-    texts = [[(7 * i * i + slot) % 64 for i in range(9)] for slot in range(70)]
-    expected = [model.forward([Segment(0, 0, text, (8, 9))]).logits.copy() for text in texts]
-    model.release(0)
-    model.forward([Segment(slot, 0, text[:5], (0, 0)) for slot, text in enumerate(texts)])
-    rows = model.forward([Segment(slot, 5, text[5:], (3, 4)) for slot, text in enumerate(texts)]).logits
-    assert np.array_equal(rows.view(np.uint32), np.concatenate(expected).view(np.uint32))
+    prepared = prepare(tmp_path / "tiny.gguf")
+    models = [load(prepared, slots=70, max_batch_rows=512) for _ in range(3)]
+    slots = models[0].capabilities.slots
+    assert slots < 70 < len(models) * slots
+    texts = [[(7 * i * i + slot) % 64 for i in range(9)] for slot in range(slots)]
+    expected = [models[0].forward([Segment(0, 0, text, (8, 9))]).logits.copy() for text in texts]
+    models[0].release(0)
+    for model in models:
+        model.forward([Segment(slot, 0, text[:5], (0, 0)) for slot, text in enumerate(texts)])
+    for model in models:
+        rows = model.forward([Segment(slot, 5, text[5:], (3, 4)) for slot, text in enumerate(texts)]).logits
+        assert np.array_equal(rows.view(np.uint32), np.concatenate(expected).view(np.uint32))
+    for model in models:
+        model.close()
+
+
+def test_a_profile_measures_no_more_sequences_than_have_contexts_and_copies_no_cache_to_and_fro(tmp_path, monkeypatch):
+    write(tmp_path / "tiny.gguf", tiny("llama", context=1024))
+    model = load(prepare(tmp_path / "tiny.gguf"), slots=33, max_batch_rows=512)
+    written: list[int] = []
+    write_state = model._library.write_state
+
+    def count(context: int, state: np.ndarray) -> None:
+        written.append(context)
+        write_state(context, state)
+
+    monkeypatch.setattr(model._library, "write_state", count)
+    measure_steps(model, SystemClock(), silent, budget_s=0.1)
+    assert len(written) < model.capabilities.slots // 2  # as contexts grow, and not at each forward
     model.close()
 
 

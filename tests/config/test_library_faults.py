@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,9 @@ SAID = (
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(VARIABLE, raising=False)
-    sizes = {"vocabulary": 288, "context": 256}
-    write(tmp_path / "rope.gguf", Tiny("llama", rope_factors=True, **sizes))
-    write(tmp_path / "plain.gguf", Tiny("llama", **sizes))
+    plain = Tiny("llama", vocabulary=288, context=256)
+    write(tmp_path / "rope.gguf", replace(plain, rope_factors=True))
+    write(tmp_path / "plain.gguf", plain)
     return tmp_path
 
 

@@ -159,6 +159,7 @@ def test_another_library_behind_the_adapter_has_a_class_of_its_own_and_the_first
     tmp_path, monkeypatch
 ):
     place = find_mainline(MAINLINE)
+    assert place is not None
     options = write_tiny_config(tmp_path)
     monkeypatch.delenv(VARIABLE, raising=False)
     first, _ = load(options)

@@ -129,8 +129,14 @@ def test_one_machine_is_not_planned_with_a_runtime_that_is_gone_from_it(measured
 def test_what_another_library_of_a_runtime_was_measured_with_is_not_planned_with(tmp_path: Path):
     """Two libraries behind one adapter: each is planned with its own figures, whichever was measured last."""
     for day, (version, ms) in enumerate((("ours 1", 2.0), ("theirs 1", 9.0), ("ours 2", 3.0)), start=1):
-        given = {"measured_at": f"2026-01-0{day}", "hardware_name": "kind", "version": version, "adapter": "one_rt"}
-        store = store_simulated_profiles(tmp_path, {"SIM": ms}, **given)
+        store = store_simulated_profiles(
+            tmp_path,
+            {"SIM": ms},
+            measured_at=f"2026-01-0{day}",
+            hardware_name="kind",
+            version=version,
+            adapter="one_rt",
+        )
 
     def find_ms(version: str) -> set[float]:
         found = load_measured_hardware(store, {"one_rt": version} if version else {})

@@ -76,7 +76,7 @@ class ScriptedEngine:
     """One token a round for each of the first `slots` requests; a round takes `step_s`.
 
     `fail_start`: "" or what to do instead of becoming ready ("exit", "restartable", "final"). `ignore_stop`:
-    only a signal ends it. `activations`: what it says of them.
+    only a signal ends it. `activations`: what it says of them. `shown`: a variable, which it tells as its device.
     """
 
     def __init__(
@@ -86,9 +86,11 @@ class ScriptedEngine:
         step_s: float = 0.0,
         fail_start: str = "",
         ignore_stop: bool = False,
+        shown: str = "SCRIPTED_DEVICE",
         activations: str = "none",
     ) -> None:
         self._activations = activations
+        self._shown = shown
         self._slots = slots
         self._step_s = step_s
         self._fail_start = fail_start
@@ -181,7 +183,7 @@ class ScriptedEngine:
             context_tokens=4096,
             adapter="scripted",
             device="CPU",
-            device_name=os.environ.get("SCRIPTED_DEVICE", "none"),
+            device_name=os.environ.get(self._shown, "none"),
             weights="none",
             activations=self._activations,
             kv_cache="none",

@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 import structlog
 
+from adapters.libllama import VARIABLE
 from orchestrator.errors import WorkerLost
 from orchestrator.profiling.link_work import echo_spec, name_of, paths, probe_spec
 from orchestrator.profiling.run import Watch, measure_path
@@ -28,6 +29,7 @@ from tests.support import engines
 from tests.support.workers import collect, deltas, is_gone, rays_environment, start_worker, tokens_until
 
 PROMPT = [1, 2, 3]
+LIBRARY = "/opt/build/libllama.so"
 
 # One event loop for the module: an embedded Ray costs seconds, and workers belong to their loop.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -46,6 +48,7 @@ def handler_seen() -> Iterator[list[int]]:
     scope="module", loop_scope="module", params=["local", pytest.param("ray", marks=pytest.mark.ray)]
 )
 async def cluster(request: pytest.FixtureRequest, handler_seen: list[int]) -> AsyncIterator[Cluster]:
+    os.environ[VARIABLE] = LIBRARY
     before = rays_environment()
     cluster: Cluster = LocalCluster() if request.param == "local" else RayCluster("")
     await cluster.open()
@@ -54,6 +57,7 @@ async def cluster(request: pytest.FixtureRequest, handler_seen: list[int]) -> As
     await cluster.close()
     await cluster.close()
     assert rays_environment() == before  # whoever is started later has nothing of it
+    del os.environ[VARIABLE]
 
 
 async def test_ready_tells_where_it_runs(cluster: Cluster) -> None:
@@ -258,6 +262,13 @@ async def test_the_spec_adds_to_the_workers_environment(cluster: Cluster) -> Non
     ready = await anext(event async for event in worker.events() if isinstance(event, Ready))
     await worker.stop(5.0)
     assert ready.device_name == "a device"
+
+
+async def test_a_library_of_llama_cpp_that_is_named_is_every_workers(cluster: Cluster) -> None:
+    worker = await cluster.start(engines.spec(shown=VARIABLE))
+    ready = await anext(event async for event in worker.events() if isinstance(event, Ready))
+    await worker.stop(5.0)
+    assert ready.device_name == LIBRARY
 
 
 async def test_a_worker_is_on_its_cores_before_its_engine_is_imported(cluster: Cluster) -> None:
