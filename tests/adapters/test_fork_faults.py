@@ -10,8 +10,7 @@ import pytest
 from adapters.contract import AdapterUnavailable, LoadOptions, ModelRefused, Segment
 from adapters.llama_cpp import library as library_choice
 from adapters.registry import get, list_devices
-from orchestrator.bootstrap.readiness import check_readiness
-from orchestrator.config.load import load_config, parse_config
+from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
 from tests.support.conformance import NO_MAINLINE
 from tests.support.tiny_llama_files import ARCHITECTURES, TOKENS, write_llama_file
@@ -97,6 +96,5 @@ def test_config_check_says_what_it_does_not_run_and_what_does(tmp_path: Path) ->
     write_llama_file(tmp_path, "lfm2")
     path = tmp_path / "cluster.yaml"
     path.write_text(f"model:\n  source: tiny-lfm2.gguf\n  adapter: llama_cpp\nstore: {{directory: {tmp_path}}}\n")
-    config = load_config(path)
-    with pytest.raises(ConfigError, match=r"cluster\.yaml:3: model\.adapter: tiny-lfm2\.gguf: .*recurrent.*xllamacpp"):
-        check_readiness(config, path, parse_config(path.read_text(), path)[1])
+    with pytest.raises(ConfigError, match=r"cluster\.yaml:2: model\.source: tiny-lfm2\.gguf: .*recurrent.*xllamacpp"):
+        load_config(path)

@@ -26,7 +26,7 @@ from adapters.contract import (
     Segment,
     Unsupported,
 )
-from adapters.llama_cpp import fork
+from adapters.llama_cpp import fork, library
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.pool import CopiedBlocks
 from adapters.llama_cpp.state import read_format
@@ -243,7 +243,8 @@ def test_what_is_prepared_is_a_link_and_its_file_is_watched(tmp_path):
     load(again).close()
 
 
-def test_other_formats_devices_and_files_are_refused_with_the_way_out(tmp_path):
+def test_other_formats_devices_and_files_are_refused_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "find_any_mainline", lambda: None)
     source = tmp_path / "tiny.gguf"
     write(source, tiny("llama"))
     prepared = prepare(source)

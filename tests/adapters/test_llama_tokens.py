@@ -11,9 +11,8 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import platformdirs
 import pytest
-from orchestrator.bench.prompts import OWN_PROMPTS
-from tools.benchmark_models import MODELS, cache_directory, find_model
 
 from adapters.contract import ModelRefused
 from adapters.libllama import FORK
@@ -21,6 +20,7 @@ from adapters.llama_cpp.fork_faults import UNKNOWN_CUTS
 from adapters.tokenizer import Tokenizer
 from adapters.tokenizer_cuts import cut_of, list_cuts
 from adapters.tokenizer_recipe import TokenizerRecipe
+from orchestrator.measuring.prompts import OWN_PROMPTS
 from tests.adapters.test_tokenizer_cuts import DIFFERENT, LLAMA3, QWEN2, RECORDED, TEXTS, load
 from tests.adapters.test_tokenizer_spm import tokenizer as write_pieces
 from tests.support.conformance import NO_FORK, NO_MAINLINE
@@ -93,9 +93,9 @@ def real_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         yield joined
         joined.unlink()
     else:
-        found = find_model(next(model for model in MODELS if model.name == name), cache_directory())
-        if found is None:
-            pytest.skip(f"it is not here: python -m tools.benchmark_models {name}")
+        found = platformdirs.user_cache_path("outrider-benchmarks") / f"{name}.gguf"
+        if not found.is_file():
+            pytest.skip(f"it is not here: python -m outrider_lab.benchmark_models {name}")
         yield found
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from adapters.contract import ModelRefused
-from adapters.libllama import VARIABLE
+from adapters.libllama import VARIABLE, LibraryPlace
+from adapters.llama_cpp import library
 from adapters.model_source import refuse_runtime
 from orchestrator.bootstrap.planning import build_local_request, propose_local
 from orchestrator.cli.plan_table import print_proposal
@@ -33,14 +34,15 @@ PLACES = {
     ),
 }
 SAID = (
-    r"rope\.gguf: ik_llama\.cpp \(.*\) passes over rope_freqs\.weight, and llama\.cpp does not\. Choose another "
-    rf"adapter, or name a libllama of llama\.cpp itself \(adapters\.llama_cpp\.library, {VARIABLE}\)\."
+    r"rope\.gguf: ik.* passes over rope_freqs\.weight\. Mainline llama\.cpp may run it: pip install xllamacpp\. "
+    r"Or choose another adapter\."
 )
 
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(library, "find_any_mainline", lambda: None)
     plain = Tiny("llama", vocabulary=288, context=256)
     write(tmp_path / "rope.gguf", replace(plain, rope_factors=True))
     write(tmp_path / "plain.gguf", plain)
@@ -76,6 +78,12 @@ def test_with_a_library_of_ones_own_it_passes(directory: Path, monkeypatch: pyte
         load_config(write_config(directory, PLACES["model"][0]))
 
 
+def test_with_mainline_beside_it_passes(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "find_any_mainline", lambda: LibraryPlace("xllamacpp", directory, "xllamacpp 1"))
+    for text, _ in PLACES.values():
+        load_config(write_config(directory, text))
+
+
 def test_other_hosts_may_have_another_library(directory: Path) -> None:
     load_config(write_config(directory, f"{PLACES['model'][0]}cluster: {{runtime: ray, address: '10.0.0.1:6379'}}\n"))
 
@@ -96,7 +104,7 @@ def test_a_plan_leaves_it_out_and_says_why(directory: Path, capsys: pytest.Captu
 
 def test_a_plan_that_has_nothing_else_for_it_is_refused_at_the_line(directory: Path) -> None:
     write_llama_file(directory, "mixtral")
-    with pytest.raises(ConfigError, match=r"c\.yaml:1: model\.source: tiny-mixtral\.gguf: ik_llama\.cpp .* loses what"):
+    with pytest.raises(ConfigError, match=r"c\.yaml:1: model\.source: tiny-mixtral\.gguf: ik.* loses what"):
         load_config(write_config(directory, "model: {source: tiny-mixtral.gguf, adapter: auto}\n"))
 
 

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from adapters.names import CONVERTING_ADAPTERS, LLAMA_CPP
-from orchestrator.cli.main import app
 from tests.support.conformance import NO_FORK
 from tests.support.tiny_gguf import Tiny, write
 
 WORDS = (*map(chr, range(33, 126)), "xy")
 
 
-def measure(directory: Path, adapter: str) -> dict[str, Any]:
+def measure(directory: Path, adapter: str, outrider: Callable[..., CompletedProcess[str]]) -> dict[str, Any]:
     """Return the figures of a tiny model."""
     config, out = directory / "cluster.yaml", directory / f"{adapter}.json"
     config.write_text(
@@ -25,19 +25,18 @@ def measure(directory: Path, adapter: str) -> dict[str, Any]:
         f"store: {{directory: '{directory}/store'}}\ndevices: {{threads: 1}}\n"
     )
     counts = ["--limit", "2", "--max-tokens", "4", "--quality-limit", "1"]
-    asked = ["bench", "exactness", "--config", str(config), "--adapter", adapter, "--json", str(out), *counts]
-    done = CliRunner().invoke(app, asked)
-    assert done.exit_code == 0, done.output
+    done = outrider("bench", "exactness", "--config", str(config), "--adapter", adapter, "--json", str(out), *counts)
+    assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(out.read_text())["summary"]
     return found
 
 
 @NO_FORK
 @pytest.mark.parametrize("other", [one for one in CONVERTING_ADAPTERS if one != "torch_device"])
-def test_llama_cpp_has_the_figures_of_other_runtimes(tmp_path: Path, other: str) -> None:
+def test_llama_cpp_has_the_figures_of_other_runtimes(tmp_path: Path, outrider, other: str) -> None:
     sizes = Tiny("llama", hidden=128, heads=2, kv_heads=1, head_dim=64, context=512, vocabulary=len(WORDS), words=WORDS)
     write(tmp_path / "tiny.gguf", sizes, {"tokenizer.chat_template": "{{ messages[0].content }}"})
-    ours, theirs = measure(tmp_path, LLAMA_CPP), measure(tmp_path, other)
+    ours, theirs = (measure(tmp_path, adapter, outrider) for adapter in (LLAMA_CPP, other))
     assert ours.keys() == theirs.keys()
     assert ours["candidates"][0].keys() == theirs["candidates"][0].keys()
     assert {"perplexity_ratio", "agreement", "class_vs_fastest"} <= {name for name in ours if ours[name] is not None}
