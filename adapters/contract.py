@@ -526,6 +526,11 @@ class ClassesByModel(Protocol):
         """Return the numerical classes of a prepared model, as `ModelLoader.classes` does. Raises ModelRefused, too."""
         ...
 
+    def name_other_library(self, prepared: Path) -> str:
+        """Return the version of the library that runs a prepared model, "" where it is the adapter's usual one. Raises
+        ModelRefused, AdapterUnavailable."""
+        ...
+
 
 def list_classes(loader: ModelLoader, prepared: Path, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
     """Return the numerical classes that a prepared model may be run in. Raises what a loader's `classes` raises, and

@@ -111,6 +111,11 @@ class LlamaCppAdapter:
             return library.list_classes(options.device, options.exactness)
         return library.list_unpadded_classes(options.exactness, attends=facts["attends"])
 
+    def name_other_library(self, prepared: Path) -> str:
+        """See the contract."""
+        library = self._choose_library(read_facts(prepared))
+        return library.version if library.has_faults is not self._find_library().has_faults else ""
+
     def _choose_library(self, facts: Mapping[str, Any]) -> NativeLibrary:
         return choose_library_for(self._find_library(), facts["name"], facts["fault"])
 

@@ -14,6 +14,7 @@ import msgspec
 from adapters import own_tokenizer, registry
 from adapters.contract import (
     Adapter,
+    ClassesByModel,
     Exactness,
     FilesInPlace,
     LayerRange,
@@ -449,6 +450,8 @@ def _question(
         else:
             device = find_device(options.adapter, options.device)
             mark, threads = mark_bits(device, options), threads_on(device, options.threads)
+            other = adapter.name_other_library(prepared) if isinstance(adapter, ClassesByModel) else ""
+            mark = join_marks([mark, other]) if other else mark
     except Unsupported:  # a name that the runtime takes and does not list
         mark, threads = "", options.threads
     return ClassQuestion(

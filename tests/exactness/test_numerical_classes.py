@@ -18,7 +18,7 @@ from device_profiles.store import ProfileStore
 from orchestrator.config.load import load_config
 from orchestrator.control.state import unlike
 from orchestrator.loading.class_words import cost_ratio, describe_choice, describe_rejected
-from orchestrator.loading.devices import class_mark_of, find_device, threads_on
+from orchestrator.loading.devices import class_mark_of, find_device, join_marks, threads_on
 from orchestrator.loading.engine import NOTHING_KNOWN, ready_of
 from orchestrator.loading.models import load_target
 from orchestrator.loading.options import engine_options
@@ -115,12 +115,22 @@ def test_other_bits_than_those_that_were_measured_are_measured_again(tmp_path):
     assert store.classes() == [again.classes]
 
 
-def write_tiny_config(tmp_path):
+def write_tiny_config(tmp_path, **changes):
     """Options of a tiny file on the runtime that converts nothing."""
     source = tmp_path / "tiny.gguf"
     write(
         source,
-        Tiny("llama", hidden=128, heads=2, kv_heads=1, head_dim=64, context=512, vocabulary=len(WORDS), words=WORDS),
+        Tiny(
+            "llama",
+            hidden=128,
+            heads=2,
+            kv_heads=1,
+            head_dim=64,
+            context=512,
+            vocabulary=len(WORDS),
+            words=WORDS,
+            **changes,
+        ),
     )
     path = tmp_path / "cluster.yaml"
     path.write_text(
@@ -175,6 +185,19 @@ def test_another_library_behind_the_adapter_has_a_class_of_its_own_and_the_first
     again, tried = load(options)
     assert tried == []
     assert again.class_fingerprint == first.class_fingerprint
+
+
+@NO_FORK
+@NO_MAINLINE
+def test_a_file_that_another_library_runs_has_a_class_of_that_library(tmp_path, monkeypatch):
+    """Mainline stands in where ik_llama.cpp has a fault with a file."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    plain = load(write_tiny_config(tmp_path))[0]
+    (tmp_path / "factors").mkdir()
+    other = load(write_tiny_config(tmp_path / "factors", rope_factors=True))[0]
+    place = find_mainline(MAINLINE)
+    assert place is not None
+    assert other.classes.fingerprint == join_marks([plain.classes.fingerprint, place.version])
 
 
 def test_another_number_of_threads_takes_the_class_that_is_there(tmp_path):
