@@ -54,8 +54,7 @@ def load_config(path: Path, *, sources: bool = True, there: bool = True) -> Clus
     if sources:
         check_runtimes(config.adapters, path, lines)
     use_runtimes(config.adapters, path.resolve().parent)
-    check_config(config, path, lines, sources=sources, there=there)
-    return config
+    return check_config(config, path, lines, sources=sources, there=there)
 
 
 def load_text(text: str, path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from adapters.contract import NO_REWIND
+from adapters.llama_cpp.library import WrongLibrary
+from adapters.model_checks import check_library
 from orchestrator.bootstrap.reload import FileStanding
 from orchestrator.config.load import list_draft_notes, load_config, parse_config
 from orchestrator.config.model import ClusterConfig
@@ -28,10 +30,19 @@ def load(directory: Path, text: str) -> tuple[ClusterConfig, list[str]]:
     return config, list_draft_notes(config, path, parse_config(text, path)[1])
 
 
+def skip_without_its_library(file: Path) -> None:
+    try:
+        check_library(file)
+    except WrongLibrary as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("adapter", ["llama_cpp", "auto"])
 @pytest.mark.parametrize("architecture", RECURRENT)
 def test_configured_drafts_are_left_off_and_stay_in_the_file(tmp_path, architecture, adapter):
-    name = write_llama_file(tmp_path, architecture).name
+    file = write_llama_file(tmp_path, architecture)
+    name = file.name
+    skip_without_its_library(file)
     write_llama_file(tmp_path, "qwen3moe")
     head = f"model: {{source: {name}, adapter: {adapter}, device: CPU, name: tiny}}\n"
     config, notes = load(tmp_path, f"{head}{DRAFTS}canary: {{share: 0.1, speculation: {{method: fixed}}}}\n")
@@ -49,7 +60,7 @@ def test_configured_drafts_are_left_off_and_stay_in_the_file(tmp_path, architect
 
 
 def test_other_models_of_the_file_keep_theirs(tmp_path):
-    name = write_llama_file(tmp_path, "lfm2").name
+    name = write_llama_file(tmp_path, "qwen35").name
     text = (
         "model: {source: 'simulated:toy', adapter: simulated, name: first}\n"
         f"models:\n  - {{source: {name}, adapter: llama_cpp, name: second}}\n"
@@ -63,13 +74,13 @@ def test_other_models_of_the_file_keep_theirs(tmp_path):
 
 
 def test_nothing_is_told_where_nothing_is_left_off(tmp_path):
-    name = write_llama_file(tmp_path, "lfm2").name
+    name = write_llama_file(tmp_path, "qwen35").name
     config, notes = load(tmp_path, f"model: {{source: {name}, adapter: llama_cpp}}\ndrafts: []\n")
     assert (notes, config.targets[0].no_drafts) == ([], NO_REWIND)
 
 
 def test_a_hybrid_cannot_draft(tmp_path):
-    name = write_llama_file(tmp_path, "mamba").name
+    name = write_llama_file(tmp_path, "qwen35").name
     text = (
         "model: {source: 'simulated:toy', adapter: simulated}\n"
         f"drafts:\n  - method: model\n    source: {name}\n    adapter: llama_cpp\n"

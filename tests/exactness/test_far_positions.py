@@ -64,17 +64,12 @@ def change(model: LoadedModel, monkeypatch: pytest.MonkeyPatch, changes: Changes
 def test_kernels_that_change_far_behind_the_beginning_are_found(model, monkeypatch, first, kind, said) -> None:
     change(model, monkeypatch, kind(first))
     assert said in find_variance(model)
-    assert find_variance(model, brief=True) == ""
 
 
 def test_what_changes_nowhere_passes_and_a_long_text_is_computed_once(model, monkeypatch) -> None:
     rows = change(model, monkeypatch, lambda batch, position: False)
     assert find_variance(model) == ""
-    whole = sum(rows)
-    rows.clear()
-    assert find_variance(model, brief=True) == ""
-    assert sum(rows) < 500
-    assert whole < 4500  # 1,048 of them are the long text
+    assert sum(rows) < 4500  # 1,048 of them are the long text
 
 
 @pytest.mark.parametrize("context", [300, 530, 600])
