@@ -113,7 +113,8 @@ class Daemon:
         cluster = SharedCluster(early.cluster)
         board = PlanBoard(config.targets, base)
         ground = DaemonGround(path, self._state, cluster, board, self._clock, self._sandbox, self._say)
-        self._targets = [TargetLife(one, ground) for one in config.targets]
+        first, *others = config.targets
+        self._targets = [TargetLife(first, ground, early.plan), *(TargetLife(one, ground) for one in others)]
         self._reloader = Reloader(config, standing, self._targets, self._adopt)
         self._reloads = ReloadQueue(
             self._reloader, self._notifier, partial(reread_files, self._keys, self._certificate)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from adapters.contract import AdapterError
 from adapters.hf_hub import HUB_PREFIX
@@ -26,14 +27,19 @@ from orchestrator.errors import OutriderError
 from orchestrator.journal.book import AnswerBook
 from orchestrator.workers.contract import AheadCluster, Cluster, WorkerSpec
 
+if TYPE_CHECKING:  # to plan takes half of what the daemon imports
+    from orchestrator.bootstrap.planning import StartPlan
+
 
 @dataclass(frozen=True, slots=True)
 class EarlyStart:
-    """The daemon's own directory, its journal, and the cluster that its workers are started by."""
+    """The daemon's own directory, its journal, and the cluster that its workers are started by. `plan`: by which the
+    first worker was started, where one was made for that."""
 
     state: Path
     book: AnswerBook
     cluster: Cluster
+    plan: StartPlan | None = None
 
 
 @asynccontextmanager
@@ -50,21 +56,33 @@ async def start_early(config: ClusterConfig, path: Path) -> AsyncIterator[EarlyS
     with hold_lease(state):
         book = build_book(config, state, SystemClock())
         book.reserve()  # before models are prepared, which may fill the disk
-        cluster = build_cluster(config, state)
+        cluster, plan = build_cluster(config, state), None
         try:
-            if isinstance(cluster, AheadCluster) and not any(one.planned for one in config.targets):
+            if isinstance(cluster, AheadCluster):
                 with suppress(OutriderError, AdapterError):  # whoever starts it again says what is wrong
-                    if (first := _find_first_spec(config.targets[0], path)) is not None:
+                    first, plan = _find_first_spec(config, path, state)
+                    if first is not None:
                         await cluster.start_ahead(first)
-            yield EarlyStart(state, book, cluster)
+            yield EarlyStart(state, book, cluster, plan)
         finally:
             await cluster.close()
 
 
-def _find_first_spec(config: ClusterConfig, path: Path) -> WorkerSpec | None:
-    """Return how the first worker is started; None where it is several processes, or a hub says what its model is.
-    Raises what resolving the models raises."""
-    if any(source.startswith(HUB_PREFIX) for source in config.model_sources):
-        return None
-    targets, _ = build_start_specs(config.with_sources(bind_sources(config)), path.resolve().parent)
-    return None if targets[0].parts else targets[0]
+def _find_first_spec(config: ClusterConfig, path: Path, state: Path) -> tuple[WorkerSpec | None, StartPlan | None]:
+    """Return how the first worker is started, and the plan that says so where one does; None where it is several
+    processes, where a hub says what its model is, or where more is to be known before. Raises what resolving the models
+    raises."""
+    nothing = None, None
+    if any(source.startswith(HUB_PREFIX) for source in config.targets[0].model_sources):
+        return nothing
+    base, first = path.resolve().parent, config.targets[0]
+    first = first.with_sources(bind_sources(first))
+    if not any(one.planned for one in config.targets):
+        targets, _ = build_start_specs(first, base)
+        return (None if targets[0].parts else targets[0]), None
+    if len(config.targets) > 1 or first.plans_hosts:
+        return nothing
+    from orchestrator.bootstrap.planning import plan_at_once
+
+    plan = plan_at_once(first, base, state)
+    return nothing if plan is None or plan.targets[0].parts else (plan.targets[0], plan)

@@ -21,7 +21,7 @@ from orchestrator.bootstrap.start_profiles import list_in_place, list_wanted
 from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.target import THIS_NODE
+from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.control.events import StandbySpec
 from orchestrator.loading.devices import LocalDevices, list_devices_here
 from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device
@@ -89,6 +89,16 @@ def make_plan(
     for line in found.assumed:
         _log.info("planned, %s", line)
     return build_start_plan(config, base, found)
+
+
+def plan_at_once(config: ClusterConfig, base: Path, state: Path) -> StartPlan | None:
+    """Return the plan of a target that was not measured, on a runtime that loads its file as it is; None where there is
+    none. Raises what resolving the models raises."""
+    if config.model.adapter != AUTO:
+        return None
+    ours_bytes = sum_orphans_bytes(workers_directory(state))
+    found = _propose_at_once(config, base, build_local_request(config, base), ours_bytes)
+    return None if found is None else build_start_plan(config, base, found)
 
 
 def build_local_request(config: ClusterConfig, base: Path, taken: tuple[TakenPlace, ...] = ()) -> PlanRequest:

@@ -82,10 +82,12 @@ class DaemonGround:
 
 
 class TargetLife:
-    """One target. `config` is its own, as if there were no other (config.model.ClusterConfig.targets)."""
+    """One target. `config` is its own, as if there were no other (config.model.ClusterConfig.targets). `plan`: by which
+    its first worker was started already."""
 
-    def __init__(self, config: ClusterConfig, ground: DaemonGround) -> None:
+    def __init__(self, config: ClusterConfig, ground: DaemonGround, plan: StartPlan | None = None) -> None:
         self.config = config
+        self._early_plan = plan
         self.trial: CanaryTrial | None = None
         self.problem = ""
         """Why it will never serve; "" where it may."""
@@ -158,7 +160,7 @@ class TargetLife:
         """Plan, where anything is left to a plan. Raises OutriderError, and what resolving the models raises."""
         if not self.config.planned:
             return
-        found = await self._make_plan(self.config, at_once=True)
+        found = self._early_plan or await self._make_plan(self.config, at_once=True)
         replica = found.proposal.plan.replicas[0]
         _log.info(
             "planned",
