@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -429,12 +429,16 @@ class StaticShapes:
     verify_rows: tuple[int, ...] = (1, 4, 8)
 
 
+ALL_LAYERS: Final = -1
+
+
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
     """How to load: `kv_cache_bytes` bounds the KV pool, `threads` 0 leaves the count to the runtime. `numerical_class`:
     one of `Adapter.classes`, None for the first of them. `activations` and `kv_cache`, where they are not None, leave
     only the classes that have them. `static` is read where shapes are static. `tensor_parallel`: over how many devices,
-    from `device` on, each layer is split (TensorParallelAdapter)."""
+    from `device` on, each layer is split (TensorParallelAdapter). `device_layers`: where a device may leave layers to
+    the host (DeviceProfile.layer_costs), how many of the last it holds, of which the output head is one."""
 
     device: str = "CPU"
     exactness: Exactness = Exactness.BIT
@@ -447,6 +451,7 @@ class LoadOptions:
     static: StaticShapes = StaticShapes()
     numerical_class: NumericalClass | None = None
     tensor_parallel: int = 1
+    device_layers: int = ALL_LAYERS
 
 
 @dataclass(frozen=True, slots=True)

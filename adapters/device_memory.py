@@ -33,18 +33,20 @@ class HostMemory(NamedTuple):
 
 
 def read_device_memory(device: DeviceProfile) -> DeviceMemory:
-    """Return what a device has and what is free of it. Where a driver does not tell, all of it counts as free. A device
-    that works in the host's memory has at most what is free there."""
+    """Return what a device has and what is free of it. Where nobody tells, all of it counts as free. A device that
+    works in the host's memory has at most what is free there."""
     if name_device_kind(device) == "cpu":
         return DeviceMemory(*read_host_memory()[:2])
     if name_device_kind(device) == "cuda":
         memory = read_nvidia_memory(int(split_device(device.name)[1] or 0))
         if memory is not None:
             return memory
+    total = device.memory_bytes
+    free = total if device.free_bytes is None else device.free_bytes
     if device.in_host_memory:
         host = read_host_memory()
-        return DeviceMemory(min(device.memory_bytes, host.total_bytes), min(device.memory_bytes, host.free_bytes))
-    return DeviceMemory(device.memory_bytes, device.memory_bytes)
+        return DeviceMemory(min(total, host.total_bytes), min(free, host.free_bytes))
+    return DeviceMemory(total, free)
 
 
 def read_nvidia_memory(index: int) -> DeviceMemory | None:

@@ -33,14 +33,19 @@ def choose_min_rows(exactness: Exactness) -> int:
 def cut_segment(segment: Segment, most: int, least: int = 1) -> Iterator[Segment]:
     """Yield a segment in pieces of at most `most` tokens, each with the rows that are wanted of it. Where there are
     several, the last one has at least `least`."""
-    first, last = segment.rows
     begin, count = 0, len(segment.tokens)
     while begin < count:
         left = count - begin
         size = most - max(0, least - (left - most)) if left > most else left
-        rows = (min(max(first - begin, 0), size), min(max(last - begin, 0), size))
-        yield Segment(segment.slot, segment.start + begin, segment.tokens[begin : begin + size], rows)
+        yield take_piece(segment, begin, size)
         begin += size
+
+
+def take_piece(segment: Segment, begin: int, size: int) -> Segment:
+    """Return so many tokens of a segment from one of them on, with the rows that are wanted of them."""
+    first, last = segment.rows
+    rows = (min(max(first - begin, 0), size), min(max(last - begin, 0), size))
+    return Segment(segment.slot, segment.start + begin, segment.tokens[begin : begin + size], rows)
 
 
 def describe_capabilities(

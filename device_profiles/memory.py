@@ -36,6 +36,25 @@ class MemoryCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerCosts:
+    """What a runtime keeps that leaves some layers in the host's memory where the device has no room for them.
+
+    `host_bytes` and `device_bytes`: beside all that depends on the model. Each sequence has buffers of its own for
+    forwards of `slot_rows` rows: `mlp_floats` and `hidden_floats` as in `MemoryCosts`, and float32 logits where the
+    output head is; the host has these logits once more. A sequence holds up to `slot_positions` of the KV cache beside
+    those that it uses, and all together `kv_copies` times the cache.
+    """
+
+    host_bytes: int
+    device_bytes: int
+    slot_rows: int
+    slot_positions: int
+    kv_copies: float
+    mlp_floats: float
+    hidden_floats: float
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
     """The sizes that memory depends on. `vocabulary` (0: no logits), `hidden` and `mlp` are in elements, `heads` and
     `layers` numbers, `context_tokens` the longest sequence that there is room for. `layers_bytes`, `head_bytes` and
@@ -70,6 +89,11 @@ class MemoryPlan:
     kv_cache: int
     workspace: int
     PARTS: ClassVar[tuple[str, ...]] = ("process", "weights", "kv_cache", "workspace")
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Each part by its name."""
+        return {part: getattr(self, part) for part in self.PARTS}
 
     @property
     def total(self) -> int:

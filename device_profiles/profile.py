@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from device_profiles.memory import MemoryCosts
+from device_profiles.memory import LayerCosts, MemoryCosts
 
 
 class Precision(StrEnum):
@@ -44,7 +44,9 @@ class DeviceProfile:
     `memory_bytes` is 0 where it is not known; `in_host_memory`: it is the host's. `precisions`: what it computes
     natively. `weights`: the formats that the adapter can prepare for it besides the file's own. `kv_cache`: the formats
     that its KV cache can have, and `exact_kv_cache` those of them with which rows are invariant. `memory_costs`: None
-    where they were not measured. `has_fast`: FAST is among the formats of weights.
+    where they were not measured. `layer_costs`: where layers that it has no room for can be in the host's memory, None
+    where it holds all of them or nothing. `free_bytes`: of its memory, as its runtime says; None where that does not.
+    `has_fast`: FAST is among the formats of weights.
     """
 
     adapter: str
@@ -57,5 +59,7 @@ class DeviceProfile:
     kv_cache: tuple[Precision, ...] = ()
     exact_kv_cache: tuple[Precision, ...] = ()
     memory_costs: MemoryCosts | None = None
+    layer_costs: LayerCosts | None = None
+    free_bytes: int | None = None
     in_host_memory: bool = False
     has_fast: bool = True

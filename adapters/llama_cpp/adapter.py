@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from adapters.contract import (
+    ALL_LAYERS,
     AdapterError,
     LoadOptions,
     ModelRefused,
@@ -18,6 +19,7 @@ from adapters.contract import (
     Progress,
     Unsupported,
 )
+from adapters.decoder.gguf_keys import read_count
 from adapters.decoder.limits import refuse_directory
 from adapters.decoder.source import fingerprint_of
 from adapters.device_memory import read_host_memory
@@ -27,7 +29,7 @@ from adapters.gguf_facts import read_facts as read_gguf_facts
 from adapters.gguf_header import GgufHeader
 from adapters.gguf_splits import find_files, list_names, read_model_header
 from adapters.hardware import cores
-from adapters.llama_cpp.contexts import MOST_ROWS, OpenModel
+from adapters.llama_cpp.contexts import GROWTH, MOST_ROWS, STEP_CELLS, OpenModel
 from adapters.llama_cpp.fork_faults import find_fault
 from adapters.llama_cpp.library import choose_library, choose_library_for
 from adapters.llama_cpp.model import LlamaModel
@@ -35,7 +37,7 @@ from adapters.llama_cpp.native import CPU, GgmlDevice, NativeLibrary
 from adapters.llama_cpp.read_ahead import ReadAhead, Weights
 from adapters.llama_cpp.recurrent import RecurrentModel
 from adapters.prepared_facts import Facts, model_spec, read_facts, write_facts
-from device_profiles.memory import MemoryCosts
+from device_profiles.memory import LayerCosts, MemoryCosts
 from device_profiles.profile import DeviceProfile, WeightsFormat
 from device_profiles.units import MIB
 
@@ -51,6 +53,19 @@ _COSTS: Final = MemoryCosts(
     hidden_floats=8,
     slot_logits_rows=2 * MOST_ROWS,
 )
+
+
+LAYER_COSTS: Final = LayerCosts(
+    host_bytes=60 * MIB,
+    device_bytes=0,
+    slot_rows=MOST_ROWS,
+    slot_positions=STEP_CELLS,
+    kv_copies=1 + 1 / GROWTH,
+    mlp_floats=_COSTS.mlp_floats,
+    hidden_floats=_COSTS.hidden_floats,
+)
+"""By what the library says of its buffers. Its driver's own part is what a plan leaves free."""
+_KINDS: Final = {"discrete": "", "integrated": ", integrated", "software": ", in software"}
 
 
 class LlamaCppAdapter:
@@ -88,9 +103,11 @@ class LlamaCppAdapter:
             adapter=self.name,
             name=device.name,
             kind="gpu",
-            full_name=f"{device.full_name}, by {library}",
+            full_name=f"{device.full_name}{_KINDS[device.kind]}, by {library}",
             memory_bytes=device.total_bytes,
-            in_host_memory=device.in_host_memory,
+            free_bytes=device.free_bytes,
+            in_host_memory=device.kind != "discrete",
+            layer_costs=LAYER_COSTS,
             precisions=(Precision.FP32,),
             kv_cache=(Precision.FP16,),
             exact_kv_cache=(Precision.FP16,),
@@ -122,7 +139,7 @@ class LlamaCppAdapter:
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the format of the facts, faults among them. What is linked are the files, whatever the library is."""
         _refuse_weights(weights)
-        return "the files themselves, 3"
+        return "the files themselves, 4"
 
     def prepare(self, source: Path, target: Path, progress: Progress, weights: WeightsFormat | None = None) -> None:
         """Write down a model's facts, and where its files are. Raises ModelRefused, Unsupported for other weights."""
@@ -139,10 +156,13 @@ class LlamaCppAdapter:
     def read_ahead(self, file: Path, device: str) -> None:
         """See the contract."""
         self.drop_ahead()
+        if device != CPU:  # how many layers a GPU is to have is not known yet
+            return
         with suppress(OSError, AdapterError):  # whoever loads it says what is wrong
             header = read_model_header(file)
             library = choose_library_for(self._find_library(), file.name, find_fault(header))
-            self._ahead = ReadAhead(Weights.of(library, file, device, repack=read_gguf_facts(header).cuts_anywhere))
+            repack = read_gguf_facts(header).cuts_anywhere
+            self._ahead = ReadAhead(Weights.of(library, file, device, ALL_LAYERS, repack=repack))
 
     @property
     def ahead_bytes(self) -> int:
@@ -162,8 +182,9 @@ class LlamaCppAdapter:
         library.check_device(options.device)
         chosen = options.numerical_class or self.list_classes(prepared, options)[0][0]
         progress("load", 0.0)
+        layers = _count_from_end(options.device_layers, facts["draft_layers"])
         file = _find_first_file(prepared)
-        model = self._read(Weights.of(library, file, options.device, repack=facts["rewinds"]), progress)
+        model = self._read(Weights.of(library, file, options.device, layers, repack=facts["rewinds"]), progress)
         if not model:
             raise _explain(library, facts["name"])
         try:
@@ -228,6 +249,12 @@ def _refuse_weights(weights: WeightsFormat | None) -> None:
         )
 
 
+def _count_from_end(device_layers: int, draft_layers: int) -> int:
+    """Return how many layers the library is to put on a device: it counts those that only draft, too, which stand
+    between the last and the output head."""
+    return device_layers + draft_layers if device_layers > 0 else device_layers
+
+
 def _find_first_file(prepared: Path) -> Path:
     (found,) = prepared.glob(_FIRST_FILE.replace("{count:05d}", "*"))
     return found
@@ -239,6 +266,7 @@ def _find_facts(header: GgufHeader) -> Facts:
         "name": header.path.name,
         "architecture": facts.family,
         "layers": facts.layers,
+        "draft_layers": read_count(header, f"{facts.family}.nextn_predict_layers", 0, least=0),
         "context_length": facts.context_length,
         "vocabulary_size": facts.vocabulary_size,
         "vocabulary_fingerprint": fingerprint_of(header.path, facts.vocabulary_size),

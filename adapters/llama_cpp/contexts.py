@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from adapters.contract import DeviceLost, ForwardResult, NumericalClass, OutOfMemory, Segment
 from adapters.failures import classify_failure
 from adapters.kv_blocks import BlockPool
-from adapters.llama_cpp.native import NativeLibrary
-from adapters.pooled import PooledSlots, cut_segment
+from adapters.llama_cpp.native import CPU, NativeLibrary
+from adapters.pooled import PooledSlots, cut_segment, take_piece
 from device_profiles.units import ceil_div
 
 Kept = TypeVar("Kept")
@@ -33,7 +33,7 @@ MOST_ROWS: Final = 24
 """Of a call of the library. More are no faster on a processor (ADR 0109), and each context has buffers for them."""
 STEP_CELLS: Final = 256
 """The library's attention reads so many positions at a time, so a context has a multiple of them."""
-_GROWTH: Final = 8
+GROWTH: Final = 8
 """A context grows by an eighth of what it holds, at least: copying it stays a small part of what filled it."""
 
 
@@ -67,6 +67,28 @@ class OpenModel:
             raise classify_failure(RuntimeError(reason), self.library.name, last_line=True)
 
 
+def choose_width(position: int, width: int, border: int) -> int:
+    """Return how many rows a forward from a position on has where none may reach over a multiple of `border` positions:
+    one where fewer than `width` are left before it.
+
+    Attention on a GPU sums over all positions up to the next border, in an order that depends on how many these are. So
+    a row has the same bits in every forward only where its position alone says which border that is.
+    """
+    return width if border - position % border >= width else 1
+
+
+def cut_at_borders(segment: Segment, width: int, border: int) -> Iterator[Segment]:
+    """Yield the pieces of a segment, each for a forward of `choose_width` rows. A position is in the same kind of
+    forward wherever the segment begins."""
+    begin = 0
+    while begin < len(segment.tokens):
+        at = segment.start + begin
+        before = border - at % border - width + 1  # positions from which a whole forward ends before the border
+        size = max(1, min(choose_width(at, width, border), len(segment.tokens) - begin, before))
+        yield take_piece(segment, begin, size)
+        begin += size
+
+
 @dataclass(slots=True)
 class HeldSequence(Generic[Kept]):
     """What a slot holds. `context` 0: nothing is open yet. `held`: positions in the context. `kept`: what it begins
@@ -89,6 +111,7 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
         self._sequences: dict[int, HeldSequence[Kept]] = {}
         self._least_outputs = numerical_class.output_rows
         self._width = numerical_class.fixed_width
+        self._border = STEP_CELLS if self._width and model.device != CPU else 0
         self._most_rows = self._width or min(MOST_ROWS, numerical_class.most_rows or MOST_ROWS)
         self._logits = np.empty((0, outputs), np.float32)
 
@@ -142,9 +165,13 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
 
     def _cut(self, segment: Segment) -> Iterator[Segment]:
         """Yield the pieces that calls are made of. None is of one row where a segment may not be."""
+        if self._border:
+            return cut_at_borders(segment, self._width, self._border)
         return cut_segment(segment, self._most_rows, 1 if self._width else self._pool.rules.pad_to)
 
     def _count_rows(self, piece: Segment) -> int:
+        if self._border:
+            return choose_width(piece.start, self._width, self._border)
         return self._width or max(len(piece.tokens), self._pool.rules.pad_to)
 
     def _widen(self, first: int, last: int, rows: int) -> range:
@@ -163,7 +190,7 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
             if sequence.kept is None and start:
                 sequence.kept = self._take_first(self._read(sequence), start)
             self._close(sequence)
-            wanted = max(end, start + start // _GROWTH)
+            wanted = max(end, start + start // GROWTH)
             cells = ceil_div(wanted, STEP_CELLS) * STEP_CELLS
             sequence.context = self._opened.open_context(cells, partial(self._give_up, sequence))
             sequence.cells = cells

@@ -94,7 +94,7 @@ class ForkLibrary(NativeLibrary):
             return [[IN_ANY_ROWS]]
         return [[IN_PAIRS], [replace(IN_ANY_ROWS, fixed_width=_FIXED_WIDTH)]]
 
-    def _set_model_options(self, asked: Any, device: str, *, repack: bool) -> object:
+    def _set_model_options(self, asked: Any, device: str, layers: int, *, repack: bool) -> object:
         asked.use_mmap, asked.repack_tensors, asked.n_gpu_layers, asked.flash_attn = not repack, repack, 0, True
         return None
 

@@ -8,6 +8,7 @@ source in `llama-cpp-python` 0.3.36, and release v0.5.0 of llama.cpp.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,7 @@ from adapters.llama_cpp.native import (
     SIZE,
     CallTable,
     GgmlDevice,
+    GpuKind,
     NativeLibrary,
     Structures,
     spinning_briefly,
@@ -36,16 +38,22 @@ from adapters.llama_cpp.native import (
 _UINT, _FLOAT = ctypes.c_uint32, ctypes.c_float
 _GPU, _GPU_IN_HOST_MEMORY = 1, 2
 """ggml's kinds of devices that hold layers. Its accelerators help the processor with products, and hold none."""
+_IN_SOFTWARE: Final = ("llvmpipe", "swiftshader")
+"""What drivers are called that let the processor compute. ggml says of them that they are GPUs."""
+_METAL: Final = "MTL"
+"""Apple's GPUs work in the host's memory, and ggml does not say so."""
 _RESERVE: Final = ("reserve", ctypes.c_uint8 * 256)
 """What ends the structures of options: the library of another build may write more than stands here."""
 _READ, _BY_DEVICE = 0, -1
 """How a file is loaded: into memory, or mapped where the device can."""
-_ALL_LAYERS: Final = -1
 _FLASH_ON: Final = 1
 _FIXED_WIDTHS: Final = ((4, 2), (8,), (1,))
 """In tiers. Measured with xllamacpp on x86: flash attention divides the positions of a single row from 512 on, so no
 class has single rows beside others. Formats that are not repacked (Q4_1) keep their bits from two rows on; of those
 that are (Q4_K) four rows go through one kernel, and what is left over through another."""
+_FIXED_WIDTHS_OF_GPUS: Final = ((8, 16, 4), (1,))
+"""In tiers. ggml has kernels of their own for up to 8 rows, and for some numbers of them. Measured with Vulkan in
+software: {1}, {2 to 4}, {5}, {6 to 8}, {12 to 24}."""
 _MORE: Final[CallTable] = {
     "ggml_backend_dev_count": ([], SIZE),
     "ggml_backend_dev_description": ([POINTER], ctypes.c_char_p),
@@ -71,14 +79,15 @@ _MORE: Final[CallTable] = {
 }
 
 
-class _ModelOptions(ctypes.Structure):
-    _fields_ = [  # ctypes reads a plain list
+def _list_model_fields(*more: tuple[str, Any]) -> list[tuple[str, Any]]:
+    """Return the fields of a model's options. `more`: what some builds have behind `load_mode`."""
+    return [
         ("devices", POINTER),
         ("tensor_buft_overrides", POINTER),
         ("n_gpu_layers", INT),
         ("split_mode", ctypes.c_int),
         ("load_mode", ctypes.c_int),
-        ("lazy_mode", ctypes.c_int),
+        *more,
         ("main_gpu", INT),
         ("tensor_split", POINTER),
         ("progress_callback", ON_PROGRESS),
@@ -88,6 +97,16 @@ class _ModelOptions(ctypes.Structure):
         ("load_mtp", BOOL),
         _RESERVE,
     ]
+
+
+class _ModelOptions(ctypes.Structure):
+    _fields_ = _list_model_fields(("lazy_mode", ctypes.c_int))
+
+
+class _ShorterModelOptions(ctypes.Structure):
+    """As in build 10434."""
+
+    _fields_ = _list_model_fields()
 
 
 def _list_context_fields(*unknown: tuple[str, Any]) -> list[tuple[str, Any]]:
@@ -123,6 +142,10 @@ class _LongerContextOptions(ctypes.Structure):
     """As in xllamacpp 2026.10.11549."""
 
     _fields_ = _list_context_fields(("unknown", POINTER))
+
+
+_MODEL_OPTIONS: Final = (_ModelOptions, _ShorterModelOptions)
+_CONTEXT_OPTIONS: Final = (_ContextOptions, _LongerContextOptions)
 
 
 class _Batch(ctypes.Structure):
@@ -200,7 +223,11 @@ class MainlineLibrary(NativeLibrary):
                 handle = ctypes.CDLL(str(file))
         except OSError as error:
             raise AdapterUnavailable(f"{name} cannot be loaded ({error}): {self.way_out}") from None
-        structures = Structures(_ModelOptions, _find_context_options(handle), _Batch)
+        structures = Structures(
+            _find_options(handle, "llama_model_default_params", _MODEL_OPTIONS, _MODEL_DEFAULTS),
+            _find_options(handle, "llama_context_default_params", _CONTEXT_OPTIONS, _CONTEXT_DEFAULTS),
+            _Batch,
+        )
         super().__init__(f"llama.cpp ({name})", version, handle, structures, _MORE)
         if not self._calls["ggml_backend_dev_count"]():  # each kind of device is a library of its own, beside it
             self._calls["ggml_backend_load_all_from_path"](str(file.parent).encode())
@@ -217,7 +244,7 @@ class MainlineLibrary(NativeLibrary):
     def _check_defaults(self, model: Any, context: Any) -> None:
         for found, expected in ((model, _MODEL_DEFAULTS), (context, _CONTEXT_DEFAULTS)):
             for field, value in expected.items():
-                if getattr(found, field) != value:
+                if getattr(found, field, value) != value:
                     raise AdapterUnavailable(
                         f"{self.name} has other structures: where {field} would stand by default is "
                         f"{getattr(found, field)!r}, not {value!r}: {self.way_out}"
@@ -237,21 +264,23 @@ class MainlineLibrary(NativeLibrary):
             free, total = SIZE(), SIZE()
             calls["ggml_backend_dev_memory"](handle, free, total)
             name, full_name = (calls[f"ggml_backend_dev_{of}"](handle).decode() for of in ("name", "description"))
-            shared = kind == _GPU_IN_HOST_MEMORY
-            found.append((GgmlDevice(name, full_name, total.value, free.value, shared), handle))
+            found.append(
+                (GgmlDevice(name, full_name, total.value, free.value, _name_kind(kind, name, full_name)), handle)
+            )
         return found
 
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
         """See NativeLibrary."""
         if exactness is not Exactness.BIT:
             return [[IN_ANY_ROWS]]
-        return [[IN_PAIRS], *([replace(IN_ANY_ROWS, fixed_width=width) for width in tier] for tier in _FIXED_WIDTHS)]
+        first, widths = ([[IN_PAIRS]], _FIXED_WIDTHS) if device == CPU else ([], _FIXED_WIDTHS_OF_GPUS)
+        return [*first, *([replace(IN_ANY_ROWS, fixed_width=width) for width in tier] for tier in widths)]
 
-    def _set_model_options(self, asked: Any, device: str, *, repack: bool) -> object:
+    def _set_model_options(self, asked: Any, device: str, layers: int, *, repack: bool) -> object:
         handles = [handle for one, handle in self._find_devices() if one.name == device]
         devices = (POINTER * 2)(*handles[:1])  # up to the first that is 0; none is the processor alone
         asked.devices = ctypes.cast(devices, POINTER)
-        asked.n_gpu_layers = _ALL_LAYERS if handles else 0
+        asked.n_gpu_layers = layers if handles else 0
         asked.load_mode = _BY_DEVICE if handles else _READ
         asked.use_extra_bufts = repack
         return devices
@@ -302,14 +331,22 @@ class MainlineLibrary(NativeLibrary):
         return read_format(self.read_state(context), self.read_sequence(context))
 
 
-def _find_context_options(handle: Any) -> type[ctypes.Structure]:
-    """Return the structure of a context's options that a library's defaults fit; the first one where none does."""
-    for options in (_ContextOptions, _LongerContextOptions):
-        call = getattr(handle, "llama_context_default_params", None)
-        if call is None:
-            break
-        call.argtypes, call.restype = [], options
-        found = call()
-        if all(getattr(found, field) == value for field, value in _CONTEXT_DEFAULTS.items()):
+def _name_kind(kind: int, name: str, full_name: str) -> GpuKind:
+    if any(one in full_name.casefold() for one in _IN_SOFTWARE):
+        return "software"
+    return "integrated" if kind == _GPU_IN_HOST_MEMORY or name.startswith(_METAL) else "discrete"
+
+
+def _find_options(
+    handle: Any, call: str, known: Sequence[type[ctypes.Structure]], defaults: Mapping[str, object]
+) -> type[ctypes.Structure]:
+    """Return which of the known structures a library's defaults fit; the first one where none does."""
+    give_defaults = getattr(handle, call, None)
+    if give_defaults is None:
+        return known[0]
+    for options in known:
+        give_defaults.argtypes, give_defaults.restype = [], options
+        found = give_defaults()
+        if all(getattr(found, field, value) == value for field, value in defaults.items()):
             return options
-    return _ContextOptions
+    return known[0]

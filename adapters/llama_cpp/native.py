@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,15 +62,18 @@ class Structures:
     batch: type[ctypes.Structure]
 
 
+GpuKind = Literal["discrete", "integrated", "software"]
+
+
 @dataclass(frozen=True, slots=True)
 class GgmlDevice:
-    """A GPU, under ggml's name. `in_host_memory`: it works in the host's."""
+    """A GPU, under ggml's name. One in software is the processor's work."""
 
     name: str
     full_name: str
     total_bytes: int
     free_bytes: int
-    in_host_memory: bool
+    kind: GpuKind
 
 
 class NativeLibrary(ABC):
@@ -150,7 +153,7 @@ class NativeLibrary(ABC):
         return [[IN_ANY_ROWS], [replace(IN_ANY_ROWS, most_rows=_MOST_ALIKE_ROWS)], alone]
 
     @abstractmethod
-    def _set_model_options(self, asked: Any, device: str, *, repack: bool) -> object:
+    def _set_model_options(self, asked: Any, device: str, layers: int, *, repack: bool) -> object:
         """Set what this library's models are loaded with; what is returned is kept until the model is there."""
 
     @abstractmethod
@@ -194,13 +197,15 @@ class NativeLibrary(ABC):
         """Return the format of a model's states, learnt from a short one. Raises RuntimeFailed where it is not of those
         that are known."""
 
-    def load_model(self, path: Path, device: str, tell: Callable[[float], bool], *, repack: bool = True) -> int:
-        """Read a file into a device's memory. `tell` hears how much is read, and says whether to go on. `repack`:
-        matrices lie as the kernels for many rows want them, where the library does that. Returns 0 where it failed, or
-        did not go on."""
+    def load_model(
+        self, path: Path, device: str, layers: int, tell: Callable[[float], bool], *, repack: bool = True
+    ) -> int:
+        """Read a file into memory. `layers`: how many of the last are on the device, of which the output head is one;
+        ALL_LAYERS for all. `tell` hears how much is read, and says whether to go on. `repack`: matrices lie as the
+        kernels for many rows want them, where the library does that. Returns 0 where it failed, or did not go on."""
         self._said.clear()
         asked = self._calls["llama_model_default_params"]()
-        kept = self._set_model_options(asked, device, repack=repack)
+        kept = self._set_model_options(asked, device, layers, repack=repack)
 
         def on_progress(fraction: float, _data: object) -> bool:
             return tell(fraction)

@@ -26,26 +26,27 @@ class Weights:
     file: Path = field(compare=False)  # a link to it is as good
     place: Path
     device: str
+    layers: int
     repack: bool
     identity: tuple[int, ...]
 
     @classmethod
-    def of(cls, library: NativeLibrary, file: Path, device: str, *, repack: bool) -> Weights:
+    def of(cls, library: NativeLibrary, file: Path, device: str, layers: int, *, repack: bool) -> Weights:
         """Return those of a file, or of what a link leads to."""
         identity: tuple[int, ...] = ()
         with suppress(OSError):
             identity = tuple(full_identity(file))
-        return cls(library, file, file.resolve(), device, repack, identity)
+        return cls(library, file, file.resolve(), device, layers, repack, identity)
 
     @property
     def are_there(self) -> bool:
         """Whether the file is still as it was."""
-        now = Weights.of(self.library, self.file, self.device, repack=self.repack)
+        now = Weights.of(self.library, self.file, self.device, self.layers, repack=self.repack)
         return bool(self.identity) and now == self
 
     def read(self, tell: Callable[[float], bool]) -> int:
         """See `NativeLibrary.load_model`."""
-        return self.library.load_model(self.file, self.device, tell, repack=self.repack)
+        return self.library.load_model(self.file, self.device, self.layers, tell, repack=self.repack)
 
 
 class ReadAhead:

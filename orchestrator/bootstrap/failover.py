@@ -34,7 +34,7 @@ def _build_standby(config: ClusterConfig, base: Path, one: StandbyTarget, number
     placement = Placement(host=one.host, cores=one.cores, threads=one.threads)
     model = _list_own(one, "adapter", "device", "weights", "activations", "kv_cache_precision")
     if model.keys() & {"adapter", "device"}:
-        model |= {"shards": [], "tensor_parallel": 1}  # it is a whole target
+        model |= {"shards": [], "tensor_parallel": 1, "device_layers": "all"}  # it is a whole target
     limits = _list_own(one, "kv_cache", "max_running", "max_batch_rows")
     placed = config.model_copy(
         update={

@@ -10,7 +10,7 @@ from adapters.contract import AdapterError
 from adapters.device_memory import list_nvidia_memory, read_host_memory, read_nvidia_memory
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_source import resolve
-from adapters.names import OWN_ADAPTERS
+from adapters.names import LLAMA_CPP, OWN_ADAPTERS
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.device_names import split_device
 from device_profiles.profile import Precision
@@ -75,6 +75,8 @@ def _find_room(model: Target | ModelDraft) -> _Room | None:
     own = _Room(host.total_bytes, f"{human_bytes(host.total_bytes)}{limit}")
     if kind == "cpu":
         return own
+    if model.adapter == LLAMA_CPP:
+        return None  # the host's memory may have a part of it
     if AUTO in (model.adapter, model.device):
         sizes = [one.total_bytes for one in list_nvidia_memory()]
         return max([own, *(_Room(size, f"{human_bytes(size)} of the largest device") for size in sizes)])

@@ -23,7 +23,9 @@ from orchestrator.config.failover import StandbyTarget
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.control.events import StandbySpec
+from orchestrator.loading.device_layers import tell_device_layers
 from orchestrator.loading.devices import LocalDevices, list_devices_here
+from orchestrator.loading.options import engine_options
 from orchestrator.planning.applied import apply_plan, build_option_filter, name_shard_device
 from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.beside import sum_reserved_bytes
@@ -116,7 +118,8 @@ def propose_local(config: ClusterConfig, base: Path, asked: PlanRequest, ours_by
     devices = [_find_estimable(one, store) for one in wanted if one.job.role == "target"]
     free, allowed = _count_free(here, ours_bytes), build_option_filter(config, asked)
     lacks = here.lacks | list_unfit(config, base)
-    return propose_here(asked, store, free, allowed, here.seen, lacks, devices, here.versions)
+    found = propose_here(asked, store, free, allowed, here.seen, lacks, devices, here.versions)
+    return add_device_layers(config, base, found)
 
 
 def _propose_at_once(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: int) -> PlanProposal | None:
@@ -141,6 +144,17 @@ def _find_estimable(one: Work, store: ProfileStore) -> EstimableDevice:
 
 def _count_free(here: LocalDevices, ours_bytes: int) -> dict[str, int]:
     return {name: free + (ours_bytes if name == "CPU" else 0) for name, free in here.free_bytes.items()}
+
+
+def add_device_layers(config: ClusterConfig, base: Path, found: PlanProposal) -> PlanProposal:
+    """Return a plan for this machine that says how many layers its devices, and the one that is named, would have now,
+    where they may leave some to the host. Raises what resolving the model raises."""
+    targets = [shard for replica in found.plan.replicas for shard in replica.shards]
+    places = [(shard.runtime, name_shard_device(found, shard)) for shard in targets]
+    options = engine_options(config, base)
+    named = (options.model.adapter, options.model.device)
+    lines = tell_device_layers(options.model, options.max_running, [*places, named])
+    return replace(found, assumed=(*found.assumed, *lines))
 
 
 @dataclass(frozen=True, slots=True)

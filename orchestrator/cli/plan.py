@@ -193,7 +193,7 @@ def _propose_target(
     from dataclasses import replace
 
     from device_profiles.store import ProfileStore
-    from orchestrator.bootstrap.planning import build_local_request, propose_local
+    from orchestrator.bootstrap.planning import add_device_layers, build_local_request, propose_local
     from orchestrator.planning.proposal import build_request_from_config, propose_here
 
     if target.plans_hosts and profiles is None:
@@ -213,7 +213,8 @@ def _propose_target(
 
     here = list_devices_here()
     store, free = profile_store(target), here.free_bytes
-    return propose_here(asked, store, free, seen=here.seen, lacks=here.lacks, versions=here.versions)
+    found = propose_here(asked, store, free, seen=here.seen, lacks=here.lacks, versions=here.versions)
+    return add_device_layers(target, base, found)
 
 
 def _config(path: Path | None, *, there: bool = True) -> tuple[ClusterConfig, Path]:

@@ -177,6 +177,7 @@ def _how_it_runs(answer: dict[str, Any]) -> list[tuple[str, str]]:
             f"weights {ready['weights']}, activations {ready['activations']}, KV cache {ready['kv_cache']}",
         ),
         ("why this precision", ready["precision_reason"] or "the simulated model has one precision"),
+        *([("layers", ready["device_layers"])] if ready["device_layers"] else []),
         ("shapes", _shapes(ready)),
         ("exactness", f"{ready['exactness']}: output {depends}"),
         ("numerical class", f"{ready['numerical_class']}; fingerprint {ready['class_fingerprint'] or 'not measured'}"),

@@ -15,6 +15,7 @@ from orchestrator.config.target import (
     MAX_REPLICAS,
     ActivationPrecision,
     Cores,
+    DeviceLayers,
     KvCachePrecision,
     StaticShapesSection,
     WeightsPrecision,
@@ -91,6 +92,8 @@ class ModelDraft(StaticShapesSection):
     kv_cache: Size = Field(default=ByteSize(256 * 1024 * 1024))
     """Memory of its KV cache. Where it is too small for all sequences, those drafted for least recently are computed
     again."""
+    device_layers: DeviceLayers = "all"
+    """How many layers a GPU holds at most: as `model.device_layers`."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Threads of its runtime; 0 is one for each of its `cores`, and `devices.threads` where it has none."""
     cores: Cores = Field(default=[])

@@ -26,6 +26,7 @@ from orchestrator.config.drafts import DraftWorkersSection, IndexDraft, ModelDra
 from orchestrator.config.further_checks import check_names, check_own_placement
 from orchestrator.config.hosts import check_hosts
 from orchestrator.config.keys_file import keys_path, read_keys
+from orchestrator.config.layer_checks import check_device_layers
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.replica_checks import check_bounds, list_placements
 from orchestrator.config.runtimes import check_runtimes, use_runtimes
@@ -92,6 +93,7 @@ def check_config(
             check_own_placement(target, path, lines)
             check_shards(target, decoder, path, lines)
             check_tensor_parallel(target, decoder, path, lines)
+            check_device_layers(target, path, lines)
         check_access(config.api, path, lines)
         _check_keys(config, path, lines)
         check_tracing(config.tracing, path, lines)

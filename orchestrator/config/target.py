@@ -20,6 +20,9 @@ WeightsPrecision = Literal["auto", "as_file", "fast", "int4", "int8", "fp8", "bf
 ActivationPrecision = Literal["auto", "bf16", "fp16", "fp32"]
 KvCachePrecision = Literal["auto", "16bit", "8bit"]
 
+DeviceLayers = Literal["all"] | Annotated[int, Field(ge=0, le=10_000)]
+"""How many of a model's layers its device holds at most."""
+
 Cores = Annotated[list[Annotated[int, Field(ge=0, le=4095)]], Field(max_length=1024)]
 
 
@@ -139,7 +142,9 @@ class Target(StaticShapesSection):
     shards: list[TargetShard] = Field(default=[], max_length=64)
     """The target's layers on several devices, in order, where no device is to hold them all. Empty: on one device, or
     as a plan chooses (`placement.sharding`)."""
-
+    device_layers: DeviceLayers = "all"
+    """How many layers a GPU holds at most (`llama_cpp`, as its `-ngl` counts: from the last on, and the output head is
+    one). The host's memory has the rest. Where the GPU has no room for so many, it holds fewer."""
     tensor_parallel: int = Field(default=1, ge=1, le=64)
     """Over how many ranks each layer is split, on one host (`torch_device`). On the CPU ranks share the threads. On
     CUDA they have one device each, from `device` on (`CUDA` is `CUDA:0`)."""

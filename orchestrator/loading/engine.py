@@ -14,7 +14,6 @@ import msgspec
 from adapters.borrowed_slots import borrow_slots
 from adapters.contract import NO_REWIND, LoadedModel, StagedModel
 from adapters.grammar import GrammarCompiler
-from device_profiles.memory import MemoryPlan
 from orchestrator.clock import Clock, SystemClock
 from orchestrator.drafting.port import Drafter
 from orchestrator.drafting.variants import VariantDrafter
@@ -41,6 +40,7 @@ from orchestrator.workers.cores import effective_cores
 from orchestrator.workers.expected_rounds import expect_rounds
 from orchestrator.workers.host import NODE_ADDRESS
 from orchestrator.workers.messages import Event, PagesDoor, Progress, Ready
+from policies.models.device_layers import describe_layers
 from policies.serving.canary import CanaryVariant
 from policies.serving.slo import NO_OBJECTIVES
 from policies.speculation.adaptive import Adaptive
@@ -253,7 +253,9 @@ def ready_of(
         static_widths=list(caps.static_widths),
         precision_reason=target.choice.reason if target.choice else "",
         planned_memory_bytes=planned,
-        planned_memory={part: getattr(target.plan, part) for part in MemoryPlan.PARTS} if target.plan else {},
+        planned_memory=target.plan.parts if target.plan else {},
+        device_layers=describe_layers(target.layers, caps.device) if target.layers else "",
+        device_memory=target.layers.device.parts if target.layers else {},
         cores=effective_cores(),
         numerical_class=str(caps.numerical_class),
         class_fingerprint=target.class_fingerprint,

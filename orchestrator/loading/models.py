@@ -10,9 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from adapters import own_tokenizer, registry
 from adapters.contract import (
+    ALL_LAYERS,
     Adapter,
     ClassesByModel,
     Exactness,
@@ -41,6 +43,7 @@ from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
 from device_profiles.units import human_bytes
 from orchestrator.engine.batch import count_logits_rows
+from orchestrator.loading.device_layers import load_planned
 from orchestrator.loading.devices import (
     class_mark_of,
     device_name,
@@ -59,6 +62,7 @@ from orchestrator.loading.room import check_room
 from orchestrator.loading.split import describe_split, mark_bits
 from orchestrator.planning.digests import digest_simulated_model, parse_simulated_script
 from orchestrator.shards.remote import RemoteRuntime
+from policies.models.device_layers import LayerPlan
 from policies.models.kv_shares import SHARES
 from policies.models.quantization import PrecisionChoice
 
@@ -96,6 +100,7 @@ class LoadedSource:
     parts: tuple[PlacedLayers, ...]
     split: str
     identity: ModelIdentity | None
+    layers: LayerPlan | None
 
     @property
     def row_invariant(self) -> bool:
@@ -174,7 +179,15 @@ def load_model(
     with ExitStack() as ahead:
         alike = _prepare_alike(options, progress, ahead, serves=serves)
         scored = options.max_batch_rows if logits_rows is None else logits_rows
-        return _load_prepared(options, slots, progress, alike, scored, serves=serves, refresh=refresh, shrinks=shrinks)
+        found = alike[0]
+
+        def load(layers: LayerPlan | None) -> LoadedSource:
+            how = {"serves": serves, "refresh": refresh, "shrinks": shrinks}
+            return _load_prepared(options, slots, progress, alike, scored, layers, **how)
+
+        if found.file is None or isinstance(found.adapter, PipelineLoader):
+            return load(None)
+        return load_planned(options, found.adapter, found.file, slots, load)
 
 
 def _load_prepared(
@@ -183,12 +196,13 @@ def _load_prepared(
     progress: OnProgress,
     alike: tuple[PreparedModel, str, ModelIdentity | None],
     logits_rows: int,
+    layers: LayerPlan | None,
     *,
     serves: bool,
     refresh: bool,
     shrinks: bool,
 ) -> LoadedSource:
-    """Load what `_prepare_alike` gave; see `load_model`."""
+    """Load what `_prepare_alike` gave, with the planned layers on its device; see `load_model`."""
     found, tokenizer_dir, identity = alike
     adapter, file, prepared, choice = found.adapter, found.file, found.prepared, found.choice
     asked = LoadOptions(
@@ -204,12 +218,15 @@ def _load_prepared(
         threads=options.threads,
         static=options.static,
         tensor_parallel=options.tensor_parallel,
+        device_layers=ALL_LAYERS if layers is None or layers.has_all else layers.on_device,
     )
     predict = None
-    if choice is not None and file is not None and not isinstance(adapter, PipelineLoader):
+    if choice is not None and file is not None and layers is None and not isinstance(adapter, PipelineLoader):
         spec = check_model(file, adapter.name)
         predict = partial(predict_memory, adapter=adapter, spec=spec, prepared=prepared, logits_rows=logits_rows)
     plan = predict(asked) if predict else None
+    if layers is not None:
+        plan = layers.sum_host(psutil.Process().memory_info().rss)
     if plan is not None and shrinks:
         memory = read_host_memory()
         free = memory._replace(free_bytes=memory.free_bytes + count_ahead_bytes(adapter))
@@ -227,7 +244,7 @@ def _load_prepared(
     shards = adapter.describe(model) if isinstance(adapter, PipelineLoader) else ()
     parts = adapter.parts if isinstance(adapter, PipelineLoader) else ()
     published = file.name if file is not None else found.name
-    told = (prepared, choice, plan, classes, shards, parts, found.split, identity)
+    told = (prepared, choice, plan, classes, shards, parts, found.split, identity, layers)
     return LoadedSource(model, found.name, published, found.source, tokenizer_dir, *told)
 
 
@@ -449,7 +466,7 @@ def _question(
             threads = options.threads
         else:
             device = find_device(options.adapter, options.device)
-            mark, threads = mark_bits(device, options), threads_on(device, options.threads)
+            mark, threads = mark_bits(device, options, asked.device_layers), threads_on(device, options.threads)
             other = adapter.name_other_library(prepared) if isinstance(adapter, ClassesByModel) else ""
             mark = join_marks([mark, other]) if other else mark
     except Unsupported:  # a name that the runtime takes and does not list

@@ -51,7 +51,8 @@ class ShardOptions(msgspec.Struct, frozen=True):
 class ModelOptions(msgspec.Struct, frozen=True):
     """One model and how to load it. `base` is the directory that a relative `source` starts from, `store` the one
     that keeps prepared models. `shards`: its layers in order, where several devices hold them; else it is whole.
-    `tensor_parallel`: over how many ranks each of its layers is split.
+    `tensor_parallel`: over how many ranks each of its layers is split. `device_layers`: how many its device holds at
+    most, None for all (LoadOptions.device_layers).
     `shard_endpoints`: where those are called that have processes of their own, in their order. `identity`: the content
     that it is to have (None: what the source has when it is loaded)."""
 
@@ -71,6 +72,7 @@ class ModelOptions(msgspec.Struct, frozen=True):
     static: StaticShapes = StaticShapes()
     shards: list[ShardOptions] = []
     tensor_parallel: int = 1
+    device_layers: int | None = None
     shard_endpoints: list[LinkEndpoint] = []
     identity: ModelIdentity | None = None
 
@@ -247,6 +249,7 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
                 for one in config.model.shards
             ],
             tensor_parallel=config.model.tensor_parallel,
+            device_layers=read_device_layers(config.model),
         ),
         max_running=config.limits.max_running,
         max_itl_ms=config.limits.max_itl_ms,
@@ -458,6 +461,7 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
             kv_cache_bytes=int(draft.kv_cache),
             max_batch_rows=config.limits.max_batch_rows,
             static=read_static_shapes(draft),
+            device_layers=read_device_layers(draft),
         ),
         prefill_ms=config.limits.max_itl_ms / 2,
         remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s, draft.cores)
@@ -471,6 +475,11 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
 def _count_shared_cores(draft: ModelDraft, config: ClusterConfig) -> int:
     """Return how many cores a draft shares with the target; 0 where it shares none, or all there are."""
     return len(config.devices.cores) if draft.process == "target" else 0
+
+
+def read_device_layers(model: Target | ModelDraft) -> int | None:
+    """Return how many layers a model's device holds at most, None for all."""
+    return None if model.device_layers == "all" else model.device_layers
 
 
 def read_static_shapes(model: Target | ModelDraft) -> StaticShapes:

@@ -52,13 +52,14 @@ def choose_model_precision(
         options.weights, options.activations, options.kv_cache_precision, exactness=Exactness(options.exactness)
     )
     title, memory = f"{file.name} on {adapter.name} {device.name}", read_device_memory(device)
+    holds_all = whole and device.layer_costs is None
     try:
         choice = choose_precision(
             device,
             sizes_of(file, adapter.name),
             read_measured_weights(adapter, device, store, file),
             wanted,
-            free_bytes=memory.free_bytes if whole and memory.total_bytes else None,
+            free_bytes=memory.free_bytes if holds_all and memory.total_bytes else None,
             other_bytes=options.kv_cache_bytes,
         )
     except NoRoom as refusal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.contract import Adapter, LoadOptions, TensorParallelAdapter, Unsupported
+from adapters.contract import ALL_LAYERS, Adapter, LoadOptions, TensorParallelAdapter, Unsupported
 from device_profiles.profile import DeviceProfile
 from orchestrator.loading.devices import class_mark_of, join_marks
 from orchestrator.loading.options import ModelOptions
@@ -21,8 +21,9 @@ def describe_split(options: ModelOptions, adapter: Adapter) -> str:
     return f"tensor parallel over {len(places)} ranks: {' + '.join(places)}"
 
 
-def mark_bits(device: DeviceProfile, options: ModelOptions) -> str:
+def mark_bits(device: DeviceProfile, options: ModelOptions, device_layers: int = ALL_LAYERS) -> str:
     """Return the fingerprint that a model's numerical classes are kept by on a device: sums of parts of layers have
-    other bits than whole layers."""
+    other bits than whole layers, and layers on the host others than on the device."""
     split = [f"tensor parallel {options.tensor_parallel}"] if options.tensor_parallel > 1 else []
-    return join_marks([class_mark_of(device), *split])
+    some = [f"{device_layers} layers"] if device_layers != ALL_LAYERS else []
+    return join_marks([class_mark_of(device), *split, *some])

@@ -162,6 +162,7 @@ def _matches_model(one: MeasuredModel, model: PlannedModel, cores: int) -> bool:
 
 
 def _option(one: MeasuredModel, role: Role, model: PlannedModel) -> Option:
+    own = one.device_parts
     return Option(
         profile="",
         role=role,
@@ -169,11 +170,11 @@ def _option(one: MeasuredModel, role: Role, model: PlannedModel) -> Option:
         runtime=one.adapter,
         weights=one.weights,
         cost=with_row_ms(replace(one.cost, error=one.error), one.overhead.row_ms),
-        layer_bytes=one.weights_bytes / one.layers,
+        layer_bytes=(own["weights"] if own else one.weights_bytes) / one.layers,
         kv_bytes_per_token=one.kv_bytes_per_token,
         threads=one.threads,
-        fixed_bytes=_find_fixed_bytes(one),
-        workspace_bytes=one.planned_parts.get("workspace", 0),
+        fixed_bytes=0 if own else _find_fixed_bytes(one),
+        workspace_bytes=(own or one.planned_parts).get("workspace", 0),
         overhead_ms=one.overhead.round_ms,
         overhead_sequence_ms=one.overhead.sequence_ms,
         load_s=one.load_s,

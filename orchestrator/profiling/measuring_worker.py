@@ -21,7 +21,6 @@ from adapters.rates import MeasuresRates
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.device_names import split_device
 from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
-from device_profiles.memory import MemoryPlan
 from device_profiles.profile import DeviceProfile
 from orchestrator.clock import SystemClock
 from orchestrator.drafting.suffix import SuffixDrafter
@@ -297,7 +296,8 @@ def _describe_model(
         matrix_elements=_elements(bench.job.model),
         weights_bytes=sum(path.stat().st_size for path in loaded.prepared.iterdir() if path.is_file()),
         planned_bytes=plan.total if plan else 0,
-        planned_parts={part: getattr(plan, part) for part in MemoryPlan.PARTS} if plan else {},
+        planned_parts=plan.parts if plan else {},
+        device_parts=loaded.layers.device.parts if loaded.layers and not loaded.layers.shared else {},
         peak_bytes=peak_rss_bytes(),
         energy_j_per_token=energy_j_per_token,
         samples=steps.samples,

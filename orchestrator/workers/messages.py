@@ -190,7 +190,10 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     `class_fingerprint`: of its bits, the same where replicas are interchangeable; `class_reason` and
     `classes_rejected`: why that one, and why not the others. `kv_format`: the same where pages of the KV cache mean the
     same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
-    `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`: as in DraftReady.
+    `device_layers`: where layers may be in the host's memory, how many the device has, and why. `device_memory`: what
+    was planned of the device for them, by part; `planned_memory` has it too where that is the host's memory.
+    `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`:
+    as in DraftReady.
     `shards`: which layers are where, a line for each range, where several devices hold them; `adapter`, `device` and
     `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some,
     `part_planned_bytes`: as planned_memory_bytes, of each. `split`: over what each layer is split,
@@ -238,6 +241,8 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     classes_rejected: list[str] = []
     kv_format: str = ""
     kv_page_bytes: int = 0
+    device_layers: str = ""
+    device_memory: dict[str, int] = {}
     memory_reduced: list[str] = []
     host: str = ""
     shards: list[str] = []

@@ -18,7 +18,7 @@ from adapters.contract import LoadedModel, StaticShapes
 from adapters.libllama import find_mainline
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.library import load_library
-from tests.support import tiny_models
+from tests.support import tiny_models, vulkan
 from tests.support.conformance import ADAPTERS, DEVICES
 from tests.support.failing import poison
 from tests.support.first_layers import write_first_layers
@@ -30,7 +30,7 @@ _SLOW_OVER_LONG_CONTEXTS = ("onnx_rt", "torch_device")
 @dataclass(frozen=True)
 class LibraryCase(Case):
     """One that runs on the library of a package, which is not the one that is used without a word. `package`: of
-    mainline llama.cpp."""
+    mainline llama.cpp; "vulkan": a build for Vulkan."""
 
     package: str = ""
 
@@ -54,6 +54,9 @@ def case(request, tmp_path_factory) -> Case:
         return LibraryCase(source=source, package=package, **shared)
     if tiny:
         source = tiny_models.write_model(root / tiny, tiny, kind="BF16")
+    elif package == "vulkan":
+        source = write_llama_file(root, "olmo2", hidden=256, kv_heads=4, head_dim=64, context=512)
+        return LibraryCase(source=source, package=package, **shared | {"device": vulkan.DEVICE})
     elif package:  # what is known of the classes of two layers is the usual library's
         source = write_first_layers(root / "layers.gguf", request.getfixturevalue("default_model_path"), 3)
         return LibraryCase(source=source, package=package, **shared)
@@ -73,7 +76,7 @@ def prepared(case: Case, conformance_store: Path) -> Prepared:
     """A model that the adapter has prepared."""
     if not (isinstance(case, LibraryCase) and case.package):
         return prepare_case(case, registry.get_for(case.adapter, case.device, case.static), conformance_store)
-    place = find_mainline(case.package)
+    place = vulkan.find_place() if case.package == "vulkan" else find_mainline(case.package)
     assert place is not None
     return prepare_case(case, LlamaCppAdapter(partial(load_library, place)), conformance_store)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import struct
 import subprocess
@@ -16,7 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.conformance import case
-from adapters.contract import AdapterUnavailable, LoadOptions, RuntimeFailed, Segment, Unsupported
+from adapters.contract import (
+    ALL_LAYERS,
+    AdapterUnavailable,
+    LoadOptions,
+    RuntimeFailed,
+    Segment,
+    Unsupported,
+)
+from adapters.device_memory import read_device_memory
 from adapters.devices_there import check_device
 from adapters.hardware import runtime_version
 from adapters.libllama import FORK, VARIABLE, LibraryPlace, find_library, find_mainline
@@ -111,9 +120,11 @@ def test_states_that_are_not_understood_are_refused():
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("more", ["", "void *more;"], ids=["shorter", "longer"])
-def test_a_build_whose_structures_are_known_lists_its_devices(tmp_path, monkeypatch, more):
-    file = build_stub(tmp_path / "libllama.so", more=more)
+@pytest.mark.parametrize(
+    ("more", "lazy"), [("", True), ("void *more;", True), ("", False)], ids=["shorter", "longer", "not-lazy"]
+)
+def test_a_build_whose_structures_are_known_lists_its_devices(tmp_path, monkeypatch, more, lazy):
+    file = build_stub(tmp_path / "libllama.so", more=more, lazy=lazy)
     monkeypatch.setenv(VARIABLE, str(file))
     library = load_library(find_library())
     profiles = LlamaCppAdapter(lambda: library).devices()
@@ -123,10 +134,22 @@ def test_a_build_whose_structures_are_known_lists_its_devices(tmp_path, monkeypa
         ("Vulkan1", "gpu", True),
     ]
     assert [one.memory_bytes for one in profiles[1:]] == [4 << 20, 4 << 20]
-    assert [one.free_bytes for one in library.list_devices()] == [3 << 20, 3 << 20]
+    assert [one.kind for one in library.list_devices()] == ["discrete", "integrated"]
+    assert [read_device_memory(one) for one in profiles[1:]] == [(4 << 20, 3 << 20)] * 2
     assert check_device("llama_cpp", "Vulkan0") == check_device("llama_cpp", "CPU")
     with pytest.raises(Unsupported, match=r"no device .CUDA0. here; it has CPU, Vulkan0, Vulkan1"):
         check_device("llama_cpp", "CUDA0")
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_number_of_layers_reaches_the_library_for_a_gpu_alone(tmp_path, lazy):
+    file = build_stub(tmp_path / "libllama.so", lazy=lazy)
+    library = MainlineLibrary(file, str(file), "1")
+    seen = ctypes.c_int32.in_dll(ctypes.CDLL(str(file)), "seen_layers")
+    for device, layers, expected in (("Vulkan0", 5, 5), ("Vulkan1", ALL_LAYERS, -1), ("Vulkan0", 0, 0), ("CPU", 5, 0)):
+        assert not library.load_model(tmp_path / "no.gguf", device, layers, lambda fraction: True)
+        assert seen.value == expected
 
 
 @NEEDS_COMPILER
@@ -174,6 +197,11 @@ def test_a_configuration_names_a_library_to_every_process(tmp_path, monkeypatch)
     rows = [row for row in json.loads(found.stdout) if row["runtime"] == "llama_cpp"]
     assert [row["device"] for row in rows] == ["CPU", "Vulkan0", "Vulkan1"]
     assert {row["runtime_version"].split()[0] for row in rows} == {"libllama"}
+    assert [row["memory_free_bytes"] for row in rows[1:]] == [3 << 20, 3 << 20]
+    assert [row["hardware"]["name"].partition(", by")[0] for row in rows[1:]] == [
+        "a GPU",
+        "a GPU in the processor, integrated",
+    ]
 
 
 @NO_FORK

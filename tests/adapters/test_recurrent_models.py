@@ -78,7 +78,7 @@ def make_text(count: int, seed: int = 0) -> list[int]:
 
 def decode_alone(library: NativeLibrary, file: Path, prompt: list[int], count: int) -> list[int]:
     """Return what the library says greedily, in a context of its own, a token a call."""
-    model = library.load_model(file, "CPU", lambda fraction: True, repack=False)
+    model = library.load_model(file, "CPU", 0, lambda fraction: True, repack=False)
     context, batch = library.open_context(model, 512, 1, 1, "CPU"), library.new_batch(1)
     text = list(prompt)
     for place in range(len(prompt) + count - 1):

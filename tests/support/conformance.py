@@ -6,6 +6,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.support.vulkan import NEEDS_VULKAN
+
 NO_FORK = pytest.mark.skipif(find_spec("ik_llama_cpp") is None, reason="ik_llama_cpp is not installed")
 NO_MAINLINE = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="xllamacpp is not installed")
 
@@ -43,5 +45,6 @@ ADAPTERS = [
     pytest.param("llama_cpp/lfm2+xllamacpp", id="llama_cpp-lfm2", marks=NO_MAINLINE),
     # Behind the plus sign: the package that llama.cpp's library comes in.
     pytest.param("llama_cpp+xllamacpp", id="llama_cpp-mainline", marks=[pytest.mark.model, NO_MAINLINE]),
+    pytest.param("llama_cpp+vulkan", id="llama_cpp-vulkan", marks=[pytest.mark.slow, NEEDS_VULKAN]),
 ]
 DEVICES = {"simulated": "SIM", "llama_cpp": "CPU", "openvino_rt": "CPU", "onnx_rt": "CPU", "torch_device": "CPU"}

@@ -22,7 +22,7 @@ _SOURCE = """
 struct model_options {
     void *devices, *overrides;
     int32_t n_gpu_layers;
-    int split_mode, load_mode, lazy_mode;
+    int split_mode, load_mode%(lazy)s;
     int32_t main_gpu;
     void *tensor_split, *progress, *progress_data, *kv_overrides;
     bool vocab_only, check_tensors, use_extra_bufts, no_host, no_alloc, load_mtp;
@@ -44,9 +44,14 @@ struct context_options {
     void *other;
 };
 struct model_options llama_model_default_params(void) {
-    struct model_options found = {.n_gpu_layers = -1, .split_mode = 1, .load_mode = -1, .lazy_mode = 1,
-                                  .use_extra_bufts = true};
+    struct model_options found = {.n_gpu_layers = -1, .split_mode = 1, .load_mode = -1, .use_extra_bufts = true};
+    %(set_lazy)s
     return found;
+}
+int32_t seen_layers = -9;
+void *llama_model_load_from_file(const char *path, struct model_options options) {
+    seen_layers = options.n_gpu_layers;
+    return 0;
 }
 struct context_options llama_context_default_params(void) {
     struct context_options found = {
@@ -68,9 +73,11 @@ void ggml_backend_dev_memory(void *device, size_t *free, size_t *total) { *free 
 """
 
 
-def build_stub(file: Path, *, more: str = "", without: str = "") -> Path:
-    """Build the library. `more`: fields in front of a context's flags, in C; `without`: a function that it lacks."""
-    source = _SOURCE % {"more": more}
+def build_stub(file: Path, *, more: str = "", without: str = "", lazy: bool = True) -> Path:
+    """Build the library. `more`: fields in front of a context's flags, in C; `without`: a function that it lacks;
+    `lazy`: whether a model's options have a mode for that."""
+    fields = {"lazy": ", lazy_mode" if lazy else "", "set_lazy": "found.lazy_mode = 1;" if lazy else ""}
+    source = _SOURCE % {"more": more, **fields}
     empty = [
         name
         for name in (_list_calls(Structures(*3 * [ctypes.Structure])) | _MORE)
