@@ -105,10 +105,10 @@ class MeasuredModel:
     weights, activations and KV cache as they were asked for ("auto auto auto"); `weights` and the others are what they
     came to.
     `matrix_elements`: elements that a row is multiplied with (0: not known); `weights_bytes`: as they are read in a
-    forward. `planned_bytes`: what it was announced to hold (0: costs not known); `device_parts`: of that, where its
-    device has memory of its own, what is there; `peak_bytes`: what its process held at most. `energy_j_per_token`: None
-    where the device tells nothing. `samples`: what `cost` was fitted to. `drifted`: how rounds differed from it while
-    serving, so that it is to be measured again; "" where they did not.
+    forward. `planned_bytes`: what it was announced to hold (0: costs not known). `device_parts`: what its device was,
+    where that has memory of its own and may leave layers to the host. `peak_bytes`: what its process held at most.
+    `energy_j_per_token`: None where the device tells nothing. `samples`: what `cost` was fitted to. `drifted`: how
+    rounds differed from it while serving, so that it is to be measured again; "" where they did not.
     `others`: the share of the device, or of the cores that were used, that other programs took meanwhile; None where
     nobody can tell. `forwards_only`: measuring was not done when this was kept, so `overhead` is not known.
     `numerical_class` and `class_fingerprint`: see device_profiles.numerical_class; `class_reason` and

@@ -68,8 +68,8 @@ class OpenModel:
 
 
 def choose_width(position: int, width: int, border: int) -> int:
-    """Return how many rows a forward from a position on has where none may reach over a multiple of `border` positions:
-    one where fewer than `width` are left before it.
+    """Return how many rows a forward from a position on has: `width`, or one where fewer are left before the next
+    multiple of `border`. So none reaches over that.
 
     Attention on a GPU sums over all positions up to the next border, in an order that depends on how many these are. So
     a row has the same bits in every forward only where its position alone says which border that is.

@@ -147,8 +147,8 @@ def _count_free(here: LocalDevices, ours_bytes: int) -> dict[str, int]:
 
 
 def add_device_layers(config: ClusterConfig, base: Path, found: PlanProposal) -> PlanProposal:
-    """Return a plan for this machine that says how many layers its devices, and the one that is named, would have now,
-    where they may leave some to the host. Raises what resolving the model raises."""
+    """Return a plan for this machine that tells of devices which may leave layers to the host. Of those that it chose,
+    and of the named one, it says how many they would have now. Raises what resolving the model raises."""
     targets = [shard for replica in found.plan.replicas for shard in replica.shards]
     places = [(shard.runtime, name_shard_device(found, shard)) for shard in targets]
     options = engine_options(config, base)

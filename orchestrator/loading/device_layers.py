@@ -85,8 +85,8 @@ def plan_device_layers(
 
 
 def tell_device_layers(options: ModelOptions, slots: int, places: Iterable[tuple[str, str]]) -> list[str]:
-    """Return in a line for each of the runtimes' devices that may leave layers to the host how many it would have now,
-    or why that cannot be. Raises what resolving the model raises."""
+    """Return a line for each device of a runtime that may leave layers to the host: how many it would have now, or why
+    that cannot be. Raises what resolving the model raises."""
     lines = []
     for name, device in dict.fromkeys(places):
         if name not in GGUF_ADAPTERS or options.source.startswith(SIMULATED_PREFIX):
