@@ -13,12 +13,12 @@ from adapters.device_memory import read_host_memory
 from device_profiles.device_load import PROCESSOR, DeviceLoad, name_counters
 from device_profiles.units import human_bytes
 from orchestrator.bootstrap.clusters import local_cluster
-from orchestrator.bootstrap.planning import propose_local
+from orchestrator.bootstrap.planning import build_local_request, propose_local
 from orchestrator.bootstrap.start_profiles import list_wanted
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
 from orchestrator.control.port import StateView
-from orchestrator.control.state import READY
+from orchestrator.control.state import READY, STARTING
 from orchestrator.errors import OutriderError, WorkerError
 from orchestrator.planning.estimates import EstimableDevice
 from orchestrator.planning.promise import predict_promise
@@ -81,6 +81,7 @@ class IdleMeasuring:
     async def run(self) -> None:
         """Measure what is left, and later what turns out not to hold; until cancelled. What goes wrong is logged."""
         try:
+            await self._wait_served()
             wanted = await asyncio.to_thread(list_wanted, self._config, self._base)
             if _is_planned_at_once(self._keeper.first, wanted):
                 await self._plan()
@@ -100,10 +101,10 @@ class IdleMeasuring:
     async def _plan(self) -> None:
         loads = self._served.list_loads()
         ours_bytes = loads.get(f"{THIS_NODE}/{PROCESSOR}", DeviceLoad()).memory_ours_bytes
+        taken = self._keeper.first.asked.taken
         try:
-            first = await asyncio.to_thread(
-                propose_local, self._config, self._base, self._keeper.first.asked, ours_bytes
-            )
+            asked = await asyncio.to_thread(build_local_request, self._config, self._base, taken)
+            first = await asyncio.to_thread(propose_local, self._config, self._base, asked, ours_bytes)
         except PlanError as error:
             _log.warning("the plan is kept, though more was measured: %s", error)
         else:
@@ -184,6 +185,14 @@ class IdleMeasuring:
                 _log.info("%s: %s is measured later", why, one.title)
                 return
             await asyncio.sleep(_LOOK_S)
+
+    async def _wait_served(self) -> None:
+        """Return once a first target serves and nobody has asked for a while, or none will: to look at all runtimes
+        takes seconds of the processor that it loads on."""
+        quiet_s = 0.0
+        while quiet_s < self._idle_s and (view := self._served.view()).phase in (STARTING, READY):
+            await asyncio.sleep(_LOOK_S)
+            quiet_s = 0.0 if view.streams or view.phase == STARTING else quiet_s + _LOOK_S
 
     async def _wait_idle(self, one: Work) -> None:
         """Return once nothing has been in the way for long enough."""

@@ -80,10 +80,11 @@ def make_plan(
 
     Raises PlanError, and what resolving the models raises.
     """
-    asked = build_local_request(config, base, taken)
     ours_bytes = sum_orphans_bytes(workers_directory(state))
-    found = _propose_at_once(config, base, asked, ours_bytes) if at_once else None
-    found = found or propose_local(config, base, asked, ours_bytes)
+    found = _propose_at_once(config, base, ours_bytes, taken) if at_once else None
+    if found is None:
+        found = propose_local(config, base, build_local_request(config, base, taken), ours_bytes)
+    asked = found.asked
     if loads:
         busy = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
         cluster = share_time(apply_loads(found.cluster, found.behind, busy), found.behind, taken)
@@ -98,14 +99,16 @@ def plan_at_once(config: ClusterConfig, base: Path, state: Path) -> StartPlan | 
     none. Raises what resolving the models raises."""
     if config.model.adapter != AUTO:
         return None
-    ours_bytes = sum_orphans_bytes(workers_directory(state))
-    found = _propose_at_once(config, base, build_local_request(config, base), ours_bytes)
+    found = _propose_at_once(config, base, sum_orphans_bytes(workers_directory(state)))
     return None if found is None else build_start_plan(config, base, found)
 
 
-def build_local_request(config: ClusterConfig, base: Path, taken: tuple[TakenPlace, ...] = ()) -> PlanRequest:
-    """Return what cluster.yaml asks of this machine. Raises what resolving the models raises."""
-    asked = build_request_from_config(config, base)
+def build_local_request(
+    config: ClusterConfig, base: Path, taken: tuple[TakenPlace, ...] = (), *, digests: bool = True
+) -> PlanRequest:
+    """Return what cluster.yaml asks of this machine (see build_request_from_config). Raises what resolving the models
+    raises."""
+    asked = build_request_from_config(config, base, digests=digests)
     return replace(asked, one_host=True, taken=taken)
 
 
@@ -122,20 +125,24 @@ def propose_local(config: ClusterConfig, base: Path, asked: PlanRequest, ours_by
     return add_device_layers(config, base, found)
 
 
-def _propose_at_once(config: ClusterConfig, base: Path, asked: PlanRequest, ours_bytes: int) -> PlanProposal | None:
+def _propose_at_once(
+    config: ClusterConfig, base: Path, ours_bytes: int, taken: tuple[TakenPlace, ...] = ()
+) -> PlanProposal | None:
     """Return a plan for a target that was not measured, on a runtime that loads its file as it is; None where there is
-    none. Others are not looked at: to import them takes seconds. Raises what resolving the models raises."""
+    none. Others are not looked at, since to import them takes seconds. Raises what resolving the models raises."""
     store, wanted = profile_store(config), list_in_place(config, base)
     known = {one.model_digest for one in store.models() if one.role == "target"}
-    if not wanted or asked.target.digest in known:
+    if not wanted or (known and wanted[0].digest in known):
         return None
+    asked = build_local_request(config, base, taken, digests=bool(known))
     here = list_devices_here(IN_PLACE_ADAPTERS)
     devices = [_find_estimable(one, store) for one in wanted]
     free, allowed = _count_free(here, ours_bytes), build_option_filter(config, asked)
     try:
-        return propose_estimated(asked, store, free, allowed, here.seen, devices)
+        found = propose_estimated(asked, store, free, allowed, here.seen, devices)
     except PlanError:
         return None
+    return add_device_layers(config, base, found)
 
 
 def _find_estimable(one: Work, store: ProfileStore) -> EstimableDevice:

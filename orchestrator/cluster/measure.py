@@ -70,7 +70,7 @@ def share_work(hosts: Mapping[str, HostInventory], role: str) -> dict[str, list[
 
 
 def _build_work(one: MissingProfile, node: str) -> Work:
-    return Work(msgspec.structs.replace(one.job, keep=True), one.fingerprint, one.threads, one.digest, node)
+    return Work(msgspec.structs.replace(one.job, keep=True), one.fingerprint, one.threads, node)
 
 
 class _Budget:

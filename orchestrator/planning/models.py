@@ -75,13 +75,15 @@ def shape_of(shape: Shape) -> DecoderShape:
     )
 
 
-def model_at_hand(source: str, name: str, base: Path, weights: str, store: Path, *, adapter: str = "") -> PlannedModel:
+def model_at_hand(
+    source: str, name: str, base: Path, weights: str, store: Path, *, adapter: str = "", digests: bool = True
+) -> PlannedModel:
     """Return a model whose files are there, or can be downloaded; `weights` and `adapter` as cluster.yaml has them.
-    `store` remembers digests.
+    `store` remembers digests; without `digests` none is made, which takes a second for each GB.
 
     Raises ModelRefused or DownloadFailed.
     """
-    digest = digest_at_hand(source, base, store, adapter)
+    digest = digest_at_hand(source, base, store, adapter) if digests else ""
     if source.startswith(SIMULATED_PREFIX):
         layers = Script.parse(parse_simulated_script(source)).layers
         return PlannedModel(name or "simulated-toy", replace(_TOY, layers=layers), digest=digest)

@@ -20,7 +20,7 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
-from orchestrator.config.target import AUTO, THIS_NODE
+from orchestrator.config.target import AUTO, THIS_NODE, Target
 from orchestrator.errors import OutriderError
 from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_reserved_bytes
 from orchestrator.planning.estimates import EstimableDevice, Stated, estimate_option
@@ -346,21 +346,23 @@ def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base
 
 
 def build_request_from_config(
-    config: ClusterConfig, base: Path, placement: PlacementSection | None = None
+    config: ClusterConfig, base: Path, placement: PlacementSection | None = None, *, digests: bool = True
 ) -> PlanRequest:
-    """Return what cluster.yaml asks for. Raises ModelRefused or DownloadFailed."""
+    """Return what cluster.yaml asks for, without `digests` for a plan that rests on no profile. Raises ModelRefused or
+    DownloadFailed."""
     placement = placement or config.placement
     off = config.speculation.method == "off"
     model, store = config.model, store_directory(config)
 
-    def find_adapter(adapter: str) -> str:
-        return "" if adapter == AUTO and config.plans_hosts else adapter
+    def find_model(name: str, one: Target | ModelDraft) -> PlannedModel:
+        adapter = "" if one.adapter == AUTO and config.plans_hosts else one.adapter
+        return model_at_hand(one.source, name, base, one.weights, store, adapter=adapter, digests=digests)
 
     return PlanRequest(
-        model_at_hand(model.source, model.name, base, model.weights, store, adapter=find_adapter(model.adapter)),
+        find_model(model.name, model),
         tuple(
             DraftCandidate(
-                model_at_hand(one.source, "", base, one.weights, store, adapter=find_adapter(one.adapter)),
+                find_model("", one),
                 (placement.draft_acceptance,),
                 index,
                 name,

@@ -49,8 +49,12 @@ class Work:
     job: ProfileJob
     fingerprint: str
     threads: int
-    digest: str
     node: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The digest of its model's files. Raises ModelRefused."""
+        return find_source_digest(self.job.model)
 
     @property
     def title(self) -> str:
@@ -199,7 +203,7 @@ def remote_work(
         for count in threads or (engine.model.threads,):
             model = engine.with_model(adapter=adapter, device=device, threads=count).model
             job = ProfileJob(engine, model, "target")
-            work += [Work(job, "", count, find_source_digest(model), node) for node in nodes]
+            work += [Work(job, "", count, node) for node in nodes]
     return work
 
 
@@ -221,7 +225,7 @@ def find_source_digest(options: ModelOptions) -> str:
 
 
 def _work(job: ProfileJob, device: DeviceProfile) -> Work:
-    return Work(job, mark_of(device), threads_of(job.model, device), find_source_digest(job.model))
+    return Work(job, mark_of(device), threads_of(job.model, device))
 
 
 def _place_target(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[EngineOptions, ModelOptions]:
