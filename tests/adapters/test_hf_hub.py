@@ -319,7 +319,7 @@ def test_what_only_llama_cpp_runs_is_downloaded_for_it_alone(hub: Hub, tmp_path:
     (said,) = resolve_sources(hub, tmp_path, "hf:org/lfm2/m.gguf")
     assert said["text"].endswith("set adapter: llama_cpp.")
     assert hub.downloads("m.gguf") == []
-    (said,) = resolve_sources(hub, tmp_path, "hf:org/lfm2/m.gguf", ADAPTER="llama_cpp")
+    (said,) = resolve_sources(hub, tmp_path, "hf:org/lfm2/m.gguf", ADAPTER="llama_cpp", OUTRIDER_LIBLLAMA=__file__)
     assert Path(said["path"]).read_bytes() == raw
 
 
