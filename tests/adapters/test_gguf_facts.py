@@ -236,7 +236,7 @@ def own_library(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed(monkeypatch: pytest.MonkeyPatch, own_library: None) -> Iterator[None]:
     monkeypatch.setattr(model_checks, "registry", Devices(get("simulated").devices()))
     model_checks._read_head.cache_clear()
     yield
@@ -328,6 +328,7 @@ def test_config_check_names_the_line_and_the_way_out(lfm2: Path) -> None:
         load_text(text, lfm2.parent / "cluster.yaml")
 
 
+@pytest.mark.usefixtures("own_library")
 def test_config_check_takes_it_for_llama_cpp(lfm2: Path) -> None:
     text = f"model:\n  source: {lfm2.name}\n  adapter: llama_cpp\ndrafts: []\n"
     assert load_text(text, lfm2.parent / "cluster.yaml").model.adapter == "llama_cpp"
