@@ -137,9 +137,11 @@ class IdleMeasuring:
             return "" if one.job.model.adapter in measured else None
         if not measured:
             return ""
-        device = EstimableDevice(one.find_device_profile(self._store) or one.assume_device())
+        device = one.find_device_profile(self._store)
+        if device is None:
+            return ", beginning with what its device can do"
         try:
-            promise = predict_promise(self._keeper.asked_now, device)
+            promise = predict_promise(self._keeper.asked_now, EstimableDevice(device))
         except PlanError:
             return ""
         return f" ({promise.text})" if promise.is_worth_measuring else None
@@ -152,10 +154,11 @@ class IdleMeasuring:
             text = "%s is not measured beside what serves: of %s that it takes, %s are free; stop the daemon and run %s"
             _log.warning(text, one.title, human_bytes(needed), human_bytes(free), "`outrider profile`")
             return False
-        _log.info("nobody asks: measuring %s", one.title)
+        device_only = self._begins_with_device(one)
+        _log.info("nobody asks: measuring %s%s", one.title, ", its device" if device_only else "")
         try:
             with measuring_alone(self._store):
-                measured = await self._measure(one)
+                measured = await self._measure(one, device_only=device_only)
         except PlanError as error:
             _log.info("%s", error)
             measured = False
@@ -163,19 +166,26 @@ class IdleMeasuring:
             _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
             self._tries[one.title] = _MOST_TRIES
             return False
-        if measured:
+        if measured and not device_only:
             self._tries[one.title] = self._tries.get(one.title, 0) + 1
         if not measured or one.describe_doubt(self._store):
             self._idle_s = min(_LONGEST_IDLE_S, 2.0 * self._idle_s)
         return measured
 
-    async def _measure(self, one: Work) -> bool:
+    def _begins_with_device(self, one: Work) -> bool:
+        """Return whether it is to be known what a device can do before a model is converted for it: that takes seconds,
+        and the conversion may not be worth it."""
+        is_target = one.job.role == "target"
+        return is_target and not one.is_prepared() and one.find_device_profile(self._store) is None
+
+    async def _measure(self, one: Work, *, device_only: bool) -> bool:
         """Return whether nothing was in the way meanwhile. Raises WorkerError."""
         cluster = local_cluster()
         await cluster.open()
         watch = Watch(lambda stage, fraction: None, self._store.save)
         try:
-            return await measure_until(cluster, one.spec(self._store, refresh=False), watch, self._wait_obstacle(one))
+            spec = one.spec(self._store, refresh=False, device_only=device_only)
+            return await measure_until(cluster, spec, watch, self._wait_obstacle(one))
         finally:
             await cluster.close()
 

@@ -57,7 +57,8 @@ class ProfileJob(msgspec.Struct, frozen=True):
     """One model on one device: measure it in this role. `known_device`: the device's own rates are measured already.
     `texts`: what the target says to `measuring.texts`, as plain data, where that is known; else it is measured.
     `drafter`: the name of a draft. `steps_s`: how long forwards are measured, about. `keep`: what is found is stored
-    on this host, too. `early`: a target's forwards are passed on before its rounds are measured."""
+    on this host, too. `early`: a target's forwards are passed on before its rounds are measured. `device_only`: the
+    device's rates and nothing else, which loads no model."""
 
     engine: EngineOptions
     model: ModelOptions
@@ -68,6 +69,7 @@ class ProfileJob(msgspec.Struct, frozen=True):
     steps_s: float = STEPS_S
     keep: bool = False
     early: bool = False
+    device_only: bool = False
 
 
 def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:
@@ -127,6 +129,8 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Found]:
     bench = _Bench(job, device, meter, others, tell, SystemClock(), time.perf_counter())
     if not job.known_device:
         yield _measure_device(bench)
+    if job.device_only:
+        return
     with ExitStack() as stack:
         loaded, load_s = _load_timed(bench)
         stack.callback(loaded.model.close)

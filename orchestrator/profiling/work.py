@@ -63,15 +63,22 @@ class Work:
         return f"{self.job.model.adapter} {self.job.model.device}{where}, {self.job.drafter or self.job.role}"
 
     def spec(
-        self, store: ProfileStore, *, refresh: bool, steps_s: float = STEPS_S, texts_are_new: bool = False
+        self,
+        store: ProfileStore,
+        *,
+        refresh: bool,
+        steps_s: float = STEPS_S,
+        texts_are_new: bool = False,
+        device_only: bool = False,
     ) -> WorkerSpec:
         """Return how its worker is started, with what is known already. `texts_are_new`: what the target says is not
-        measured again, even where `refresh`."""
+        measured again, even where `refresh`. `device_only`: see ProfileJob."""
         known = not refresh and self.find_device_profile(store) is not None
         early = not refresh and self.find_model_profile(store) is None
         texts = None if refresh and self.job.role == "target" and not texts_are_new else self.texts(store)
         plain = None if texts is None else dataclasses.asdict(texts)
         job = msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s, early=early)
+        job = msgspec.structs.replace(job, device_only=device_only)
         return job_spec(job, self.node or THIS_NODE)
 
     def is_done(self, store: ProfileStore) -> bool:
