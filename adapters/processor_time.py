@@ -171,7 +171,7 @@ def _read_counters(own: Iterable[psutil.Process]) -> _Counters:
     for process in own:
         with suppress(*_GONE):
             times = process.cpu_times()
-            allowed = tuple(process.cpu_affinity()) if hasattr(process, "cpu_affinity") else ()
+            allowed = _list_thread_cores(process.pid)
             processes[process.pid, process.create_time()] = times.user + times.system, allowed
     cores = {}
     for core, told in enumerate(psutil.cpu_times(percpu=True)):
@@ -181,6 +181,19 @@ def _read_counters(own: Iterable[psutil.Process]) -> _Counters:
     usable = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(cores)
     every = {key: (seconds, allowed or tuple(cores)) for key, (seconds, allowed) in processes.items()}
     return _Counters(time.monotonic(), cores, every, read_group_time(), usable, count_runnable())
+
+
+def _list_thread_cores(number: int) -> tuple[int, ...]:
+    """Return the cores that a process's threads may use together, none where the system does not say. The first thread
+    alone does not tell: a runtime binds it to one core while it computes, and others to the rest."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ()
+    found: set[int] = set()
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{number}/task"):
+            with suppress(OSError):
+                found |= os.sched_getaffinity(int(thread))
+    return tuple(sorted(found))
 
 
 def count_runnable(told: Path = _LOAD) -> int | None:

@@ -121,3 +121,33 @@ def test_a_process_of_ours_is_ours_and_one_of_somebody_elses_is_not() -> None:
 
 def test_a_number_that_is_no_workers_is_left_out() -> None:
     assert 1 not in [one.pid for one in list_own_processes([1, 2**22 + 1])]
+
+
+BOUND_THREADS = """
+import hashlib, os, threading
+def compute(core):
+    os.sched_setaffinity(0, {core})
+    while True: hashlib.sha256(bytes(1 << 22))
+threading.Thread(target=compute, args=(%d,), daemon=True).start()
+compute(%d)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads are bound on Linux only")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no other")
+def test_a_process_whose_threads_are_bound_to_cores_has_all_of_them() -> None:
+    """As a runtime's are while it computes, the first one too."""
+    first, *_, last = sorted(os.sched_getaffinity(0))
+    program = subprocess.Popen([sys.executable, "-c", BOUND_THREADS % (last, first)])
+    try:
+        own, meter = [psutil.Process(program.pid)], ProcessorMeter()
+        ours = dict.fromkeys((first, last), 0.0)
+        deadline_s = time.monotonic() + 60.0
+        while min(ours.values()) < 0.05:
+            assert time.monotonic() < deadline_s, ours
+            used = meter.measure(own)
+            ours = ours if used is None else {core: used.cores[core].ours for core in ours}
+            time.sleep(0.5)
+    finally:
+        program.kill()
+        program.wait()
