@@ -12,8 +12,10 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import Placement
 from orchestrator.control.events import StandbySpec
 from orchestrator.loading.options import engine_options, worker_specs
-from orchestrator.loading.preparing import preparing_spec
+from orchestrator.workers.contract import WorkerSpec
 from policies.serving.failover.standby import FailoverRules, Readiness
+
+_PREPARING_ENTRY = "orchestrator.loading.preparing:build_preparing"
 
 
 def failover_rules(section: FailoverSection) -> FailoverRules:
@@ -45,9 +47,14 @@ def _build_standby(config: ClusterConfig, base: Path, one: StandbyTarget, number
     [target] = worker_specs(engine_options(placed, base), placed)
     spec = msgspec.structs.replace(target, name="standby" if number == 0 else f"standby-{number}")
     readiness = Readiness(one.readiness)
-    return StandbySpec(spec, readiness, preparing_spec(spec) if readiness is Readiness.WARM else None)
+    return StandbySpec(spec, readiness, _describe_preparing(spec) if readiness is Readiness.WARM else None)
 
 
 def _list_own(one: StandbyTarget, *names: str) -> dict[str, object]:
     """Return those of the settings that a standby has of its own."""
     return {name: value for name in names if (value := getattr(one, name)) is not None}
+
+
+def _describe_preparing(target: WorkerSpec) -> WorkerSpec:
+    """Return the worker that prepares what a target's worker of this spec loads."""
+    return msgspec.structs.replace(target, name=f"prepare {target.name}", entry=_PREPARING_ENTRY, device="")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel
-from orchestrator.profiling.measuring_worker import ProfileJob
+from orchestrator.profiling.job import ProfileJob
 
 
 @dataclass(frozen=True, slots=True)

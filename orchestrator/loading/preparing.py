@@ -11,15 +11,8 @@ import msgspec
 from orchestrator.loading.models import prepare_model, prepare_tokenizer_of
 from orchestrator.loading.options import EngineOptions
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
-from orchestrator.workers.contract import WorkerSpec
 
-PREPARING_ENTRY = "orchestrator.loading.preparing:build_preparing"
 _IDLE_PRIORITY = 19
-
-
-def preparing_spec(target: WorkerSpec) -> WorkerSpec:
-    """Return the worker that prepares what a target's worker of this spec loads."""
-    return msgspec.structs.replace(target, name=f"prepare {target.name}", entry=PREPARING_ENTRY, device="")
 
 
 def build_preparing(options: dict[str, Any]) -> MeasuringEngine:

@@ -14,10 +14,10 @@ from typing import Final
 import numpy as np
 
 from adapters.model_source import resolve
+from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.device_load import PROCESSOR
 from device_profiles.store import ProfileStore
-from orchestrator.loading.models import SIMULATED_PREFIX
-from orchestrator.profiling.measuring_worker import STEPS_S
+from orchestrator.profiling.job import STEPS_S
 from orchestrator.profiling.work import Work
 from orchestrator.workers.device_sampler import DeviceSampler
 from policies.serving.device_load import predict_stretch

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -29,7 +29,7 @@ from orchestrator.loading.class_words import describe_choice, describe_rejected
 from orchestrator.loading.devices import find_device, mark_of
 from orchestrator.loading.drafters import build_suffix
 from orchestrator.loading.models import SIMULATED_PREFIX, LoadedSource, load_model
-from orchestrator.loading.options import EngineOptions, ModelOptions, SuffixOptions
+from orchestrator.loading.options import ModelOptions, SuffixOptions
 from orchestrator.loading.profile_keys import find_loaded_digest, formats_of, profiles_in, threads_of
 from orchestrator.loading.statistics import find_statistics
 from orchestrator.measuring.engine import Found, MeasuringEngine, OnProgress
@@ -37,45 +37,17 @@ from orchestrator.measuring.others import OthersMeter, name_measured
 from orchestrator.measuring.pairs import compare_choices, replay_drafter
 from orchestrator.measuring.steps import Steps, measure_steps
 from orchestrator.measuring.texts import WORKLOAD
+from orchestrator.profiling.job import ProfileJob
 from orchestrator.profiling.live_loop import LiveLoopResult, measure_policy_yield, prompts_of, talk
-from orchestrator.workers.contract import WorkerSpec
 from orchestrator.workers.device_sampler import DeviceSampler
 from orchestrator.workers.process_memory import peak_rss_bytes
 from policies.speculation.cascade import MOST_CHECKED
 
-PROFILE_ENTRY = "orchestrator.profiling.measuring_worker:build_measuring_engine"
 SLOTS = 33
-STEPS_S = 7.0
-"""How long forwards of a model are measured, about."""
 _IDLE_S = 0.5
 _ENDED_FIRST = "500"
 _SEQUENCES = (1, 4, 16)
 _BOUNDS = (1, 4, 12)
-
-
-class ProfileJob(msgspec.Struct, frozen=True):
-    """One model on one device: measure it in this role. `known_device`: the device's own rates are measured already.
-    `texts`: what the target says to `measuring.texts`, as plain data, where that is known; else it is measured.
-    `drafter`: the name of a draft. `steps_s`: how long forwards are measured, about. `keep`: what is found is stored
-    on this host, too. `early`: a target's forwards are passed on before its rounds are measured. `device_only`: the
-    device's rates and nothing else, which loads no model."""
-
-    engine: EngineOptions
-    model: ModelOptions
-    role: Literal["target", "draft"]
-    known_device: bool = False
-    texts: dict[str, Any] | None = None
-    drafter: str = ""
-    steps_s: float = STEPS_S
-    keep: bool = False
-    early: bool = False
-    device_only: bool = False
-
-
-def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:
-    """Return how a measuring worker is started."""
-    name = f"measure {job.model.adapter} {job.model.device} {job.drafter or job.role} {job.model.threads}"
-    return WorkerSpec(name=name, entry=PROFILE_ENTRY, options=msgspec.to_builtins(job), node=node, cpus=0.0)
 
 
 def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:

@@ -17,6 +17,7 @@ from adapters.hardware import hardware, runtime_version
 from adapters.model_source import check_model, refuse_runtime, resolve
 from adapters.model_store import ModelStore
 from adapters.names import CONVERTING_ADAPTERS, LLAMA_CPP, OWN_ADAPTERS, normalise_device
+from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.acceptance import PairAcceptance, TargetTexts
 from device_profiles.measured import MeasuredDevice, MeasuredModel
 from device_profiles.profile import DeviceProfile
@@ -27,13 +28,12 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO, THIS_NODE
 from orchestrator.errors import OutriderError
 from orchestrator.loading.devices import effective_device, find_device, mark_of
-from orchestrator.loading.models import SIMULATED_PREFIX
 from orchestrator.loading.options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
 from orchestrator.loading.profile_keys import build_profile_key, find_profile, profiles_in, threads_of
 from orchestrator.measuring.texts import WORKLOAD
 from orchestrator.planning.digests import digest_at_hand
 from orchestrator.planning.proposal import PlanError
-from orchestrator.profiling.measuring_worker import STEPS_S, ProfileJob, job_spec
+from orchestrator.profiling.job import STEPS_S, ProfileJob, job_spec
 from orchestrator.workers.contract import WorkerSpec
 
 _PROCESS_BYTES = GIB // 2

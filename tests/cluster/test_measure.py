@@ -11,7 +11,7 @@ from device_profiles.measured import Hardware
 from orchestrator.cluster.inventory import FoundDevice, HostInventory, MissingProfile, describe_skew, list_differences
 from orchestrator.cluster.measure import MOST_PATHS, pack_paths, sample_paths, share_work
 from orchestrator.loading.options import engine_options
-from orchestrator.profiling.measuring_worker import ProfileJob
+from orchestrator.profiling.job import ProfileJob
 from tests.support.config import parse_config
 
 ENGINE = engine_options(parse_config("model: {source: 'simulated:toy', adapter: simulated}", Path("c.yaml")), Path())
