@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 
 from adapters.conformance.case import SLOTS, bits, pieces, run, text
-from adapters.contract import CapacityError, Segment, Unsupported
+from adapters.contract import CapacityError, MovableKv, Segment, Unsupported
 from tests.support.loops import toy
+
+
+@pytest.fixture(autouse=True)
+def _moves_pages(model) -> None:
+    if not isinstance(model, MovableKv):
+        pytest.skip("states of this model are not cut into pages")
 
 
 def export(model, slot, positions):
