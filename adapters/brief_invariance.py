@@ -56,7 +56,7 @@ def find_brief_variance(model: LoadedModel, probe: Probe) -> str:
     before and after. A model with kernels for rows apart is checked as a whole. Raises what `LoadedModel.forward`
     raises."""
     if model.capabilities.apart_tokens:
-        return find_variance(model)
+        return find_variance(model, far=False)
     try:
         return _vary_pieces(model, probe) or _vary_border(model, probe)
     finally:

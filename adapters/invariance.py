@@ -40,9 +40,9 @@ _COMPANY_PROMPTS = (5, 9, 2, 14, 1)
 """Tokens of the text, of its prompt, of each sequence that is run beside others, and of the prompts of these."""
 
 
-def find_variance(model: LoadedModel) -> str:
+def find_variance(model: LoadedModel, *, far: bool = True) -> str:
     """Return where a row's bits first depend on how many rows are run with it, as in "5 rows at a time"; "" where they
-    never do.
+    never do. `far`: at far positions, too.
 
     One text is run whole and in several groupings, rows behind a prompt by the single-row kernel. Ragged sequences are
     run together. Some rows are run at far positions, as far as the context and the KV cache go. Uses the first slots,
@@ -56,7 +56,7 @@ def find_variance(model: LoadedModel) -> str:
         or _vary_outputs(model, text)
         or _vary_apart(model, text)
         or _vary_company(model, text)
-        or ("" if not caps.rewinds else _vary_far(model))
+        or (_vary_far(model) if far and caps.rewinds else "")
     )
 
 

@@ -43,7 +43,8 @@ def test_a_runtime_that_turns_out_to_be_of_no_use_is_left_out_and_the_daemon_ser
     put_on_path(monkeypatch, install_tiny_adapter(tmp_path))
     monkeypatch.setenv("TINY_FAULT", fault)
     store = tmp_path / "store" / "profiles"
-    store_simulated_profiles(store, {"TINY": 1.0}, adapter="tiny", hardware_name="tiny accelerator")
+    name = "tiny accelerator"
+    store_simulated_profiles(store, {"TINY": 1.0}, adapter="tiny", hardware_name=name, version="tiny-accelerator 1.2.3")
     store_simulated_profiles(store, {"SIM": 9.0})
     config = configuration(tmp_path, extra="placement: {profile: never}\n")
     config.write_text(config.read_text().replace("adapter: simulated", "adapter: auto, device: auto", 1))
