@@ -33,7 +33,7 @@ _FAR_CHUNK = 128
 _APART_GROUPINGS = (tuple(range(1, 17)), (17, 31, 33, 32, 23), (64, 65, 7))
 
 
-_TEXT, _SHORT_TEXT = 257, 40
+_TEXT = 257
 _PROMPT = 24
 _COMPANY = 26
 _COMPANY_PROMPTS = (5, 9, 2, 14, 1)
@@ -42,7 +42,7 @@ _COMPANY_PROMPTS = (5, 9, 2, 14, 1)
 
 def find_variance(model: LoadedModel, *, far: bool = True) -> str:
     """Return where a row's bits first depend on how many rows are run with it, as in "5 rows at a time"; "" where they
-    never do. `far`: of a long text and at far positions, else of a short one.
+    never do. `far`: at far positions, too.
 
     One text is run whole and in several groupings, rows behind a prompt by the single-row kernel. Ragged sequences are
     run together. Some rows are run at far positions, as far as the context and the KV cache go. Uses the first slots,
@@ -50,7 +50,7 @@ def find_variance(model: LoadedModel, *, far: bool = True) -> str:
     """
     caps = model.capabilities
     room = min(caps.max_batch_rows, caps.max_context_tokens, caps.total_blocks * caps.block_tokens) - 2
-    text = probe_text(model, min(_TEXT if far else _SHORT_TEXT, room))
+    text = probe_text(model, min(_TEXT, room))
     return (
         _vary_prompt(model, text)
         or _vary_outputs(model, text)

@@ -28,13 +28,15 @@ _NO_MEMORY = 2
 
 
 class ClassJob(msgspec.Struct, frozen=True):
-    """What to try: `options.numerical_class`, on a prepared model. `only_bits`: nothing but its fingerprint."""
+    """What to try: `options.numerical_class`, on a prepared model. `only_bits`: nothing but its fingerprint. `far`: far
+    positions, too."""
 
     adapter: str
     prepared: str
     options: LoadOptions
     text: ShortText | None = None
     only_bits: bool = False
+    far: bool = True
 
 
 def run_job(job: ClassJob, tried: NumericalClass, on_look: OnLook) -> ClassFinding:
@@ -61,7 +63,7 @@ def run_here(adapter: ModelLoader, job: ClassJob) -> ClassFinding:
     try:
         if job.only_bits:
             return ClassFinding(model.capabilities.numerical_class, True, "", fingerprint_bits(model))
-        return try_class(model, job.text, clock, clock.monotonic_s() - started_s)
+        return try_class(model, job.text, clock, clock.monotonic_s() - started_s, far=job.far)
     finally:
         model.close()
 

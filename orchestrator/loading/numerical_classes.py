@@ -200,7 +200,8 @@ def _say_again(progress: Progress, stage: str) -> OnLook:
 
 def _try(question: ClassQuestion, one: NumericalClass, text: ShortText | None, on_look: OnLook) -> ClassFinding:
     options = replace(question.asked, numerical_class=one)
-    job = ClassJob(question.adapter.name, str(question.prepared), options, text)
+    # In this process nothing is said meanwhile, and a worker that waits for long is taken for hung.
+    job = ClassJob(question.adapter.name, str(question.prepared), options, text, far=question.isolated)
     if not question.isolated:
         return run_here(question.adapter, job)
     return run_job(job, one, on_look)

@@ -24,17 +24,17 @@ _RUNS = 7
 
 
 def try_class(
-    model: LoadedModel, text: ShortText | None, clock: Clock, load_s: float, *, brief: bool = False
+    model: LoadedModel, text: ShortText | None, clock: Clock, load_s: float, *, brief: bool = False, far: bool = True
 ) -> ClassFinding:
     """Return what came of it. Slots are free before and after. `brief`: by few forwards, and without what it costs.
-    Raises what `LoadedModel.forward` raises."""
+    `far`: at far positions, too. Raises what `LoadedModel.forward` raises."""
     caps = model.capabilities
     probe = run_probe(model)
     problem, agreement = find_insanity(model, text, probe.logits)
     fingerprint = "" if problem else probe.fingerprint
     decode_ms, prefill_ms, prefill_tokens = ((), 0.0, 0) if problem or brief else measure_costs(model, clock)
     if not problem and caps.exactness is Exactness.BIT:
-        variance = find_brief_variance(model, probe) if brief else find_variance(model)
+        variance = find_brief_variance(model, probe) if brief else find_variance(model, far=far)
         problem = f"bits depend on the batch: {variance}" if variance else ""
     return ClassFinding(
         caps.numerical_class,
