@@ -42,8 +42,9 @@ demo: $(DEMO)
 # of theirs that waits for work leaves its core to the other process. Then come those that start daemons, then short ones:
 # daemons wait as long as they compute, so three processes keep two cores busy. Long files come before short ones, so that
 # none is the last. All share prepared models: what one has prepared the next ones find. The second half runs where the
-# first has failed too, so that one run shows all that fails.
-PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# first has failed too, so that one run shows all that fails. A process that dies is not replaced: xdist would give its
+# file to the next one, which dies of it too, until nothing runs and nothing ends.
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 LONG_TESTS := tests/daemon tests/workers tests/tools tests/alerts tests/batches tests/systemd
 LAB_TESTS := $(LAB)/tests
 SHORT_TESTS := $(filter-out $(MODEL_TESTS) $(LONG_TESTS),$(patsubst %/__init__.py,%,$(wildcard tests/*/__init__.py)))
