@@ -53,7 +53,7 @@ def write_manifest(
         return (path.is_symlink() and recall(path.resolve())) or hash_file(path, each_chunk)
 
     files = {
-        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake2b": find_digest(path)}
+        path.relative_to(directory).as_posix(): {"bytes": path.stat().st_size, "blake3": find_digest(path)}
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.suffix != KEPT_SUFFIX
     }
@@ -93,7 +93,7 @@ def damage(directory: Path, origin: Origin) -> str | None:
         found = _size(directory / name)
         if found != facts["bytes"]:
             return f"{name} is missing" if found is None else f"{name} has {found} of {facts['bytes']} bytes"
-        if not isinstance(facts.get("blake2b"), str):
+        if not isinstance(facts.get("blake3"), str):
             return "it has no digests, being of an earlier version"
     return find_mark(directory) or None
 
@@ -106,7 +106,7 @@ def find_changed_content(directory: Path, each_chunk: EachChunk = ignore_chunk) 
         return "its manifest is missing or damaged"
     for name, facts in manifest["files"].items():
         try:
-            if hash_file(directory / name, each_chunk) != facts["blake2b"]:
+            if hash_file(directory / name, each_chunk) != facts["blake3"]:
                 return f"{name} has other content than was written"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror or error})"

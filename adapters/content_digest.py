@@ -11,10 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from adapters.contract import ModelRefused, Progress
 from device_profiles.units import MIB
 
 _CHUNK_BYTES = MIB
+_DIGEST_BYTES = 16
 _OLD_IDENTITY = 3  # entries of earlier versions have no change time
 
 EachChunk = Callable[[int], None]
@@ -156,12 +159,12 @@ def ignore_chunk(count: int) -> None:
 
 def hash_file(file: Path, each_chunk: EachChunk = ignore_chunk) -> str:
     """Return a file's digest (32 hex digits). `each_chunk` hears of every piece read. Raises OSError."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = blake3()  # a third of a second per GB, where blake2b takes more than one
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             digest.update(chunk)
             each_chunk(len(chunk))
-    return digest.hexdigest()
+    return digest.hexdigest(length=_DIGEST_BYTES)
 
 
 def _is_digest(value: object) -> bool:

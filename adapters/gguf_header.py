@@ -7,6 +7,7 @@ asked, and answers damage with ModelRefused. The sizes of tensor types come from
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Callable
@@ -160,16 +161,23 @@ def read_header(path: Path, file_bytes: int | None = None, first_bytes: int = FI
     Raises ModelRefused when the file cannot be read, is not GGUF, of another version, truncated or damaged.
     """
     try:
-        with path.open("rb") as file:
-            here = file.seek(0, 2)
-
-            def read(count: int) -> bytes:
-                file.seek(0)
-                return file.read(count)
-
-            return parse_header(path, read, here if file_bytes is None else file_bytes, first_bytes)
+        status = path.stat()
+        identity = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+        return _read_once(path, identity, file_bytes, first_bytes)
     except OSError as error:
         raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
+
+
+@functools.lru_cache(maxsize=2)  # a start reads a model's head some six times, at 0.1 s each
+def _read_once(path: Path, identity: tuple[int, ...], file_bytes: int | None, first_bytes: int) -> GgufHeader:
+    """Return the head of a file that is still what `identity` says. Raises as `parse_header`, and OSError."""
+    with path.open("rb") as file:
+
+        def read(count: int) -> bytes:
+            file.seek(0)
+            return file.read(count)
+
+        return parse_header(path, read, identity[0] if file_bytes is None else file_bytes, first_bytes)
 
 
 def parse_header(path: Path, read: Callable[[int], bytes], file_bytes: int, first_bytes: int) -> GgufHeader:

@@ -49,8 +49,8 @@ class CompileLanes:
         self._large = SideLane("large grammars", gives_way=True, stack_bytes=STACK_BYTES)
 
     def warm_up(self) -> None:
-        """Load what every grammar needs, so that the first one does not wait for that. Nothing else runs meanwhile:
-        the tokenizer's library keeps the GIL."""
+        """Load what every grammar needs, so that the first one does not wait for that. To be called while nothing else
+        runs: the tokenizer's library keeps the GIL."""
         try:
             self._compile_grammar(Submit("", [], 0, grammar=Grammar("regex", "a")))
         except Exception:  # whoever needs a grammar is told

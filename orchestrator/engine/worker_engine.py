@@ -26,6 +26,9 @@ from orchestrator.workers.process_memory import peak_rss_bytes, sum_family_bytes
 
 COMPILE_TIMEOUT_S = 10.0
 _GAUGES_EVERY_S = 0.25
+_WARM_UP_AFTER_S = 2.0
+"""Without a request. A vocabulary of 150,000 tokens takes a second, which a first answer, or one that goes on after a
+loss, is not to wait for."""
 
 Emit = Callable[[Event], None]
 Retuning = Future[Callable[[], Ready]]
@@ -90,6 +93,7 @@ class WorkerEngine:
         self._process = psutil.Process()
         self._gauges_s = 0.0
         self._step: Step | None = Step("load", -1.0)
+        self._warm_up_in_s: float | None = _WARM_UP_AFTER_S
 
     def submit(self, command: Command) -> None:
         """See workers.contract.Engine. What a request needs compiled or read is prepared elsewhere, while others
@@ -136,7 +140,6 @@ class WorkerEngine:
             loaded.loop.prepare, lambda *request: self._commands.put(request), emit, COMPILE_TIMEOUT_S
         )
         self._intake = KvIntake(loaded.loop.mover, self._queue, emit, self._clock)
-        self._lanes.warm_up()
         emit(loaded.ready)
         try:
             if loaded.watch is not None:
@@ -191,9 +194,12 @@ class WorkerEngine:
             if wait:
                 self._step = None
             try:
-                command, arrived_s = self._commands.get(block=wait)
+                command, arrived_s = self._commands.get(block=wait, timeout=self._warm_up_in_s)
             except queue.Empty:
-                return True
+                if not wait:
+                    return True
+                self._warm_up_grammars()
+                continue
             wait = False
             if isinstance(command, Stop):
                 return False
@@ -206,6 +212,12 @@ class WorkerEngine:
                 self._begin_retune(loaded, command, emit)
             else:
                 self._carry_out(loaded, command, arrived_s, emit)
+
+    def _warm_up_grammars(self) -> None:
+        """Load what grammars need: no stream waits for it, and the first grammar seldom does."""
+        self._step, self._warm_up_in_s = Step("load", -1.0), None
+        if self._lanes is not None:
+            self._lanes.warm_up()
 
     @staticmethod
     def _move_out(loop: DecodeLoop | Flights, command: MoveOut, emit: Emit) -> None:

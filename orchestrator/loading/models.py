@@ -435,9 +435,9 @@ def _prepare_whole(
         prepared = _write_simulated_source(options, adapter, store.root)
         return PreparedModel(adapter, options.name or "simulated-toy", options.source, None, prepared, None)
     file = find_model(options, store, progress)
-    check_model(file, adapter.name)  # before minutes of converting
     if ahead is not None and isinstance(adapter, FilesInPlace):
         _read_ahead(adapter, file, effective_device(options.adapter, options.device), ahead)
+    check_model(file, adapter.name)  # before minutes of converting
     chosen = choose_model_precision(options, adapter, store, file, whole=not part and not split)
     needed_bytes = adapter.prepared_bytes if isinstance(adapter, FilesInPlace) else None
     prepared = store.prepare(file, chosen.variant if chosen else Variant(adapter), progress, needed_bytes=needed_bytes)
