@@ -34,7 +34,7 @@ class GrammarText(Protocol):
 
 
 class GrammarCompiler:
-    """Implements orchestrator.engine.grammar.Grammars over one tokenizer, which is loaded for the first grammar.
+    """Implements orchestrator.worker.engine.grammar.Grammars over one tokenizer, which is loaded for the first grammar.
 
     `vocabulary_size` is the width of the model's rows.
     """
@@ -87,7 +87,7 @@ class GrammarCompiler:
 
 
 class GrammarProgress:
-    """One answer's place in a grammar: implements orchestrator.engine.grammar.GrammarState."""
+    """One answer's place in a grammar: implements orchestrator.worker.engine.grammar.GrammarState."""
 
     def __init__(self, matcher: Any, vocabulary_size: int) -> None:
         self._matcher = matcher

@@ -314,6 +314,11 @@ class Tokenizer:
         return encode(text) if text else []
 
 
+def load_tokenizer(directory: str) -> Tokenizer:
+    """Return the tokenizer that a directory has, "" for that of single bytes. Raises ModelRefused."""
+    return Tokenizer.load(Path(directory)) if directory else Tokenizer.bytes_only()
+
+
 def byte_texts() -> list[str]:
     """Return the texts of the toy tokenizer's ids."""
     blank = _BYTE_VOCABULARY_SIZE - 256 - len(_BYTE_CONTROLS)

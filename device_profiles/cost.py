@@ -105,6 +105,14 @@ class StepCost:
         return times[last - 1] + slope * (rows - knots[last - 1])
 
 
+def with_row_ms(cost: StepCost, row_ms: float) -> StepCost:
+    """Return a cost with what each row takes beside its forward."""
+    if row_ms <= 0:
+        return cost
+    times = tuple(ms + row_ms * rows for rows, ms in zip(cost.row_knots, cost.row_ms, strict=True))
+    return replace(cost, row_ms=times)
+
+
 def estimate_round_tokens(acceptance: Sequence[float] | float, depth: int) -> float:
     """Return the expected tokens of a round, the target's own included, with `depth` drafts.
 

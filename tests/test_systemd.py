@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 SAY = (
-    "from orchestrator.systemd.notify import Notifier; n = Notifier(); "
+    "from orchestrator.daemon.systemd.notify import Notifier; n = Notifier(); "
     r"n.begin_reload(); n.status('loading\nREADY=1'); n.ready(); n.begin_reload(); n.end_reload(); "
     r"n.begin_reload(); n.end_reload('keys.txt\nREADY=1'); n.stopping(60.0); n.begin_reload(); n.end_reload()"
 )

@@ -24,13 +24,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from orchestrator.config.load import load_config
-from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget, load_target
-from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.protocol.load_options import EngineOptions, engine_options
+from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.recommend.decode import read_prompts
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.worker.loading.drafters import build_drafter
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import LoadedTarget, load_target
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1000)}
 

@@ -13,11 +13,11 @@ from grafana_foundation_sdk.models.dashboard import Dashboard, DataSourceRef
 from prometheus_client import Metric
 from prometheus_client.registry import CollectorRegistry
 
-from orchestrator.alerts.table import RECORDS
-from orchestrator.api.metrics.collector import Metrics
 from orchestrator.clock import SystemClock
-from orchestrator.control.port import Control, StateView
-from orchestrator.workers.messages import Delta, Submit
+from orchestrator.daemon.alerts.table import RECORDS
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.control.port import Control, StateView
+from orchestrator.protocol.messages import Delta, Submit
 from policies.serving.overrides import EffectiveBound
 
 FILE = Path(__file__).parents[1] / "docs" / "grafana" / "outrider.json"

@@ -38,10 +38,11 @@ from tools.mutant_sample import ROOT, Mutant, draw_mutants, identify, make_sourc
 GOLDEN = "tools/lab/tests/golden"
 REACH = {
     "policies": ("tests/policies", GOLDEN, "tests/planning"),
-    "orchestrator/engine": (GOLDEN, "tests/engine"),
-    "orchestrator/drafting": ("tests/drafting", GOLDEN, "tests/engine"),
-    "orchestrator/workers": ("tests/workers", "tests/control"),
-    "orchestrator/control": ("tests/control",),
+    "orchestrator/worker/engine": (GOLDEN, "tests/engine"),
+    "orchestrator/worker/drafting": ("tests/drafting", GOLDEN, "tests/engine"),
+    "orchestrator/launch": ("tests/workers",),
+    "orchestrator/protocol": ("tests/workers", "tests/control"),
+    "orchestrator/daemon/control": ("tests/control",),
 }
 """A package, and the directories of tests that can reach it: those without worker processes first."""
 SURE = ("tests/policies/", f"{GOLDEN}/", "tests/planning/", "exit status")

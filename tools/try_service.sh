@@ -155,6 +155,6 @@ for _ in $(seq 120); do [ "$(in_root systemctl show outrider -p MainPID --value)
 echo "replaced after $(( $(date +%s) - begun )) s"; step ask; in_root systemctl show outrider -p NRestarts -p Result
 echo "== filtered"; in_root systemctl show outrider -p SystemCallFilter --value | wc -w
 in_root journalctl -u outrider --no-pager -o cat | grep -iE 'denied|not permitted|EPERM' | head -5 || true
-echo "== left behind by a stop"; in_root systemctl stop outrider.socket outrider.service; in_root bash -c 'cat /proc/[0-9]*/cmdline | tr "\\0" " " | grep -o "orchestrator[.]workers[a-z.]*" || echo none'
+echo "== left behind by a stop"; in_root systemctl stop outrider.socket outrider.service; in_root bash -c 'cat /proc/[0-9]*/cmdline | tr "\\0" " " | grep -o "orchestrator[.][a-z_.]*" || echo none'
 step in_root /opt/outrider/bin/outrider service uninstall --yes --purge
 in_root bash -c 'ls -d /etc/outrider /var/lib/outrider /etc/systemd/system/outrider* 2>/dev/null || echo nothing is left'

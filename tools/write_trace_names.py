@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.tracing.names import format_tables
+from orchestrator.daemon.tracing.names import format_tables
 
 PAGE = Path(__file__).parents[1] / "docs" / "observability.md"
 BEGIN, END = "<!-- names: begin. PYTHONPATH=. python -m tools.write_trace_names -->\n", "<!-- names: end -->\n"

@@ -27,7 +27,7 @@ def alerts(daemon: Daemon, context: typer.Context) -> None:
 @app.command("rules")
 def rules(time_factor: TimeFactor = 1.0) -> None:
     """Print recording and alerting rules for Prometheus' `rule_files`."""
-    from orchestrator.alerts.rules import write_rules
+    from orchestrator.daemon.alerts.rules import write_rules
 
     print(write_rules(time_factor), end="")
 

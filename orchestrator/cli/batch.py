@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from orchestrator.batches.lines import BatchInput
-    from orchestrator.batches.run import BatchProgress
+    from orchestrator.daemon.batches.lines import BatchInput
+    from orchestrator.daemon.batches.run import BatchProgress
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 _TELL_EVERY_S = 5.0
@@ -39,8 +39,8 @@ def batch(
     Exits with 0 when every line has a result, error lines included; with 1 when some could not be finished."""
     import asyncio
 
-    from orchestrator.batches.lines import BatchError, read_input
-    from orchestrator.batches.results import open_results
+    from orchestrator.daemon.batches.lines import BatchError, read_input
+    from orchestrator.daemon.batches.results import open_results
 
     found = read_input(source)
     if output.resolve() == source.resolve():
@@ -66,8 +66,8 @@ async def _run(found: BatchInput, results: Any, settings: dict[str, Any], api_ke
     """Run until every line has a result, or until told to stop: then the second value is True."""
     import asyncio
 
-    from orchestrator.batches.run import BatchRun, Outage
-    from orchestrator.batches.server_client import open_client
+    from orchestrator.daemon.batches.run import BatchRun, Outage
+    from orchestrator.daemon.batches.server_client import open_client
 
     concurrency = settings["concurrency"]
     outage = Outage(settings["patience_s"])

@@ -37,11 +37,11 @@ def check(
 
     No model is loaded. The last line says what was checked, and what was not.
     """
-    from orchestrator.bootstrap.memory_fit import list_memory_notes
-    from orchestrator.bootstrap.readiness import check_readiness
-    from orchestrator.bootstrap.template_faults import list_template_faults
     from orchestrator.config.load import default_config_path, list_draft_notes, load_config, parse_config
     from orchestrator.config.source_text import read_text
+    from orchestrator.daemon.bootstrap.memory_fit import list_memory_notes
+    from orchestrator.daemon.bootstrap.readiness import check_readiness
+    from orchestrator.daemon.bootstrap.template_faults import list_template_faults
 
     path = file or default_config_path()
     config = load_config(path)

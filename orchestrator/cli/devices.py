@@ -24,7 +24,7 @@ def devices(
 ) -> None:
     """List devices by runtime: hardware, driver, versions, number formats, and their profiles."""
     from orchestrator.config.load import load_or_default
-    from orchestrator.profiling.work import profile_store
+    from orchestrator.planning.profiling.work import profile_store
 
     store = profile_store(load_or_default(config))
     known = {(one.adapter, one.device, one.fingerprint): one.measured_at for one in store.devices()}

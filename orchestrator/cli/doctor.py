@@ -100,13 +100,13 @@ def examine(path: Path | None = None) -> list[Check]:
 def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     """Return a cluster.yaml and whether this machine can do what it asks for; the defaults where there is none, or it
     cannot be read."""
-    from orchestrator.bootstrap.memory_fit import list_memory_notes
-    from orchestrator.bootstrap.readiness import check_readiness
-    from orchestrator.bootstrap.template_faults import list_template_faults
     from orchestrator.config.load import load_config, load_or_default, parse_config
     from orchestrator.config.model import ClusterConfig
     from orchestrator.config.source_text import read_text
     from orchestrator.config.target import Target
+    from orchestrator.daemon.bootstrap.memory_fit import list_memory_notes
+    from orchestrator.daemon.bootstrap.readiness import check_readiness
+    from orchestrator.daemon.bootstrap.template_faults import list_template_faults
 
     if path is None:
         return load_or_default(None), []
@@ -200,7 +200,7 @@ def _memory(memory: HostMemory) -> Check:
 def _journal(config: ClusterConfig, path: Path | None) -> list[Check]:
     """Whether the disk of the state has the room that the journal is to allocate, and can promise it."""
     from orchestrator.config.load import state_directory
-    from orchestrator.journal.slots import find_promise_problem
+    from orchestrator.daemon.journal.slots import find_promise_problem
 
     if path is None or not config.journal.enabled:
         return []
@@ -265,7 +265,7 @@ def _devices() -> list[Check]:
 
 def _classes(store: Path) -> list[Check]:
     """The numerical classes that were measured with the store: what decides the bits of an output."""
-    from orchestrator.loading.class_words import describe_rejected
+    from orchestrator.worker.loading.class_words import describe_rejected
 
     found = []
     for one in ProfileStore(store / "profiles").classes():

@@ -37,7 +37,7 @@ def index(
 ) -> None:
     """Make a store of the text files below DIR, for `drafts: [{method: index, path: ...}]`. Files that are no UTF-8
     text, and hidden ones, are left out."""
-    from orchestrator.loading.document_index import index_documents
+    from orchestrator.generating.document_index import index_documents
 
     path = output if output != Path() else Path(f"{directory.resolve().name}.drafts")
     found = show_progress(lambda progress: index_documents(directory, path, config, model, max_tokens, progress))
@@ -70,9 +70,9 @@ def recommend(
     """Decode prompts plainly and with each draft that is here, in turn, and say which to configure: the
     configuration's, suffix, and what is named, each alone and all together."""
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.measuring.prompts import MeasurementError
     from orchestrator.recommend.run import RecommendJob, recommend_drafts
     from orchestrator.recommend.table import print_recommendation
+    from orchestrator.worker.measuring.prompts import MeasurementError
 
     path = config or default_config_path()
     job = RecommendJob(

@@ -50,13 +50,13 @@ def build(
 
 
 def _read_prompts(path: Path) -> list[str]:
-    from orchestrator.measuring.prompts import read_texts
+    from orchestrator.worker.measuring.prompts import read_texts
 
     return [one.text for one in read_texts(path)]
 
 
 def _read_documents(directory: Path) -> list[str]:
-    from orchestrator.loading.document_index import list_text_files, read_text_file
+    from orchestrator.generating.document_index import list_text_files, read_text_file
 
     found = [text for file in list_text_files(directory) if (text := read_text_file(file)) is not None]
     if not found:

@@ -30,7 +30,7 @@ def learn(
     """Make a store of the answers that the draft store on disk has kept, for `drafts: [{method: index, path: ...}]`.
     A daemon that uses the file already takes the new one by itself."""
     from orchestrator.clock import SystemClock
-    from orchestrator.loading.answer_index import LearnJob, index_answers
+    from orchestrator.generating.answer_index import LearnJob, index_answers
 
     job = LearnJob(output, config, model, redact or (), all_keys, max_tokens)
     found = show_progress(lambda progress: index_answers(job, SystemClock(), progress))

@@ -15,7 +15,7 @@ from orchestrator.cli.progress import show_progress
 from orchestrator.plain_table import print_table
 
 if TYPE_CHECKING:  # loaded where something is done
-    from orchestrator.loading.options import EngineOptions
+    from orchestrator.protocol.load_options import EngineOptions
 
 app = typer.Typer(invoke_without_command=True, help="Prepared models: what the store holds, and what they keep.")
 
@@ -28,7 +28,7 @@ def models(context: typer.Context, config: ConfigFile = None, as_json: _Json = F
     if context.invoked_subcommand is not None:
         return
     from orchestrator.config.load import default_config_path, load_config, store_directory
-    from orchestrator.profiling.quality import list_stored_quality
+    from orchestrator.worker.measuring.quality import list_stored_quality
 
     found = list_stored_quality(store_directory(load_config(config or default_config_path(), sources=False)))
     if as_json:
@@ -48,7 +48,7 @@ def quality(
 ) -> None:
     """Prepare the model in a number format and measure it: perplexity and greedy choices beside the exact values in
     float32, and the time of a decode step. The figures are kept beside the weights, and `weights: auto` uses them."""
-    from orchestrator.profiling.quality import measure_quality
+    from orchestrator.worker.measuring.quality import measure_quality
 
     options = _options(config, weights, adapter)
     texts = _prompts(options, prompts, limit)
@@ -93,8 +93,8 @@ def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
     from adapters import registry
     from device_profiles.profile import FAST, Precision
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.loading.options import engine_options
-    from orchestrator.measuring.prompts import MeasurementError
+    from orchestrator.protocol.load_options import engine_options
+    from orchestrator.worker.measuring.prompts import MeasurementError
     from policies.models.quantization import AS_FILE
 
     path = config or default_config_path()
@@ -110,8 +110,8 @@ def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
 
 
 def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
-    from orchestrator.loading.models import silent, tokenizer_of
-    from orchestrator.measuring.prompts import read_texts, spread
+    from orchestrator.worker.loading.models import silent, tokenizer_of
+    from orchestrator.worker.measuring.prompts import read_texts, spread
 
     texts = read_texts(path)
     tokenizer = tokenizer_of(options.model, silent)

@@ -122,8 +122,8 @@ def propose_plans(
 ) -> dict[str, PlanProposal]:
     """Return what is planned for each model by its name, or for the one that is named, or the `first`. Each is planned
     beside those before it. Raises OutriderError or AdapterError."""
-    from orchestrator.bootstrap.plan_board import PlanBoard
     from orchestrator.config.sketch import load_sketch
+    from orchestrator.daemon.bootstrap.plan_board import PlanBoard
     from orchestrator.planning.proposal import PlanError
 
     if cluster is not None and (load_sketch(cluster).target is not None):
@@ -193,12 +193,12 @@ def _propose_target(
     from dataclasses import replace
 
     from device_profiles.store import ProfileStore
-    from orchestrator.bootstrap.planning import add_device_layers, build_local_request, propose_local
+    from orchestrator.daemon.bootstrap.planning import add_device_layers, build_local_request, propose_local
     from orchestrator.planning.proposal import build_request_from_config, propose_here
 
     if target.plans_hosts and profiles is None:
-        from orchestrator.bootstrap.fleet import propose_for_hosts
         from orchestrator.config.load import default_config_path
+        from orchestrator.daemon.bootstrap.fleet import propose_for_hosts
         from orchestrator.telemetry import setup_logging
 
         setup_logging("warning", target.logging.format)
@@ -208,8 +208,8 @@ def _propose_target(
     asked = replace(build_request_from_config(target, base), taken=taken)
     if profiles is not None:
         return propose_here(asked, ProfileStore(profiles), {})
-    from orchestrator.loading.devices import list_devices_here
-    from orchestrator.profiling.work import profile_store
+    from orchestrator.machine.devices import list_devices_here
+    from orchestrator.planning.profiling.work import profile_store
 
     here = list_devices_here()
     store, free = profile_store(target), here.free_bytes

@@ -20,13 +20,13 @@ from device_profiles.store import ProfileStore
 from orchestrator.cli.options import ConfigFile
 from orchestrator.cli.profile_table import print_profiles
 from orchestrator.errors import OutriderError, WorkerError
-from orchestrator.measuring.canary_aside import leave_out_canary
+from orchestrator.worker.measuring.canary_aside import leave_out_canary
 
 if TYPE_CHECKING:
     from orchestrator.config.model import ClusterConfig
-    from orchestrator.measuring.engine import Found
-    from orchestrator.profiling.work import Work
-    from orchestrator.workers.contract import Cluster
+    from orchestrator.planning.profiling.work import Work
+    from orchestrator.protocol.contract import Cluster
+    from orchestrator.protocol.findings import Finding
 
 _Show = Callable[[str, float], None]
 
@@ -57,7 +57,7 @@ def profile(
 ) -> None:
     """Measure devices, the configured models on them, their drafts and the links between hosts, and keep it all."""
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.profiling.work import list_work, measuring_alone, profile_store, remote_work
+    from orchestrator.planning.profiling.work import list_work, measuring_alone, profile_store, remote_work
 
     path = config or default_config_path()
     loaded = leave_out_canary(load_config(path))
@@ -125,7 +125,7 @@ def _describe_daemon(config: ClusterConfig) -> str:
 
 async def _measure(config: ClusterConfig, todo: list[Work], store: ProfileStore, how: _How, done: _Done) -> None:
     """Measure models on this machine or on the nodes that were named, one after another, then links."""
-    from orchestrator.bootstrap.clusters import local_cluster, measuring_cluster
+    from orchestrator.daemon.bootstrap.clusters import local_cluster, measuring_cluster
 
     with _bars(len(todo) + 1) as bar:
         here = [one for one in todo if not one.node]
@@ -150,7 +150,7 @@ async def _open_cluster(cluster: Cluster) -> AsyncIterator[Cluster]:
 async def _measure_models(
     cluster: Cluster, todo: list[Work], store: ProfileStore, how: _How, done: _Done, bar: Callable[[str], _Show]
 ) -> None:
-    from orchestrator.profiling.run import Watch, measure_on_cluster
+    from orchestrator.planning.profiling.run import Watch, measure_on_cluster
 
     for one in todo:
         show = bar(one.title)
@@ -163,8 +163,8 @@ async def _measure_models(
 
 
 async def _measure_links(cluster: Cluster, store: ProfileStore, how: _How, done: _Done, show: _Show) -> None:
-    from orchestrator.profiling.link_work import echo_spec, name_of, paths, probe_spec
-    from orchestrator.profiling.run import Watch, measure_path
+    from orchestrator.planning.profiling.link_work import echo_spec, name_of, paths, probe_spec
+    from orchestrator.planning.profiling.run import Watch, measure_path
 
     known = set() if how.refresh else {(one.left, one.right) for one in store.links()}
     every = [path for path in paths(await cluster.nodes()) if (name_of(path[0]), name_of(path[1])) not in known]
@@ -181,7 +181,7 @@ async def _measure_links(cluster: Cluster, store: ProfileStore, how: _How, done:
             done.failures.append(f"link {name_of(left)} to {name_of(right)}: {error}")
 
 
-def _keep(store: ProfileStore, done: _Done, value: Found) -> None:
+def _keep(store: ProfileStore, done: _Done, value: Finding) -> None:
     store.save(value)
     done.found += 1
     done.texts |= isinstance(value, TargetTexts)

@@ -34,13 +34,13 @@ def serve(
     gc.disable()  # what is imported stays: to look through it again and again takes a tenth of the start
     import asyncio
 
-    from orchestrator.bootstrap.early_start import start_early
     from orchestrator.config.access_checks import find_keyless
     from orchestrator.config.load import default_config_path, load_config
+    from orchestrator.daemon.bootstrap.early_start import start_early
     from orchestrator.errors import ConfigError
     from orchestrator.log_ring import LogRing
+    from orchestrator.machine.core_dumps import limit_core_dumps
     from orchestrator.telemetry import setup_logging
-    from orchestrator.workers.core_dumps import limit_core_dumps
 
     if model is not None and config is not None:
         raise typer.BadParameter("MODEL stands for a cluster.yaml: give one of them")
@@ -63,10 +63,10 @@ def serve(
 
     async def run() -> None:
         async with start_early(loaded, path) as early:
-            from orchestrator.api.admin.logs import KeptLog
-            from orchestrator.bootstrap.reload import FileStanding
-            from orchestrator.daemon import Daemon
-            from orchestrator.systemd.journal import find_journal_unit
+            from orchestrator.daemon.api.admin.logs import KeptLog
+            from orchestrator.daemon.bootstrap.reload import FileStanding
+            from orchestrator.daemon.run import Daemon
+            from orchestrator.daemon.systemd.journal import find_journal_unit
 
             gc.freeze()
             gc.enable()
@@ -88,8 +88,8 @@ def _configure(model: str, changes: dict[str, Any]) -> tuple[ClusterConfig, Path
 
 def _tell_text(text: str, config: ClusterConfig) -> None:
     """Say which cluster.yaml the command stands for: to people as they would write it, to programs in the log."""
-    from orchestrator.bootstrap.banner import is_for_people
     from orchestrator.config.socket_place import find_config_path
+    from orchestrator.daemon.bootstrap.banner import is_for_people
     from orchestrator.telemetry import get_logger
 
     unread = find_config_path()

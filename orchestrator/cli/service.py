@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from orchestrator.systemd.files import ServiceFile
-    from orchestrator.systemd.install import Step
+    from orchestrator.daemon.systemd.files import ServiceFile
+    from orchestrator.daemon.systemd.install import Step
 
 app = typer.Typer(help="Make Outrider a systemd service: unit, sockets, user, directories, first cluster.yaml.")
 
@@ -39,7 +39,7 @@ def install(
 ) -> None:
     """Write the files, make the user and directories, enable the units and start them. A cluster.yaml that is there
     stays as it is; a unit that differs is replaced after a question."""
-    from orchestrator.systemd.install import enable_units, install_files
+    from orchestrator.daemon.systemd.install import enable_units, install_files
 
     root = root.absolute()
     wanted = _choose_files(root, model, gpu, commands, systemd)
@@ -62,8 +62,8 @@ def uninstall(
     as_json: _Json = False,
 ) -> None:
     """Stop the service and remove its units. Its configuration, state and user stay, unless --purge."""
-    from orchestrator.systemd.files import list_written
-    from orchestrator.systemd.install import remove_service
+    from orchestrator.daemon.systemd.files import list_written
+    from orchestrator.daemon.systemd.install import remove_service
 
     root = root.absolute()
     what = ["stop and disable outrider.socket and outrider.service"]
@@ -98,7 +98,7 @@ _CHANGES = ("new", "differs")
 
 
 def _choose_files(root: Path, model: str, gpu: bool, commands: Path | None, systemd: int | None) -> list[ServiceFile]:
-    from orchestrator.systemd.files import DEFAULT_MODEL, ServiceChoices, list_files, list_written
+    from orchestrator.daemon.systemd.files import DEFAULT_MODEL, ServiceChoices, list_files, list_written
 
     had = any(path.name == "gpu.conf" for path in list_written(root))  # a later install takes nothing away
     place = commands or Path(sys.executable).absolute().parent
@@ -107,7 +107,7 @@ def _choose_files(root: Path, model: str, gpu: bool, commands: Path | None, syst
 
 def _confirm(changes: list[str], *, yes: bool) -> None:
     """Ask whether this may be done. Raises ServiceError where nobody can be asked."""
-    from orchestrator.systemd.files import ServiceError
+    from orchestrator.daemon.systemd.files import ServiceError
 
     if yes:
         return

@@ -49,7 +49,7 @@ def pair_gauges(replicas: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any
 
 
 def _warning(one: dict[str, Any]) -> str:
-    from orchestrator.control.acceptance_alarm import ADVICE  # loads the log's library
+    from orchestrator.daemon.control.health.acceptance_alarm import ADVICE  # loads the log's library
     from policies.serving.acceptance_alarm import Cause
 
     of = ", ".join(filter(None, [one["route"], f"user {one['user']}" if one["user"] else ""]))

@@ -9,7 +9,7 @@ from device_profiles.units import human_bytes
 from orchestrator.cli.plan_line import plan_line
 from orchestrator.cli.speculation_rows import pair_gauges, speculation_rows, warning_rows
 from orchestrator.cli.store_line import format_store
-from orchestrator.workers.cores import spans
+from orchestrator.machine.cores import spans
 
 if TYPE_CHECKING:
     from rich.table import Table

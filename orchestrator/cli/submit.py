@@ -67,7 +67,7 @@ def _run(
 ) -> None:
     """Submit a command, or find its job, and follow that. Raises typer.Exit with the job's exit code, 0 or 1."""
     environment = {name: _read_variable(name) for name in passed or []}
-    from orchestrator.ray_jobs import connect, follow, format_entrypoint, submit
+    from orchestrator.launch.ray_jobs import connect, follow, format_entrypoint, submit
 
     client = connect(address)
     entrypoint = format_entrypoint(command[0], command[1:], directory)

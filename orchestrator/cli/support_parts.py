@@ -109,7 +109,7 @@ def _examine(config: Path | None) -> list[dict[str, Any]]:
 def _list_profiles(config: Path | None) -> dict[str, Any]:
     """Return when each device and model was measured, without the measurements."""
     from orchestrator.config.load import load_or_default
-    from orchestrator.profiling.work import profile_store
+    from orchestrator.planning.profiling.work import profile_store
 
     store = profile_store(load_or_default(config))
     named = ("fingerprint", "adapter", "device", "runtime_version", "threads", "role", "model", "formats", "exactness")

@@ -10,8 +10,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol
 
+from adapters.tokenizer import load_tokenizer
 from orchestrator.config.load import default_config_path
-from orchestrator.drafting.statistics import StatisticsCard, write_statistics
 from orchestrator.errors import ConfigError
 from orchestrator.generating.counts import (
     Positions,
@@ -25,11 +25,12 @@ from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
 from orchestrator.generating.generate import Generator, Settings, interruptible
 from orchestrator.generating.prompts import KINDS, Wishes, wish, wish_given, wish_over
 from orchestrator.generating.target import describe_target, read_writer_options
-from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import load_target, load_tokenizer
-from orchestrator.loading.options import EngineOptions
-from orchestrator.loading.statistics import place_statistics
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.worker.drafting.statistics import StatisticsCard, write_statistics
+from orchestrator.worker.loading.drafters import build_drafter
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.loading.statistics import place_statistics
 
 TellTokens = Callable[[int], None]
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.drafting.statistics import MOST_CONTEXT, MOST_TOKEN, TOKEN_BITS, Entries
 from orchestrator.generating.data import DataError, Text
+from orchestrator.worker.drafting.statistics import MOST_CONTEXT, MOST_TOKEN, TOKEN_BITS, Entries
 
 Longs = NDArray[np.int64]
 

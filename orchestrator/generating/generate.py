@@ -16,10 +16,10 @@ from types import FrameType
 import numpy as np
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.engine.loop import DecodeLoop
 from orchestrator.generating.data import DataError, Shards, Text
 from orchestrator.generating.prompts import Wish, Wishes, wish
-from orchestrator.workers.messages import Delta, Sampling, Submit
+from orchestrator.protocol.messages import Delta, Sampling, Submit
+from orchestrator.worker.engine.loop import DecodeLoop
 from policies.sampling.logprobs import TokenScore
 
 TEXTS_PER_FILE = 64

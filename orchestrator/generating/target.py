@@ -9,9 +9,9 @@ from adapters.model_source import PACKAGE_PREFIX
 from device_profiles.profile import Exactness
 from orchestrator.config.drafts import SuffixDraft
 from orchestrator.generating.data import TargetFacts
-from orchestrator.loading.document_index import find_target
-from orchestrator.loading.models import LoadedTarget
-from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.generating.document_index import find_target
+from orchestrator.protocol.load_options import EngineOptions, engine_options
+from orchestrator.worker.loading.models import LoadedTarget
 
 
 def read_writer_options(config: Path | None, model: str, concurrency: int) -> EngineOptions:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.decoder.spec import DecoderSizes, DecoderSpec
+from adapters.model_digests import digest_at_hand, parse_simulated_script
 from adapters.model_source import check_model, resolve
 from adapters.names import LLAMA_CPP
 from adapters.simulated.script import Script
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.profile import FAST, Precision
 from device_profiles.workload import DecoderShape
-from orchestrator.planning.digests import digest_at_hand, parse_simulated_script
 from policies.models.quantization import AS_FILE, BITS_PER_WEIGHT
 from policies.planning.plan import ModelFacts
 
-if TYPE_CHECKING:  # as in orchestrator.loading.options
+if TYPE_CHECKING:  # as in orchestrator.protocol.load_options
     from orchestrator.config.sketch import Shape, SketchedModel
 
 _TOY = DecoderShape.dense(1, 8, 1, 1, 8, 8, 272)  # nobody reads more of the simulated model than its layer

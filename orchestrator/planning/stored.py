@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from device_profiles.cost import StepCost
+from device_profiles.cost import with_row_ms
 from device_profiles.measured import SPLIT, DeviceRates, Hardware, MatmulRate, MeasuredDevice, MeasuredModel
 from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
@@ -190,11 +190,3 @@ def _find_fixed_bytes(one: MeasuredModel) -> int:
     planned = parts.get("process", 0) + parts.get("weights", 0)
     held = one.peak_bytes - parts.get("kv_cache", 0) - parts.get("workspace", 0)
     return max(0, max(planned, held) - one.weights_bytes)
-
-
-def with_row_ms(cost: StepCost, row_ms: float) -> StepCost:
-    """Return a cost with what each row takes beside its forward."""
-    if row_ms <= 0:
-        return cost
-    times = tuple(ms + row_ms * rows for rows, ms in zip(cost.row_knots, cost.row_ms, strict=True))
-    return replace(cost, row_ms=times)

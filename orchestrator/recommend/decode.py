@@ -11,13 +11,14 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.drafting.port import Drafter
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget, load_tokenizer
-from orchestrator.loading.options import EngineOptions
-from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText, read_texts, spread
+from adapters.tokenizer import load_tokenizer
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding
-from orchestrator.workers.messages import Submit
+from orchestrator.worker.drafting.port import Drafter
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS, PromptText, read_texts, spread
 
 _WARM_DEPTH = 4
 

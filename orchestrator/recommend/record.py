@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from device_profiles.units import MS_PER_S
-from orchestrator.engine.loop import DecodeLoop
 from orchestrator.errors import OutriderError
-from orchestrator.workers.messages import RequestStats, RoundReport, Submit
+from orchestrator.protocol.messages import RequestStats, RoundReport, Submit
+from orchestrator.worker.engine.loop import DecodeLoop
 
 Mode = Literal["plain", "spec", "control"]
 """`control` is plain once more: what its figures differ by from plain's is the machine's, not the drafts'."""

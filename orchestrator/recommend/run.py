@@ -13,11 +13,8 @@ from adapters.contract import AdapterError
 from orchestrator.config.drafts import AnyDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import OutriderError
-from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.models import LoadedTarget, load_target
-from orchestrator.loading.options import EngineOptions, depth_of, engine_options
-from orchestrator.measuring.canary_aside import leave_out_canary
-from orchestrator.measuring.prompts import OWN_PROMPTS, MeasurementError
+from orchestrator.protocol.load_options import EngineOptions, depth_of, engine_options
+from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.candidates import Candidate, chain_candidates, format_drafts, list_candidates
 from orchestrator.recommend.decode import encode_prompts, environment_of, read_prompts, warm_up
 from orchestrator.recommend.figures import (
@@ -31,7 +28,10 @@ from orchestrator.recommend.figures import (
 )
 from orchestrator.recommend.record import ModeRun, Prompt
 from orchestrator.recommend.ways import Way, close_drafters, decode_in_turns
-from orchestrator.workers.messages import Submit
+from orchestrator.worker.loading.drafters import build_drafter
+from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.measuring.canary_aside import leave_out_canary
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS, MeasurementError
 
 Tell = Callable[[str, float], None]
 """Hears what is being done, and which share of it is done (below 0: that is not known)."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.drafting.port import Drafter
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget
-from orchestrator.loading.options import EngineOptions
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.record import ModeRun, measure_decoding
-from orchestrator.workers.messages import Submit
+from orchestrator.worker.drafting.port import Drafter
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import LoadedTarget
 
 
 @dataclass(frozen=True, slots=True)

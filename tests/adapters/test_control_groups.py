@@ -19,8 +19,8 @@ ASK = """
 import json
 from adapters.device_facts import device_facts
 from adapters.device_memory import read_host_memory
-from orchestrator.loading.devices import list_devices_here
-from orchestrator.workers.device_sampler import DeviceSampler
+from orchestrator.machine.devices import list_devices_here
+from orchestrator.machine.device_sampler import DeviceSampler
 memory, load = read_host_memory(), DeviceSampler().sample()["CPU"]
 print(json.dumps({
     "total": memory.total_bytes, "free": memory.free_bytes, "file": str(memory.limit_file),

@@ -27,10 +27,10 @@ from adapters.registry import get
 from device_profiles.profile import DeviceProfile
 from orchestrator.config.load import load_text
 from orchestrator.errors import ConfigError
-from orchestrator.loading.memory import predict_memory
-from orchestrator.loading.numerical_classes import ClassQuestion, _short_text
-from orchestrator.loading.precision import sizes_of
+from orchestrator.fitting.precision import sizes_of
 from orchestrator.planning.models import model_at_hand
+from orchestrator.worker.loading.memory import predict_memory
+from orchestrator.worker.loading.numerical_classes import ClassQuestion, _short_text
 from tests.support.tiny_gguf import Tiny, write
 from tests.support.tiny_llama_files import ARCHITECTURES, TOKENS, write_llama_file
 

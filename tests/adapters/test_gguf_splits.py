@@ -24,7 +24,7 @@ from adapters.model_store import ModelStore
 from adapters.source_meter import SourceMeter
 from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import vocabulary_in
-from orchestrator.loading.precision import sizes_of
+from orchestrator.fitting.precision import sizes_of
 from tests.support.tiny_gguf import Tiny, list_split, write
 
 TINY = Tiny("llama", hidden=256, mlp=256, head_dim=64, kind=GGMLQuantizationType.Q4_1, rope_factors=True)

@@ -33,7 +33,7 @@ from adapters.llama_cpp.state import read_format
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from orchestrator.clock import SystemClock
-from orchestrator.measuring.steps import measure_steps
+from orchestrator.worker.measuring.steps import measure_steps
 from tests.support.tiny_gguf import Tiny, logits, write
 
 tiny = partial(Tiny, hidden=128, heads=2, kv_heads=1, head_dim=64)

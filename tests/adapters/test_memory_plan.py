@@ -22,12 +22,12 @@ WORK = """
 import json, sys
 from adapters.contract import Segment
 from adapters.model_store import ModelStore
-from orchestrator.engine.batch import count_logits_rows
-from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.engine import sum_planned_bytes
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import EngineOptions
-from orchestrator.workers.process_memory import peak_rss_bytes
+from orchestrator.worker.engine.batch import count_logits_rows
+from orchestrator.worker.loading.drafters import build_drafter
+from orchestrator.worker.loading.engine import sum_planned_bytes
+from orchestrator.worker.loading.models import load_target
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.machine.process_memory import peak_rss_bytes
 from pathlib import Path
 import msgspec
 

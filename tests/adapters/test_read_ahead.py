@@ -16,8 +16,8 @@ from adapters.invariance import fingerprint_bits
 from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.native import NativeLibrary
 from orchestrator.config.load import load_config
-from orchestrator.loading.models import load_target, silent
-from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.protocol.load_options import EngineOptions, engine_options
+from orchestrator.worker.loading.models import load_target, silent
 from tests.daemon.test_replaced_models import truncate, write_over
 from tests.support.tiny_gguf import Tiny, write
 

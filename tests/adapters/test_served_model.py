@@ -23,8 +23,8 @@ from adapters.registry import get
 from adapters.served_model import find_served, keep_head
 from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import vocabulary_in
-from orchestrator.loading.memory import predict_memory
-from orchestrator.loading.precision import sizes_of
+from orchestrator.fitting.precision import sizes_of
+from orchestrator.worker.loading.memory import predict_memory
 from tests.support import tiny_gguf, tiny_models
 from tests.support.tiny_gguf import Tiny
 

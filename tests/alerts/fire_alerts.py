@@ -23,9 +23,9 @@ import httpx
 
 from adapters.free_port import find_free_port
 from adapters.hardware import processor
-from orchestrator.alerts.rules import write_rules
-from orchestrator.alerts.table import ALERTS
 from orchestrator.cli.daemon_socket import query_daemon
+from orchestrator.daemon.alerts.rules import write_rules
+from orchestrator.daemon.alerts.table import ALERTS
 from tests.alerts.causes import SCENES, Cause, Fires, Scene, Seen, Stage, ask_daemon, play, until
 from tests.support.daemon import running
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.alerts.table import ALERTS
 from orchestrator.cli.daemon_socket import query_daemon
+from orchestrator.daemon.alerts.table import ALERTS
 from tests.alerts.causes import MAIN, SCENES, Stage, ask_daemon, play, write_config
 from tests.support.daemon import running
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.alerts.evaluator import Evaluator, Sample
-from orchestrator.alerts.rules import SHIPPED, write_rules, write_runbook
-from orchestrator.alerts.table import ALERTS, METRICS
-from orchestrator.api.metrics.collector import Metrics
 from orchestrator.clock import SystemClock
+from orchestrator.daemon.alerts.evaluator import Evaluator, Sample
+from orchestrator.daemon.alerts.rules import SHIPPED, write_rules, write_runbook
+from orchestrator.daemon.alerts.table import ALERTS, METRICS
+from orchestrator.daemon.api.metrics.collector import Metrics
 from tests.alerts.series import RECORDED, STEP_S, Recorded, Values
 from tests.api.test_metrics_docs import Idle
 

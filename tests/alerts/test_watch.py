@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 from structlog.testing import capture_logs
 
-from orchestrator.alerts.watch import AlertWatch
-from orchestrator.alerts.webhook import Notice, Webhook
+from orchestrator.daemon.alerts.watch import AlertWatch
+from orchestrator.daemon.alerts.webhook import Notice, Webhook
 
 
 async def until(happened: Callable[[], bool]) -> None:

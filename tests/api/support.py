@@ -16,17 +16,17 @@ from fastapi import FastAPI
 from openai import AsyncOpenAI
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.api.app import ApiSettings, create_app
-from orchestrator.api.served import ServedTarget, TargetTerms
 from orchestrator.clock import SystemClock
-from orchestrator.control.operator_desk import OperatorDesk
-from orchestrator.control.port import DeviceView, DraftView, ReplicaView, RouteView, StateView, Totals
-from orchestrator.control.steering_port import QuarantinedView, Steering
-from orchestrator.control.step import State
+from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.served import ServedTarget, TargetTerms
+from orchestrator.daemon.control.operator_desk import OperatorDesk
+from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, RouteView, StateView, Totals
+from orchestrator.daemon.control.steering_port import QuarantinedView, Steering
+from orchestrator.daemon.control.step import State
+from orchestrator.daemon.journal.book import AnswerBook
+from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import RequestError
-from orchestrator.journal.book import AnswerBook
-from orchestrator.sandbox.sandbox import Sandbox
-from orchestrator.workers.messages import Delta, Gauges, Ready, RequestStats, Submit
+from orchestrator.protocol.messages import Delta, Gauges, Ready, RequestStats, Submit
 from policies.serving.failover.health import Held, PartKind
 from policies.serving.overrides import EffectiveBound, Override
 from tests.support.drafters import FINGERPRINT

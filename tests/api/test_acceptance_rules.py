@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from openai import BadRequestError
 
-from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.api.fingerprint import system_fingerprint
+from orchestrator.daemon.api.acceptance import AcceptanceBounds
+from orchestrator.daemon.api.fingerprint import system_fingerprint
 from tests.api.support import READY, ScriptedControl, app_over, client_of
 
 ALL = AcceptanceBounds(tolerance=True)

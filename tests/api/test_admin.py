@@ -6,11 +6,11 @@ from typing import Any
 
 import httpx
 
-from orchestrator.api.acceptance import AcceptanceBounds
-from orchestrator.api.admin.routes import create_admin_app
-from orchestrator.api.admin.targets import AdminTarget
-from orchestrator.control.port import Totals
-from orchestrator.workers.messages import Gauges
+from orchestrator.daemon.api.acceptance import AcceptanceBounds
+from orchestrator.daemon.api.admin.routes import create_admin_app
+from orchestrator.daemon.api.admin.targets import AdminTarget
+from orchestrator.daemon.control.port import Totals
+from orchestrator.protocol.messages import Gauges
 from tests.api.support import READY, ScriptedControl
 
 

@@ -15,11 +15,11 @@ import pytest
 from openai import AsyncOpenAI
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from orchestrator.api import connections
-from orchestrator.api.connections import ConnectionLimits, Connections, raise_open_files
-from orchestrator.api.event_stream import EventStream, FirstPiece, KeepAlive
-from orchestrator.api.listening import listen_tcp, serving
-from orchestrator.api.streaming import Piece
+from orchestrator.daemon.api import connections
+from orchestrator.daemon.api.connections import ConnectionLimits, Connections, raise_open_files
+from orchestrator.daemon.api.event_stream import EventStream, FirstPiece, KeepAlive
+from orchestrator.daemon.api.listening import listen_tcp, serving
+from orchestrator.daemon.api.streaming import Piece
 from orchestrator.errors import RequestError
 from tests.api.support import ScriptedControl, app_over
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from orchestrator.api.metrics.collector import Metrics
-from orchestrator.api.metrics.cost_series import WINDOW_S, HourlyPrice
 from orchestrator.cli.plan_line import plan_line
 from orchestrator.cli.status import cost_line
-from orchestrator.control.port import PlanView, StateView
-from orchestrator.workers.messages import Delta, RoundReport
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.api.metrics.cost_series import WINDOW_S, HourlyPrice
+from orchestrator.daemon.control.port import PlanView, StateView
+from orchestrator.protocol.messages import Delta, RoundReport
 from tests.api.support import HandClock, ScriptedControl
 from tests.api.test_metrics import value
 

@@ -18,24 +18,24 @@ import pytest
 from structlog.testing import capture_logs
 
 from device_profiles.device_load import DeviceLoad
-from orchestrator.api.admin.targets import AdminTarget
-from orchestrator.api.dashboard import viewers
-from orchestrator.api.dashboard.cluster_map import build_map
-from orchestrator.api.dashboard.failovers import FailoverTimeline
-from orchestrator.api.dashboard.routes import Dashboard, install_dashboard
-from orchestrator.api.dashboard.static_files import HEADERS, read_static_files
-from orchestrator.api.dashboard.viewers import Viewers
-from orchestrator.api.keys import Keys
-from orchestrator.api.request_lives import LifeMark, RequestLives
 from orchestrator.clock import SystemClock
 from orchestrator.config.keys_file import digest_of
-from orchestrator.control.port import DeviceView, DraftView, ReplicaView, StateView, Totals
+from orchestrator.daemon.api.admin.targets import AdminTarget
+from orchestrator.daemon.api.dashboard import viewers
+from orchestrator.daemon.api.dashboard.cluster_map import build_map
+from orchestrator.daemon.api.dashboard.failovers import FailoverTimeline
+from orchestrator.daemon.api.dashboard.routes import Dashboard, install_dashboard
+from orchestrator.daemon.api.dashboard.static_files import HEADERS, read_static_files
+from orchestrator.daemon.api.dashboard.viewers import Viewers
+from orchestrator.daemon.api.keys import Keys
+from orchestrator.daemon.api.request_lives import LifeMark, RequestLives
+from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, StateView, Totals
 from tests.api.support import READY, HandClock, ScriptedControl, app_over, serving
 from tests.api.test_keys import ASK, key_file
 
 ROOT = Path(__file__).parents[2]
 DEPENDENCIES = ROOT / "docs" / "dependencies.md"
-VENDOR = ROOT / "orchestrator/api/dashboard/static/vendor"
+VENDOR = ROOT / "orchestrator/daemon/api/dashboard/static/vendor"
 KEYS = "".join(
     json.dumps({"name": name, "hash": f"v1:{digest_of(key).hex()}", "scopes": [scope]}) + "\n"
     for name, key, scope in (("one", "alpha-1", "inference"), ("two", "beta-2", "metrics"))

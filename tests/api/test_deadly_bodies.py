@@ -13,11 +13,11 @@ import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.api import deadly_bodies
-from orchestrator.api.app import ApiSettings, create_app
-from orchestrator.api.deadly_bodies import DeadlyBodies
-from orchestrator.api.served import ServedTarget, TargetTerms
 from orchestrator.clock import SystemClock
+from orchestrator.daemon.api import deadly_bodies
+from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
+from orchestrator.daemon.api.served import ServedTarget, TargetTerms
 from orchestrator.errors import RequestError
 from tests.api.support import _SANDBOX, HandClock, ScriptedControl, serving
 from tests.api.test_overload import Watched

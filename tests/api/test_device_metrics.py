@@ -5,16 +5,16 @@ from __future__ import annotations
 import httpx
 
 from device_profiles.device_load import CoreLoad, DeviceLoad
-from orchestrator.api.admin.routes import create_admin_app, describe_device
-from orchestrator.api.admin.targets import AdminTarget
-from orchestrator.api.metrics.collector import Metrics
-from orchestrator.bootstrap.clusters import local_cluster
 from orchestrator.cli.status import device_line, list_rows
 from orchestrator.clock import SystemClock
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
-from orchestrator.control.port import DeviceView
-from orchestrator.workers.device_sampler import DeviceSampler
+from orchestrator.daemon.api.admin.routes import create_admin_app, describe_device
+from orchestrator.daemon.api.admin.targets import AdminTarget
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.bootstrap.clusters import local_cluster
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.port import DeviceView
+from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.machine.device_sampler import DeviceSampler
 from tests.api.support import ScriptedControl
 
 OF = {"model_name": "toy", "engine": "0", "device": "CUDA:0"}

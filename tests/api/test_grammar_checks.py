@@ -11,12 +11,12 @@ from typing import Any
 import psutil
 import pytest
 
-from orchestrator.api import translate
-from orchestrator.api.chat_messages import Message
-from orchestrator.api.grammar_checks import GrammarChecks
+from orchestrator.daemon.api import translate
+from orchestrator.daemon.api.chat_messages import Message
+from orchestrator.daemon.api.grammar_checks import GrammarChecks
+from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import RequestError
-from orchestrator.sandbox.sandbox import Sandbox
-from orchestrator.workers.messages import Grammar
+from orchestrator.protocol.messages import Grammar
 from tests.api.support import HandClock
 from tests.api.test_untrusted_schemas import Templated
 from tests.support.untrusted import DEADLY

@@ -15,11 +15,11 @@ import openai
 import pytest
 from starlette.types import Message
 
-from orchestrator.api.event_stream import COMMENT, KeepAlive
 from orchestrator.clock import SystemClock
+from orchestrator.daemon.api.event_stream import COMMENT, KeepAlive
+from orchestrator.daemon.journal.book import AnswerBook, BookLimits
 from orchestrator.errors import RequestError
-from orchestrator.journal.book import AnswerBook, BookLimits
-from orchestrator.workers.messages import Delta, Submit
+from orchestrator.protocol.messages import Delta, Submit
 from policies.serving.overrides import EffectiveBound, Scope
 from tests.api.support import ScriptedControl, app_over, client_of, serving
 

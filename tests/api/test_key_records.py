@@ -11,12 +11,12 @@ import openai
 import pytest
 from starlette.routing import Route
 
-from orchestrator.api.access import Access
-from orchestrator.api.audit import AuditLog
-from orchestrator.api.keys import OPEN_ROUTES, Keys
 from orchestrator.config.keys_change import create_key, hash_plain_keys, revoke_key
 from orchestrator.config.keys_file import SCOPES
-from orchestrator.control.port import ReplicaView, StateView, Totals
+from orchestrator.daemon.api.access import Access
+from orchestrator.daemon.api.audit import AuditLog
+from orchestrator.daemon.api.keys import OPEN_ROUTES, Keys
+from orchestrator.daemon.control.port import ReplicaView, StateView, Totals
 from orchestrator.errors import ConfigError
 from tests.api.support import HandClock, ScriptedControl, app_over, serving
 from tests.api.test_keys import ASK, key_file

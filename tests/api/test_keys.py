@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from orchestrator.api.keys import OPEN_ROUTES, Keys
 from orchestrator.config.load import load_config
+from orchestrator.daemon.api.keys import OPEN_ROUTES, Keys
 from orchestrator.errors import ConfigError
 from tests.api.support import ScriptedControl, app_over, serving
 from tests.support.daemon import configuration, running

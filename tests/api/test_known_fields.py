@@ -13,9 +13,9 @@ from openai.types.responses.response_create_params import ResponseCreateParamsBa
 
 from adapters.chat_template import ChatTemplate
 from adapters.tokenizer import Tokenizer
-from orchestrator.api.doors.messages.wire import MessagesRequest
-from orchestrator.api.doors.responses.wire import ResponsesRequest
-from orchestrator.api.wire import ChatRequest, CompletionRequest, Sampled
+from orchestrator.daemon.api.doors.messages.wire import MessagesRequest
+from orchestrator.daemon.api.doors.responses.wire import ResponsesRequest
+from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, Sampled
 from tests.api.support import TOKENIZER, app_over, client_of, serving
 from tests.api.test_messages_route import anthropic_of
 from tests.api.test_tools import answering, prompt_of

@@ -14,10 +14,10 @@ import httpx
 import pytest
 import structlog
 
-from orchestrator.api.admin.logs import KeptLog
-from orchestrator.api.admin.routes import create_admin_app
-from orchestrator.api.admin.targets import AdminTarget
 from orchestrator.cli.logs import describe_page
+from orchestrator.daemon.api.admin.logs import KeptLog
+from orchestrator.daemon.api.admin.routes import create_admin_app
+from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.log_ring import LogFilter, LogRing, RingHandler
 from orchestrator.telemetry import get_logger, setup_logging
 from tests.api.support import ScriptedControl
@@ -127,7 +127,7 @@ async def test_the_route_tells_where_the_rest_is():
 
 def test_the_journal_is_known_by_its_stream(tmp_path):
     """systemd says in JOURNAL_STREAM which file standard error is, so that a redirected one is not taken for it."""
-    code = "from orchestrator.systemd.journal import find_journal_unit; print(find_journal_unit())"
+    code = "from orchestrator.daemon.systemd.journal import find_journal_unit; print(find_journal_unit())"
     with (tmp_path / "journal").open("wb") as journal:
         found = os.fstat(journal.fileno())
         units = [

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.api.choices import merge_pieces
-from orchestrator.api.logprobs import Echo, chat_logprobs, completion_logprobs
-from orchestrator.api.streaming import Answer, Choice, Piece, TextAssembler, texts
 from orchestrator.clock import SystemClock
-from orchestrator.workers.messages import Delta, TokenScore
+from orchestrator.daemon.api.choices import merge_pieces
+from orchestrator.daemon.api.logprobs import Echo, chat_logprobs, completion_logprobs
+from orchestrator.daemon.api.streaming import Answer, Choice, Piece, TextAssembler, texts
+from orchestrator.protocol.messages import Delta, TokenScore
 
 TOKENIZER = Tokenizer.bytes_only()
 

@@ -12,7 +12,7 @@ import pydantic
 import pytest
 from fastapi import FastAPI
 
-from orchestrator.api.keys import Keys
+from orchestrator.daemon.api.keys import Keys
 from tests.api.support import ScriptedControl, app_over, client_of, serving
 from tests.api.test_responses_route import CALLS, MESSAGES, THOUGHT
 from tests.api.test_resume import book_of

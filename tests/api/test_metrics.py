@@ -8,15 +8,15 @@ import httpx
 import msgspec
 import pytest
 
-from orchestrator.api.metrics.collector import Metrics
-from orchestrator.api.metrics.request_timing import Recent
-from orchestrator.api.metrics.vllm_names import ONLY_OURS
-from orchestrator.api.metrics.worker_series import WINDOW_S
-from orchestrator.control.port import DraftView
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.api.metrics.request_timing import Recent
+from orchestrator.daemon.api.metrics.vllm_names import ONLY_OURS
+from orchestrator.daemon.api.metrics.worker_series import WINDOW_S
+from orchestrator.daemon.control.port import DraftView
 from orchestrator.errors import RequestError
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.workers.draft_messages import DrafterState, DraftReady, RemoteState
-from orchestrator.workers.messages import AcceptanceWarning, Delta, Gauges, RequestStats, RoundReport
+from orchestrator.protocol.draft_messages import DrafterState, DraftReady, RemoteState
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.messages import AcceptanceWarning, Delta, Gauges, RequestStats, RoundReport
 from policies.serving.acceptance_alarm import Cause
 from tests.api.support import READY, HandClock, ScriptedControl, app_over, serving
 

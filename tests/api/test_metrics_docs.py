@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from orchestrator.api.metrics.collector import Metrics
 from orchestrator.clock import SystemClock
-from orchestrator.control.port import ReplicaView, StateView, Totals
-from orchestrator.workers.messages import Delta, Gauges, Ready, Submit
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.control.port import ReplicaView, StateView, Totals
+from orchestrator.protocol.messages import Delta, Gauges, Ready, Submit
 from tests.api.support import READY
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from orchestrator.api.openapi import _add_schema, operation
+from orchestrator.daemon.api.openapi import _add_schema, operation
 from tests.api.support import ScriptedControl, app_over
 from tests.support.daemon import Daemon, configuration, running
 

@@ -10,10 +10,10 @@ import httpx
 import msgspec
 import pytest
 
-from orchestrator.api.fingerprint import system_fingerprint
-from orchestrator.api.liveness import Liveness
-from orchestrator.control.port import StateView
-from orchestrator.workers.messages import Delta, RoundReport
+from orchestrator.daemon.api.fingerprint import system_fingerprint
+from orchestrator.daemon.api.liveness import Liveness
+from orchestrator.daemon.control.port import StateView
+from orchestrator.protocol.messages import Delta, RoundReport
 from tests.api.support import CONTEXT_TOKENS, READY, TOKENIZER, HandClock, ScriptedControl, app_over, client_of, serving
 
 ROUND = RoundReport([Delta("a", [1])], 1, 2, 0, 0, 0, [], 1.0, 1.0, 0.0)

@@ -13,7 +13,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.api.keys import Keys
+from orchestrator.daemon.api.keys import Keys
 from orchestrator.errors import RequestError
 from tests.api.support import TOKENIZER, ScriptedControl, app_over, client_of, serving
 from tests.api.test_keys import key_file

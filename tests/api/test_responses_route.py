@@ -13,13 +13,13 @@ import pydantic
 import pytest
 from fastapi import FastAPI
 
-from orchestrator.api.doors.blocks import BlockBuilder
-from orchestrator.api.doors.responses.store import ResponseStore, StoreBounds
-from orchestrator.api.fingerprint import AnswerSource
-from orchestrator.api.keys import Keys
-from orchestrator.api.question import AnswerHead
-from orchestrator.api.streaming import Piece
-from orchestrator.api.wire import ChatRequest
+from orchestrator.daemon.api.doors.blocks import BlockBuilder
+from orchestrator.daemon.api.doors.responses.store import ResponseStore, StoreBounds
+from orchestrator.daemon.api.fingerprint import AnswerSource
+from orchestrator.daemon.api.keys import Keys
+from orchestrator.daemon.api.question import AnswerHead
+from orchestrator.daemon.api.streaming import Piece
+from orchestrator.daemon.api.wire import ChatRequest
 from tests.api.support import TOKENIZER, HandClock, ScriptedControl, app_over, client_of, serving
 from tests.api.test_tools import CITY, TWICE, answering
 from tests.support.daemon import Daemon, configuration, running

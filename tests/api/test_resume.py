@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
+from orchestrator.daemon.journal.book import AnswerBook, BookLimits
 from orchestrator.errors import RequestError
-from orchestrator.journal.book import AnswerBook, BookLimits
 from tests.api.support import EOS, READY, ScriptedControl, app_over, serving
 
 COMPLETION: dict[str, Any] = {"model": "toy", "prompt": "x", "max_tokens": 20}

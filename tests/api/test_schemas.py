@@ -20,10 +20,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from adapters.grammar import GrammarCompiler
-from orchestrator.api.schemas.patterns import _PLAIN, looks_around
-from orchestrator.api.schemas.prepare import FORMATS, prepare_schema
-from orchestrator.api.schemas.walk import SchemaRefused
-from orchestrator.workers.messages import Grammar
+from orchestrator.daemon.api.schemas.patterns import _PLAIN, looks_around
+from orchestrator.daemon.api.schemas.prepare import FORMATS, prepare_schema
+from orchestrator.daemon.api.schemas.walk import SchemaRefused
+from orchestrator.protocol.messages import Grammar
 from tests.api.support import TOKENIZER
 
 WRITTEN = pathlib.Path(__file__).parent / "schemas"

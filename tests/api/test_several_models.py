@@ -13,14 +13,14 @@ import msgspec
 import pytest
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.api.admin.routes import create_admin_app
-from orchestrator.api.admin.targets import AdminTarget
-from orchestrator.api.app import ApiSettings, create_app
-from orchestrator.api.served import ServedTarget
 from orchestrator.clock import SystemClock
-from orchestrator.control.port import RouteView
+from orchestrator.daemon.api.admin.routes import create_admin_app
+from orchestrator.daemon.api.admin.targets import AdminTarget
+from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.served import ServedTarget
+from orchestrator.daemon.control.port import RouteView
 from orchestrator.errors import RequestError
-from orchestrator.workers.messages import Ready
+from orchestrator.protocol.messages import Ready
 from policies.serving.routing import RoutedRequest
 from tests.api.support import READY, TOKENIZER, ScriptedControl, serving
 

@@ -9,9 +9,9 @@ import httpx
 import openai
 import pytest
 
-from orchestrator.api.wire import MAX_SEQUENCES
 from orchestrator.clock import SystemClock
-from orchestrator.journal.book import AnswerBook, BookLimits
+from orchestrator.daemon.api.wire import MAX_SEQUENCES
+from orchestrator.daemon.journal.book import AnswerBook, BookLimits
 from tests.api.support import CONTEXT_TOKENS, EOS, ScriptedControl, app_over, client_of, serving
 from tests.support.daemon import Daemon, configuration, running
 
@@ -181,8 +181,8 @@ async def test_a_stream_of_several_prompts_goes_on_behind_an_event():
 
 
 def test_memory_of_kept_answers_counts_each_prompt(tmp_path: Path):
-    from orchestrator.journal.book import KeptAnswer, KeptChoice
-    from orchestrator.workers.messages import Sampling, Submit
+    from orchestrator.daemon.journal.book import KeptAnswer, KeptChoice
+    from orchestrator.protocol.messages import Sampling, Submit
 
     def submit(prompt: list[int]) -> KeptChoice:
         return KeptChoice(Submit("x", prompt, 1, Sampling(), []))
@@ -202,7 +202,7 @@ class ScoredControl(ScriptedControl):
     async def generate(self, submit: Any) -> Any:
         import msgspec
 
-        from orchestrator.workers.messages import TokenScore
+        from orchestrator.protocol.messages import TokenScore
 
         async for delta in super().generate(submit):
             prompt = [TokenScore(-1.0, ())] * (len(submit.prompt) - 1) if submit.prompt_logprobs else None

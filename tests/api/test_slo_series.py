@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import APIStatusError
 
-from orchestrator.api.admin.routes import create_admin_app
-from orchestrator.api.admin.targets import AdminTarget
-from orchestrator.api.metrics.collector import Metrics
-from orchestrator.api.metrics.slo_series import WINDOW_S, ServedRequest, check_objectives
 from orchestrator.cli.status import goodput_line, objectives_line
+from orchestrator.daemon.api.admin.routes import create_admin_app
+from orchestrator.daemon.api.admin.targets import AdminTarget
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.api.metrics.slo_series import WINDOW_S, ServedRequest, check_objectives
 from orchestrator.errors import RequestError
-from orchestrator.workers.messages import Gauges, SloState
+from orchestrator.protocol.messages import Gauges, SloState
 from policies.serving.slo import Objective, Objectives
 from tests.api.support import HandClock, ScriptedControl, app_over, client_of
 from tests.api.test_metrics import value

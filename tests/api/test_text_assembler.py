@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.api.streaming import TextAssembler
-from orchestrator.api.tools.calls import CallArguments, CallBegins, Piece, Text, ToolCallParser
+from orchestrator.daemon.api.streaming import TextAssembler
+from orchestrator.daemon.api.tools.calls import CallArguments, CallBegins, Piece, Text, ToolCallParser
 
 TOKENIZER = Tokenizer.bytes_only()
 LETTERS = "ab€😀"  # few, so that stop strings overlap and contain each other

@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from orchestrator.api.tls import Certificate
+from orchestrator.daemon.api.tls import Certificate
 from orchestrator.errors import ConfigError
 from tests.support.daemon import configuration, running
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.api.tools.calls import CallArguments, CallBegins, Piece, Text, ToolCallParser
+from orchestrator.daemon.api.tools.calls import CallArguments, CallBegins, Piece, Text, ToolCallParser
 
 NAMES = ("get_weather", "add")
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'

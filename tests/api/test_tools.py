@@ -14,7 +14,7 @@ import pytest
 from adapters.chat_template import ChatTemplate
 from adapters.grammar import GrammarCompiler
 from adapters.tokenizer import Tokenizer
-from orchestrator.workers.messages import Grammar
+from orchestrator.protocol.messages import Grammar
 from tests.api.support import EOS, READY, TOKENIZER, ScriptedControl, app_over, client_of
 from tests.support.daemon import Daemon, configuration, running
 

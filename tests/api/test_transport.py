@@ -11,7 +11,7 @@ import httpx
 import pytest
 from backports import zstd
 
-from orchestrator.batches.results import encode_line
+from orchestrator.daemon.batches.results import encode_line
 from orchestrator.json_lines import escape_line_ends
 from tests.api.support import ScriptedControl, app_over, serving
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from adapters.chat_template import ChatTemplate
-from orchestrator.sandbox.sandbox import Sandbox
-from orchestrator.sandbox.templates import SandboxedTemplate
+from orchestrator.daemon.sandbox.sandbox import Sandbox
+from orchestrator.daemon.sandbox.templates import SandboxedTemplate
 from tests.api.support import _SANDBOX, READY, TOKENIZER, ScriptedControl, app_over, serving
 from tests.api.test_overload import Watched
 from tests.support.untrusted import DEADLY, SATISFIABLE, UNSATISFIABLE, Schema, nest_names

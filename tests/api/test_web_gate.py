@@ -6,9 +6,9 @@ import httpx
 import openai
 import pytest
 
-from orchestrator.api.access import Access
-from orchestrator.api.keys import Keys
 from orchestrator.config.load import load_config
+from orchestrator.daemon.api.access import Access
+from orchestrator.daemon.api.keys import Keys
 from orchestrator.errors import ConfigError
 from tests.api.support import ScriptedControl, app_over, serving
 from tests.api.test_keys import ASK, key_file

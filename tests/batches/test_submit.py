@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator import ray_jobs
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
-from orchestrator.ray_jobs import JobError, follow, format_entrypoint, submit
-from orchestrator.workers.ray_settings import JOB_LIBRARIES, driver_environment
+from orchestrator.launch import ray_jobs
+from orchestrator.launch.ray_jobs import JobError, follow, format_entrypoint, submit
+from orchestrator.launch.ray_settings import JOB_LIBRARIES, driver_environment
 from tests.batches.support import (
     count_results,
     find_batch,

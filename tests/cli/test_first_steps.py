@@ -22,10 +22,10 @@ import pytest
 from adapters import devices_there
 from adapters.contract import AdapterUnavailable, Unsupported
 from adapters.devices_there import check_device
-from orchestrator.bootstrap.banner import build_banner, show_banner
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import load_text
 from orchestrator.config.without_file import configure_model
+from orchestrator.daemon.bootstrap.banner import build_banner, show_banner
 from orchestrator.errors import ConfigError
 from tests.api.support import READY
 from tests.support.daemon import outrider_process

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bootstrap import readiness
-from orchestrator.bootstrap.readiness import check_readiness
 from orchestrator.cli.doctor import examine
 from orchestrator.config.load import load_config, parse_config
+from orchestrator.daemon.bootstrap import readiness
+from orchestrator.daemon.bootstrap.readiness import check_readiness
 from orchestrator.errors import ConfigError
-from orchestrator.workers.ray_settings import find_head_problem
+from orchestrator.launch.ray_settings import find_head_problem
 
 HEAD = "model: {source: 'simulated:toy', adapter: simulated}\n"
 

@@ -11,11 +11,11 @@ from adapters import registry
 from adapters.contract import AdapterUnavailable, StaticShapes
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
-from orchestrator.bootstrap.readiness import check_readiness
 from orchestrator.cli.doctor import examine
 from orchestrator.config.load import load_config, parse_config
+from orchestrator.daemon.bootstrap.readiness import check_readiness
 from orchestrator.errors import ConfigError
-from orchestrator.loading.precision import variant
+from orchestrator.fitting.precision import variant
 from tests.support.tiny_gguf import Tiny, write
 
 MODEL = "model:\n  source: m.gguf\n  name: first\n"

@@ -9,16 +9,15 @@ from pathlib import Path
 import msgspec
 
 from adapters.hardware import processor, runtime_version
-from orchestrator.bootstrap.fleet import FleetPlanning
+from adapters.model_digests import digest_at_hand
 from orchestrator.clock import SystemClock
 from orchestrator.config.model import ClusterConfig
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
-from orchestrator.planning.digests import digest_at_hand
+from orchestrator.daemon.bootstrap.fleet import FleetPlanning
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.launch.local import LocalCluster, LocalWorker
 from orchestrator.planning.proposal import PlanProposal
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.host import NODE_ADDRESS
-from orchestrator.workers.local import LocalCluster, LocalWorker
+from orchestrator.protocol.contract import NODE_ADDRESS, WorkerSpec
 from tests.support.config import parse_config
 from tests.support.profiles import store_simulated_profiles
 

@@ -8,10 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.measured import Hardware
-from orchestrator.cluster.inventory import FoundDevice, HostInventory, MissingProfile, describe_skew, list_differences
-from orchestrator.cluster.measure import MOST_PATHS, pack_paths, sample_paths, share_work
-from orchestrator.loading.options import engine_options
-from orchestrator.profiling.job import ProfileJob
+from orchestrator.daemon.cluster.inventory import (
+    FoundDevice,
+    HostInventory,
+    MissingProfile,
+    describe_skew,
+    list_differences,
+)
+from orchestrator.daemon.cluster.measure import MOST_PATHS, pack_paths, sample_paths, share_work
+from orchestrator.protocol.load_options import engine_options
+from orchestrator.protocol.profile_job import ProfileJob
 from tests.support.config import parse_config
 
 ENGINE = engine_options(parse_config("model: {source: 'simulated:toy', adapter: simulated}", Path("c.yaml")), Path())

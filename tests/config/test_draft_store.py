@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bootstrap.draft_store import build_draft_store
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config, load_text
+from orchestrator.daemon.bootstrap.draft_store import build_draft_store
 from orchestrator.errors import ConfigError
 
 HEAD = "model:\n  source: simulated:toy\n  adapter: simulated\ncluster: {runtime: local}\n"

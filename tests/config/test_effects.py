@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bootstrap.target_change import explain_wait
 from orchestrator.config.changes import apply_changes, format_setting, list_changes
 from orchestrator.config.effective import list_settings
 from orchestrator.config.effects import EFFECTS, MEANINGS, Effect, find_effect, find_line, list_lines
@@ -15,6 +14,7 @@ from orchestrator.config.load import check_config, load_text, parse_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.section import Section
 from orchestrator.config.source_text import Place
+from orchestrator.daemon.bootstrap.target_change import explain_wait
 from orchestrator.errors import ConfigError
 from orchestrator.redaction import redact_secrets
 

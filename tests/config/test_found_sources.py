@@ -10,14 +10,14 @@ import pytest
 from adapters.contract import ModelRefused
 from adapters.hf_hub import DownloadFailed
 from adapters.model_identity import ModelIdentity
-from orchestrator.bootstrap.failover import build_standbys
-from orchestrator.bootstrap.model_sources import bind_sources, renew_sources
-from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.config.load import parse_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.sources import FoundSources
+from orchestrator.daemon.bootstrap.failover import build_standbys
+from orchestrator.daemon.bootstrap.model_sources import bind_sources, renew_sources
+from orchestrator.daemon.bootstrap.start_specs import build_start_specs
 from orchestrator.planning.demand import start_replicas
-from orchestrator.workers.model_pins import list_pinned
+from orchestrator.protocol.model_pins import list_pinned
 from tests.support import tiny_gguf
 from tests.support.tiny_gguf import Tiny
 

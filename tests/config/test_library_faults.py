@@ -12,11 +12,11 @@ from adapters.contract import ModelRefused
 from adapters.libllama import VARIABLE, LibraryPlace
 from adapters.llama_cpp import library
 from adapters.model_source import refuse_runtime
-from orchestrator.bootstrap.planning import build_local_request, propose_local
 from orchestrator.cli.plan_table import print_proposal
 from orchestrator.config.load import load_config
+from orchestrator.daemon.bootstrap.planning import build_local_request, propose_local
 from orchestrator.errors import ConfigError
-from orchestrator.profiling.work import list_unfit, list_work
+from orchestrator.planning.profiling.work import list_unfit, list_work
 from tests.support.conformance import NO_FORK
 from tests.support.tiny_gguf import Tiny, write
 from tests.support.tiny_llama_files import write_llama_file

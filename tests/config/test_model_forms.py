@@ -13,7 +13,7 @@ from adapters.devices_there import check_device
 from adapters.llama_cpp.fork import ForkLibrary
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
-from orchestrator.profiling.work import list_work
+from orchestrator.planning.profiling.work import list_work
 from tests.support import tiny_gguf, tiny_models
 
 SOURCES = ("tiny", "~/tiny", "hf:some/model", "hf:some/model@main")

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
-from orchestrator.loading.options import ShardOptions, engine_options
+from orchestrator.protocol.load_options import ShardOptions, engine_options
 from tests.support import tiny_gguf, tiny_models
 from tests.support.config import parse_config
 

@@ -10,12 +10,12 @@ import pytest
 from adapters.contract import NO_REWIND
 from adapters.llama_cpp.library import WrongLibrary
 from adapters.model_checks import check_library
-from orchestrator.bootstrap.reload import FileStanding
 from orchestrator.config.load import list_draft_notes, load_config, parse_config
 from orchestrator.config.model import ClusterConfig
+from orchestrator.daemon.bootstrap.reload import FileStanding
 from orchestrator.errors import ConfigError
-from orchestrator.loading.options import draft_specs, engine_options
 from orchestrator.planning.proposal import build_request_from_config
+from orchestrator.protocol.load_options import draft_specs, engine_options
 from tests.support.tiny_llama_files import RECURRENT, write_llama_file
 
 DRAFTS = (

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.control.events import QuarantineReleased, StreamOpened, Woke, WorkerSaid
-from orchestrator.control.exclusions import TRIAL_PATIENCE_S
-from orchestrator.control.step import step
+from orchestrator.daemon.control.events import QuarantineReleased, StreamOpened, Woke, WorkerSaid
+from orchestrator.daemon.control.routing.exclusions import TRIAL_PATIENCE_S
+from orchestrator.daemon.control.step import step
 from orchestrator.errors import RequestError
-from orchestrator.workers.messages import Refused, Submit
+from orchestrator.protocol.messages import Refused, Submit
 from policies.sampling import Sampling
 from policies.serving.failover.blame import SETTLED_TOKENS, LossKind
 from tests.control.test_step import MAX_TOKENS, World, open_stream, serve

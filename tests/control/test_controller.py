@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import RequestError, WorkerError
-from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Delta, Progress, RoundReport, Submit
+from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.messages import Delta, Progress, RoundReport, Submit
 from tests.support import engines
 
 PROMPT = [1, 2, 3]
@@ -37,7 +37,7 @@ def control_over(
 
 def workers() -> list[psutil.Process]:
     """This process's workers; other tests may have left children of other kinds."""
-    return [child for child in psutil.Process().children() if "orchestrator.workers.local_host" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "orchestrator.worker.local_host" in child.cmdline()]
 
 
 @asynccontextmanager
@@ -98,7 +98,7 @@ async def test_a_request_from_prompt_to_finish() -> None:
 
 
 async def test_a_killed_worker_costs_a_pause_and_no_token(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "orchestrator.control")
+    caplog.set_level(logging.INFO, "orchestrator.daemon.control")
     async with running(step_s=0.002) as control:
         got: list[int] = []
         async for delta in control.generate(Submit("a", PROMPT, 200)):

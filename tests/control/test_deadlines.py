@@ -7,9 +7,9 @@ from contextlib import aclosing
 
 import pytest
 
-from orchestrator.control.controller import TargetControl
+from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.errors import RequestError
-from orchestrator.workers.messages import DEADLINE, Delta, Submit
+from orchestrator.protocol.messages import DEADLINE, Delta, Submit
 from tests.control.test_controller import LIMITS, PROMPT, decode, running
 from tests.support import engines
 

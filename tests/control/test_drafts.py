@@ -14,11 +14,11 @@ import psutil
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
-from orchestrator.control.port import DraftView
-from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.port import DraftView
+from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.messages import Sampling, Submit
 from tests.support import drafted, drafters
 from tests.support.loops import decode as decode_here
 from tests.support.loops import loop_over, toy
@@ -51,7 +51,7 @@ async def running(
         yield control
     finally:
         await control.close()
-        assert not [one for one in psutil.Process().children() if "orchestrator.workers.local_host" in one.cmdline()]
+        assert not [one for one in psutil.Process().children() if "orchestrator.worker.local_host" in one.cmdline()]
 
 
 def draft_of(control: TargetControl) -> DraftView:

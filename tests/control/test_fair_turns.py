@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
-from orchestrator.workers.messages import RequestStats, Submit
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.protocol.messages import RequestStats, Submit
 from policies.serving.overrides import Scope
 from tests.control.test_controller import running, until
 

@@ -11,16 +11,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, run_state_machine_as_test
 
-from orchestrator.control import fleet as fleet_module
-from orchestrator.control.affinity import PrefixHolders, SeenPrefixes, block_keys
-from orchestrator.control.control_state import State
-from orchestrator.control.events import ClusterOpened, StreamOpened, WorkerSaid, WorkersChosen, WorkerStarted
-from orchestrator.control.replicas import Rank, Replica
-from orchestrator.control.router import Router, choose_route, format_route
-from orchestrator.control.step import step
-from orchestrator.control.streams import Stream
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Gauges, RoundReport, Submit
+from orchestrator.daemon.control.control_state import State
+from orchestrator.daemon.control.events import ClusterOpened, StreamOpened, WorkerSaid, WorkersChosen, WorkerStarted
+from orchestrator.daemon.control.replicas import fleet as fleet_module
+from orchestrator.daemon.control.replicas.replicas import Rank, Replica
+from orchestrator.daemon.control.routing.affinity import PrefixHolders, SeenPrefixes, block_keys
+from orchestrator.daemon.control.routing.router import Router, choose_route, format_route
+from orchestrator.daemon.control.step import step
+from orchestrator.daemon.control.streams.streams import Stream
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Gauges, RoundReport, Submit
 from policies.serving.narrowing import IDLE_KINDS, KINDS, PER_KIND, PRICED_ALL
 from policies.serving.replica_load import (
     PairPaces,

@@ -9,13 +9,12 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
-from orchestrator.control.controller import TargetControl
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.host import NODE_ADDRESS
-from orchestrator.workers.local import LocalCluster
+from orchestrator.daemon.bootstrap.start_specs import build_start_specs
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.contract import NODE_ADDRESS, WorkerSpec
 from tests.control.test_controller import at_once, until
 from tests.control.test_kv_moves_live import LIMITS, SCRIPT, STREAMS, Brake, ask, tokens_of, totals
 from tests.control.test_kv_moves_live import expected as expected

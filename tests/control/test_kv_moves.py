@@ -10,14 +10,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
-from orchestrator.control.actions import Action, AskPages, DropPages, LogLine, Send
-from orchestrator.control.events import ClusterOpened, RolloutAsked, StreamClosed, StreamOpened, Woke, WorkersChosen
-from orchestrator.control.events import WorkerSaid as Said
-from orchestrator.control.kv_moves import PLACE_PATIENCE_S
-from orchestrator.control.port import KvMoveTotals
-from orchestrator.control.state import READY as READY_PHASE
-from orchestrator.control.state import RESTARTING
-from orchestrator.workers.messages import KvPages, MovedIn, MovedOut, SharedMemory, Submit
+from orchestrator.daemon.control.actions import Action, AskPages, DropPages, LogLine, Send
+from orchestrator.daemon.control.events import (
+    ClusterOpened,
+    RolloutAsked,
+    StreamClosed,
+    StreamOpened,
+    Woke,
+    WorkersChosen,
+)
+from orchestrator.daemon.control.events import WorkerSaid as Said
+from orchestrator.daemon.control.port import KvMoveTotals
+from orchestrator.daemon.control.state import READY as READY_PHASE
+from orchestrator.daemon.control.state import RESTARTING
+from orchestrator.daemon.control.streams.kv_moves import PLACE_PATIENCE_S
+from orchestrator.protocol.messages import KvPages, MovedIn, MovedOut, SharedMemory, Submit
 from tests.api.support import READY
 from tests.control.test_step import INDEXES, MAX_TOKENS, ControlMachine, World, serve, spec
 

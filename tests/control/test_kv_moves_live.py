@@ -14,16 +14,16 @@ import msgspec
 import psutil
 import pytest
 
-from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
-from orchestrator.control.port import KvMoveTotals
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Sampling, SharedMemory, Submit
-from orchestrator.workers.shared_memory import SharedMemoryFailed, open_memory, write_all
+from orchestrator.daemon.bootstrap.start_specs import build_start_specs
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.port import KvMoveTotals
+from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.messages import Sampling, SharedMemory, Submit
+from orchestrator.protocol.shared_memory import SharedMemoryFailed, open_memory, write_all
 from tests.control.test_controller import at_once, until
 from tests.support import moving
 from tests.support.daemon import configuration
@@ -164,7 +164,7 @@ async def test_the_next_worker_may_die_of_the_pages(worker, slow, expected, capl
 def test_nothing_is_left_of_a_daemon_that_was_killed() -> None:
     """Shared memory has no name in any directory: it goes with the last process that has it open."""
     program = (
-        "import time; from orchestrator.workers.shared_memory import SharedMemories; kept = SharedMemories()\n"
+        "import time; from orchestrator.protocol.shared_memory import SharedMemories; kept = SharedMemories()\n"
         "made = kept.create('k', 1 << 20); print(made.path, made.name, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as daemon:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.control.latency import RecentLatency, Running
-from orchestrator.workers.messages import RequestStats
+from orchestrator.daemon.control.routing.latency import RecentLatency, Running
+from orchestrator.protocol.messages import RequestStats
 
 
 def test_streams_that_end_at_once_are_no_reason_to_ask_again_at_once() -> None:

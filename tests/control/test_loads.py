@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_profiles.device_load import CoreLoad, DeviceLoad
-from orchestrator.control.actions import LogLine, TellLoads
-from orchestrator.control.events import ClusterOpened, LoadObserved, Woke, WorkerSaid, WorkersChosen
-from orchestrator.control.loads import STALE_S, LoadBoard, name_device
-from orchestrator.control.routes import RouteBook
-from orchestrator.control.step import step
-from orchestrator.control.surroundings import Surroundings
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Delta, Gauges, RoundReport, Submit
+from orchestrator.daemon.control.actions import LogLine, TellLoads
+from orchestrator.daemon.control.events import ClusterOpened, LoadObserved, Woke, WorkerSaid, WorkersChosen
+from orchestrator.daemon.control.routing.loads import STALE_S, LoadBoard, name_device
+from orchestrator.daemon.control.routing.routes import RouteBook
+from orchestrator.daemon.control.routing.surroundings import Surroundings
+from orchestrator.daemon.control.step import step
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Delta, Gauges, RoundReport, Submit
 from policies.serving.replica_load import PairPaces, SeenRound
 from policies.serving.routing import ReplicaState, RoutedRequest, route
 from tests.control.test_step import World, open_stream, spec

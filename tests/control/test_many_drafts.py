@@ -7,8 +7,8 @@ from collections import Counter
 import msgspec
 import pytest
 
-from orchestrator.control.actions import Action, Send, StartWorker, WakeAfter
-from orchestrator.control.events import (
+from orchestrator.daemon.control.actions import Action, Send, StartWorker, WakeAfter
+from orchestrator.daemon.control.events import (
     ClusterOpened,
     ControlEvent,
     Woke,
@@ -18,11 +18,11 @@ from orchestrator.control.events import (
     WorkersChosen,
     WorkerStarted,
 )
-from orchestrator.control.step import State, step
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.draft_messages import AttachDraft, DrafterState, DraftReady
-from orchestrator.workers.messages import Event
+from orchestrator.daemon.control.step import State, step
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.draft_messages import AttachDraft, DrafterState, DraftReady
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.messages import Event
 from tests.api.support import READY
 
 

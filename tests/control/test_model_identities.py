@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.model_identity import ModelIdentity
-from orchestrator.control.actions import EndStream, Send, StartWorker, StopWorker
-from orchestrator.control.events import (
+from orchestrator.daemon.control.actions import EndStream, Send, StartWorker, StopWorker
+from orchestrator.daemon.control.events import (
     ClusterOpened,
     ControlEvent,
     StreamOpened,
@@ -21,13 +21,13 @@ from orchestrator.control.events import (
     WorkersChosen,
     WorkerStarted,
 )
-from orchestrator.control.model_identities import ModelIdentities
-from orchestrator.control.state import FAILED
-from orchestrator.control.step import State, step
-from orchestrator.workers.code_version import digest_worker
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Delta, Failed, RoundReport, Submit
-from orchestrator.workers.model_pins import drop_identities, list_pinned, pin_spec
+from orchestrator.daemon.control.replicas.model_identities import ModelIdentities
+from orchestrator.daemon.control.state import FAILED
+from orchestrator.daemon.control.step import State, step
+from orchestrator.launch.code_version import digest_worker
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.messages import Delta, Failed, RoundReport, Submit
+from orchestrator.protocol.model_pins import drop_identities, list_pinned, pin_spec
 from policies.serving.failover.standby import NO_RULES
 from tests.api.support import READY
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.control.admission import ControlLimits, refuse_or_pass
-from orchestrator.control.event_log import describe_slo_change
-from orchestrator.control.latency import TypicalTimes
-from orchestrator.control.port import StateView
-from orchestrator.control.state import TargetState, effective_places, whole
-from orchestrator.control.streams import Streams
+from orchestrator.daemon.control.event_log import describe_slo_change
+from orchestrator.daemon.control.port import StateView
+from orchestrator.daemon.control.routing.latency import TypicalTimes
+from orchestrator.daemon.control.state import TargetState, effective_places, whole
+from orchestrator.daemon.control.streams.admission import ControlLimits, refuse_or_pass
+from orchestrator.daemon.control.streams.streams import Streams
 from orchestrator.errors import RequestError
-from orchestrator.workers.messages import Delta, Gauges, RequestStats, SloState, Submit
+from orchestrator.protocol.messages import Delta, Gauges, RequestStats, SloState, Submit
 from policies.serving.slo import Objective
 from tests.api.support import READY
 

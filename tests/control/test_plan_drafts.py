@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.daemon.control.loops.plan_keeper import DriftPolicy, PlanKeeper
 from tests.control.test_plan_keeper import Clock, Making, Planned, Workers, sample_for, until
 from tests.policies.test_running import plan
 

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from device_profiles.device_load import DeviceLoad
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
-from orchestrator.control.actions import TellLacking, TellLoads, TellRefused
-from orchestrator.control.events import StandbySpec
-from orchestrator.control.health import Part, PartHealth
-from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.daemon.control.actions import TellLacking, TellLoads, TellRefused
+from orchestrator.daemon.control.events import StandbySpec
+from orchestrator.daemon.control.health.health import Part, PartHealth
+from orchestrator.daemon.control.loops.plan_keeper import DriftPolicy, PlanKeeper
 from orchestrator.errors import WorkerError
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanProposal, PlanRequest, build_proposal, propose_here
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Delta, RequestStats, RoundReport
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.messages import Delta, RequestStats, RoundReport
 from policies.serving.drift import FIRST_PAUSE_S, PATIENCE
 from tests.support.profiles import store_simulated_profiles
 

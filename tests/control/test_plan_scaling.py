@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
-from orchestrator.control.health import Part, PartHealth
-from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.daemon.control.health.health import Part, PartHealth
+from orchestrator.daemon.control.loops.plan_keeper import DriftPolicy, PlanKeeper
 from orchestrator.planning.demand import ReplicaDemand
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanProposal, PlanRequest, propose_here

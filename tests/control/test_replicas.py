@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.api.liveness import Liveness
 from orchestrator.clock import SystemClock
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
-from orchestrator.control.port import ReplicaView
+from orchestrator.daemon.api.liveness import Liveness
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.port import ReplicaView
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import RequestError, WorkerError
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Submit
+from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.messages import Submit
 from tests.control.test_controller import PROMPT, at_once, decode, refusal, until, workers
 from tests.support import engines
 

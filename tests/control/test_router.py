@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.control import router
-from orchestrator.control.streams import Streams
-from orchestrator.workers.messages import Submit
+from orchestrator.daemon.control.routing import router
+from orchestrator.daemon.control.streams.streams import Streams
+from orchestrator.protocol.messages import Submit
 from policies.serving.routing import RoutedRequest
 
 

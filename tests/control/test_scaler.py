@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from orchestrator.control.events import StandbySpec
-from orchestrator.control.scale_load import SeenReplicas
-from orchestrator.control.scaler import PlacedReplicas, ReplicaScaler
+from orchestrator.daemon.control.events import StandbySpec
+from orchestrator.daemon.control.replicas.scale_load import SeenReplicas
+from orchestrator.daemon.control.replicas.scaler import PlacedReplicas, ReplicaScaler
 from orchestrator.errors import WorkerError
-from orchestrator.workers.contract import WorkerSpec
+from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.scaling import ADD_AFTER_S, FIRST_PAUSE_S, ScaleBounds, ScaledReplica, ScaleLoad
 
 IDLE_S = 10.0

@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
-from orchestrator.control.port import DraftView
-from orchestrator.workers.local import LocalCluster
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.port import DraftView
+from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.launch.local import LocalCluster
 from policies.serving.draft_pool import PoolSize
 from tests.control.test_drafts import SUBMIT, until
 from tests.control.test_drafts import expected as expected
@@ -55,7 +55,7 @@ async def sharing(
         yield control
     finally:
         await control.close()
-        assert not [one for one in psutil.Process().children() if "orchestrator.workers.local_host" in one.cmdline()]
+        assert not [one for one in psutil.Process().children() if "orchestrator.worker.local_host" in one.cmdline()]
 
 
 def drafts_of(control: TargetControl) -> list[DraftView]:

@@ -10,18 +10,18 @@ import httpx
 import msgspec
 import pytest
 
-from orchestrator.api.admin.routes import create_admin_app
-from orchestrator.api.admin.targets import AdminTarget
-from orchestrator.api.metrics.collector import Metrics
 from orchestrator.cli.status import list_rows
 from orchestrator.clock import SystemClock
-from orchestrator.control.controller import TargetControl
-from orchestrator.control.events import StandbySpec
-from orchestrator.control.plan_keeper import DriftPolicy, PlanKeeper
-from orchestrator.control.port import StateView
-from orchestrator.control.shortfall import describe_missing, is_out, list_missing, list_wanted
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.local import LocalCluster
+from orchestrator.daemon.api.admin.routes import create_admin_app
+from orchestrator.daemon.api.admin.targets import AdminTarget
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.events import StandbySpec
+from orchestrator.daemon.control.loops.plan_keeper import DriftPolicy, PlanKeeper
+from orchestrator.daemon.control.port import StateView
+from orchestrator.daemon.control.replicas.shortfall import describe_missing, is_out, list_missing, list_wanted
+from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.failover.standby import FailoverRules, Readiness
 from tests.control.test_controller import PROMPT, at_once, decode, until
 from tests.control.test_plan_keeper import Clock, Making, Planned, Workers, first_plan

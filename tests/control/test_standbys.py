@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.control.events import ClusterOpened, PartHeld, StandbySpec, Woke, WorkerSaid, WorkersChosen
-from orchestrator.control.health import Part
-from orchestrator.workers.messages import Failed, FailureKind
+from orchestrator.daemon.control.events import ClusterOpened, PartHeld, StandbySpec, Woke, WorkerSaid, WorkersChosen
+from orchestrator.daemon.control.health.health import Part
+from orchestrator.protocol.messages import Failed, FailureKind
 from policies.serving.failover.health import Health
 from policies.serving.failover.standby import FailoverRules, OtherBits, Readiness
 from tests.control.test_step import MAX_TOKENS, World, open_stream, spec

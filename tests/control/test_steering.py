@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from orchestrator.control.actions import LogLine, Send
-from orchestrator.control.events import (
+from orchestrator.daemon.control.actions import LogLine, Send
+from orchestrator.daemon.control.events import (
     DraftersChosen,
     FailoverAsked,
     FailoverUndone,
@@ -16,10 +16,10 @@ from orchestrator.control.events import (
     RolloutAsked,
     Woke,
 )
-from orchestrator.control.health import Part
-from orchestrator.control.request_history import RequestHistories, RequestHistory, belongs_to
-from orchestrator.workers.draft_messages import ChooseDrafters
-from orchestrator.workers.messages import Delta, RequestStats, Submit
+from orchestrator.daemon.control.health.health import Part
+from orchestrator.daemon.control.streams.request_history import RequestHistories, RequestHistory, belongs_to
+from orchestrator.protocol.draft_messages import ChooseDrafters
+from orchestrator.protocol.messages import Delta, RequestStats, Submit
 from policies.serving.failover.health import Health
 from tests.control.test_standbys import COLD, serve, stand_by
 from tests.control.test_step import open_stream, spec

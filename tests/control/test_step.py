@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from device_profiles.device_load import DeviceLoad
-from orchestrator.control.actions import (
+from orchestrator.daemon.control.actions import (
     Action,
     Deliver,
     EndStream,
@@ -24,7 +24,7 @@ from orchestrator.control.actions import (
     TellLacking,
     TellRefused,
 )
-from orchestrator.control.events import (
+from orchestrator.daemon.control.events import (
     ClusterFailed,
     ClusterOpened,
     ControlClosed,
@@ -45,16 +45,16 @@ from orchestrator.control.events import (
     WorkersChosen,
     WorkerStarted,
 )
-from orchestrator.control.exclusions import TRIAL_PATIENCE_S
-from orchestrator.control.health import Part
-from orchestrator.control.replicas import Rank
-from orchestrator.control.state import FAILED, RESTARTING, add_totals
-from orchestrator.control.state import READY as READY_PHASE
-from orchestrator.control.step import State, step
-from orchestrator.control.streams import Stream
+from orchestrator.daemon.control.health.health import Part
+from orchestrator.daemon.control.replicas.replicas import Rank
+from orchestrator.daemon.control.routing.exclusions import TRIAL_PATIENCE_S
+from orchestrator.daemon.control.state import FAILED, RESTARTING, add_totals
+from orchestrator.daemon.control.state import READY as READY_PHASE
+from orchestrator.daemon.control.step import State, step
+from orchestrator.daemon.control.streams.streams import Stream
 from orchestrator.errors import RequestError
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import (
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.messages import (
     Cancel,
     Delta,
     Failed,

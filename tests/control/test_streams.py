@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.control.port import Totals
-from orchestrator.control.state import TargetState, fold_round
-from orchestrator.control.streams import Stream, Streams
-from orchestrator.workers.messages import Delta, Progress, RequestStats, RoundReport, Submit
+from orchestrator.daemon.control.port import Totals
+from orchestrator.daemon.control.state import TargetState, fold_round
+from orchestrator.daemon.control.streams.streams import Stream, Streams
+from orchestrator.protocol.messages import Delta, Progress, RequestStats, RoundReport, Submit
 
 
 def open_streams(count: int) -> tuple[Streams, list[Stream]]:

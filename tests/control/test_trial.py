@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.control.canary import CanaryTerms, CanaryTrial
-from orchestrator.control.canary_file import TrialFile
-from orchestrator.control.port import DraftView, StateView, Totals
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Delta, Gauges, Sampling, Submit
+from orchestrator.daemon.control.port import DraftView, StateView, Totals
+from orchestrator.daemon.control.rollout.canary import CanaryTerms, CanaryTrial
+from orchestrator.daemon.control.rollout.canary_file import TrialFile
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Delta, Gauges, Sampling, Submit
 from policies.serving.canary import PromotionRule
 
 RULE = PromotionRule(least_requests=5, most_requests=40)

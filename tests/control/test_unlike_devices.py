@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.control.affinity import block_keys
-from orchestrator.control.control_state import State
-from orchestrator.control.events import ClusterOpened, StreamOpened, WorkerSaid, WorkersChosen, WorkerStarted
-from orchestrator.control.step import step
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import ExpectedRounds, Gauges, Ready, RoundReport, Submit
+from orchestrator.daemon.control.control_state import State
+from orchestrator.daemon.control.events import ClusterOpened, StreamOpened, WorkerSaid, WorkersChosen, WorkerStarted
+from orchestrator.daemon.control.routing.affinity import block_keys
+from orchestrator.daemon.control.step import step
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import ExpectedRounds, Gauges, Ready, RoundReport, Submit
 from policies.serving.narrowing import PRICED_ALL
 from tests.api.support import READY
 from tests.control.test_step import spec

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from openai import BadRequestError
 
-from orchestrator.bootstrap.template_faults import find_template_fault
+from orchestrator.daemon.bootstrap.template_faults import find_template_fault
 from tests.adapters.test_tokenizer import write_vocabulary
 from tests.support import tiny_models
 from tests.support.daemon import outrider_process, running

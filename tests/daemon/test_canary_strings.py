@@ -251,7 +251,7 @@ def test_neither_the_daemon_nor_its_workers_dump_their_memory(heard):
 
 def test_a_process_that_dies_without_its_memory(tmp_path):
     """`limit_core_dumps` in a process that could dump: the kernel says whether it did."""
-    code = "import os; from orchestrator.workers.core_dumps import limit_core_dumps; limit_core_dumps(); os.abort()"
+    code = "import os; from orchestrator.machine.core_dumps import limit_core_dumps; limit_core_dumps(); os.abort()"
     with dumping():
         process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path)
     _, status = os.waitpid(process.pid, 0)

@@ -17,15 +17,21 @@ from tests.support.waiting import until
 
 LATER = (
     *("fastapi", "starlette", "uvicorn", "httpx", "prometheus_client", "opentelemetry", "ray", "openvino", "torch"),
-    *("huggingface_hub", "transformers", "tokenizers", "orchestrator.api", "orchestrator.control.controller"),
-    *("orchestrator.engine", "orchestrator.planning", "orchestrator.profiling", "policies.planning"),
+    *(
+        "huggingface_hub",
+        "transformers",
+        "tokenizers",
+        "orchestrator.daemon.api",
+        "orchestrator.daemon.control.controller",
+    ),
+    *("orchestrator.worker.engine", "orchestrator.planning", "orchestrator.planning.profiling", "policies.planning"),
 )
 
 SEEN = """
 import json, sys
 
 def observe(event, details):
-    if event == "subprocess.Popen" and "orchestrator.workers.local_host" in [str(one) for one in details[1]]:
+    if event == "subprocess.Popen" and "orchestrator.worker.local_host" in [str(one) for one in details[1]]:
         with open({told!r}, "a") as told:
             told.write(json.dumps(sorted(sys.modules)) + "\\n")
 
@@ -46,7 +52,7 @@ def start(config: Path, told: Path) -> subprocess.Popen[bytes]:
 def find_workers(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
     try:
         children = psutil.Process(process.pid).children()
-        return [one for one in children if "orchestrator.workers.local_host" in one.cmdline()]
+        return [one for one in children if "orchestrator.worker.local_host" in one.cmdline()]
     except psutil.NoSuchProcess:
         return []
 

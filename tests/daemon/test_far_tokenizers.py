@@ -19,16 +19,16 @@ from adapters.model_identity import ModelIdentity
 from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from adapters.tokenizer_recipe import TokenizerRecipe
-from orchestrator.bootstrap.plan_board import PlanBoard
-from orchestrator.bootstrap.target_life import DaemonGround, TargetLife
-from orchestrator.bootstrap.tokenizers import TargetTokenizers
 from orchestrator.clock import SystemClock
-from orchestrator.control.state import READY as SERVES
+from orchestrator.daemon.bootstrap.plan_board import PlanBoard
+from orchestrator.daemon.bootstrap.target_life import DaemonGround, TargetLife
+from orchestrator.daemon.bootstrap.tokenizers import TargetTokenizers
+from orchestrator.daemon.cluster.shared_cluster import SharedCluster
+from orchestrator.daemon.control.state import READY as SERVES
+from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import DaemonError
-from orchestrator.sandbox.sandbox import Sandbox
-from orchestrator.workers.contract import Worker, WorkerSpec
-from orchestrator.workers.messages import Ready
-from orchestrator.workers.shared_cluster import SharedCluster
+from orchestrator.protocol.contract import Worker, WorkerSpec
+from orchestrator.protocol.messages import Ready
 from tests.api.support import READY
 from tests.daemon.test_first_start import FakeCluster
 from tests.support import tiny_gguf
@@ -169,6 +169,6 @@ def test_a_daemon_that_stops_reads_no_large_model_to_its_end(tmp_path: Path, mon
         await asyncio.wait([loading])
         stopped.set()
 
-    monkeypatch.setattr("orchestrator.bootstrap.tokenizers.prepare_own_tokenizer", read_on)
+    monkeypatch.setattr("orchestrator.daemon.bootstrap.tokenizers.prepare_own_tokenizer", read_on)
     asyncio.run(stop())
     assert ends == ["m.gguf: nobody waits for its tokenizer any more"]

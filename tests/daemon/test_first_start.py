@@ -18,20 +18,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orchestrator.alerts.evaluator import Evaluator, Sample
-from orchestrator.alerts.table import METRICS
-from orchestrator.api.admin.routes import create_admin_app
-from orchestrator.api.app import ApiSettings, create_app
-from orchestrator.api.served import ServedModel
-from orchestrator.bootstrap.admin_targets import describe_targets
-from orchestrator.bootstrap.plan_board import PlanBoard
-from orchestrator.bootstrap.target_life import DaemonGround, TargetLife
 from orchestrator.clock import SystemClock
+from orchestrator.daemon.alerts.evaluator import Evaluator, Sample
+from orchestrator.daemon.alerts.table import METRICS
+from orchestrator.daemon.api.admin.routes import create_admin_app
+from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.served import ServedModel
+from orchestrator.daemon.bootstrap.admin_targets import describe_targets
+from orchestrator.daemon.bootstrap.plan_board import PlanBoard
+from orchestrator.daemon.bootstrap.target_life import DaemonGround, TargetLife
+from orchestrator.daemon.cluster.shared_cluster import SharedCluster
+from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import DaemonError, WorkerError, WorkerLost
-from orchestrator.sandbox.sandbox import Sandbox
-from orchestrator.workers.contract import Worker, WorkerSpec
-from orchestrator.workers.messages import Command, Delta, Event, Failed, Progress, Retune, Retuned, RoundReport, Submit
-from orchestrator.workers.shared_cluster import SharedCluster
+from orchestrator.protocol.contract import Worker, WorkerSpec
+from orchestrator.protocol.messages import Command, Delta, Event, Failed, Progress, Retune, Retuned, RoundReport, Submit
 from tests.api.support import READY
 from tests.support.config import parse_config
 
@@ -160,7 +160,7 @@ class FirstStart(RuleBasedStateMachine):
         self.waiting = asyncio.create_task(self._wait_ready())
 
     async def _wait_ready(self) -> None:
-        """As orchestrator.daemon does."""
+        """As orchestrator.daemon.run does."""
         try:
             await self.life.wait_ready()
         except DaemonError as error:

@@ -131,7 +131,7 @@ def test_clashes_and_broken_adapters_are_told_and_end_nothing(broken, tmp_path, 
 
 def test_planning_passes_a_broken_adapter_by(broken, monkeypatch):
     monkeypatch.setenv("TINY_FAULT", "devices")
-    code = "from orchestrator.loading.devices import list_devices_here; print(len(list_devices_here().seen))"
+    code = "from orchestrator.machine.devices import list_devices_here; print(len(list_devices_here().seen))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, check=False)
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) >= 1

@@ -8,7 +8,7 @@ import pytest
 FRAMEWORKS = ("openvino", "openvino_genai", "ik_llama_cpp", "onnxruntime", "torch", "transformers", "ray")
 
 
-@pytest.mark.parametrize("module", ["orchestrator.daemon", "orchestrator.cli.main", "adapters.registry"])
+@pytest.mark.parametrize("module", ["orchestrator.daemon.run", "orchestrator.cli.main", "adapters.registry"])
 def test_no_framework_is_imported(module):
     code = f"import sys, {module}; print([name for name in {FRAMEWORKS!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -16,7 +16,7 @@ def test_no_framework_is_imported(module):
 
 
 def test_a_command_loads_only_what_it_needs():
-    heavy = ("pydantic", "fastapi", "numpy", "httpx", "orchestrator.bootstrap", "orchestrator.config.model")
+    heavy = ("pydantic", "fastapi", "numpy", "httpx", "orchestrator.daemon.bootstrap", "orchestrator.config.model")
     imported = "sys, orchestrator.cli.main, orchestrator.cli.status"
     code = f"import {imported}; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -25,7 +25,9 @@ def test_a_command_loads_only_what_it_needs():
 
 def test_a_worker_loads_no_configuration():
     heavy = ("pydantic", "fastapi", "httpx", "yaml", "orchestrator.config.model")
-    imported = "sys, orchestrator.workers.host, orchestrator.loading.engine, orchestrator.loading.draft_worker"
+    imported = (
+        "sys, orchestrator.worker.host, orchestrator.worker.loading.engine, orchestrator.worker.loading.draft_worker"
+    )
     code = f"import {imported}; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -11,15 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from adapters.tokenizer import load_tokenizer
 from adapters.vocabulary import vocabulary_from
 from device_profiles.workload import vocabulary_fingerprint
-from orchestrator.drafting.statistics import StatisticsCard, write_statistics
 from orchestrator.generating.counts import build_entries, count_contexts, list_positions
 from orchestrator.generating.data import Text
-from orchestrator.loading.draft_worker import list_cheaper
-from orchestrator.loading.models import load_model, load_tokenizer
-from orchestrator.loading.options import DraftWorkerOptions, draft_specs, engine_options
-from orchestrator.loading.statistics import place_statistics
+from orchestrator.protocol.load_options import DraftWorkerOptions, draft_specs, engine_options
+from orchestrator.worker.drafting.statistics import StatisticsCard, write_statistics
+from orchestrator.worker.loading.draft_worker import list_cheaper
+from orchestrator.worker.loading.models import load_model
+from orchestrator.worker.loading.statistics import place_statistics
 from policies.sampling import Sampling
 from tests.support.config import parse_config
 from tests.support.daemon import Daemon, configuration, outrider_process, running

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from orchestrator.tracing import names
+from orchestrator.daemon.tracing import names
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.otlp_receiver import Receiver, SeenSpan, receiving
 
@@ -312,5 +312,5 @@ def test_without_tracing_its_libraries_are_not_imported(tmp_path, monkeypatch, w
             imported = {line.rpartition("|")[2].strip() for line in daemon.log.read_text().splitlines()}
         assert ("opentelemetry.sdk.trace" in imported) is wanted
         assert ("opentelemetry.exporter.otlp.proto.http" in imported) is wanted
-        assert "orchestrator.tracing.port" in imported
+        assert "orchestrator.daemon.tracing.port" in imported
         assert bool(receiver.bodies) is wanted

@@ -45,4 +45,4 @@ def outlive_the_head(directory: Path, hosts: Hosts, nodes: RayNodes) -> None:
 
 def find_drivers(daemon: Daemon) -> list[psutil.Process]:
     children = psutil.Process(daemon.process.pid).children()
-    return [one for one in children if "orchestrator.workers.ray_driver" in one.cmdline()]
+    return [one for one in children if "orchestrator.launch.ray_driver" in one.cmdline()]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from orchestrator.draft_store.codec import MAX_ENTRY_TOKENS
-from orchestrator.draft_store.recent import KEPT_S, MOST_USERS, RecentOutputs, join_answers
-from orchestrator.draft_store.service import LEAST_TOKENS, MOST_ANSWERS, MOST_TOKENS
-from orchestrator.workers.packed_tokens import pack_tokens, unpack_tokens
+from orchestrator.daemon.draft_store.codec import MAX_ENTRY_TOKENS
+from orchestrator.daemon.draft_store.recent import KEPT_S, MOST_USERS, RecentOutputs, join_answers
+from orchestrator.daemon.draft_store.service import LEAST_TOKENS, MOST_ANSWERS, MOST_TOKENS
+from orchestrator.protocol.packed_tokens import pack_tokens, unpack_tokens
 
 
 class Clock:

@@ -10,13 +10,13 @@ import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.draft_store.breaker import Breaker
-from orchestrator.draft_store.codec import MAX_ENTRY_TOKENS, DamagedValue, decode_answer, encode_answer
-from orchestrator.draft_store.port import Entry, StoreFailed
-from orchestrator.draft_store.service import LEAST_TOKENS, MOST_TOKENS, DraftStoreService, StoreTerms
-from orchestrator.draft_store.sketch import SKETCH_BLOCKS, count_least_shared, sketch_prompt
-from orchestrator.workers.messages import Submit
-from orchestrator.workers.packed_tokens import unpack_tokens
+from orchestrator.daemon.draft_store.breaker import Breaker
+from orchestrator.daemon.draft_store.codec import MAX_ENTRY_TOKENS, DamagedValue, decode_answer, encode_answer
+from orchestrator.daemon.draft_store.port import Entry, StoreFailed
+from orchestrator.daemon.draft_store.service import LEAST_TOKENS, MOST_TOKENS, DraftStoreService, StoreTerms
+from orchestrator.daemon.draft_store.sketch import SKETCH_BLOCKS, count_least_shared, sketch_prompt
+from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.packed_tokens import unpack_tokens
 from tests.api.support import READY
 
 SCOPE = b"scope"

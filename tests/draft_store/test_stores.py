@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.draft_store.disk_store import DiskDraftStore
-from orchestrator.draft_store.port import DraftStore, Entry, StoreBounds, StoreFailed, StoreRefused
-from orchestrator.draft_store.redis_store import PREFIX, RedisDraftStore, RedisPassword
+from orchestrator.daemon.draft_store.disk_store import DiskDraftStore
+from orchestrator.daemon.draft_store.port import DraftStore, Entry, StoreBounds, StoreFailed, StoreRefused
+from orchestrator.daemon.draft_store.redis_store import PREFIX, RedisDraftStore, RedisPassword
 from tests.support.redis_server import RedisServer, needs_redis, running_redis
 
 ROOM = StoreBounds(entries=100, size_bytes=1 << 20, expire_s=600.0)

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 from adapters.simulated.model import ToyModel
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.port import Ask, Draft
-from orchestrator.drafting.protocol import (
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
+from orchestrator.protocol.messages import Sampling
+from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.drafting.port import Ask, Draft
+from orchestrator.worker.drafting.protocol import (
     VERSION,
     Begin,
     DraftLines,
@@ -29,11 +32,8 @@ from orchestrator.drafting.protocol import (
     WireBranch,
     WireDraft,
 )
-from orchestrator.drafting.remote import RemoteDrafter
-from orchestrator.drafting.shared import DraftSession, SharedDrafter
-from orchestrator.links.endpoint import EndpointServer, LinkLost
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Sampling
+from orchestrator.worker.drafting.remote import RemoteDrafter
+from orchestrator.worker.drafting.shared import DraftSession, SharedDrafter
 from tests.drafting.test_draft_cache import fresh, read_cache
 from tests.drafting.test_lookahead import Clock
 from tests.drafting.test_remote import REQUESTS, remote, remote_of, until

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from adapters.contract import Segment
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.port import Ask
-from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.drafting.port import Ask
 from policies.sampling import Sampling
 from tests.support.loops import toy
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from adapters.contract import ForwardResult, Segment
 from adapters.simulated.model import ToyModel
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.cascade import Cascade, ContinuingDrafter
-from orchestrator.drafting.guard import GuardedDrafter
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.port import NOTHING, Ask, Draft
-from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.worker.drafting.cascade import Cascade, ContinuingDrafter
+from orchestrator.worker.drafting.guard import GuardedDrafter
+from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.drafting.port import NOTHING, Ask, Draft
+from orchestrator.worker.drafting.suffix import SuffixDrafter
 from policies.sampling import Sampling
 from policies.speculation.cascade import MEASURED_ROWS, StepTimes
 from tests.drafting.test_draft_cache import fresh, read_cache

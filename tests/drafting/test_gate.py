@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.cache import DraftSequence
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.gate import DraftGate
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.port import Ask, Draft
-from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.worker.drafting.cache import DraftSequence
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.gate import DraftGate
+from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.drafting.port import Ask, Draft
 from policies.sampling import Sampling
 from tests.support.loops import suffix, toy
 

@@ -11,11 +11,20 @@ from contextlib import ExitStack, contextmanager, suppress
 import msgspec
 import pytest
 
-from orchestrator.drafting.protocol import VERSION, Begin, DraftRequest, DraftResponse, Hello, Link, Update, WireDraft
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import GREETING_S, EndpointServer, LinkLost, knock
-from orchestrator.links.tls import LinkCertificate, encrypt_link
-from orchestrator.workers.messages import Sampling
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost, knock
+from orchestrator.protocol.links.tls import LinkCertificate, encrypt_link
+from orchestrator.protocol.messages import Sampling
+from orchestrator.worker.drafting.protocol import (
+    VERSION,
+    Begin,
+    DraftRequest,
+    DraftResponse,
+    Hello,
+    Link,
+    Update,
+    WireDraft,
+)
 
 HOST = "127.0.0.1"
 KEPT_WORD = "a-key-that-can-be-searched-for"

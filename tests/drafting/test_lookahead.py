@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.drafting.lookahead import Branch, LookaheadSequence
-from orchestrator.drafting.port import Ask, Draft, Outcome
-from orchestrator.drafting.protocol import Begin, End, Extend, Update
-from orchestrator.drafting.shared import DraftSession, SharedDrafter
-from orchestrator.workers.messages import Sampling
+from orchestrator.protocol.messages import Sampling
+from orchestrator.worker.drafting.lookahead import Branch, LookaheadSequence
+from orchestrator.worker.drafting.port import Ask, Draft, Outcome
+from orchestrator.worker.drafting.protocol import Begin, End, Extend, Update
+from orchestrator.worker.drafting.shared import DraftSession, SharedDrafter
 from tests.support.drafters import KnowingDrafter
 
 TEXT = list(range(1, 60))

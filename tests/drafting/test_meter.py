@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.drafting.meter import Meter
-from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.worker.drafting.meter import Meter
 from tests.support.simulated_time import SimulatedClock
 
 

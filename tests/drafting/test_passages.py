@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.index import IndexDrafter
-from orchestrator.drafting.passages import MATCH, SEAM, Passages, PassagesUnusable, order_places, write_passages
-from orchestrator.drafting.port import NOTHING, Ask, Draft, DraftHints
+from orchestrator.worker.drafting.index import IndexDrafter
+from orchestrator.worker.drafting.passages import MATCH, SEAM, Passages, PassagesUnusable, order_places, write_passages
+from orchestrator.worker.drafting.port import NOTHING, Ask, Draft, DraftHints
 from policies.sampling import Sampling
 
 GREEDY = Sampling()

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.port import NOTHING, Ask, Draft, DraftHints
-from orchestrator.drafting.prediction import PredictionDrafter
-from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.workers.packed_tokens import pack_tokens
+from orchestrator.protocol.packed_tokens import pack_tokens
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.port import NOTHING, Ask, Draft, DraftHints
+from orchestrator.worker.drafting.prediction import PredictionDrafter
+from orchestrator.worker.drafting.suffix import SuffixDrafter
 from policies.sampling import Sampling
 
 GREEDY = Sampling()

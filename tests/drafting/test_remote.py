@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.port import Ask, Draft
-from orchestrator.drafting.protocol import VERSION, DraftRequest, DraftResponse, Link, Welcome, WireDraft
-from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
-from orchestrator.drafting.sparse_rows import SparseRow, pack_proposal
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import EndpointServer, LinkLost
-from orchestrator.workers.draft_messages import DrafterState, DraftLink, RemoteState
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.draft_messages import DrafterState, DraftLink, RemoteState
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.drafting.port import Ask, Draft
+from orchestrator.worker.drafting.protocol import VERSION, DraftRequest, DraftResponse, Link, Welcome, WireDraft
+from orchestrator.worker.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.worker.drafting.sparse_rows import SparseRow, pack_proposal
 from policies.sampling import DraftDistribution
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of
 from tests.support.fixed_depth import FixedDepth

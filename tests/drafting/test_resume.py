@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from adapters.contract import ForwardResult, Segment
 from adapters.simulated.model import ToyModel
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.port import Ask
-from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.drafting.port import Ask
 from policies.sampling import Sampling
 from tests.support.loops import toy
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.drafting.retokenize import LONGEST_WINDOW_BYTES, Bridge, DraftText, retokenize_draft
+from orchestrator.worker.drafting.retokenize import LONGEST_WINDOW_BYTES, Bridge, DraftText, retokenize_draft
 from tests.support import vocabularies
 
 OURS = ["<|end_of_text|>", "<|begin|>", "<|im_end|>", "<|tool|>"]

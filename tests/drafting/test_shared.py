@@ -12,13 +12,13 @@ from itertools import chain, repeat
 import msgspec
 import pytest
 
-from orchestrator.drafting.port import Ask
-from orchestrator.drafting.protocol import VERSION, Begin, DraftRequest, Extend, Hello, Link, Update, Welcome
-from orchestrator.drafting.remote import RemoteDrafter
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import GREETING_S, LinkLost, host_id, knock
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import RoundReport, Sampling, Submit
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.links.endpoint import GREETING_S, LinkLost, host_id, knock
+from orchestrator.protocol.messages import RoundReport, Sampling, Submit
+from orchestrator.worker.drafting.port import Ask
+from orchestrator.worker.drafting.protocol import VERSION, Begin, DraftRequest, Extend, Hello, Link, Update, Welcome
+from orchestrator.worker.drafting.remote import RemoteDrafter
 from tests.drafting.test_remote import expected as expected
 from tests.drafting.test_remote import remote, remote_of, requests, until
 from tests.drafting.test_remote import texts as texts

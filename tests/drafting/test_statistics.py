@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.merge import choose_guess
-from orchestrator.drafting.port import NOTHING, Ask, Draft
-from orchestrator.drafting.statistics import (
+from orchestrator.worker.drafting.merge import choose_guess
+from orchestrator.worker.drafting.port import NOTHING, Ask, Draft
+from orchestrator.worker.drafting.statistics import (
     MOST_CONTEXT,
     MOST_TOKEN,
     Entries,
@@ -24,7 +24,7 @@ from orchestrator.drafting.statistics import (
     pack_context,
     write_statistics,
 )
-from orchestrator.drafting.suffix import SuffixDrafter
+from orchestrator.worker.drafting.suffix import SuffixDrafter
 from policies.sampling import Sampling
 
 VOCABULARY = "words"

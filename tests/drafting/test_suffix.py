@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.port import Ask, Draft, DraftHints
-from orchestrator.drafting.suffix import BYTES_PER_TOKEN, SuffixDrafter
-from orchestrator.workers.packed_tokens import pack_tokens
+from orchestrator.protocol.packed_tokens import pack_tokens
+from orchestrator.worker.drafting.port import Ask, Draft, DraftHints
+from orchestrator.worker.drafting.suffix import BYTES_PER_TOKEN, SuffixDrafter
 from policies.sampling import Sampling
 
 TOKENS = st.integers(0, 5)

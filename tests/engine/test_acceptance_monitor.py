@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.drafting.port import Ask, Draft
-from orchestrator.engine.acceptance_monitor import AcceptanceMonitor
-from orchestrator.workers.messages import AcceptanceWarning, Submit
+from orchestrator.protocol.messages import AcceptanceWarning, Submit
+from orchestrator.worker.drafting.port import Ask, Draft
+from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from policies.sampling import Sampling
 from policies.serving.acceptance_alarm import Cause
 from tests.support.drafters import KnowingDrafter, texts_of

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.port import Ask
-from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.drafting.variants import VariantDrafter
-from orchestrator.engine.variants import SpeculationVariants, VariantDepth
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.drafting.port import Ask
+from orchestrator.worker.drafting.suffix import SuffixDrafter
+from orchestrator.worker.drafting.variants import VariantDrafter
+from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from tests.support.drafters import KnowingDrafter
 from tests.support.loops import alone, decode, loop_over, requests, suffix, toy
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.loading.flights import count_parallel_stages
-from orchestrator.loading.options import ShardOptions
+from orchestrator.protocol.load_options import ShardOptions
+from orchestrator.worker.loading.flights import count_parallel_stages
 
 
 def shard(device: str, adapter: str = "openvino_rt", **fields: Any) -> ShardOptions:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from orchestrator.loading import child_work
-from orchestrator.loading.child_work import ChildEnd, run_child
+from orchestrator.worker.loading import child_work
+from orchestrator.worker.loading.child_work import ChildEnd, run_child
 
 _TRICKLES = """
 import sys, tempfile, time

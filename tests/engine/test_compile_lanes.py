@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.engine.compile_lanes import LARGE_BYTES, CompileLanes
+from orchestrator.protocol.messages import Grammar, Refused, Submit
 from orchestrator.side_lane import MOST_LEFT, SideLane
-from orchestrator.workers.messages import Grammar, Refused, Submit
+from orchestrator.worker.engine.compile_lanes import LARGE_BYTES, CompileLanes
 
 WITHIN_S = 60.0
 

@@ -19,13 +19,13 @@ from adapters.llama_cpp.library import load_library
 from adapters.llama_cpp.mainline import MainlineLibrary
 from adapters.model_source import resolve
 from device_profiles.units import MIB
-from orchestrator.loading.device_layers import (
+from orchestrator.fitting.device_layers import (
     load_planned,
     plan_device_layers,
     read_layered_model,
     tell_device_layers,
 )
-from orchestrator.loading.split import mark_bits
+from orchestrator.worker.loading.split import mark_bits
 from policies.models.device_layers import LayerPlan, LayerRequest, count_sides
 from tests.support import vulkan
 from tests.support.options import build_options

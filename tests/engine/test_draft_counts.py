@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.drafting.port import Draft
-from orchestrator.engine.draft_counts import DrafterCounts, RoundDraftCounts, count_by_drafter
-from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.worker.drafting.port import Draft
+from orchestrator.worker.engine.draft_counts import DrafterCounts, RoundDraftCounts, count_by_drafter
 
 
 def test_drafts_are_counted_by_position_and_by_the_rule_they_were_judged_by() -> None:

@@ -13,12 +13,12 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.lost import FailedDrafter
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.port import Draft
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Grammar, Sampling, Submit
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Grammar, Sampling, Submit
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.lost import FailedDrafter
+from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.drafting.port import Draft
 from tests.support.loops import alone, decode, grammars_over, loop_over, requests, suffix, toy
 
 STATE = DrafterState("model", "model", adapter="simulated", device="SIM")

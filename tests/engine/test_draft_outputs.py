@@ -13,12 +13,12 @@ from adapters.model_source import resolve
 from adapters.model_store import ModelStore
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
-from orchestrator.drafting.model import ModelDrafter
 from orchestrator.errors import ConfigError
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import engine_options
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.load_options import engine_options
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.loading.models import load_target
 from tests.support import tiny_models
 from tests.support.loops import decode, loop_over
 

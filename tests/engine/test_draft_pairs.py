@@ -17,10 +17,10 @@ from adapters import registry
 from adapters.contract import AdapterError, Exactness, LoadedModel, LoadOptions, StaticShapes
 from adapters.model_source import ModelSource
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.model import ModelDrafter
 from tests.engine.conftest import silent
 from tests.support.loops import decode, loop_over, suffix
 

@@ -8,14 +8,14 @@ import msgspec
 
 from orchestrator.cli.explain import describe_leaving, describe_unasked
 from orchestrator.clock import SystemClock
-from orchestrator.control.request_history import RequestHistory
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.prediction import PredictionDrafter
-from orchestrator.drafting.variants import VariantDrafter
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Delta, DrafterShare, RequestStats, Submit
+from orchestrator.daemon.control.streams.request_history import RequestHistory
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Delta, DrafterShare, RequestStats, Submit
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.drafting.prediction import PredictionDrafter
+from orchestrator.worker.drafting.variants import VariantDrafter
+from orchestrator.worker.engine.loop import DecodeLoop
 from tests.support.loops import loop_over, requests, suffix, toy
 
 

@@ -17,13 +17,13 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.lost import FailedDrafter
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.port import Draft, Drafter
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Grammar, Sampling, Submit
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Grammar, Sampling, Submit
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.lost import FailedDrafter
+from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.drafting.port import Draft, Drafter
+from orchestrator.worker.engine.loop import DecodeLoop
 from policies.sampling import DraftDistribution, ToleranceGoal, distribution
 from tests.support.loops import decode, grammars_over, loop_over, suffix, toy
 

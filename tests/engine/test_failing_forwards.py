@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import OutOfMemory
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.port import NO_HINTS
-from orchestrator.measuring.known_text import Hours
-from orchestrator.workers.messages import Refused, Submit
+from orchestrator.protocol.messages import Refused, Submit
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.port import NO_HINTS
+from orchestrator.worker.measuring.known_text import Hours
 from policies.serving.batch_bound import FIRST_HOLD_S
 from tests.engine.test_loop import WildDrafter
 from tests.support.failing import FailingModel

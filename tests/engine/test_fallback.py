@@ -9,11 +9,11 @@ import pytest
 
 from adapters.contract import CapacityError, ModelRefused, OutOfMemory
 from orchestrator.config.load import load_config
-from orchestrator.loading import models
-from orchestrator.loading.engine import NOTHING_KNOWN, ready_of
-from orchestrator.loading.fallback import Attempt, execute_with_fallback
-from orchestrator.loading.models import LoadedSource, load_target, silent
-from orchestrator.loading.options import EngineOptions, ModelOptions, engine_options
+from orchestrator.protocol.load_options import EngineOptions, ModelOptions, engine_options
+from orchestrator.worker.loading import models
+from orchestrator.worker.loading.engine import NOTHING_KNOWN, ready_of
+from orchestrator.worker.loading.fallback import Attempt, execute_with_fallback
+from orchestrator.worker.loading.models import LoadedSource, load_target, silent
 from tests.support.daemon import configuration
 
 

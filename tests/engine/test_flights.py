@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from adapters.contract import DeviceLost
 from adapters.pipeline import PipelineModel
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.variants import VariantDrafter
-from orchestrator.engine.flights import Flights
-from orchestrator.engine.loop import LoopTuning
-from orchestrator.workers.messages import Grammar, Refused, Sampling, Submit
+from orchestrator.protocol.messages import Grammar, Refused, Sampling, Submit
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.variants import VariantDrafter
+from orchestrator.worker.engine.flights import Flights
+from orchestrator.worker.engine.loop import LoopTuning
 from policies.serving.slo import NO_OBJECTIVES
 from tests.support.flights import cut_toy, flights_over
 from tests.support.loops import END, GOAL, alone, loop_over, requests, suffix, toy

@@ -15,13 +15,13 @@ import pytest
 from adapters.contract import LoadedModel
 from adapters.model_source import ModelSource
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.prediction import PredictionDrafter
-from orchestrator.engine.kv_mover import KvMover, TakenPages
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.messages import Sampling, Submit
-from orchestrator.workers.packed_tokens import pack_tokens
-from orchestrator.workers.shared_memory import SharedMemories
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.packed_tokens import pack_tokens
+from orchestrator.protocol.shared_memory import SharedMemories
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.prediction import PredictionDrafter
+from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
+from orchestrator.worker.engine.loop import DecodeLoop
 from tests.engine.conftest import load
 from tests.support.loops import decode, loop_over, suffix
 

@@ -12,14 +12,14 @@ import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.engine.kv_intake import KvIntake
-from orchestrator.engine.kv_mover import KvMover, TakenPages
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.engine.page_inbox import PageInbox
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import knock
-from orchestrator.links.pages import LinkBroken, Opening, PieceHead, send_opening, send_piece, sum_parts
-from orchestrator.workers.messages import MovedIn, MovedOut, PageLink, Sampling, Submit
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.links.endpoint import knock
+from orchestrator.protocol.links.pages import LinkBroken, Opening, PieceHead, send_opening, send_piece, sum_parts
+from orchestrator.protocol.messages import MovedIn, MovedOut, PageLink, Sampling, Submit
+from orchestrator.worker.engine.kv_intake import KvIntake
+from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
+from orchestrator.worker.engine.loop import DecodeLoop
+from orchestrator.worker.engine.page_inbox import PageInbox
 from tests.support.loops import decode, loop_over, toy
 
 FORMAT = "toy"

@@ -13,11 +13,11 @@ import pytest
 from adapters.contract import CapacityError, LoadedModel
 from adapters.kv_blocks import BlockPool
 from orchestrator.clock import SystemClock
-from orchestrator.engine.kv_intake import KvIntake
-from orchestrator.engine.kv_mover import KvMover, TakenPages
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.messages import Grammar, KvPages, MovedIn, MovedOut, Sampling, Submit
-from orchestrator.workers.shared_memory import SharedMemories, SharedMemoryFailed
+from orchestrator.protocol.messages import Grammar, KvPages, MovedIn, MovedOut, Sampling, Submit
+from orchestrator.protocol.shared_memory import SharedMemories, SharedMemoryFailed
+from orchestrator.worker.engine.kv_intake import KvIntake
+from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
+from orchestrator.worker.engine.loop import DecodeLoop
 from tests.support.loops import END, alone, decode, loop_over, suffix, toy
 
 MOST = 1 << 30

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import DeviceLost
-from orchestrator.drafting.port import NO_HINTS, Draft
-from orchestrator.workers.messages import RoundReport, Sampling, Submit
+from orchestrator.protocol.messages import RoundReport, Sampling, Submit
+from orchestrator.worker.drafting.port import NO_HINTS, Draft
 from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import END, alone, decode, loop_over, requests, suffix, toy
 

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.prediction import PredictionDrafter
-from orchestrator.engine.variants import SpeculationVariants, VariantDepth
-from orchestrator.workers.messages import Grammar, RoundReport, Submit
-from orchestrator.workers.packed_tokens import pack_tokens
+from orchestrator.protocol.messages import Grammar, RoundReport, Submit
+from orchestrator.protocol.packed_tokens import pack_tokens
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.prediction import PredictionDrafter
+from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import alone, decode, loop_over, requests, suffix, toy
 

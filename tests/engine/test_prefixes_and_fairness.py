@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.engine.loop import DecodeLoop
 from tests.support.loops import decode, loop_over, suffix, toy
 
 SYSTEM = [(7 * i) % 250 for i in range(100)]

@@ -13,9 +13,9 @@ from adapters.hf_directory import open_weights
 from adapters.quality import add_quality, read_quality
 from orchestrator.config.model import ClusterConfig, Store
 from orchestrator.config.target import Target
-from orchestrator.loading.models import load_target, silent
-from orchestrator.loading.options import engine_options
-from orchestrator.profiling.quality import list_stored_quality, measure_quality
+from orchestrator.protocol.load_options import engine_options
+from orchestrator.worker.loading.models import load_target, silent
+from orchestrator.worker.measuring.quality import list_stored_quality, measure_quality
 from tests.support import reference_decoder, tiny_models
 
 PROMPTS = [[5, 9, 77, 120, 33, 8], [200, 14, 14, 90]]

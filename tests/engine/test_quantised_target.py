@@ -15,9 +15,9 @@ from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.variant import Variant
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.drafting.model import ModelDrafter
 from tests.engine.conftest import silent
 from tests.support import tiny_models
 from tests.support.loops import decode, loop_over, suffix

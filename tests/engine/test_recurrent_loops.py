@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from adapters.contract import ModelRefused
-from orchestrator.loading.models import load_model
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.loading.models import load_model
 from tests.support.failing import FailingModel
 from tests.support.hybrids import load_hybrid, prepare_hybrid, write_hybrid
 from tests.support.loops import decode, loop_over, suffix

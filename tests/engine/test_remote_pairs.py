@@ -19,9 +19,9 @@ PAIR = """
 import json, sys
 from pathlib import Path
 from adapters.model_identity import ModelIdentity
-from orchestrator.loading.models import load_tokenizer
-from orchestrator.loading.options import ModelDraftOptions
-from orchestrator.loading.vocabularies import prepare_tokenizer, remote_pair
+from adapters.tokenizer import load_tokenizer
+from orchestrator.protocol.load_options import ModelDraftOptions
+from orchestrator.worker.loading.vocabularies import prepare_tokenizer, remote_pair
 from tests.support.options import build_options
 base, source = Path(sys.argv[1]), sys.argv[2]
 for identity in (None, ModelIdentity(source, "0" * 16)):

@@ -11,9 +11,9 @@ import pytest
 from adapters.model_identity import ModelIdentity
 from orchestrator.config.load import load_config
 from orchestrator.config.sources import FoundSources
-from orchestrator.loading.drafters import Remotes, build_drafter
-from orchestrator.loading.models import load_target, silent
-from orchestrator.loading.options import RemoteOptions, engine_options
+from orchestrator.protocol.load_options import RemoteOptions, engine_options
+from orchestrator.worker.loading.drafters import Remotes, build_drafter
+from orchestrator.worker.loading.models import load_target, silent
 from tests.support import tiny_gguf
 from tests.support.tiny_gguf import Tiny
 

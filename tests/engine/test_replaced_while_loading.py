@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from adapters.model_store import ModelChanged
-from orchestrator.loading.models import load_model
-from orchestrator.workers.failures import describe_loading_failure
+from orchestrator.protocol.failures import describe_loading_failure
+from orchestrator.worker.loading.models import load_model
 from tests.support import tiny_gguf
 from tests.support.options import build_options
 from tests.support.tiny_gguf import Tiny

@@ -7,9 +7,9 @@ import pytest
 
 from orchestrator.cli.status import drafter_line, drafts_line
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.model import ModelDrafter
 from policies.speculation import Rest
 from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import loop_over, suffix, toy

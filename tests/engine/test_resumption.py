@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.engine.loop import DecodeLoop
 from policies.serving.replay_budget import REPLAY_SHARE
 from tests.support.loops import alone, loop_over, toy
 from tests.support.simulated_time import SimulatedClock, TimedModel

@@ -13,17 +13,17 @@ from adapters.device_memory import DeviceMemory, HostMemory
 from device_profiles.memory import MemoryPlan
 from device_profiles.units import GIB, MIB
 from orchestrator.config.load import load_config
-from orchestrator.loading.models import load_target, silent
-from orchestrator.loading.options import engine_options
-from orchestrator.loading.room import check_room, refuse_for_room
+from orchestrator.fitting.room import check_room, refuse_for_room
+from orchestrator.protocol.load_options import engine_options
+from orchestrator.worker.loading.models import load_target, silent
 from tests.support.control_groups import memory_group, run_in_group
 from tests.support.daemon import configuration
 
 LOAD = """
 import json, sys
 import msgspec
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import EngineOptions
+from orchestrator.worker.loading.models import load_target
+from orchestrator.protocol.load_options import EngineOptions
 options = msgspec.convert(json.loads(sys.argv[1]), EngineOptions)
 target = load_target(options, lambda stage, fraction: None)
 print(json.dumps({"blocks": target.model.capabilities.total_blocks, "failed": target.failed}))

@@ -9,8 +9,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.messages import Grammar, Sampling, Submit
+from orchestrator.protocol.messages import Grammar, Sampling, Submit
+from orchestrator.worker.engine.loop import DecodeLoop
 from policies.sampling import ToleranceGoal
 from tests.support.loops import decode, grammars_over, loop_over, suffix
 

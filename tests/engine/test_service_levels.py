@@ -11,9 +11,9 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.port import Drafter
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.port import Drafter
 from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives, SloAction
 from tests.support.drafters import KnowingDrafter
 from tests.support.loops import loop_over

@@ -13,7 +13,7 @@ from adapters import registry
 from adapters.conformance.case import run
 from adapters.contract import LoadedModel, LoadOptions, NumericalClass, Precision, StaticShapes
 from adapters.invariance import find_variance
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.messages import Sampling, Submit
 from tests.engine.conftest import silent
 from tests.support.loops import decode, loop_over, suffix
 

@@ -9,11 +9,11 @@ from itertools import accumulate
 import pytest
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.drafting.port import NO_HINTS, Draft
-from orchestrator.drafting.retokenize import Bridge
-from orchestrator.drafting.translate import TranslatingDrafter
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.drafting.port import NO_HINTS, Draft
+from orchestrator.worker.drafting.retokenize import Bridge
+from orchestrator.worker.drafting.translate import TranslatingDrafter
 from policies.sampling import Sampling as Chosen
 from tests.support import vocabularies
 from tests.support.loops import decode, loop_over, toy

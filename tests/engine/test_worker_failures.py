@@ -28,12 +28,9 @@ from adapters.hf_hub import DownloadFailed
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore, StoreFull, StoreUnwritable
 from orchestrator.clock import SystemClock
-from orchestrator.control.event_log import tell_changes
-from orchestrator.control.state import add_gauges
-from orchestrator.engine.variants import SpeculationVariants, VariantDepth
-from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
-from orchestrator.loading.artefact_watch import ArtefactWatch, WatchPace
-from orchestrator.workers.messages import (
+from orchestrator.daemon.control.event_log import tell_changes
+from orchestrator.daemon.control.state import add_gauges
+from orchestrator.protocol.messages import (
     Event,
     Failed,
     Gauges,
@@ -45,6 +42,9 @@ from orchestrator.workers.messages import (
     Stop,
     Submit,
 )
+from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
+from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
+from orchestrator.worker.loading.artefact_watch import ArtefactWatch, WatchPace
 from tests.adapters.test_model_store import CopyRecipe, Said, rot
 from tests.support.engines import ScriptedEngine
 from tests.support.failing import FailingModel

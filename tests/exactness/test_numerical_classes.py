@@ -16,12 +16,12 @@ from device_profiles.numerical_class import MIXED_ROWS, ClassFinding, MeasuredCl
 from device_profiles.profile import Precision
 from device_profiles.store import ProfileStore
 from orchestrator.config.load import load_config
-from orchestrator.control.state import unlike
-from orchestrator.loading.class_words import cost_ratio, describe_choice, describe_rejected
-from orchestrator.loading.devices import class_mark_of, find_device, join_marks, threads_on
-from orchestrator.loading.engine import NOTHING_KNOWN, ready_of
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import engine_options
+from orchestrator.daemon.control.state import unlike
+from orchestrator.machine.devices import class_mark_of, find_device, join_marks, threads_on
+from orchestrator.protocol.load_options import engine_options
+from orchestrator.worker.loading.class_words import cost_ratio, describe_choice, describe_rejected
+from orchestrator.worker.loading.engine import NOTHING_KNOWN, ready_of
+from orchestrator.worker.loading.models import load_target
 from tests.support.conformance import NO_FORK, NO_MAINLINE
 from tests.support.llama_vocabulary import MAINLINE
 from tests.support.tiny_gguf import Tiny, write

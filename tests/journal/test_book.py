@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.journal.book import AnswerBook, BookLimits, KeptAnswer
-from orchestrator.journal.records import (
+from orchestrator.daemon.journal.book import AnswerBook, BookLimits, KeptAnswer
+from orchestrator.daemon.journal.records import (
     HEAD_BYTES,
     OLD_MAGIC,
     Committed,
@@ -28,7 +28,7 @@ from orchestrator.journal.records import (
     decode_segment,
     encode_records,
 )
-from orchestrator.workers.messages import Delta, RequestStats, Submit
+from orchestrator.protocol.messages import Delta, RequestStats, Submit
 
 pytestmark = pytest.mark.asyncio
 

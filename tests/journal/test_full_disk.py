@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.journal.book import AnswerBook, BookLimits
-from orchestrator.journal.standing import choose_bodies
-from orchestrator.workers.messages import Delta, Submit
+from orchestrator.daemon.journal.book import AnswerBook, BookLimits
+from orchestrator.daemon.journal.standing import choose_bodies
+from orchestrator.protocol.messages import Delta, Submit
 from tests.journal.test_book import Hand, book_in, let_pass, open_answer, recover_all
 from tests.support.small_disk import keep_full, small_disk
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from device_profiles.acceptance import TargetTexts
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
-from orchestrator.measuring.known_text import Hours, KnownText
-from orchestrator.workers.messages import Submit
+from orchestrator.protocol.messages import Submit
+from orchestrator.worker.measuring.known_text import Hours, KnownText
 from tests.support.loops import loop_over, suffix, toy
 
 COST = StepCost((1.0, 9.0), (8.0, 12.0), prefill=StepCost((8.0, 64.0), (10.0, 40.0)))

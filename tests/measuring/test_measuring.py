@@ -14,16 +14,16 @@ from device_profiles.acceptance import TargetTexts
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import LinkLost
-from orchestrator.measuring.links import EchoEngine, measure_link
-from orchestrator.measuring.pairs import DEPTHS, compare_choices, replay_drafter
-from orchestrator.measuring.quick import quick_cost
-from orchestrator.measuring.rounds import RoundSample, at_pace, fit_rounds
-from orchestrator.measuring.steps import measure_steps
-from orchestrator.profiling.link_work import THIS_HOST, name_of, paths, probe_spec
-from orchestrator.workers.messages import EndpointOpened, Event, Failed, Stop
+from orchestrator.planning.profiling.link_work import THIS_HOST, name_of, paths, probe_spec
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.links.endpoint import LinkLost
+from orchestrator.protocol.messages import EndpointOpened, Event, Failed, Stop
+from orchestrator.worker.drafting.suffix import SuffixDrafter
+from orchestrator.worker.measuring.links import EchoEngine, measure_link
+from orchestrator.worker.measuring.pairs import DEPTHS, compare_choices, replay_drafter
+from orchestrator.worker.measuring.quick import quick_cost
+from orchestrator.worker.measuring.rounds import RoundSample, at_pace, fit_rounds
+from orchestrator.worker.measuring.steps import measure_steps
 
 PATTERN = tuple(range(20, 32))
 

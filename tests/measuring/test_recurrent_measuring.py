@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.measuring.class_trial import measure_costs, try_class
-from orchestrator.measuring.quick import quick_cost
-from orchestrator.measuring.steps import follow_on, measure_steps, segment
+from orchestrator.worker.measuring.class_trial import measure_costs, try_class
+from orchestrator.worker.measuring.quick import quick_cost
+from orchestrator.worker.measuring.steps import follow_on, measure_steps, segment
 from tests.support.hybrids import load_hybrid, prepare_hybrid
 
 

@@ -6,9 +6,9 @@ import pytest
 
 from orchestrator.clock import SystemClock
 from orchestrator.errors import OutriderError
-from orchestrator.measuring.rounds import Decoding, in_turns
-from orchestrator.measuring.watched import WatchedModel
-from orchestrator.workers.messages import Submit
+from orchestrator.protocol.messages import Submit
+from orchestrator.worker.measuring.rounds import Decoding, in_turns
+from orchestrator.worker.measuring.watched import WatchedModel
 from tests.support.loops import loop_over, suffix, toy
 
 PROMPT = list(range(20, 50))

@@ -19,7 +19,7 @@ from adapters.conformance.fixtures import model as model
 from adapters.contract import LoadedModel, LoadOptions, NumericalClass, Progress, cut_layers
 from adapters.pipeline import PipelineModel
 from device_profiles.profile import DeviceProfile, WeightsFormat
-from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers
+from orchestrator.worker.loading.pipeline import PipelineLoader, PlacedLayers
 from tests.support import tiny_models
 from tests.support.conformance import DEVICES
 from tests.support.failing import poison

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from device_profiles.device_load import DeviceLoad
 from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.planning import PlanMaking
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
+from orchestrator.daemon.bootstrap.planning import PlanMaking
 from orchestrator.planning.here import PresentHost, PresentLinks
 from orchestrator.planning.proposal import (
     PlanError,

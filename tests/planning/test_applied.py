@@ -8,10 +8,10 @@ import pytest
 
 from device_profiles.measured import Hardware
 from device_profiles.store import ProfileStore
-from orchestrator.bootstrap.start_specs import build_start_specs
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.sketch import load_sketch
+from orchestrator.daemon.bootstrap.start_specs import build_start_specs
 from orchestrator.planning.applied import apply_plan, build_option_filter, list_unplaced_drafts, whole_targets
 from orchestrator.planning.basis import basis
 from orchestrator.planning.basis import plain as plain_data

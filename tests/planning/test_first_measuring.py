@@ -13,21 +13,21 @@ from hypothesis import strategies as st
 
 from device_profiles.measured import DeviceRates, Hardware, MatmulRate, MeasuredDevice
 from device_profiles.profile import Exactness, Precision
-from orchestrator.bootstrap.planning import make_plan
-from orchestrator.bootstrap.start_profiles import StartWatch, list_wanted, profile_missing
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.config.placement import PlacementSection
+from orchestrator.daemon.bootstrap.planning import make_plan
+from orchestrator.daemon.bootstrap.start_profiles import StartWatch, list_wanted, profile_missing
 from orchestrator.planning.basis import basis, list_doubts
 from orchestrator.planning.estimates import EstimableDevice, estimate_option
 from orchestrator.planning.lacking import leave_lacking
 from orchestrator.planning.models import model_at_hand
+from orchestrator.planning.profiling import progress as progress_module
+from orchestrator.planning.profiling.duration import measure_pace, predict_duration_s
+from orchestrator.planning.profiling.progress import MeasuringProgress
+from orchestrator.planning.profiling.work import profile_store
 from orchestrator.planning.promise import predict_promise
 from orchestrator.planning.proposal import PlanError, PlanRequest, build_proposal, propose_here
-from orchestrator.profiling import progress as progress_module
-from orchestrator.profiling.duration import measure_pace, predict_duration_s
-from orchestrator.profiling.progress import MeasuringProgress
-from orchestrator.profiling.work import profile_store
 from tests.support.profiles import store_simulated_profiles
 from tests.support.simulated_time import SimulatedClock
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from device_profiles.device_load import DeviceLoad
-from orchestrator.bootstrap.idle_profiles import IdleMeasuring
-from orchestrator.bootstrap.planning import make_plan
 from orchestrator.config.load import load_config
-from orchestrator.control.port import StateView
+from orchestrator.daemon.bootstrap.idle_profiles import IdleMeasuring
+from orchestrator.daemon.bootstrap.planning import make_plan
+from orchestrator.daemon.control.port import StateView
 from orchestrator.planning.basis import basis
+from orchestrator.planning.profiling.work import profile_store
 from orchestrator.planning.proposal import PlanProposal
-from orchestrator.profiling.work import profile_store
 
 WITHIN_S = 240.0
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bootstrap.plan_board import PlanBoard
-from orchestrator.bootstrap.planning import PlanMaking, StartPlan, make_plan
 from orchestrator.config.load import load_config
 from orchestrator.config.model import ClusterConfig
+from orchestrator.daemon.bootstrap.plan_board import PlanBoard
+from orchestrator.daemon.bootstrap.planning import PlanMaking, StartPlan, make_plan
 from orchestrator.planning.proposal import PlanError
 from policies.planning.plan import Plan
 from tests.support.profiles import store_simulated_profiles

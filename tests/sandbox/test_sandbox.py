@@ -21,11 +21,11 @@ import psutil
 import pytest
 
 from adapters.chat_template import ChatTemplate, TemplateError
+from orchestrator.daemon.sandbox.children import JobEnded
+from orchestrator.daemon.sandbox.jobs import send_job
+from orchestrator.daemon.sandbox.sandbox import Sandbox
+from orchestrator.daemon.sandbox.templates import SandboxedTemplate
 from orchestrator.errors import RequestError
-from orchestrator.sandbox.children import JobEnded
-from orchestrator.sandbox.jobs import send_job
-from orchestrator.sandbox.sandbox import Sandbox
-from orchestrator.sandbox.templates import SandboxedTemplate
 from tests.support.untrusted import DEADLY
 from tests.support.waiting import until
 
@@ -48,7 +48,7 @@ def list_family() -> list[psutil.Process]:
     found = []
     for one in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has just ended
-            if "orchestrator.sandbox.nursery" in one.cmdline():
+            if "orchestrator.daemon.sandbox.nursery" in one.cmdline():
                 found.append(one)
     return found
 
@@ -143,8 +143,8 @@ def test_a_nursery_that_was_killed_is_replaced():
 _ASKING = f"""
 import os, sys, time
 kept = os.open({str(Path(__file__))!r}, os.O_RDONLY); os.set_inheritable(kept, True)
-from orchestrator.sandbox.sandbox import Sandbox
-from orchestrator.sandbox.templates import SandboxedTemplate
+from orchestrator.daemon.sandbox.sandbox import Sandbox
+from orchestrator.daemon.sandbox.templates import SandboxedTemplate
 from adapters.chat_template import ChatTemplate
 sandbox = Sandbox(600.0)
 assert sandbox.do("grammar", {GOOD!r}, 60.0) == ""
@@ -290,7 +290,7 @@ def test_a_nursery_whose_daemon_ends_at_once_ends_without_a_word(unread):
     """A daemon that cannot listen ends before its nursery is ready, and says why in one line."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        command = [sys.executable, "-m", "orchestrator.sandbox.nursery", str(theirs.fileno())]
+        command = [sys.executable, "-m", "orchestrator.daemon.sandbox.nursery", str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True)
         if unread:
             theirs.send(b"what nobody reads resets the link")

@@ -14,9 +14,9 @@ from adapters.conformance.fixtures import all_free as all_free
 from adapters.conformance.fixtures import far as far
 from adapters.conformance.fixtures import model as model
 from adapters.contract import LoadedModel, LoadOptions, Progress, cut_layers
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.loading.pipeline import PipelineLoader, PlacedLayers
-from orchestrator.shards.remote import RemoteRuntime
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.worker.loading.pipeline import PipelineLoader, PlacedLayers
+from orchestrator.worker.shards.remote import RemoteRuntime
 from tests.pipelines.conftest import LAYERS, OPENVINO, SIMULATED, Cut, InShards
 from tests.pipelines.conftest import case as whole_case  # noqa: F401  # another fixture's own
 from tests.pipelines.conftest import uncut as uncut

@@ -9,10 +9,10 @@ import pytest
 
 from adapters.contract import ModelRefused
 from adapters.registry import get
-from orchestrator.loading.models import count_layers, prepare_model, prepare_part, silent
-from orchestrator.loading.options import ShardOptions
-from orchestrator.loading.pipeline import PipelineLoader
-from orchestrator.shards.remote import RemoteRuntime
+from orchestrator.protocol.load_options import ShardOptions
+from orchestrator.worker.loading.models import count_layers, prepare_model, prepare_part, silent
+from orchestrator.worker.loading.pipeline import PipelineLoader
+from orchestrator.worker.shards.remote import RemoteRuntime
 from tests.support import tiny_models
 from tests.support.options import build_options
 from tests.support.shard_servers import Layers, serving

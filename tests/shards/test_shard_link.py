@@ -27,10 +27,10 @@ from adapters.contract import (
 )
 from adapters.framing import ProtocolError
 from adapters.simulated.adapter import SimulatedAdapter
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.links.endpoint import EndpointServer, LinkLost, knock
-from orchestrator.shards.protocol import VERSION, Answer, Attach, Attached, Computed, ShardLink
-from orchestrator.shards.remote import RemoteRuntime
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost, knock
+from orchestrator.worker.shards.protocol import VERSION, Answer, Attach, Attached, Computed, ShardLink
+from orchestrator.worker.shards.remote import RemoteRuntime
 from tests.support.shard_servers import Layers, serving
 
 LAYERS = 4
@@ -80,7 +80,7 @@ def test_the_newest_connection_is_the_rightful_one(tmp_path: Path) -> None:
 def test_layers_that_nobody_calls_for_longer_than_a_greeting_may_take_stay_loaded(
     tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.links.endpoint.GREETING_S", 1.0)
+    monkeypatch.setattr("orchestrator.protocol.links.endpoint.GREETING_S", 1.0)
     with serving(write_layers(tmp_path), "127.0.0.1") as endpoint:
         addresses = [one for one in endpoint.addresses if one.startswith(way)]
         found = RemoteRuntime(msgspec.structs.replace(endpoint, addresses=addresses))

@@ -28,12 +28,12 @@ from adapters.model_store import ModelStore
 from adapters.variant import Variant
 from device_profiles.numerical_class import ClassFinding, NumericalClass
 from orchestrator.config.load import load_config
-from orchestrator.loading import numerical_classes
-from orchestrator.loading.child_work import OnLook
-from orchestrator.loading.class_trial import ClassJob, run_here
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import engine_options
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.load_options import engine_options
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.loading import numerical_classes
+from orchestrator.worker.loading.child_work import OnLook
+from orchestrator.worker.loading.class_trial import ClassJob, run_here
+from orchestrator.worker.loading.models import load_target
 from tests.support.loops import decode, loop_over, suffix
 
 SWITCHES = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")

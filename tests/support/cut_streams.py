@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from orchestrator.workers.homes import list_homes
+from orchestrator.launch.homes import list_homes
 from tests.support.daemon import Daemon
 
 BODY: dict[str, Any] = {

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
-from orchestrator.engine.variants import SpeculationVariants, VariantDepth
-from orchestrator.engine.worker_engine import LoadedEngine, WorkerEngine
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Event, Ready
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.messages import Event, Ready
+from orchestrator.worker.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
+from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
 from tests.support.drafters import FINGERPRINT, VOCABULARY
 from tests.support.loops import loop_over, toy
 

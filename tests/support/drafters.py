@@ -13,12 +13,12 @@ from adapters.contract import DeviceLost, ModelRefused
 from adapters.tokenizer import byte_texts
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
-from orchestrator.drafting.server import DraftEngine, HostedDrafter
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.draft_messages import DrafterState, DraftReady
-from orchestrator.workers.messages import Event, Sampling, Stop, Submit
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.draft_messages import DrafterState, DraftReady
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.messages import Event, Sampling, Stop, Submit
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
+from orchestrator.worker.drafting.server import DraftEngine, HostedDrafter
 
 ENTRY = "tests.support.drafters:script_texts"
 FINGERPRINT = vocabulary_fingerprint(byte_texts())

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.workers.contract import Step, WorkerSpec
-from orchestrator.workers.messages import (
+from orchestrator.protocol.contract import Step, WorkerSpec
+from orchestrator.protocol.messages import (
     Cancel,
     Command,
     Delta,
@@ -36,7 +36,7 @@ from orchestrator.workers.messages import (
     Stop,
     Submit,
 )
-from orchestrator.workers.trace_messages import RoundTrace, SequenceTrace
+from orchestrator.protocol.trace_messages import RoundTrace, SequenceTrace
 
 ENTRY = "tests.support.engines:script_engine"
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,8 +12,8 @@ from adapters.grammar import GrammarCompiler
 from adapters.pipeline import PipelineModel
 from adapters.simulated.adapter import SimulatedAdapter
 from adapters.tokenizer import Tokenizer
-from orchestrator.drafting.port import Drafter
-from orchestrator.engine.flights import Flights
+from orchestrator.worker.drafting.port import Drafter
+from orchestrator.worker.engine.flights import Flights
 from tests.support.loops import loop_over
 
 LAYERS = 4

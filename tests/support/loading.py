@@ -9,10 +9,10 @@ import msgspec
 
 from adapters.contract import AdapterError
 from orchestrator.config.load import load_config
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import engine_options
-from orchestrator.workers.failures import describe_loading_failure
-from orchestrator.workers.messages import Failed
+from orchestrator.protocol.failures import describe_loading_failure
+from orchestrator.protocol.load_options import engine_options
+from orchestrator.protocol.messages import Failed
+from orchestrator.worker.loading.models import load_target
 
 
 def main() -> None:

@@ -11,11 +11,11 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import Clock, SystemClock
-from orchestrator.drafting.port import Drafter
-from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.engine.grammar import Grammars
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.messages import RoundReport, Sampling, Submit
+from orchestrator.protocol.messages import RoundReport, Sampling, Submit
+from orchestrator.worker.drafting.port import Drafter
+from orchestrator.worker.drafting.suffix import SuffixDrafter
+from orchestrator.worker.engine.grammar import Grammars
+from orchestrator.worker.engine.loop import DecodeLoop
 from policies.sampling import ToleranceGoal
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.adaptive import Adaptive

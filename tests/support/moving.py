@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orchestrator.engine import page_inbox, page_sender
-from orchestrator.engine.kv_mover import KvMover
-from orchestrator.engine.worker_engine import WorkerEngine
-from orchestrator.links.pages import PieceHead, send_piece
-from orchestrator.loading.engine import build_engine
-from orchestrator.workers.messages import KvPages, SharedMemory
-from orchestrator.workers.shared_memory import open_memory
+from orchestrator.protocol.links.pages import PieceHead, send_piece
+from orchestrator.protocol.messages import KvPages, SharedMemory
+from orchestrator.protocol.shared_memory import open_memory
+from orchestrator.worker.engine import page_inbox, page_sender
+from orchestrator.worker.engine.kv_mover import KvMover
+from orchestrator.worker.engine.worker_engine import WorkerEngine
+from orchestrator.worker.loading.engine import build_engine
 
 ENTRY = "tests.support.moving:build_failing"
 FAULT = "OUTRIDER_TEST_KV"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from orchestrator.loading.options import ModelOptions
+from orchestrator.protocol.load_options import ModelOptions
 
 
 def build_options(directory: Path, source: str, adapter: str = "openvino_rt", **changed: Any) -> ModelOptions:

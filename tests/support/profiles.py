@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from adapters.model_digests import digest_simulated_model
 from device_profiles.cost import StepCost
 from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel, RoundOverhead, fingerprint
 from device_profiles.store import ProfileStore
-from orchestrator.planning.digests import digest_simulated_model
 
 GIB = 1 << 30
 

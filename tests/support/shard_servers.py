@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import LayerRange, LoadedShard, LoadOptions, NumericalClass
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.shards.protocol import VERSION, Description
-from orchestrator.shards.server import HostedLayers, ShardEngine
-from orchestrator.workers.messages import Stop
-from orchestrator.workers.shard_messages import ShardReady
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.messages import Stop
+from orchestrator.protocol.shard_messages import ShardReady
+from orchestrator.worker.shards.protocol import VERSION, Description
+from orchestrator.worker.shards.server import HostedLayers, ShardEngine
 
 
 class Layers:

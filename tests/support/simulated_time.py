@@ -10,8 +10,8 @@ import numpy as np
 from adapters.contract import ForwardResult, LoadOptions, Segment
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.messages import RoundReport, Submit
+from orchestrator.protocol.messages import RoundReport, Submit
+from orchestrator.worker.engine.loop import DecodeLoop
 from policies.speculation.cost_model import TYPICAL
 
 COST = TYPICAL.scale_by(10.0)

@@ -16,8 +16,8 @@ from adapters import registry
 from adapters.contract import LoadedModel, LoadOptions, OutOfMemory
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.engine.loop import DecodeLoop
 from tests.support.loops import loop_over, suffix
 
 _PROMPT_TOKENS = 300

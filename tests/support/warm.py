@@ -135,12 +135,12 @@ def _import_all() -> ModuleType:
     from fastapi import FastAPI  # noqa: F401
 
     from adapters.simulated import adapter  # noqa: F401
-    from orchestrator import daemon  # noqa: F401
     from orchestrator.cli import main, serve  # noqa: F401
-    from orchestrator.engine import worker_engine  # noqa: F401
-    from orchestrator.loading import draft_worker, engine  # noqa: F401
-    from orchestrator.sandbox.jobs import prepare
-    from orchestrator.workers import local, local_host  # noqa: F401
+    from orchestrator.daemon import run as daemon  # noqa: F401
+    from orchestrator.daemon.sandbox.jobs import prepare
+    from orchestrator.worker import local_host  # noqa: F401
+    from orchestrator.worker.engine import worker_engine  # noqa: F401
+    from orchestrator.worker.loading import draft_worker, engine  # noqa: F401
 
     prepare()
     return main
@@ -155,11 +155,11 @@ class _ForkedWorker:
 
 
 def _fork_worker(options: list[str], inherited: list[int], printing: int, environment: dict[str, str]) -> _ForkedWorker:
-    """Implements orchestrator.workers.local._popen: the process of a worker, which has all imports behind it."""
+    """Implements orchestrator.launch.local._popen: the process of a worker, which has all imports behind it."""
 
     def run() -> int:
-        sys.argv = ["orchestrator.workers.local_host", *options]
-        from orchestrator.workers.local_host import main
+        sys.argv = ["orchestrator.worker.local_host", *options]
+        from orchestrator.worker.local_host import main
 
         return main()
 
@@ -191,7 +191,7 @@ class _NurseryForks:
         theirs.close()
 
     def start(self, descriptor: int, environment: dict[str, str]) -> _ForkedNursery:
-        """Implements orchestrator.sandbox.sandbox._popen."""
+        """Implements orchestrator.daemon.sandbox.sandbox._popen."""
         socket.send_fds(self._link, [json.dumps(environment).encode()], [descriptor])
         return _ForkedNursery(int(self._link.recv(64)))
 
@@ -210,8 +210,8 @@ class _NurseryForks:
 
 
 def _run_nursery(descriptor: int) -> int:
-    sys.argv = ["orchestrator.sandbox.nursery", str(descriptor)]
-    from orchestrator.sandbox.nursery import main
+    sys.argv = ["orchestrator.daemon.sandbox.nursery", str(descriptor)]
+    from orchestrator.daemon.sandbox.nursery import main
 
     main()
     return 0
@@ -291,8 +291,8 @@ def main() -> None:
         _tell_end(pid, telling, (link.detach(), output, errors))
     link.detach()  # closed with all others
     _become(json.loads(asked), output, errors)
-    from orchestrator.sandbox import sandbox
-    from orchestrator.workers import local
+    from orchestrator.daemon.sandbox import sandbox
+    from orchestrator.launch import local
 
     local._popen = _fork_worker  # type: ignore[assignment]
     sandbox._popen = _NurseryForks().start  # type: ignore[assignment]

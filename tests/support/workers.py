@@ -13,8 +13,8 @@ import msgspec
 import psutil
 
 from orchestrator.errors import ClusterAway
-from orchestrator.workers.contract import Cluster, Worker
-from orchestrator.workers.messages import Delta, Event, Ready, RoundReport
+from orchestrator.protocol.contract import Cluster, Worker
+from orchestrator.protocol.messages import Delta, Event, Ready, RoundReport
 from tests.support import engines
 
 

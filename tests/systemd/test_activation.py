@@ -16,12 +16,12 @@ import openai
 import pytest
 
 from orchestrator.cli.daemon_socket import query_daemon
+from orchestrator.daemon.systemd.activation import take_sockets
 from orchestrator.errors import DaemonError
-from orchestrator.systemd.activation import take_sockets
 from tests.support.activated import play_systemd
 from tests.support.daemon import configuration, outrider_process
 
-TAKE = "from orchestrator.systemd.activation import take_sockets; print(take_sockets())"
+TAKE = "from orchestrator.daemon.systemd.activation import take_sockets; print(take_sockets())"
 
 
 def test_sockets_of_another_process_are_left_alone_and_nobody_inherits_the_names():

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from orchestrator.config.load import load_config
-from orchestrator.systemd import files
-from orchestrator.systemd.files import ServiceChoices, ServiceError, find_systemd_version, list_files
-from orchestrator.systemd.install import enable_units, install_files, remove_service
+from orchestrator.daemon.systemd import files
+from orchestrator.daemon.systemd.files import ServiceChoices, ServiceError, find_systemd_version, list_files
+from orchestrator.daemon.systemd.install import enable_units, install_files, remove_service
 from tests.support.daemon import outrider_process
 
 COMMANDS = ServiceChoices(Path("/opt/outrider/bin"), model='hf:A/B "quoted"')

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.config.model import ClusterSection, Limits
-from orchestrator.systemd.files import ServiceChoices, list_files
-from orchestrator.workers.homes import HomeRecord, list_homes, make_home, read_birth
+from orchestrator.daemon.systemd.files import ServiceChoices, list_files
+from orchestrator.launch.homes import HomeRecord, list_homes, make_home, read_birth
 from tests.support.daemon import configuration
 
 CHOICES = ServiceChoices(Path("/opt/outrider/bin"))
@@ -93,7 +93,7 @@ def test_the_unit_leaves_workers_to_the_next_daemon_and_none_behind_a_stop():
     assert unit["OOMPolicy"] == "continue"
     assert unit["StateDirectory"] == "outrider"
     assert float(unit["RestartSec"]) < ClusterSection().orphan_wait_s
-    assert unit["ExecStopPost"].endswith("bin/python -P -m orchestrator.workers.stop_post")
+    assert unit["ExecStopPost"].endswith("bin/python -P -m orchestrator.launch.stop_post")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_behind_a_stop_workers_are_ended_and_behind_a_crash_they_stay(tmp_path, 
         list_homes(workers)
         make_home(workers, "target").write_record(HomeRecord("target", worker.pid, read_birth(worker.pid), ""))
         subprocess.run(
-            [sys.executable, "-m", "orchestrator.workers.stop_post"],
+            [sys.executable, "-m", "orchestrator.launch.stop_post"],
             env={**os.environ, "STATE_DIRECTORY": str(tmp_path), "SERVICE_RESULT": result},
             check=True,
         )

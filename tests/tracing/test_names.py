@@ -6,7 +6,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes, http
 from opentelemetry.semconv._incubating.metrics import gen_ai_metrics
 from opentelemetry.semconv.attributes import error_attributes
 
-from orchestrator.tracing import names
+from orchestrator.daemon.tracing import names
 from tools.write_trace_names import PAGE, fill_page
 
 

@@ -6,12 +6,12 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from orchestrator.tracing import names
-from orchestrator.tracing.export import BoundedSpanProcessor, CountedSpanExporter, Receiver
-from orchestrator.tracing.rounds import RoundSpans
-from orchestrator.workers.frames import decode_commands, decode_events, encode
-from orchestrator.workers.messages import RoundReport, Submit
-from orchestrator.workers.trace_messages import RoundTrace, SequenceTrace, TraceContext
+from orchestrator.daemon.tracing import names
+from orchestrator.daemon.tracing.export import BoundedSpanProcessor, CountedSpanExporter, Receiver
+from orchestrator.daemon.tracing.rounds import RoundSpans
+from orchestrator.protocol.frames import decode_commands, decode_events, encode
+from orchestrator.protocol.messages import RoundReport, Submit
+from orchestrator.protocol.trace_messages import RoundTrace, SequenceTrace, TraceContext
 from tests.api.support import HandClock
 from tests.support.loops import loop_over, suffix, toy
 

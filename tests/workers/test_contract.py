@@ -18,13 +18,13 @@ import structlog
 
 from adapters.libllama import VARIABLE
 from orchestrator.errors import WorkerLost
-from orchestrator.profiling.link_work import echo_spec, name_of, paths, probe_spec
-from orchestrator.profiling.run import Watch, measure_path
-from orchestrator.workers.contract import Cluster, WorkerSpec
-from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Cancel, Event, Failed, Ready, Refused, RoundReport, Stop, Submit
-from orchestrator.workers.ray_runtime import RayCluster
-from orchestrator.workers.trace_messages import TraceContext
+from orchestrator.launch.local import LocalCluster
+from orchestrator.launch.ray_runtime import RayCluster
+from orchestrator.planning.profiling.link_work import echo_spec, name_of, paths, probe_spec
+from orchestrator.planning.profiling.run import Watch, measure_path
+from orchestrator.protocol.contract import Cluster, WorkerSpec
+from orchestrator.protocol.messages import Cancel, Event, Failed, Ready, Refused, RoundReport, Stop, Submit
+from orchestrator.protocol.trace_messages import TraceContext
 from tests.support import engines
 from tests.support.workers import collect, deltas, is_gone, rays_environment, start_worker, tokens_until
 

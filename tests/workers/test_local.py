@@ -18,10 +18,10 @@ import structlog
 
 from adapters.framing import add_header
 from orchestrator.errors import WorkerLost
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.frames import encode
-from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Cancel, Event, Finished, Ready, Submit
+from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.frames import encode
+from orchestrator.protocol.messages import Cancel, Event, Finished, Ready, Submit
 from tests.support import engines
 from tests.support.workers import is_gone, start_worker, tokens_until
 
@@ -206,5 +206,5 @@ async def test_a_worker_that_was_started_ahead_of_another_one_ends_and_so_does_o
 def list_children() -> list[int]:
     """Return the workers of this process that run, in the order in which they began."""
     children = psutil.Process().children()
-    running = [one for one in children if "orchestrator.workers.local_host" in one.cmdline()]
+    running = [one for one in children if "orchestrator.worker.local_host" in one.cmdline()]
     return [one.pid for one in sorted(running, key=lambda one: (one.create_time(), one.pid))]

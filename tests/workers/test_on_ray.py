@@ -12,14 +12,14 @@ import psutil
 import pytest
 
 from orchestrator.errors import ClusterAway, WorkerError, WorkerLost, WorkerStartFailed
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.messages import Ready, Submit
-from orchestrator.workers.ray_driver import reason_of
-from orchestrator.workers.ray_link import ActorEnd, DriverLink
-from orchestrator.workers.ray_messages import Appeared, Order
-from orchestrator.workers.ray_runtime import RayCluster, RayWorker
-from orchestrator.workers.ray_settings import driver_environment
-from orchestrator.workers.session_directory import SessionDirectory
+from orchestrator.launch.ray_driver import reason_of
+from orchestrator.launch.ray_link import ActorEnd, DriverLink
+from orchestrator.launch.ray_messages import Appeared, Order
+from orchestrator.launch.ray_runtime import RayCluster, RayWorker
+from orchestrator.launch.ray_settings import driver_environment
+from orchestrator.launch.session_directory import SessionDirectory
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.messages import Ready, Submit
 from tests.support import engines
 from tests.support.workers import is_gone, start_on, start_worker, tokens_until
 

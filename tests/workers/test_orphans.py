@@ -17,9 +17,9 @@ import psutil
 import pytest
 import structlog
 
-from orchestrator.workers.homes import list_homes, read_guard
-from orchestrator.workers.local import LocalCluster, LocalWorker, OrphanPolicy
-from orchestrator.workers.messages import Event, Gauges, Ready, RoundReport, Submit
+from orchestrator.launch.homes import list_homes, read_guard
+from orchestrator.launch.local import LocalCluster, LocalWorker, OrphanPolicy
+from orchestrator.protocol.messages import Event, Gauges, Ready, RoundReport, Submit
 from tests.support import engines
 from tests.support.workers import collect, is_gone, tokens_until
 
@@ -29,9 +29,9 @@ pytestmark = pytest.mark.asyncio
 DRIVER = """
 import asyncio, sys
 from pathlib import Path
-from orchestrator.workers.local import LocalCluster, OrphanPolicy
-from orchestrator.workers.ray_runtime import RayCluster
-from orchestrator.workers.messages import Ready, RoundReport, Submit
+from orchestrator.launch.local import LocalCluster, OrphanPolicy
+from orchestrator.launch.ray_runtime import RayCluster
+from orchestrator.protocol.messages import Ready, RoundReport, Submit
 from tests.support import engines
 
 async def main():

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from orchestrator.workers.process_end import end_process, read_start_time_s
+from orchestrator.launch.process_end import end_process, read_start_time_s
 
 
 @pytest.fixture

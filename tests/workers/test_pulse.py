@@ -26,9 +26,9 @@ _SLEEPS = "import time\nwhile True: time.sleep(60)"
 _LOADS = """
 import json, subprocess, sys, threading
 from adapters.parent_process import end_with_parent
-from orchestrator.workers.contract import Step
-from orchestrator.workers.messages import Progress
-from orchestrator.workers.pulse import PulseEmitter
+from orchestrator.protocol.contract import Step
+from orchestrator.protocol.messages import Progress
+from orchestrator.worker.pulse import PulseEmitter
 
 program, again, expected_ms = sys.argv[1:]
 

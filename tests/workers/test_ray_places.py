@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.ray_places import Places
-from orchestrator.workers.ray_runtime import RayCluster
+from orchestrator.launch.ray_places import Places
+from orchestrator.launch.ray_runtime import RayCluster
+from orchestrator.protocol.contract import WorkerSpec
 from tests.support import engines
 
 MOST_CPUS = 64  # of a Ray of our own

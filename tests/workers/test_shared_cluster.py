@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.errors import WorkerError
-from orchestrator.workers.contract import Cluster
-from orchestrator.workers.homes import list_homes
-from orchestrator.workers.local import LocalCluster, OrphanPolicy
-from orchestrator.workers.messages import Ready
-from orchestrator.workers.ray_runtime import RayCluster
-from orchestrator.workers.shared_cluster import SharedCluster
+from orchestrator.launch.homes import list_homes
+from orchestrator.launch.local import LocalCluster, OrphanPolicy
+from orchestrator.launch.ray_runtime import RayCluster
+from orchestrator.protocol.contract import Cluster
+from orchestrator.protocol.messages import Ready
 from tests.support import engines
 from tests.support.workers import is_gone
 

@@ -11,8 +11,8 @@ from outrider_lab.bench.plan.texts import PASSAGE, TEXTS
 from device_profiles.cost import StepCost
 from device_profiles.store import ProfileStore
 from orchestrator.config.load import load_config
-from orchestrator.measuring.texts import TEXTS as PROFILED
-from orchestrator.profiling.work import list_work
+from orchestrator.planning.profiling.work import list_work
+from orchestrator.worker.measuring.texts import TEXTS as PROFILED
 from tests.support.profiles import store_simulated_profiles
 
 TOOK_S = 7.0

@@ -16,11 +16,12 @@ from outrider_lab.replay.recorded import Costs
 from outrider_lab.replay.run import replay
 from outrider_lab.simulation.recording import Recording, RecordingError, load_recording, save_recording
 
+from adapters.tokenizer import load_tokenizer
 from device_profiles.cost import StepCost
-from orchestrator.drafting.port import Ask
-from orchestrator.loading.models import load_target, load_tokenizer
-from orchestrator.measuring.prompts import OWN_PROMPTS
-from orchestrator.workers.messages import Sampling
+from orchestrator.protocol.messages import Sampling
+from orchestrator.worker.drafting.port import Ask
+from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS
 
 SUMMARY = {"worst_vs_plain", "vs_hindsight", "vs_hill_climber", "vs_batch_table", "policy_us_per_round", "identical"}
 CATEGORIES = ["explaining", "rewriting"]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli.main import app
-from orchestrator.measuring.prompts import MeasurementError
+from orchestrator.worker.measuring.prompts import MeasurementError
 from tests.support.daemon import Daemon, configuration, running
 
 ROOT = Path(__file__).parents[4]

@@ -23,7 +23,7 @@ from outrider_lab.bench.traffic.figures import (
 from outrider_lab.bench.traffic.outcome import Outcome
 from outrider_lab.bench.traffic.slo import meets, parse_slo
 
-from orchestrator.measuring.prompts import spread
+from orchestrator.worker.measuring.prompts import spread
 
 times = st.floats(0.0, 100.0)
 

@@ -12,8 +12,8 @@ import pytest
 from outrider_lab.chaos.faults.memory import find_memory_cgroup, starve
 
 from orchestrator.errors import WorkerLost
-from orchestrator.workers.local import LocalCluster
-from orchestrator.workers.messages import Submit
+from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.messages import Submit
 from tests.support.workers import start_worker, tokens_until
 
 

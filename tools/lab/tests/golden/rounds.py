@@ -17,12 +17,12 @@ from outrider_lab.replay.run import replay
 from outrider_lab.simulation.recording import Recording
 
 from adapters.contract import ForwardResult, Segment
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.model import ModelDrafter
-from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.model import ModelDrafter
+from orchestrator.worker.drafting.suffix import SuffixDrafter
+from orchestrator.worker.engine.loop import DecodeLoop
 from policies.speculation import DraftSummary, RoundContext
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model

@@ -13,7 +13,7 @@ from outrider_lab.simulation.trace import TracedRequest
 from outrider_lab.simulation.world import World
 
 from device_profiles.cost import StepCost
-from orchestrator.control.admission import ControlLimits
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from policies.planning.plan import Option, Role
 from policies.planning.shard_cost import ModelPart
 

@@ -18,13 +18,13 @@ from outrider_lab.simulation.trace import TracedRequest
 from outrider_lab.simulation.world import World, build_submit
 
 from device_profiles.cost import StepCost
-from orchestrator.control.actions import Send, StartWorker
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
-from orchestrator.control.events import ControlEvent, StreamOpened, WorkerEnding, WorkerSaid, WorkerStarted
+from orchestrator.daemon.control.actions import Send, StartWorker
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.events import ControlEvent, StreamOpened, WorkerEnding, WorkerSaid, WorkerStarted
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import RequestError, WorkerLost
-from orchestrator.workers.contract import Worker, WorkerSpec
-from orchestrator.workers.messages import Cancel, Command, Event, Submit
+from orchestrator.protocol.contract import Worker, WorkerSpec
+from orchestrator.protocol.messages import Cancel, Command, Event, Submit
 
 _TURNS = 12  # of the event loop until what was told has had its consequences
 

@@ -13,7 +13,7 @@ from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits
 from outrider_lab.simulation.trace import open_trace
 
 from orchestrator.config.sketch import Sketch, parse_sketch
-from orchestrator.control.admission import ControlLimits
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.planning.proposal import PlanRequest, build_request_from_sketch
 
 SKETCH = """

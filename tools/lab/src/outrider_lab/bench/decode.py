@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.drafting.port import Drafter
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget, load_target
-from orchestrator.loading.options import EngineOptions
-from orchestrator.measuring.canary_aside import leave_out_canary
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.recommend.decode import environment_of, warm_up
 from orchestrator.recommend.record import Mode, ModeRun, Prompt, measure_decoding
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.worker.drafting.port import Drafter
+from orchestrator.worker.engine.loop import DecodeLoop
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.summary import FORMULAS, control_ratio, list_rows, summarise_modes
 
@@ -27,7 +27,7 @@ def read_decode_options(config: Path | None, exactness: str, adapter: str, concu
     """Return what the configuration and the flags say. Raises BenchError, ConfigError."""
     from adapters import registry
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.loading.options import engine_options
+    from orchestrator.protocol.load_options import engine_options
 
     path = config or default_config_path()
     loaded = load_config(path)

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.loading.draft_worker import build_draft_engine
-from orchestrator.loading.options import DraftWorkerOptions
-from orchestrator.workers.cores import pin_to_cores
-from orchestrator.workers.draft_messages import DraftReady
-from orchestrator.workers.host import NODE_ADDRESS
-from orchestrator.workers.messages import Event, Failed
+from orchestrator.machine.cores import pin_to_cores
+from orchestrator.protocol.contract import NODE_ADDRESS
+from orchestrator.protocol.draft_messages import DraftReady
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.load_options import DraftWorkerOptions
+from orchestrator.protocol.messages import Event, Failed
+from orchestrator.worker.loading.draft_worker import build_draft_engine
 from outrider_lab.bench.errors import BenchError
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.measuring.prompts import MeasurementError
+from orchestrator.worker.measuring.prompts import MeasurementError
 
 
 class BenchError(MeasurementError):

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import AdapterError, Segment
-from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.models import LoadedTarget, load_target
-from orchestrator.loading.options import EngineOptions
-from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText
-from orchestrator.measuring.steps import follow_on
-from orchestrator.workers.messages import Sampling
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.protocol.messages import Sampling
+from orchestrator.worker.loading.drafters import build_drafter
+from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS, PromptText
+from orchestrator.worker.measuring.steps import follow_on
 from outrider_lab.bench.errors import BenchError
 
 _SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95, seed=1000)}
@@ -38,7 +38,7 @@ def measure_exactness(
 
 
 def _texts(prompts: Path | None, limit: int) -> Sequence[PromptText]:
-    from orchestrator.measuring.prompts import read_texts, spread
+    from orchestrator.worker.measuring.prompts import read_texts, spread
 
     texts = OWN_PROMPTS if prompts is None else read_texts(prompts)
     return spread(texts, min(limit, len(texts)) or len(texts))
@@ -54,7 +54,7 @@ def _load(options: EngineOptions, *, refresh: bool = False) -> LoadedTarget:
 def _class_figures(options: EngineOptions) -> dict[str, Any]:
     """Return the class as it is found anew, and every candidate."""
     from adapters.hardware import processor
-    from orchestrator.loading.class_words import cost_ratio
+    from orchestrator.worker.loading.class_words import cost_ratio
 
     target = _load(options, refresh=True)
     target.model.close()
@@ -117,9 +117,9 @@ def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: i
 
 def _quality(options: EngineOptions, texts: Sequence[PromptText], limit: int) -> dict[str, Any]:
     from orchestrator.cli.progress import show_progress
-    from orchestrator.loading.models import silent, tokenizer_of
-    from orchestrator.measuring.prompts import spread
-    from orchestrator.profiling.quality import measure_quality
+    from orchestrator.worker.loading.models import silent, tokenizer_of
+    from orchestrator.worker.measuring.prompts import spread
+    from orchestrator.worker.measuring.quality import measure_quality
 
     if not limit or options.model.source.startswith("simulated:"):
         return {"perplexity_ratio": None, "agreement": None}

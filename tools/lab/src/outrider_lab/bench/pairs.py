@@ -16,11 +16,8 @@ from adapters import registry
 from adapters.contract import AdapterError
 from adapters.model_source import refuse_runtime
 from device_profiles.units import MIB
-from orchestrator.drafting.port import Drafter
 from orchestrator.errors import OutriderError
-from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.models import LoadedTarget, load_target
-from orchestrator.loading.options import (
+from orchestrator.protocol.load_options import (
     DraftOptions,
     EngineOptions,
     ModelDraftOptions,
@@ -28,11 +25,14 @@ from orchestrator.loading.options import (
     SuffixOptions,
     engine_options,
 )
-from orchestrator.measuring.canary_aside import leave_out_canary
-from orchestrator.measuring.prompts import OWN_PROMPTS
+from orchestrator.protocol.messages import Sampling
 from orchestrator.recommend.decode import encode_prompts, read_prompts, warm_up
 from orchestrator.recommend.record import Prompt
-from orchestrator.workers.messages import Sampling
+from orchestrator.worker.drafting.port import Drafter
+from orchestrator.worker.loading.drafters import build_drafter
+from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.measuring.canary_aside import leave_out_canary
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS
 from outrider_lab.bench.decode import measure_modes
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.selection import select_by_name

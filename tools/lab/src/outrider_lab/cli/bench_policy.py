@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import ConfigFile
-from orchestrator.measuring.prompts import OWN_PROMPTS, read_texts
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS, read_texts
 from outrider_lab.bench.errors import BenchError
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator.measuring.prompts import read_texts, spread
+from orchestrator.worker.measuring.prompts import read_texts, spread
 from outrider_lab.bench.errors import BenchError
 
 if TYPE_CHECKING:  # httpx and numpy are loaded only where something is measured

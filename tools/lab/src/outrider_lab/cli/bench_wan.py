@@ -55,7 +55,7 @@ def wan(
 
     from rich.console import Console
 
-    from orchestrator.measuring.prompts import OWN_PROMPTS
+    from orchestrator.worker.measuring.prompts import OWN_PROMPTS
     from outrider_lab.bench.overlap.run import deepen_pair, simulate_pairs
     from outrider_lab.bench.wan.run import RTT_MS, measure_wan
 

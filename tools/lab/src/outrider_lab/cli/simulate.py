@@ -201,7 +201,7 @@ def search_fleet(
 def build_limits(max_running: int, max_waiting: int) -> Any:
     """Return the daemon's limits as it has them by default, but for these."""
     from orchestrator.config.model import ClusterSection
-    from orchestrator.control.admission import ControlLimits
+    from orchestrator.daemon.control.streams.admission import ControlLimits
 
     return ControlLimits(max_running, max_waiting, ClusterSection().max_restarts)
 

@@ -17,11 +17,11 @@ from orchestrator.config.drafts import Draft, ModelDraft, SuffixDraft
 from orchestrator.config.load import default_config_path, load_config, store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.generating.data import DataError
-from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import EngineOptions, engine_options
+from orchestrator.protocol.load_options import EngineOptions, engine_options
 from orchestrator.recommend.decode import read_prompts
 from orchestrator.recommend.ways import Way
+from orchestrator.worker.loading.drafters import build_drafter
+from orchestrator.worker.loading.models import load_target
 from outrider_lab.distill.evaluate import ALONE, BOTH, PLAIN, SUFFIX, compare, step_ms
 
 

@@ -21,11 +21,10 @@ from typing import Any, cast
 import msgspec
 
 from device_profiles.cost import StepCost
-from orchestrator.api.metrics.collector import Metrics
-from orchestrator.control.actions import Send, StartWorker
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
-from orchestrator.control.events import (
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.control.actions import Send, StartWorker
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.events import (
     ClusterOpened,
     ControlEvent,
     StreamOpened,
@@ -34,11 +33,12 @@ from orchestrator.control.events import (
     WorkerSaid,
     WorkerStarted,
 )
-from orchestrator.control.step import step
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.workers.contract import Cluster, WorkerSpec
-from orchestrator.workers.draft_messages import DrafterState, DraftLoad, DraftReady
-from orchestrator.workers.messages import Delta, Gauges, RequestStats, RoundReport, Submit
+from orchestrator.daemon.control.step import step
+from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.protocol.contract import Cluster, WorkerSpec
+from orchestrator.protocol.draft_messages import DrafterState, DraftLoad, DraftReady
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.messages import Delta, Gauges, RequestStats, RoundReport, Submit
 from policies.planning.placement import plan_placement
 from policies.planning.plan import (
     Constraints,

@@ -22,15 +22,15 @@ from playwright.async_api import async_playwright
 
 from adapters.hardware import processor
 from device_profiles.device_load import DeviceLoad
-from orchestrator.api.admin.targets import AdminTarget
-from orchestrator.api.app import ApiSettings, create_app
-from orchestrator.api.dashboard.routes import install_dashboard
-from orchestrator.api.listening import listen_tcp, serving
-from orchestrator.api.served import ServedTarget
-from orchestrator.bootstrap.clusters import local_cluster
 from orchestrator.clock import SystemClock
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
+from orchestrator.daemon.api.admin.targets import AdminTarget
+from orchestrator.daemon.api.app import ApiSettings, create_app
+from orchestrator.daemon.api.dashboard.routes import install_dashboard
+from orchestrator.daemon.api.listening import listen_tcp, serving
+from orchestrator.daemon.api.served import ServedTarget
+from orchestrator.daemon.bootstrap.clusters import local_cluster
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from outrider_lab.measure.status import list_hosts
 
 CHROMIUM = "/usr/bin/chromium"

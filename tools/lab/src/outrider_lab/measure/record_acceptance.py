@@ -15,13 +15,13 @@ import msgspec
 from rich.progress import Progress
 
 from orchestrator.config.load import default_config_path, load_config
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import engine_options
-from orchestrator.measuring.prompts import read_texts, spread
+from orchestrator.protocol.load_options import engine_options
+from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.decode import encode_prompts
 from orchestrator.recommend.record import ModeRun, measure_decoding
-from orchestrator.workers.messages import Submit
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.measuring.prompts import read_texts, spread
 from outrider_lab.bench.policy.recorder import record_drafts
 from outrider_lab.simulation.recording import pack_requests
 

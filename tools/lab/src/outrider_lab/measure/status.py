@@ -22,13 +22,13 @@ import httpx
 
 from adapters.hardware import processor
 from device_profiles.device_load import CoreLoad, DeviceLoad
-from orchestrator.api.admin.routes import create_admin_app
-from orchestrator.api.admin.targets import AdminTarget
-from orchestrator.api.listening import listen_unix, serving
-from orchestrator.bootstrap.clusters import local_cluster
 from orchestrator.clock import SystemClock
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.controller import TargetControl
+from orchestrator.daemon.api.admin.routes import create_admin_app
+from orchestrator.daemon.api.admin.targets import AdminTarget
+from orchestrator.daemon.api.listening import listen_unix, serving
+from orchestrator.daemon.bootstrap.clusters import local_cluster
+from orchestrator.daemon.control.controller import TargetControl
+from orchestrator.daemon.control.streams.admission import ControlLimits
 
 _PER_HOST = 8
 _CORES = 32

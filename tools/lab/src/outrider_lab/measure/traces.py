@@ -28,11 +28,11 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.suffix import SuffixDrafter
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.tracing.daemon_tracing import DaemonTracing
-from orchestrator.tracing.export import ExportSettings
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.daemon.tracing.daemon_tracing import DaemonTracing
+from orchestrator.daemon.tracing.export import ExportSettings
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.drafting.suffix import SuffixDrafter
+from orchestrator.worker.engine.loop import DecodeLoop
 from policies.sampling import ToleranceGoal
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model

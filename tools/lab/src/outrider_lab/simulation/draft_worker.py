@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.workers.draft_messages import DrafterState, DraftReady
+from orchestrator.protocol.draft_messages import DrafterState, DraftReady
+from orchestrator.protocol.links.address import LinkEndpoint
 from outrider_lab.replay.recorded import Costs
 from outrider_lab.simulation.courses import find_company
 from outrider_lab.simulation.fleet import DraftKind

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.control.events import WorkerSaid
-from orchestrator.workers.messages import Failed
+from orchestrator.daemon.control.events import WorkerSaid
+from orchestrator.protocol.messages import Failed
 from outrider_lab.simulation.faults import Fault
 from outrider_lab.simulation.processes import Processes, ProcessWorld, SimulatedProcess
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from device_profiles.units import MS_PER_S
-from orchestrator.control.actions import AskPages, Send, StartWorker, StopWorker
-from orchestrator.control.events import (
+from orchestrator.daemon.control.actions import AskPages, Send, StartWorker, StopWorker
+from orchestrator.daemon.control.events import (
     ControlEvent,
     StandbySpec,
     WorkerEnded,
@@ -16,9 +16,9 @@ from orchestrator.control.events import (
     WorkerSaid,
     WorkerStarted,
 )
-from orchestrator.workers.contract import WorkerSpec
-from orchestrator.workers.draft_messages import AttachDraft, DraftLink
-from orchestrator.workers.messages import Cancel, Event, MovedOut, Submit
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.draft_messages import AttachDraft, DraftLink
+from orchestrator.protocol.messages import Cancel, Event, MovedOut, Submit
 from outrider_lab.simulation.draft_worker import SimulatedDraftWorker
 from outrider_lab.simulation.figures import TargetUse
 from outrider_lab.simulation.fleet import DraftKind, Fleet, PlacedReplica

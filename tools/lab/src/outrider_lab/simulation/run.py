@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.control.admission import ControlLimits
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import OutriderError
 from outrider_lab.simulation.coverage import list_unvalidated
 from outrider_lab.simulation.faults import FaultSchedule, list_faults

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from device_profiles.units import MS_PER_S
-from orchestrator.workers.messages import RequestStats, Submit
+from orchestrator.protocol.messages import RequestStats, Submit
 
 
 class SimulatedSequence:

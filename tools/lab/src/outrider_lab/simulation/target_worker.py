@@ -14,8 +14,8 @@ from itertools import islice
 from typing import Any, Protocol
 
 from device_profiles.units import MS_PER_S, ceil_div
-from orchestrator.workers.draft_messages import DrafterState
-from orchestrator.workers.messages import Delta, Event, Gauges, Ready, RoundReport, Submit
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import Delta, Event, Gauges, Ready, RoundReport, Submit
 from outrider_lab.simulation.courses import CompanyCourses, find_company
 from outrider_lab.simulation.draft_worker import SimulatedDraftWorker
 from outrider_lab.simulation.figures import TargetUse

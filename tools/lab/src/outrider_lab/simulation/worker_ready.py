@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.workers.expected_rounds import expect_rounds
-from orchestrator.workers.messages import Ready
+from orchestrator.protocol.messages import Ready
+from orchestrator.worker.expected_rounds import expect_rounds
 from outrider_lab.simulation.fleet import PlacedReplica
 
 BLOCK_TOKENS: Final = 16

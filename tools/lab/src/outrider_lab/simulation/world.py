@@ -16,7 +16,7 @@ from zlib import crc32
 import simpy
 
 from device_profiles.units import MS_PER_S
-from orchestrator.control.actions import (
+from orchestrator.daemon.control.actions import (
     AskPages,
     Deliver,
     EndStream,
@@ -26,16 +26,16 @@ from orchestrator.control.actions import (
     StopWorker,
     WakeAfter,
 )
-from orchestrator.control.admission import ControlLimits
-from orchestrator.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen
-from orchestrator.control.port import StateView
-from orchestrator.control.room import check_room
-from orchestrator.control.state import whole
-from orchestrator.control.step import State, step
-from orchestrator.control.surroundings import Surroundings
-from orchestrator.control.watch import TICK_S
+from orchestrator.daemon.control.events import ClusterOpened, ControlEvent, StreamOpened, Woke, WorkersChosen
+from orchestrator.daemon.control.health.watch import TICK_S
+from orchestrator.daemon.control.port import StateView
+from orchestrator.daemon.control.routing.room import check_room
+from orchestrator.daemon.control.routing.surroundings import Surroundings
+from orchestrator.daemon.control.state import whole
+from orchestrator.daemon.control.step import State, step
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import RequestError
-from orchestrator.workers.messages import Submit
+from orchestrator.protocol.messages import Submit
 from outrider_lab.simulation.courses import CourseBook
 from outrider_lab.simulation.fault_injector import FaultInjector
 from outrider_lab.simulation.faults import Fault

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from orchestrator.errors import OutriderError
-from orchestrator.measuring.prompts import read_texts
+from orchestrator.worker.measuring.prompts import read_texts
 from outrider_lab.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
 from outrider_lab.bench.traffic.outcome import Outcome
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from orchestrator.loading.models import load_tokenizer
+from adapters.tokenizer import load_tokenizer
 from outrider_lab.bench.compare.process import EngineFailed
 from outrider_lab.bench.traffic.client import Endpoint, EndpointKind, open_client, send_request
 from outrider_lab.bench.traffic.outcome import Outcome

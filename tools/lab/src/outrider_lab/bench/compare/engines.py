@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from adapters.model_source import ModelSource, resolve
-from orchestrator.loading.options import EngineOptions
+from orchestrator.protocol.load_options import EngineOptions
 from outrider_lab.bench.compare.endpoint import EndpointOptions
 from outrider_lab.bench.compare.figures import CONTROL, OUTRIDER
 from outrider_lab.bench.compare.outrider_engine import OutriderOptions

@@ -11,14 +11,14 @@ import msgspec
 
 from adapters.hardware import runtime_version
 from adapters.scoring import log_probabilities
-from orchestrator.drafting.port import Drafter
-from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget, load_target, silent
-from orchestrator.loading.options import EngineOptions
-from orchestrator.profiling.quality import feed_tokens
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.record import ModeRun, Record, measure_decoding
-from orchestrator.workers.messages import Submit
+from orchestrator.worker.drafting.port import Drafter
+from orchestrator.worker.loading.drafters import build_drafter
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import LoadedTarget, load_target, silent
+from orchestrator.worker.measuring.quality import feed_tokens
 from outrider_lab.peers.contract import Answer, PeerPrompt, Score
 
 

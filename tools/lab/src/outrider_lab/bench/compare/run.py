@@ -18,8 +18,8 @@ from adapters.device_memory import read_host_memory
 from adapters.energy import energy_meter
 from adapters.model_store import ModelStore
 from adapters.tokenizer import Tokenizer
-from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText, spread
-from orchestrator.profiling.quality import reference_texts
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS, PromptText, spread
+from orchestrator.worker.measuring.quality import reference_texts
 from outrider_lab.bench.compare.engines import Asked, list_engines
 from outrider_lab.bench.compare.figures import (
     FORMULAS,

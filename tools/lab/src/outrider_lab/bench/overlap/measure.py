@@ -17,14 +17,10 @@ import msgspec
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import SystemClock
 from orchestrator.config.model import ClusterConfig
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.port import Ask
-from orchestrator.drafting.remote import RemoteDrafter, RemoteLimits
 from orchestrator.errors import OutriderError
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget, load_target, silent
-from orchestrator.loading.options import (
+from orchestrator.machine.cores import pin_to_cores
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.load_options import (
     DraftWorkerOptions,
     EngineOptions,
     ModelDraftOptions,
@@ -32,12 +28,16 @@ from orchestrator.loading.options import (
     draft_specs,
     engine_options,
 )
-from orchestrator.loading.vocabularies import remote_pair
-from orchestrator.measuring.prompts import PromptText
+from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.recommend.decode import encode_prompts, warm_up
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding, tpot_ms
-from orchestrator.workers.cores import pin_to_cores
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.port import Ask
+from orchestrator.worker.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import LoadedTarget, load_target, silent
+from orchestrator.worker.loading.vocabularies import remote_pair
+from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.draft_process import start_draft_process
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.summary import figures

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.progress import track
 
 from orchestrator.config.model import ClusterConfig
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import EngineOptions, engine_options
-from orchestrator.measuring.rounds import in_turns
+from orchestrator.planning.profiling.work import Work, profile_store
 from orchestrator.planning.proposal import build_request_from_config
-from orchestrator.profiling.work import Work, profile_store
+from orchestrator.protocol.load_options import EngineOptions, engine_options
+from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.measuring.rounds import in_turns
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.plan.figures import row_of
 from outrider_lab.bench.plan.predicted import PlannedLoad, plan_load

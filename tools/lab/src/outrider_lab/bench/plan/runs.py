@@ -14,17 +14,17 @@ from statistics import mean
 import msgspec
 
 from adapters.contract import LoadedModel, Segment
-from adapters.tokenizer import Tokenizer
+from adapters.tokenizer import Tokenizer, load_tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.drafting.port import Drafter
-from orchestrator.loading.drafters import build_drafter
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget, load_tokenizer
-from orchestrator.loading.options import EngineOptions, SuffixOptions
-from orchestrator.measuring.rounds import Decoding, RoundSample
-from orchestrator.measuring.steps import follow_on
-from orchestrator.measuring.watched import WatchedModel
-from orchestrator.workers.messages import Submit
+from orchestrator.protocol.load_options import EngineOptions, SuffixOptions
+from orchestrator.protocol.messages import Submit
+from orchestrator.worker.drafting.port import Drafter
+from orchestrator.worker.loading.drafters import build_drafter
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.measuring.rounds import Decoding, RoundSample
+from orchestrator.worker.measuring.steps import follow_on
+from orchestrator.worker.measuring.watched import WatchedModel
 from outrider_lab.bench.plan.texts import prompt_text
 
 PLAIN, POLICY = "0", "policy"

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.config.load import default_config_path, load_config
-from orchestrator.loading.options import EngineOptions, engine_options
-from orchestrator.measuring.canary_aside import leave_out_canary
-from orchestrator.measuring.prompts import PromptText
+from orchestrator.protocol.load_options import EngineOptions, engine_options
+from orchestrator.worker.measuring.canary_aside import leave_out_canary
+from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.policy.drafters import with_suffix_alone
 from outrider_lab.bench.policy.requests import choose_categories

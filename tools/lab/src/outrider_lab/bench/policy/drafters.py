@@ -11,13 +11,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
-from orchestrator.loading.drafters import build_suffix
-from orchestrator.loading.models import LoadedTarget
-from orchestrator.loading.options import EngineOptions, SuffixOptions
-from orchestrator.loading.statistics import find_statistics
-from orchestrator.workers.draft_messages import DrafterState
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.load_options import EngineOptions, SuffixOptions
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
+from orchestrator.worker.loading.drafters import build_suffix
+from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.loading.statistics import find_statistics
 from outrider_lab.bench.errors import BenchError
 from policies.sampling import Sampling
 

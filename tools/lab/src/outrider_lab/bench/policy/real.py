@@ -10,14 +10,15 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from adapters.tokenizer import load_tokenizer
 from device_profiles.cost import StepCost
 from orchestrator.clock import SystemClock
-from orchestrator.loading.engine import first_cost
-from orchestrator.loading.models import LoadedTarget, load_target, load_tokenizer
-from orchestrator.loading.options import EngineOptions
-from orchestrator.measuring.prompts import PromptText
-from orchestrator.measuring.slots import SomeSlots
+from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.recommend.decode import environment_of
+from orchestrator.worker.loading.engine import first_cost
+from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.measuring.prompts import PromptText
+from orchestrator.worker.measuring.slots import SomeSlots
 from outrider_lab.bench.policy.arms import ADAPTIVE
 from outrider_lab.bench.policy.recorder import measure_replay_costs, record_drafts, with_rounds
 from outrider_lab.bench.policy.requests import MIX, Requests, requests_of

@@ -11,12 +11,12 @@ from adapters.contract import LoadedModel
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from orchestrator.clock import Clock
-from orchestrator.drafting.port import Ask, Drafter
-from orchestrator.loading.models import LoadedTarget
-from orchestrator.loading.options import EngineOptions
-from orchestrator.measuring.rounds import RoundSample, fit_rounds
-from orchestrator.measuring.steps import measure_steps
-from orchestrator.workers.messages import Submit
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.protocol.messages import Submit
+from orchestrator.worker.drafting.port import Ask, Drafter
+from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.measuring.rounds import RoundSample, fit_rounds
+from orchestrator.worker.measuring.steps import measure_steps
 from outrider_lab.bench.policy.drafters import KINDS, Drafters
 from outrider_lab.bench.policy.runs import RoundFigures
 from outrider_lab.replay.recorded import Costs, RecordedDraft, RecordedRequest

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.measuring.prompts import PromptText, spread
-from orchestrator.workers.messages import Sampling, Submit
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.worker.measuring.prompts import PromptText, spread
 from outrider_lab.bench.errors import BenchError
 
 MIX = "mix"

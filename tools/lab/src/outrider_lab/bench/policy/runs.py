@@ -22,12 +22,12 @@ from typing import NamedTuple
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from orchestrator.drafting.port import Drafter
-from orchestrator.engine.loop import DecodeLoop
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget
-from orchestrator.loading.options import EngineOptions
-from orchestrator.workers.messages import RoundReport, Submit
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.protocol.messages import RoundReport, Submit
+from orchestrator.worker.drafting.port import Drafter
+from orchestrator.worker.engine.loop import DecodeLoop
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import LoadedTarget
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.policy.arms import Timed
 

@@ -14,15 +14,15 @@ import msgspec
 import psutil
 
 from adapters.contract import AdapterError
-from adapters.tokenizer import Tokenizer
+from adapters.tokenizer import Tokenizer, load_tokenizer
 from orchestrator.config.model import ClusterConfig
+from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.errors import OutriderError, WorkerError
-from orchestrator.loading.models import load_tokenizer, silent, tokenizer_of
-from orchestrator.loading.options import ModelOptions, engine_options, worker_specs
-from orchestrator.measuring.prompts import PromptText
-from orchestrator.workers.contract import Cluster, Worker
-from orchestrator.workers.messages import Event, Failed, Ready, Refused, RoundReport, Sampling, Submit
-from orchestrator.workers.shared_cluster import SharedCluster
+from orchestrator.protocol.contract import Cluster, Worker
+from orchestrator.protocol.load_options import ModelOptions, engine_options, worker_specs
+from orchestrator.protocol.messages import Event, Failed, Ready, Refused, RoundReport, Sampling, Submit
+from orchestrator.worker.loading.models import silent, tokenizer_of
+from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
 
 _STOP_S = 5.0

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from orchestrator.bootstrap.clusters import build_cluster, local_cluster
 from orchestrator.config.model import ClusterConfig
-from orchestrator.measuring.prompts import OWN_PROMPTS
-from orchestrator.workers.contract import Cluster
-from orchestrator.workers.messages import Sampling
+from orchestrator.daemon.bootstrap.clusters import build_cluster, local_cluster
+from orchestrator.protocol.contract import Cluster
+from orchestrator.protocol.messages import Sampling
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS
 from outrider_lab.bench.cluster.hosts import BenchHosts, make_hosts
 from outrider_lab.bench.shards.measure import MeasuredTarget, StreamRun, TargetRun
 

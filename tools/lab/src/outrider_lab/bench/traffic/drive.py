@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from orchestrator.measuring.prompts import PromptText, spread
+from orchestrator.worker.measuring.prompts import PromptText, spread
 from outrider_lab.bench.traffic.arrivals import Arrival, arrival_times_s
 from outrider_lab.bench.traffic.client import Endpoint, open_client, send_request
 from outrider_lab.bench.traffic.counters import fetch_server_figures

@@ -10,7 +10,7 @@ import numpy as np
 
 from device_profiles.cost import StepCost
 from device_profiles.units import MS_PER_S
-from orchestrator.control.admission import ControlLimits
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from outrider_lab.bench.validation.real import RealRun, RunFigures
 from outrider_lab.bench.validation.requests import RunRequests
 from outrider_lab.bench.validation.runs import ValidationRun

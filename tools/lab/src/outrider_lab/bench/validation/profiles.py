@@ -11,7 +11,7 @@ from pathlib import Path
 from device_profiles.cost import StepCost
 from device_profiles.measured import MeasuredModel
 from orchestrator.config.load import load_config
-from orchestrator.profiling.work import profile_store
+from orchestrator.planning.profiling.work import profile_store
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.policy.recorder import with_overhead
 

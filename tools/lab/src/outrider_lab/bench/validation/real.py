@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from device_profiles.units import MS_PER_S
-from orchestrator.measuring.prompts import PromptText
+from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.traffic.arrivals import arrival_times_s
 from outrider_lab.bench.traffic.client import Endpoint, open_client, send_request

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import LoadedTarget, load_tokenizer
-from orchestrator.loading.options import EngineOptions
-from orchestrator.measuring.prompts import PromptText, read_texts
-from orchestrator.workers.messages import Submit
+from adapters.tokenizer import load_tokenizer
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.protocol.messages import Submit
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.measuring.prompts import PromptText, read_texts
 from outrider_lab.bench.policy.recorder import record_drafts
 from outrider_lab.bench.validation.runs import Place, ValidationRun
 from outrider_lab.replay.recorded import RecordedRequest

@@ -19,10 +19,10 @@ import yaml
 
 from device_profiles.measured import MeasuredModel
 from orchestrator.config.load import load_config
-from orchestrator.control.admission import ControlLimits
-from orchestrator.loading.models import load_target
-from orchestrator.loading.options import EngineOptions, engine_options
-from orchestrator.measuring.prompts import PromptText
+from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.protocol.load_options import EngineOptions, engine_options
+from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.cluster.hosts import HostsError
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.selection import select_by_name

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from orchestrator.drafting.chain import ChainDrafter
-from orchestrator.drafting.remote import RemoteDrafter
-from orchestrator.engine.loop import DecodeLoop
 from orchestrator.errors import OutriderError
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.loading.engine import build_loop
-from orchestrator.loading.models import load_target, silent
-from orchestrator.measuring.prompts import PromptText
+from orchestrator.machine.cores import pin_to_cores
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.decode import encode_prompts, warm_up
-from orchestrator.workers.cores import pin_to_cores
-from orchestrator.workers.messages import Submit
+from orchestrator.worker.drafting.chain import ChainDrafter
+from orchestrator.worker.drafting.remote import RemoteDrafter
+from orchestrator.worker.engine.loop import DecodeLoop
+from orchestrator.worker.loading.engine import build_loop
+from orchestrator.worker.loading.models import load_target, silent
+from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.overlap.measure import OverlapPair, connect_drafter
 
 PLAIN = "plain"

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from device_profiles.units import MS_PER_S
-from orchestrator.links.address import LinkEndpoint
-from orchestrator.measuring.prompts import PromptText
-from orchestrator.workers.draft_messages import RemoteState
+from orchestrator.protocol.draft_messages import RemoteState
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.draft_process import start_draft_process
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.overlap.measure import OVERLAP, OverlapPair

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from orchestrator.measuring.prompts import OWN_PROMPTS, PromptText
+from orchestrator.worker.measuring.prompts import OWN_PROMPTS, PromptText
 from outrider_lab.bench.overlap.measure import OverlapPair
 from outrider_lab.bench.wan.measure import measure_link
 

@@ -14,7 +14,7 @@ from device_profiles.link import LinkProfile
 from device_profiles.store import ProfileStore
 from orchestrator.config.hosts import host_names
 from orchestrator.config.sketch import Sketch, parse_sketch
-from orchestrator.control.admission import ControlLimits
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.planning.proposal import PlanProposal, PlanRequest, build_request_from_sketch, propose_sketch
 from outrider_lab.simulation.courses import CourseBook, draw_requests
 from outrider_lab.simulation.faults import FaultSchedule

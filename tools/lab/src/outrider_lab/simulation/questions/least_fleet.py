@@ -12,7 +12,7 @@ from typing import Any
 from device_profiles.store import ProfileStore
 from orchestrator.config.hosts import ClusterHost
 from orchestrator.config.sketch import Sketch
-from orchestrator.control.admission import ControlLimits
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.planning.proposal import PlanError, PlanRequest
 from outrider_lab.simulation.questions.answer import Answer
 from outrider_lab.simulation.run import Scenario, SimulationError, simulate

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.control.admission import ControlLimits
+from orchestrator.daemon.control.streams.admission import ControlLimits
 from outrider_lab.simulation.faults import Fault, FaultSchedule
 from outrider_lab.simulation.fleet import Fleet
 from outrider_lab.simulation.questions.answer import Answer, Plot, read_points

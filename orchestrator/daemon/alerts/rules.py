@@ -1,0 +1,60 @@
+"""The table of alerts as files: Prometheus rules, and the runbook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.daemon.alerts.expressions import tell_time
+from orchestrator.daemon.alerts.table import ALERTS, RECORDS
+
+SHIPPED = Path(__file__).with_name("rules.yaml")
+"""The rules as they come with the package."""
+
+
+def write_rules(time_factor: float = 1.0) -> str:
+    """Return a rule file of Prometheus; windows and waits are multiplied by the factor."""
+    records = [{"record": name, "expr": figure.tell(by, time_factor)} for name, by, figure in RECORDS]
+    alerts: list[dict[str, Any]] = [
+        {
+            "alert": one.name,
+            "expr": one.tell(time_factor),
+            "for": tell_time(one.for_s * time_factor),
+            "labels": {"severity": one.severity},
+            "annotations": one.annotate(),
+        }
+        for one in ALERTS
+    ]
+    groups = [{"name": "outrider records", "rules": records}, {"name": "outrider alerts", "rules": alerts}]
+    head = "# Written by `outrider alerts rules`; docs/runbook.md tells of each.\n"
+    return head + str(yaml.safe_dump({"groups": groups}, sort_keys=False, width=120))
+
+
+def write_runbook() -> str:
+    """Return docs/runbook.md."""
+    lines = [
+        "# Runbook",
+        "",
+        "Made of the table of alerts in `orchestrator/daemon/alerts/table.py`, by `write_runbook` beside it.",
+        "[Observability](observability.md#alerts) tells how they get to you. `outrider alerts` shows those that fire.",
+        "",
+    ]
+    for one in ALERTS:
+        lines += [
+            f"## {one.name}",
+            "",
+            f"Severity {one.severity}, after {tell_time(one.for_s)}.",
+            "",
+            f"- It means: {one.meaning}",
+            f"- It does not mean: {one.not_meaning}",
+            f"- First look: {one.look}",
+            f"- Remedy: {one.remedy}",
+            "",
+            "```promql",
+            one.tell(),
+            "```",
+            "",
+        ]
+    return "\n".join(lines[:-1]) + "\n"

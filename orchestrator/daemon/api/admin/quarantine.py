@@ -1,0 +1,80 @@
+"""Admin routes of the quarantine: which requests are refused for having ended a process, and letting them run again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from orchestrator.daemon.api.admin.requests import MOST_NAME
+from orchestrator.daemon.api.admin.targets import AdminTargets
+from orchestrator.daemon.api.audit import note_change
+from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
+from orchestrator.daemon.control.steering_port import QuarantinedView
+from orchestrator.errors import RequestError
+
+MOST_MINUTES = 7 * 24 * 60.0
+SECONDS_PER_MINUTE = 60.0
+
+
+class Release(BaseModel):
+    """The digests to let run again; none: all. `model`: whose; left out: whosever they are."""
+
+    model_config = ConfigDict(extra="forbid")
+    digests: list[str] = []
+    model: str | None = None
+
+
+class Add(BaseModel):
+    """The id of a request of late, or the digest of what it asks for: requests like it are refused for so long."""
+
+    model_config = ConfigDict(extra="forbid")
+    request: str = Field(min_length=1, max_length=MOST_NAME)
+    minutes: float = Field(default=60.0, gt=0.0, le=MOST_MINUTES)
+    model: str | None = None
+
+
+def install_quarantine_routes(app: FastAPI, targets: AdminTargets, deadly: DeadlyBodies | None) -> None:
+    """Add the routes. `deadly`: the bodies that ended the daemon, which are of no model."""
+
+    def list_deadly(model: str | None) -> list[QuarantinedView]:
+        return [] if deadly is None or model is not None else deadly.list_quarantined()
+
+    @app.get("/admin/quarantine")
+    async def status(model: str | None = None) -> dict[str, Any]:
+        told = [(targets.label(one), one.control.list_quarantined()) for one in targets.choose(model)]
+        told.append(({"model": ""} if targets.several else {}, list_deadly(model)))
+        return {"quarantined": [{**dataclasses.asdict(one), **label} for label, some in told for one in some]}
+
+    @app.post("/admin/quarantine/add")
+    async def add(asked: Add, request: Request) -> dict[str, Any]:
+        unknown: list[RequestError] = []
+        for target in targets.choose(asked.model):
+            try:
+                found = target.control.steering.quarantine(asked.request, asked.minutes * SECONDS_PER_MINUTE)
+            except RequestError as error:
+                unknown.append(error)
+            else:
+                note_change(request.scope, f"quarantine {found.digest} for {asked.minutes:g} minutes")
+                return {"quarantined": [{**dataclasses.asdict(found), **targets.label(target)}]}
+        raise unknown[0]
+
+    @app.post("/admin/quarantine/release")
+    async def release(asked: Release, request: Request) -> dict[str, Any]:
+        known = {one: [held.digest for held in one.control.list_quarantined()] for one in targets.choose(asked.model)}
+        bodies = [one.digest for one in list_deadly(asked.model)]
+        every = [*bodies, *(digest for digests in known.values() for digest in digests)]
+        unknown = [digest for digest in asked.digests if digest not in every]
+        if unknown:
+            message = f"no request in quarantine has the digest {unknown[0]}; `outrider quarantine list` shows them"
+            raise RequestError(message, status=404, code="not_quarantined")
+        released: list[str] = []
+        for one, digests in known.items():
+            mine = [digest for digest in asked.digests if digest in digests] if asked.digests else digests
+            released += one.control.release_quarantined(mine)
+        if deadly is not None:
+            released += deadly.release([digest for digest in bodies if not asked.digests or digest in asked.digests])
+        note_change(request.scope, f"released {', '.join(released) or 'nothing'}")
+        return {"released": released}

@@ -1,0 +1,106 @@
+"""Admin routes of requests: which are live, what became of one, and ending one. They never say what a request holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from orchestrator.daemon.api.admin.targets import AdminTarget, AdminTargets
+from orchestrator.daemon.api.audit import note_change
+from orchestrator.daemon.control.port import RouteView, TrialView
+from orchestrator.daemon.control.steering_port import RequestView
+from orchestrator.errors import RequestError
+
+MOST_NAME = 256
+_T = TypeVar("_T")
+NameOwner = Callable[[str], str]
+"""Returns the name of a key by its id."""
+
+
+class Cancel(BaseModel):
+    """The id of the request to end, as its client sees it."""
+
+    model_config = ConfigDict(extra="forbid")
+    request: str = Field(min_length=1, max_length=MOST_NAME)
+
+
+def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: NameOwner) -> None:
+    """Add the routes. No two targets' requests have one id, so they need not say whose it is."""
+
+    @app.get("/admin/requests")
+    async def list_requests(model: str | None = None) -> dict[str, Any]:
+        chosen = targets.choose(model)
+        found = [(target, one) for target in chosen for one in target.control.steering.list_requests()]
+        return {"requests": [{**_describe(one, name_owner), **targets.label(target)} for target, one in found]}
+
+    @app.post("/admin/requests/cancel")
+    async def cancel(asked: Cancel, request: Request) -> dict[str, Any]:
+        found = _ask_each(targets, lambda target: target.control.steering.cancel(asked.request))
+        note_change(request.scope, f"cancel {found[1][0]}")
+        return {"cancelled": found[1], **targets.label(found[0])}
+
+    @app.get("/admin/explain/{request_id}")
+    async def explain(request_id: str) -> dict[str, Any]:
+        target, (routes, requests) = _ask_each(targets, lambda target: _explain(target, request_id))
+        return {
+            "request": request_id,
+            **targets.label(target),
+            "canary": None if target.trial is None else describe_trial(target.trial.view()),
+            "routes": [describe_route(one) for one in routes],
+            "requests": [
+                {
+                    **_describe(one, name_owner),
+                    **dataclasses.asdict(one),
+                    "owner": name_owner(one.owner),
+                    "drafters": [msgspec.structs.asdict(share) for share in one.drafters],
+                }
+                for one in requests
+            ],
+        }
+
+
+def describe_trial(view: TrialView) -> dict[str, Any]:
+    """Return how a canary stands: its phase, why it was decided on (None: it was not), and what comes next."""
+    reason = None if view.decision is None else f"by the {view.decision.by}: {view.decision.reason}"
+    return {"phase": view.phase, "reason": reason, "outlook": view.outlook}
+
+
+def _explain(target: AdminTarget, request_id: str) -> tuple[list[RouteView], list[RequestView]]:
+    requests = target.control.steering.describe_requests(request_id)
+    try:
+        return target.control.explain(request_id), requests
+    except RequestError:
+        if not requests:
+            raise
+        return [], requests
+
+
+def _ask_each(targets: AdminTargets, ask: Callable[[AdminTarget], _T]) -> tuple[AdminTarget, _T]:
+    """Return the first target that knows what is asked for, and what it says. Raises what the last one raised."""
+    unknown = RequestError("there is no model", status=404)
+    for target in targets:
+        try:
+            return target, ask(target)
+        except RequestError as error:
+            unknown = error
+    raise unknown
+
+
+def _describe(one: RequestView, name_owner: NameOwner) -> dict[str, Any]:
+    """Return what a list shows of a request."""
+    shown = ("request_id", "state", "age_s", "replica", "prompt_tokens", "tokens", "depth", "queue_ms")
+    return {**{name: getattr(one, name) for name in shown}, "key": name_owner(one.owner)}
+
+
+def describe_route(route: RouteView) -> dict[str, Any]:
+    """Return a route as plain data. What does not serve has no price."""
+    told = dataclasses.asdict(route)
+    for one in told["rated"]:
+        one["price_ms"] = one["price_ms"] if math.isfinite(one["price_ms"]) else None
+    return told

@@ -1,0 +1,189 @@
+"""Admin routes. They are served on a Unix socket that belongs to the daemon's user."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import FastAPI, Query
+from starlette.responses import Response
+
+from adapters.store_usage import StoreUsage
+from device_profiles.device_load import DeviceLoad
+from orchestrator.daemon.alerts.watch import AlertWatch
+from orchestrator.daemon.api import errors
+from orchestrator.daemon.api.admin import canary, health, logs, quarantine, requests, speculation, support, workers
+from orchestrator.daemon.api.admin.reload import ReloadPort, install_reload_route
+from orchestrator.daemon.api.admin.targets import AdminTarget, AdminTargets
+from orchestrator.daemon.api.audit import AdminAudit, AuditLog
+from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
+from orchestrator.daemon.api.trace_scope import NO_TELEMETRY
+from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, Totals
+from orchestrator.daemon.control.replicas.shortfall import describe_missing, list_missing, list_wanted
+from orchestrator.daemon.journal.standing import JournalView
+
+_SHOWN = tuple(one.name for one in dataclasses.fields(DeviceLoad) if one.name != "sampled_s")
+
+
+def create_admin_app(
+    targets: Sequence[AdminTarget],
+    api_url: str,
+    version: str,
+    audit: AuditLog | None = None,
+    name_owner: requests.NameOwner = lambda _: "",
+    reloading: ReloadPort | None = None,
+    log: logs.KeptLog | None = None,
+    pages: support.SupportPages | None = None,
+    alerts: AlertWatch | None = None,
+    journal: Callable[[], JournalView] = JournalView,
+    deadly: DeadlyBodies | None = None,
+    measure_store: Callable[[], StoreUsage] | None = None,
+) -> FastAPI:
+    """Return the app. `api_url` is where the public API listens. `audit` has each call that may change something.
+    `name_owner` returns the name of a key by its id. `reloading`: None has no route for it. `log` is the daemon's own,
+    `pages` are for its support, `alerts` is its own watch, and `journal` returns how that stands. `deadly`: the bodies
+    that ended the daemon. `measure_store` returns what prepared models take; it reads the disk."""
+    app = FastAPI(
+        title="Outrider admin",
+        version=version,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+        telemetry=NO_TELEMETRY,
+    )
+    errors.install_error_handlers(app)
+    app.add_middleware(AdminAudit, audit=audit or AuditLog())
+    served = AdminTargets(targets)
+    speculation.install_speculation_route(app, served)
+
+    @app.get("/admin/status")
+    async def status(most_devices: Annotated[int | None, Query(ge=0)] = None) -> Response:
+        first, *further = (describe_target(one, most_devices) for one in targets)
+        told = reloading.describe() if reloading is not None else None
+        kept = dataclasses.asdict(journal())
+        store = await asyncio.to_thread(measure_store) if measure_store is not None else None
+        found = {"version": version, **first, "api": api_url, "models": further, "reload": told, "journal": kept}
+        found["store"] = store.to_status() if store is not None else None
+        return Response(await asyncio.to_thread(write_status, found), media_type="application/json")
+
+    @app.get("/admin/plan")
+    async def plan(model: str | None = None) -> dict[str, Any]:
+        target = served.choose(model)[0]
+        progress = target.control.view().plan
+        if progress is None:
+            return {**(target.running_plan() or {"plan": None}), "missing": []}
+        told = dataclasses.asdict(progress)
+        weak = {key: told[key] for key in ("missing", "drifted", "doubts", "to_measure")}
+        return {**(target.running_plan() or {"plan": None}), **weak}
+
+    @app.get("/admin/alerts")
+    async def show_alerts() -> dict[str, Any]:
+        return {"alerts": [], "ended": []} if alerts is None else alerts.view()
+
+    canary.install_canary_routes(app, next((one.trial for one in targets if one.trial is not None), None))
+    quarantine.install_quarantine_routes(app, served, deadly)
+    health.install_health_routes(app, served)
+    requests.install_request_routes(app, served, name_owner)
+    workers.install_worker_routes(app, served)
+    logs.install_log_route(app, log or logs.KeptLog())
+    support.install_support_routes(app, pages or support.SupportPages())
+    if reloading is not None:
+        install_reload_route(app, reloading)
+    return app
+
+
+def describe_target(target: AdminTarget, most_devices: int | None = None) -> dict[str, Any]:
+    """Return a target's state, with the views of its workers as they are: there may be thousands. `most_devices`: of so
+    many, the busiest, where there are more."""
+    control, view = target.control, target.control.view()
+    devices: Sequence[DeviceView] = view.devices
+    if most_devices is not None and len(devices) > most_devices:
+        devices = heapq.nlargest(most_devices, devices, key=lambda one: one.load.utilisation or 0.0)
+    bounds, trial = target.bounds(), target.trial
+    return {
+        "model": target.name(),
+        "phase": view.phase,
+        "detail": view.detail,
+        "runtime": view.runtime,
+        "worker": view.worker,
+        "uptime_s": view.uptime_s,
+        "streams": view.streams,
+        "acceptance": {"default": bounds.default, "tolerance_allowed": bounds.tolerance_allowed},
+        "ready": msgspec.to_builtins(view.ready),
+        "gauges": msgspec.to_builtins(view.gauges),
+        "totals": totals_of(view.totals),
+        "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
+        "kv_moves": [{"engine": of, **dataclasses.asdict(one)} for of, one in view.kv_moves.items()],
+        "quarantined": len(control.list_quarantined()),
+        "drafts": view.drafts,
+        "replicas": view.replicas,
+        "standbys": view.standbys,
+        "taken_over": view.taken_over,
+        "devices": [describe_device(one) for one in devices],
+        "devices_left_out": len(view.devices) - len(devices),
+        "health": msgspec.to_builtins(view.health),
+        "slo": target.slo(),
+        "costs": target.costs(),
+        "speed": target.speed(),
+        "hosts": target.hosts(),
+        "scaling": dataclasses.asdict(view.scaling) if view.scaling is not None else None,
+        "draft_store": dataclasses.asdict(view.draft_store) if view.draft_store is not None else None,
+        "recent_outputs": dataclasses.asdict(view.recent_outputs) if view.recent_outputs is not None else None,
+        "serving": {
+            "planned": len(list_wanted(view)),
+            "missing": [describe_missing(one) for one in list_missing(view)],
+        },
+        "cluster_away": view.cluster_away,
+        "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
+        "speculation": speculation.describe_overrides(view, trial),
+        "canary": canary.trial_of(trial.view()) if trial is not None else None,
+    }
+
+
+def write_status(status: dict[str, Any]) -> bytes:
+    """Return a status as JSON. Nobody changes a view, so that this may take its time in a thread of its own."""
+    for target in (status, *status["models"]):
+        for name, describe in (("drafts", draft_of), ("replicas", replica_of), ("standbys", replica_of)):
+            target[name] = [describe(view) for view in target[name]]
+    return msgspec.json.encode(status)
+
+
+def describe_device(device: DeviceView) -> dict[str, Any]:
+    """Return what a device does, with the shares of its time that are ours and nobody's."""
+    load = device.load
+    idle = None if load.utilisation is None else max(0.0, 1.0 - load.utilisation)
+    shown = {name: getattr(load, name) for name in _SHOWN}
+    return {"name": device.name, **shown, "ours": load.ours, "idle": idle, "hot": device.hot, "age_s": device.age_s}
+
+
+def replica_of(replica: ReplicaView) -> dict[str, Any]:
+    """Return a replica's state."""
+    shown = msgspec.to_builtins(dataclasses.replace(replica, route=None))
+    del shown["route"]
+    return {**shown, "last_route": replica.last_route, "totals": totals_of(replica.totals)}
+
+
+def draft_of(draft: DraftView) -> dict[str, Any]:
+    """Return a draft worker's state; the key to its endpoint is left out. `target`: the first that it drafts for."""
+    shown: dict[str, Any] = msgspec.to_builtins(dataclasses.replace(draft, ready=None))
+    shown["target"] = next(iter(draft.targets), "")
+    if draft.ready is not None:
+        told = msgspec.to_builtins(draft.ready)
+        shown["ready"] = {**told, "door": draft.ready.door.addresses}
+    return shown
+
+
+def totals_of(totals: Totals) -> dict[str, Any]:
+    """Return the totals with acceptance rate (accepted / drafted) and mean acceptance length
+    (1 + accepted / drafts); both are None before the first draft."""
+    by_drafter = {name: {"drafted": pair[0], "accepted": pair[1]} for name, pair in totals.by_drafter.items()}
+    return {
+        **msgspec.to_builtins(totals),
+        "by_drafter": by_drafter,
+        "acceptance_rate": totals.accepted / totals.drafted if totals.drafted else None,
+        "mean_acceptance_length": 1.0 + totals.accepted / totals.drafts if totals.drafts else None,
+    }

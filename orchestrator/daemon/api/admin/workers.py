@@ -1,0 +1,91 @@
+"""Admin routes of failovers and drafters: which worker goes on with whose requests, and whose drafts it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.daemon.api.admin.requests import MOST_NAME
+from orchestrator.daemon.api.admin.targets import AdminTargets, spell_worker
+from orchestrator.daemon.api.audit import note_change
+from orchestrator.daemon.control.steering_port import DraftersView
+
+_MOST_DRAFTERS = 64
+
+
+class Failover(BaseModel):
+    """The worker, and what is to go on with its requests; `to` null: it is to have them again."""
+
+    model_config = ConfigDict(extra="forbid")
+    worker: str = Field(min_length=1, max_length=MOST_NAME)
+    to: str | None = Field(min_length=1, max_length=MOST_NAME)
+    model: str | None = None
+
+
+class DrafterChoice(BaseModel):
+    """The drafters that may propose: none, or null for all that are configured. `engine`: of this replica; left out: of
+    all. `model`: whose; left out: of every model."""
+
+    model_config = ConfigDict(extra="forbid")
+    names: list[str] | None = Field(max_length=_MOST_DRAFTERS)
+    engine: int | None = Field(default=None, ge=0)
+    model: str | None = None
+
+    @model_validator(mode="after")
+    def _no_name_twice(self) -> DrafterChoice:
+        if self.names is not None and len(set(self.names)) != len(self.names):
+            raise PydanticCustomError("invalid_combination", "'{field}' has a name twice", {"field": "names"})
+        return self
+
+
+def install_worker_routes(app: FastAPI, targets: AdminTargets) -> None:
+    """Add the routes."""
+
+    @app.post("/admin/failover")
+    async def fail_over(asked: Failover, request: Request) -> dict[str, Any]:
+        target = targets.choose_one(asked.model, f"worker {asked.worker}")
+        worker, to = (
+            spell_worker([target], asked.worker),
+            None if asked.to is None else spell_worker([target], asked.to),
+        )
+        if to is None:
+            target.control.steering.give_back(worker)
+        else:
+            target.control.steering.fail_over(worker, to)
+        note_change(request.scope, f"failover {worker} {f'to {to}' if to else 'back'}")
+        return {"worker": worker, "to": to, **targets.label(target)}
+
+    @app.get("/admin/drafters")
+    async def list_drafters(model: str | None = None) -> dict[str, Any]:
+        return describe_drafters(targets, model)
+
+    @app.post("/admin/drafters")
+    async def choose_drafters(asked: DrafterChoice, request: Request) -> dict[str, Any]:
+        if asked.engine is not None or asked.names:
+            targets.choose_one(asked.model, "an engine, or a drafter,")
+        for target in targets.choose(asked.model):
+            target.control.steering.choose_drafters(asked.names, asked.engine)
+        told = "as configured" if asked.names is None else ", ".join(asked.names) or "off"
+        whose = "all engines" if asked.engine is None else f"engine {asked.engine}"
+        note_change(request.scope, f"drafters of {whose}: {told}")
+        return describe_drafters(targets, asked.model)
+
+
+def describe_drafters(targets: AdminTargets, model: str | None) -> dict[str, Any]:
+    """Return the drafters of each replica as plain data."""
+    found = [(one, view) for one in targets.choose(model) for view in one.control.steering.list_drafters()]
+    return {"replicas": [{**_describe(view), **targets.label(target)} for target, view in found]}
+
+
+def _describe(view: DraftersView) -> dict[str, Any]:
+    chosen = None if view.chosen is None else list(view.chosen)
+    return {
+        "replica": view.replica,
+        "engine": view.engine,
+        "chosen": chosen,
+        "drafters": [msgspec.to_builtins(one) for one in view.drafters],
+    }

@@ -1,0 +1,484 @@
+"""The public API. Holds no model: it translates, asks control, and turns tokens into text."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from functools import partial
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+from structlog.contextvars import get_contextvars
+
+from orchestrator.clock import Clock
+from orchestrator.daemon.api import errors, probes, tokenize, translate
+from orchestrator.daemon.api.access import Access, install_gates
+from orchestrator.daemon.api.admin.over_tcp import AdminOverTcp
+from orchestrator.daemon.api.answers import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    Completion,
+    CompletionChunk,
+    Model,
+    ModelList,
+)
+from orchestrator.daemon.api.batches.inside import ask_inside
+from orchestrator.daemon.api.batches.routes import install_batch_routes
+from orchestrator.daemon.api.batches.service import BatchService
+from orchestrator.daemon.api.batches.store import BatchStore
+from orchestrator.daemon.api.body_bounds import read_body, refuse_oversized
+from orchestrator.daemon.api.choices import choices_of, cost_of, merge_pieces
+from orchestrator.daemon.api.connections import Connections
+from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
+from orchestrator.daemon.api.docs_page import install_docs_page
+from orchestrator.daemon.api.doors.messages.routes import install_messages_routes
+from orchestrator.daemon.api.doors.responses.routes import install_responses_routes
+from orchestrator.daemon.api.doors.responses.store import ResponseStore, StoreBounds
+from orchestrator.daemon.api.event_stream import EventStream, FirstPiece, KeepAlive, unless_gone
+from orchestrator.daemon.api.fingerprint import describe_source
+from orchestrator.daemon.api.follow import RequestRecord, VariantReport, enter_trial
+from orchestrator.daemon.api.grammar_checks import GrammarChecks
+from orchestrator.daemon.api.grammars import write_grammar
+from orchestrator.daemon.api.head_requests import HeadRequests
+from orchestrator.daemon.api.keys import OWNER, Keys, check_owner, limits_of
+from orchestrator.daemon.api.liveness import Liveness
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.api.metrics.page import MetricsPage
+from orchestrator.daemon.api.openapi import describe, operation
+from orchestrator.daemon.api.port import TokenizerPort
+from orchestrator.daemon.api.question import (
+    AnswerHead,
+    AnswerWriter,
+    Question,
+    ReadQuestion,
+    rename_parameters,
+    write_events,
+)
+from orchestrator.daemon.api.request_lives import RequestLives
+from orchestrator.daemon.api.request_scope import RequestScope, mark_followed
+from orchestrator.daemon.api.responses import json_response, read_chat, read_completion
+from orchestrator.daemon.api.resume import EventCursor, KeptAnswers, Resumption, wants_names
+from orchestrator.daemon.api.served import ServedModel, ServedModels, ServedTarget
+from orchestrator.daemon.api.shares import BodyBudget, BodyShare, KeyShares
+from orchestrator.daemon.api.streaming import Choice, Piece, texts
+from orchestrator.daemon.api.trace_scope import NO_TELEMETRY, TraceScope, describe_traced, mark_traced
+from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
+from orchestrator.daemon.api.work_lanes import WorkLanes
+from orchestrator.daemon.batches.lines import BatchLine
+from orchestrator.daemon.batches.run import Answer
+from orchestrator.daemon.control.port import Control
+from orchestrator.daemon.journal.book import AnswerBook
+from orchestrator.daemon.journal.standing import JournalView
+from orchestrator.daemon.sandbox.sandbox import Sandbox
+from orchestrator.daemon.tracing.port import Tracing
+from orchestrator.errors import RequestError
+from orchestrator.protocol.messages import Delta, Submit
+from policies.serving.overrides import EffectiveBound
+
+_T = TypeVar("_T")
+_TURN_PART = 0.5  # of it: whoever waits for a body that is read alone is told so, and has time left to be read
+_TEMPLATE_PART = 0.5  # of the time that a body may take: whoever waits is told what took it
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Bounds of the API: of one body, of its part beside the prompt, of its grammar, and of all bodies that are read or
+    translated at a time; how long that may take; and what one key may have (0: no limit). `log_words`: the log has
+    requests' and answers' text, and what bugs say. `keys`: None asks for none. `access`: what else is asked of those
+    who use the API. `stalled_after_s`: see liveness. `headers_after_s`, `keep_alive_s`: see event_stream.
+    `vllm_metric_names`: see metrics. `connections`: those of the server, for the metrics.
+    `stored_responses`: how many of `/v1/responses` are kept. `tracing`: None: no spans."""
+
+    max_body_bytes: int
+    max_parameter_bytes: int = 256 * 1024
+    max_grammar_bytes: int = 64 * 1024
+    max_bodies_bytes: int = 64 * 1024 * 1024
+    translation_timeout_s: float = 10.0
+    max_requests_per_key: int = 0
+    max_tokens_per_minute_per_key: int = 0
+    log_words: bool = False
+    keys: Keys | None = None
+    access: Access = field(default_factory=Access)
+    stalled_after_s: float = 30.0
+    headers_after_s: float = 1.5
+    keep_alive_s: float = 5.0
+    vllm_metric_names: bool = False
+    connections: Connections | None = None
+    stored_responses: StoreBounds = field(default_factory=StoreBounds)
+    tracing: Tracing | None = None
+
+
+class ApiRoutes:
+    """The routes' shared ground."""
+
+    def __init__(
+        self,
+        targets: Sequence[ServedTarget],
+        settings: ApiSettings,
+        clock: Clock,
+        book: AnswerBook | None = None,
+        sandbox: Sandbox | None = None,
+        deadly: DeadlyBodies | None = None,
+    ) -> None:
+        self._sandbox = Sandbox() if sandbox is None else sandbox
+        self._deadly = DeadlyBodies(None, clock, 0.0) if deadly is None else deadly
+        self.bodies = BodyBudget(settings.max_bodies_bytes)
+        self._settings = settings
+        self._clock = clock
+        self.models = ServedModels(
+            [self._build_model(target, first=number == 0) for number, target in enumerate(targets)], clock
+        )
+        self.page = MetricsPage([one.metrics for one in self.models])
+        self.lives = RequestLives(clock)
+        self.kept = None if book is None else KeptAnswers(self.models.find_control, book, clock)
+        self.shares = KeyShares(
+            clock,
+            most_requests=settings.max_requests_per_key,
+            tokens_per_minute=settings.max_tokens_per_minute_per_key,
+            own=limits_of(settings.keys),
+        )
+        self.stored = ResponseStore(settings.stored_responses, clock)
+        self._lanes = WorkLanes(settings.translation_timeout_s)
+        self._grammars = GrammarChecks(settings.max_grammar_bytes, settings.translation_timeout_s, self._sandbox, clock)
+        self._sandbox.template_timeout_s = settings.translation_timeout_s * _TEMPLATE_PART
+
+    def take_settings(self, settings: ApiSettings) -> None:
+        """Bound what comes from now on by these. Who may use the API, and what is logged, stays as it is."""
+        before = self._settings
+        self._settings = replace(settings, keys=before.keys, access=before.access, log_words=before.log_words)
+        self.bodies.most = settings.max_bodies_bytes
+        self.shares.set_limits(settings.max_requests_per_key, settings.max_tokens_per_minute_per_key)
+        self.stored.set_bounds(settings.stored_responses)
+        self._lanes.timeout_s = settings.translation_timeout_s
+        self._grammars.set_bounds(settings.max_grammar_bytes, settings.translation_timeout_s)
+        self._sandbox.template_timeout_s = settings.translation_timeout_s * _TEMPLATE_PART
+        for model in self.models:
+            model.liveness.stalled_after_s = settings.stalled_after_s
+
+    @property
+    def max_parameter_bytes(self) -> int:
+        """How much a body may have beside its prompt."""
+        return self._settings.max_parameter_bytes
+
+    def _build_model(self, target: ServedTarget, *, first: bool) -> ServedModel:
+        """Return a model; connections and bodies are everybody's, and told with the first."""
+        metrics = Metrics(
+            target.control,
+            self._clock,
+            vllm_names=self._settings.vllm_metric_names,
+            objectives=target.terms.objectives,
+            trial_view=target.trial.view if target.trial is not None else None,
+            connections=self._settings.connections if first else None,
+            bodies=self.bodies if first else None,
+            count_deadly=(lambda: len(self._deadly.list_quarantined())) if first else (lambda: 0),
+            price=target.terms.price,
+        )
+        liveness = Liveness(target.control, self._clock, self._settings.stalled_after_s)
+        return ServedModel(target, metrics, liveness)
+
+    async def completions(self, request: Request) -> Response:
+        """Serve `/v1/completions`."""
+        return await self.answer(request, read_completion)
+
+    async def chat(self, request: Request) -> Response:
+        """Serve `/v1/chat/completions`."""
+        return await self.answer(request, read_chat)
+
+    async def answer_line(self, line: BatchLine, request_id: str, owner: str, begin: Callable[[], None]) -> Answer:
+        """Answer a line of a batch of this owner's, as its route would."""
+        if owner:
+            try:
+                check_owner(self._settings.keys, owner)
+                self.shares.check_tokens(owner)
+            except RequestError as error:
+                return Answer(error.status, errors.body_of(error), request_id, error.retry_after_s)
+        route = self.chat if line.url.endswith("/chat/completions") else self.completions
+        return await ask_inside(route, line, request_id, owner, begin, log_words=self._settings.log_words)
+
+    async def answer(self, request: Request, read: ReadQuestion) -> Response:
+        """Answer a request, whichever API it is of: `read` says how its body is read and its answer written. Raises
+        RequestError."""
+        arrived_s = self._clock.monotonic_s()
+        new = self.kept is None or not self.kept.knows(request.headers)  # what is kept has its room
+        if new:
+            self.models.check_room()
+        model, question, submits, tokenizer = await self._translate(request, read, new=new)
+        body = question.body
+        found = None if self.kept is None else self.kept.find(request.headers, body, question.route)
+        if found is not None:
+            found.refuse_other_model(submits[0])
+            return await self._answer(model, request, question, found.submits, tokenizer, arrived_s, found)
+        request_id = submits[0].request_id
+        submits, arm = enter_trial(model.trial, submits, names_rule=body.names_acceptance)
+        asked = translate.choices([mark_traced(request.scope, submit) for submit in submits], body.n)
+        if len(asked) > 1:
+            model.check_room(len(asked))
+        if self.kept is not None:
+            found = self.kept.open(
+                request.headers, body, asked, request_id, model.name, question.route, names=question.resumable
+            )
+        asked = asked if found is None else found.submits
+        return await self._answer(model, request, question, asked, tokenizer, arrived_s, found, arm)
+
+    async def _translate(
+        self, request: Request, read: ReadQuestion, *, new: bool
+    ) -> tuple[ServedModel, Question, Sequence[Submit], TokenizerPort]:
+        """Read a body and translate it for the model that it names, off the event loop. Raises RequestError."""
+        owner = request.scope.get(OWNER, "")
+
+        def work(raw: bytes, model: ServedModel) -> tuple[Question, list[Submit], TokenizerPort]:
+            known = model.find_ready()
+            if known is not None:
+                refuse_oversized(raw, *known, self._settings.max_parameter_bytes)
+            question = read(raw)
+            self.models.confirm(model, question.body.model)
+            tokenizer, ready = model.require_served()
+            request_id = f"{question.id_prefix}{secrets.token_hex(12)}"
+            written = write_grammar(question.body, self._settings.max_grammar_bytes, question.answer_param)
+            try:
+                submits = translate.generation(
+                    question.body,
+                    request_id,
+                    tokenizer,
+                    ready.context_tokens,
+                    _seed,
+                    model.terms.acceptance,
+                    written,
+                    clips=question.clips,
+                )
+            except RequestError as error:
+                raise rename_parameters(error, question.names) from None
+            made_for = {"model_digest": ready.model_digest, "vocabulary": ready.vocabulary_fingerprint}
+            asked = [msgspec.structs.replace(one, owner=owner, route=question.route, **made_for) for one in submits]
+            return replace(question, warnings=written.warnings), asked, tokenizer
+
+        with self.bodies.hold() as share:
+            raw = await self._read(request, share)
+            model = await self._choose(request, raw)
+            if new:
+                model.check_room()
+            model.coming += 1  # from here on: whoever sends a body slowly takes no place
+            try:
+                question, submits, tokenizer = await self._work_on(request, raw, work, model)
+                if submits[0].grammar is not None:  # prompts of one request share it
+                    await self._grammars.check(submits[0].grammar, question.grammar_param, question.answer_param)
+            finally:
+                model.coming -= 1
+        return model, question, submits, tokenizer
+
+    async def _choose(self, request: Request, raw: bytes) -> ServedModel:
+        """Return the model that a body names. Raises RequestError 404."""
+        return await self._work_on(request, raw, self.models.choose) if self.models.several else self.models.first
+
+    async def _work_on(self, request: Request, raw: bytes, work: Callable[..., _T], *more: object) -> _T:
+        """Return what work makes of a body, off the event loop, with a note of the body meanwhile."""
+        path, request_id = request.url.path, str(get_contextvars().get("request_id", ""))
+
+        turn_until_s = self._clock.monotonic_s() + self._lanes.timeout_s * _TURN_PART
+
+        def work_noted() -> _T:
+            with self._deadly.hold(path, raw, request_id, turn_until_s - self._clock.monotonic_s()):
+                return work(raw, *more)
+
+        return await self._lanes.do(len(raw), work_noted)
+
+    async def do_with_body(self, request: Request, work: Callable[[bytes], _T]) -> _T:
+        """Read a body, and return what this work makes of it, off the event loop. Raises RequestError."""
+        with self.bodies.hold() as share:
+            raw = await self._read(request, share)
+            return await self._work_on(request, raw, work)
+
+    async def _read(self, request: Request, share: BodyShare) -> bytes:
+        return await read_body(request, share, self._settings.max_body_bytes)
+
+    async def _answer(
+        self,
+        model: ServedModel,
+        request: Request,
+        question: Question,
+        asked: list[Submit],
+        tokenizer: TokenizerPort,
+        arrived_s: float,
+        kept: Resumption | None,
+        arm: VariantReport | None = None,
+    ) -> Response:
+        body = question.body
+        again = kept is not None and kept.again
+        spend = (lambda _: None) if again else partial(self.shares.spend, asked[0].owner)
+        words = self._settings.log_words
+        name = model.name if self.models.several else ""
+        follow = RequestRecord(
+            *(model.metrics, self._clock, arrived_s),
+            model=name,
+            keep_words=words,
+            arm=arm,
+            spend=spend,
+            lives=self.lives,
+            trace=describe_traced(request.scope, model.name, asked, stream=body.stream, again=again),
+        )
+        mark_followed(request.scope)
+        follow.log_accepted(request.url.path, asked, body, resumed=again)
+        model.liveness.observe_request()
+        if len(asked) > body.n:  # off the event loop: echoes of many prompts take a while
+            choices = await asyncio.to_thread(choices_of, body, asked, tokenizer, arrived_s)
+        else:
+            choices = choices_of(body, asked, tokenizer, arrived_s)
+        told = [self._deltas(model.control, *pair, kept, follow) for pair in zip(asked, choices, strict=True)]
+        pieces = merge_pieces(
+            [texts(deltas, choice, self._clock) for deltas, choice in zip(told, choices, strict=True)]
+        )
+        cursor = None if kept is None else kept.cursor(names=question.resumable and wants_names(request.headers))
+        writer = question.build_writer(self._head(model, question, asked[:: body.n], tokenizer, kept, cursor))
+        with follow.to_the_headers():
+            if body.stream:
+                early = partial(model.control.find_speculation, asked[0])
+                return await self._stream(request, writer, pieces, choices, follow, early)
+            found = await unless_gone(request.receive, _collect(pieces))
+            if found is None:
+                return follow.end_disconnected()
+        follow.record_sent(*found)
+        follow.log_end(HTTPStatus.OK)
+        cost = cost_of(choices)
+        writer.observe_engine(cost.engine)
+        return json_response(writer.whole(found, cost), writer.headers(cost.speculation))
+
+    async def _stream(
+        self,
+        request: Request,
+        writer: AnswerWriter,
+        pieces: AsyncGenerator[Piece, None],
+        choices: Sequence[Choice],
+        follow: RequestRecord,
+        find_speculation: Callable[[], EffectiveBound | None],
+    ) -> Response:
+        """Return what sends an answer's events. A refusal that comes soon has a status of its own; one that comes when
+        the headers are out is an event. Headers that go before the first piece say what `find_speculation` returns.
+        Raises RequestError."""
+        settings, first = self._settings, FirstPiece(pieces)
+        try:
+            came = await unless_gone(request.receive, first.wait(settings.headers_after_s))
+        except BaseException:
+            await first.aclose()
+            raise
+        if came is None:
+            await first.aclose()
+            return follow.end_disconnected()
+        if came:
+            writer.observe_engine(choices[0].answer.engine)
+        events = write_events(writer, first, pieces, choices, cost_of, follow)
+        headers = writer.headers(choices[0].answer.speculation if came else find_speculation())
+        keep_alive = KeepAlive(writer.ping(), settings.keep_alive_s, late=not came)
+        return EventStream(events, first, follow.end_disconnected, headers, keep_alive)
+
+    def _deltas(
+        self, control: Control, submit: Submit, choice: Choice, kept: Resumption | None, follow: RequestRecord
+    ) -> AsyncGenerator[Delta, None]:
+        """Return a choice's tokens; those of an answer that is told again are measured already."""
+        if kept is None or self.kept is None:
+            return follow.deltas(submit, control.generate(submit), choice.prompt)
+        source = self.kept.deltas(kept, choice.index, lambda: bool(choice.answer.finish))
+        return source if kept.again else follow.deltas(submit, source, choice.prompt)
+
+    def _head(
+        self,
+        model: ServedModel,
+        question: Question,
+        prompts: Sequence[Submit],
+        tokenizer: TokenizerPort,
+        kept: Resumption | None,
+        cursor: EventCursor | None,
+    ) -> AnswerHead:
+        rule = prompts[0].sampling.rule
+        return AnswerHead(
+            prompts[0].request_id if kept is None else kept.answer.request_id,
+            int(self._clock.wall_s()) if kept is None else kept.answer.created_s,
+            model.name,
+            [submit.prompt for submit in prompts],
+            lambda engine: describe_source(model.control.view(), engine, rule),
+            rule,
+            tokenizer,
+            cursor,
+            question.warnings,
+        )
+
+
+def create_app(
+    targets: Sequence[ServedTarget],
+    settings: ApiSettings,
+    clock: Clock,
+    *,
+    book: AnswerBook | None = None,
+    batches: BatchStore | None = None,
+    sandbox: Sandbox | None = None,
+    deadly: DeadlyBodies | None = None,
+) -> FastAPI:
+    """Return the app over these models, of which the first is that of requests that name none. `book` keeps answers
+    that may be resumed; without one none are. `batches` keeps files and batches; without it their routes answer 404.
+    `sandbox` checks grammars; without it there is one of the app's own. `deadly` notes the bodies that are read.
+    `app.state` has what the daemon needs of it: `models`, `kept`, `lives`, `batches`, and `take_settings` for other
+    bounds. In `admin` it takes the admin app, which keys of that scope may use here."""
+    app = FastAPI(title="Outrider", version=version("outrider"), docs_url=None, redoc_url=None, telemetry=NO_TELEMETRY)
+    api = ApiRoutes(targets, settings, clock, book, sandbox, deadly)
+    app.state.models = api.models
+    app.state.page = api.page
+    app.state.kept = api.kept
+    app.state.take_settings = api.take_settings
+    app.state.lives = api.lives
+    errors.install_error_handlers(app)
+    app.add_middleware(HeadRequests)
+    if settings.tracing is not None:
+        app.add_middleware(TraceScope, tracing=settings.tracing)
+    if settings.keys is not None:
+        app.add_middleware(AdminOverTcp)
+    install_gates(app, settings.keys, settings.access, api.shares)
+    app.add_middleware(RequestScope, log_words=settings.log_words)
+    generate = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)
+    text = operation(CompletionRequest, Completion, events=CompletionChunk, statuses=generate)
+    chat = operation(ChatRequest, ChatCompletion, events=ChatCompletionChunk, statuses=generate)
+    app.post("/v1/completions", **text)(api.completions)
+    app.post("/v1/chat/completions", **chat)(api.chat)
+
+    @app.get("/v1/models", **operation(None, ModelList, statuses=(401,)))
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": api.models.list_entries()}
+
+    app.get("/v1/models/", include_in_schema=False)(models)
+
+    @app.get("/v1/models/{name:path}", **operation(None, Model, statuses=(401, 404)))
+    async def model(name: str) -> dict[str, Any]:
+        found = next((one for one in api.models if one.name == name), None)
+        if found is None:
+            raise api.models.build_unknown_error(name)
+        return found.describe(clock.wall_s())
+
+    install_responses_routes(app, api, api.stored)
+    install_messages_routes(app, api)
+    tokenize.install_tokenize_routes(app, api)
+    service = None
+    if batches is not None:
+        service = BatchService(batches, api.models, api.answer_line, clock)
+        api.models.first.metrics.observe_batches(service)
+    app.state.batches = service
+    install_batch_routes(app, service, api)
+    if book is not None:
+        api.models.first.metrics.observe_journal(book.view)
+    probes.install_probe_routes(app, api, JournalView if book is None else book.view)
+    install_docs_page(app)
+    describe(app, keys=settings.keys is not None)
+    return app
+
+
+async def _collect(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
+    async with aclosing(pieces):
+        return [piece async for piece in pieces]
+
+
+def _seed() -> int:
+    return secrets.randbits(64)

@@ -1,0 +1,80 @@
+"""`/v1/messages`: answered through the chat route's ways."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from orchestrator.daemon.api.body_bounds import refuse_oversized
+from orchestrator.daemon.api.doors.messages.answers import (
+    AnthropicEvent,
+    AnthropicMessage,
+    MessageErrorBody,
+    TokenCount,
+)
+from orchestrator.daemon.api.doors.messages.translate import build_chat, name_parameters
+from orchestrator.daemon.api.doors.messages.wire import CountTokensRequest, MessagesRequest
+from orchestrator.daemon.api.doors.messages.writer import MessageWriter
+from orchestrator.daemon.api.doors.parts import DoorApi, refuse_resumption
+from orchestrator.daemon.api.errors import ANTHROPIC, parse_body
+from orchestrator.daemon.api.openapi import operation
+from orchestrator.daemon.api.question import AnswerHead, Question
+from orchestrator.daemon.api.responses import json_response
+from orchestrator.daemon.api.translate import chat_prompt
+from orchestrator.errors import RequestError
+
+_VERSION_HEADER = "anthropic-version"
+_FIRST_VERSION = "2023-06-01"
+_VERSION = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
+_COUNT = f"{ANTHROPIC}/count_tokens"
+
+
+def install_messages_routes(app: FastAPI, api: DoorApi) -> None:
+    """Add the routes."""
+
+    def describe(request: Any, answer: Any, statuses: tuple[int, ...], events: Any = None) -> dict[str, Any]:
+        return operation(request, answer, events=events, statuses=statuses, error=MessageErrorBody)
+
+    def count(raw: bytes) -> Response:
+        model = api.models.choose(raw)
+        tokenizer, context = model.require_ready()
+        refuse_oversized(raw, tokenizer, context, api.max_parameter_bytes)
+        body: CountTokensRequest = parse_body(CountTokensRequest, raw)
+        api.models.confirm(model, body.model)
+        chat = build_chat(body)
+        prompt = chat_prompt(chat.messages, tokenizer, chat.offered, keywords=chat.template_keywords)
+        return json_response({"input_tokens": len(prompt)})
+
+    generates = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)
+
+    @app.post(ANTHROPIC, **describe(MessagesRequest, AnthropicMessage, generates, AnthropicEvent))
+    async def messages(request: Request) -> Response:
+        _check_version(request)
+        refuse_resumption(request)
+        return await api.answer(request, _read)
+
+    @app.post(_COUNT, **describe(CountTokensRequest, TokenCount, (400, 401, 404, 413, 415, 429, 500, 503)))
+    async def count_tokens(request: Request) -> Response:
+        _check_version(request)
+        return await api.do_with_body(request, count)
+
+
+def _read(raw: bytes) -> Question:
+    body: MessagesRequest = parse_body(MessagesRequest, raw)
+    chat = build_chat(body)
+
+    def build_writer(head: AnswerHead) -> MessageWriter:
+        return MessageWriter(head, chat)
+
+    return Question(chat, ANTHROPIC, "msg_", build_writer, name_parameters(body), resumable=False, clips=True)
+
+
+def _check_version(request: Request) -> None:
+    """Raise RequestError for a version before that of the events that are served; those since then have them too."""
+    given = request.headers.get(_VERSION_HEADER, _FIRST_VERSION)
+    if not _VERSION.fullmatch(given) or given < _FIRST_VERSION:
+        text = f"'{_VERSION_HEADER}' is none that is served here: send {_FIRST_VERSION} or later, or leave it out"
+        raise RequestError(text, code="not_supported", param=_VERSION_HEADER)

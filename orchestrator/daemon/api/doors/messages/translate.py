@@ -1,0 +1,126 @@
+"""Content blocks to the messages of a chat, and a body to the request of a chat. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from orchestrator.daemon.api.doors.messages.wire import (
+    Block,
+    CallBlock,
+    Conversation,
+    MessagesRequest,
+    ResultBlock,
+    SaidMessage,
+    TextBlock,
+    ThinkingBlock,
+)
+from orchestrator.daemon.api.doors.parts import collect_sampling
+from orchestrator.daemon.api.errors import parse_fields
+from orchestrator.daemon.api.question import rename_parameters
+from orchestrator.daemon.api.wire import MAX_USER_TAG, ChatRequest
+from orchestrator.errors import RequestError
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def build_chat(body: Conversation) -> ChatRequest:
+    """Return the chat that a body asks for. Raises RequestError."""
+    choice = body.tool_choice
+    named = {"type": "function", "function": {"name": choice.name}}
+    fields = {
+        **collect_sampling(body),
+        "messages": build_messages(body),
+        "tools": [_tool(tool) for tool in body.functions],
+        "tool_choice": _CHOICES.get(choice.type, named),
+        "parallel_tool_calls": not choice.disable_parallel_tool_use,
+        "response_format": _format(body),
+        "reasoning_effort": body.output_config.effort,
+        "chat_template_kwargs": _keywords(body),
+    }
+    if isinstance(body, MessagesRequest):
+        fields |= {
+            "max_tokens": body.max_tokens,
+            "stop": body.stop_sequences or None,
+            "user": (body.metadata.user_id or "")[:MAX_USER_TAG],
+        }
+    try:
+        found: ChatRequest = parse_fields(ChatRequest, fields)
+    except RequestError as error:
+        raise rename_parameters(error, name_parameters(body)) from None
+    return found
+
+
+def name_parameters(body: Conversation) -> dict[str, str]:
+    """Return what this route, and a body that has an older name, call parameters of a chat."""
+    older = body.output_format is not None
+    return {"stop": "stop_sequences", "response_format": "output_format" if older else "output_config.format"}
+
+
+def build_messages(body: Conversation) -> list[dict[str, Any]]:
+    """Return a conversation as messages of a chat."""
+    messages: list[dict[str, Any]] = []
+    if body.system is not None:
+        messages.append({"role": "system", "content": _content(body.system)})
+    for message in body.messages:
+        messages += [_assistant(message)] if message.role == "assistant" else _others(message)
+    return messages
+
+
+def _assistant(message: SaidMessage) -> dict[str, Any]:
+    """Return a message of the assistant's: its text, its thoughts and its calls."""
+    texts = [block for block in message.blocks if isinstance(block, TextBlock)]
+    thought = "".join(block.thinking for block in message.blocks if isinstance(block, ThinkingBlock))
+    calls = [_call(block) for block in message.blocks if isinstance(block, CallBlock)]
+    found: dict[str, Any] = {"role": "assistant", "content": _content(texts)}
+    if thought:
+        found["reasoning_content"] = thought
+    return found | ({"tool_calls": calls} if calls else {})
+
+
+def _others(message: SaidMessage) -> list[dict[str, Any]]:
+    """Return a message of the user's: results of tools are messages of their own, in their order."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    found: list[dict[str, Any]] = []
+    texts: list[Block] = []
+    for block in [*message.content, None]:
+        if isinstance(block, TextBlock):
+            texts.append(block)
+            continue
+        if texts:
+            found.append({"role": message.role, "content": _content(texts)})
+            texts = []
+        if isinstance(block, ResultBlock):
+            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _content(block.content)})
+    return found or [{"role": message.role, "content": ""}]
+
+
+def _content(content: str | Sequence[Block]) -> str | list[dict[str, Any]]:
+    if isinstance(content, str):
+        return content
+    return [{"type": "text", "text": block.text} for block in content if isinstance(block, TextBlock)]
+
+
+def _call(block: CallBlock) -> dict[str, Any]:
+    function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
+    return {"id": block.id, "type": "function", "function": function}
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    about = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+    return {"type": "function", "function": about | {"strict": tool.strict}}
+
+
+def _format(body: Conversation) -> dict[str, Any] | None:
+    asked = body.output_config.format or body.output_format
+    return (
+        None if asked is None else {"type": "json_schema", "json_schema": {"name": "output", "schema": asked.schema_}}
+    )
+
+
+def _keywords(body: Conversation) -> dict[str, Any]:
+    """Return what the chat template is told of whether to think, where the request says it, and what it asks itself."""
+    said = {"enabled": True, "disabled": False}.get(body.thinking.type) if "thinking" in body.model_fields_set else None
+    return ({} if said is None else {"enable_thinking": said}) | body.chat_template_kwargs

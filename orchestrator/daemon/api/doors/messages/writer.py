@@ -1,0 +1,142 @@
+"""Writes answers of `/v1/messages`: whole, and as typed events in Anthropic's order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from orchestrator.daemon.api.doors.blocks import Block, BlockBuilder, Step
+from orchestrator.daemon.api.doors.parts import name_event
+from orchestrator.daemon.api.errors import anthropic_body_of
+from orchestrator.daemon.api.question import AnswerHead
+from orchestrator.daemon.api.responses import SourceHeaders
+from orchestrator.daemon.api.streaming import Answer, Piece
+from orchestrator.daemon.api.wire import ChatRequest
+from orchestrator.errors import RequestError
+
+INVALID_JSON = "INVALID_JSON"
+"""Anthropic's name for arguments that are no JSON object, where an object is needed."""
+_encode = msgspec.json.Encoder().encode
+
+
+class MessageWriter(SourceHeaders):
+    """See AnswerWriter."""
+
+    def __init__(self, head: AnswerHead, chat: ChatRequest) -> None:
+        super().__init__(head)
+        self._head = head
+        self._stops = frozenset(chat.stops)
+        self._max_tokens = chat.max_tokens or 0
+        self._builder = BlockBuilder(head, chat)
+
+    def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
+        """Return the message."""
+        self._builder.push_all(pieces)
+        content = [_content_block(block) for block in self._builder.blocks]
+        return self._message(content) | self._end(answer) | {"usage": self._usage(answer)}
+
+    def opening(self, _: int) -> bytes:
+        """Return the first events: the message without a content, and a ping."""
+        end = {"stop_reason": None, "stop_sequence": None}
+        usage = {"input_tokens": len(self._head.prompt), "output_tokens": 0}
+        cached = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
+        return _event("message_start", message=self._message([]) | end | {"usage": usage | cached}) + _event("ping")
+
+    def piece(self, piece: Piece, _: Answer) -> bytes:
+        """Return the events of what a piece adds to the content."""
+        return b"".join(_write_step(step) for step in self._builder.push(piece))
+
+    def ending(self, answer: Answer) -> bytes:
+        """Return the last events: why the message ended, and what it cost."""
+        return _event("message_delta", delta=self._end(answer), usage=self._usage(answer)) + _event("message_stop")
+
+    def ping(self) -> bytes:
+        """Return what fills a silence: Anthropic has an event for it."""
+        return _event("ping")
+
+    def failure(self, error: RequestError, *, begun: bool) -> bytes:
+        """Return the event of a message that failed on the way."""
+        opening = b"" if begun else self.opening(1)
+        return opening + name_event("error", _encode(anthropic_body_of(error)))
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._head.request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._head.model,
+            "content": content,
+            **({"warnings": list(self._head.warnings)} if self._head.warnings else {}),
+        }
+
+    def _end(self, answer: Answer) -> dict[str, Any]:
+        finish, why = self._builder.finish, self._builder.stop_reason
+        stop = why if finish == "stop" and isinstance(why, str) and why in self._stops else None
+        if finish == "length":
+            full = answer.tokens < self._max_tokens and why is None
+            return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
+        if finish == "tool_calls":
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        return {"stop_reason": "end_turn" if stop is None else "stop_sequence", "stop_sequence": stop}
+
+    def _usage(self, answer: Answer) -> dict[str, int]:
+        """Return what it cost. Anthropic counts tokens that were remembered apart from those of the input."""
+        cached = answer.stats.reused if answer.stats is not None else 0
+        return {
+            "input_tokens": len(self._head.prompt) - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": answer.tokens,
+        }
+
+
+def _write_step(step: Step) -> bytes:
+    index = step.block.index
+    if step.what == "begin":
+        return _event("content_block_start", index=index, content_block=_content_block(step.block, begun=True))
+    if step.what == "grow":
+        return _event("content_block_delta", index=index, delta=_delta(step))
+    signed = b""
+    if step.block.kind == "thought":  # clients wait for one
+        signed = _event("content_block_delta", index=index, delta={"type": "signature_delta", "signature": ""})
+    return signed + _event("content_block_stop", index=index)
+
+
+def _delta(step: Step) -> dict[str, Any]:
+    match step.block.kind:
+        case "text":
+            return {"type": "text_delta", "text": step.text}
+        case "thought":
+            return {"type": "thinking_delta", "thinking": step.text}
+        case "call":
+            return {"type": "input_json_delta", "partial_json": step.text}
+
+
+def _content_block(block: Block, *, begun: bool = False) -> dict[str, Any]:
+    """Return a block; one that has just `begun` has nothing in it."""
+    text = "" if begun else block.text
+    match block.kind:
+        case "text":
+            return {"type": "text", "text": text}
+        case "thought":
+            return {"type": "thinking", "thinking": text, "signature": ""}
+        case "call":
+            arguments = {} if begun else _load_object(text)
+            return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
+
+
+def _load_object(text: str) -> dict[str, Any]:
+    """Return arguments as an object, or as text where no answer can have them: halves of characters, or too deep."""
+    try:
+        found = json.loads(text, strict=False)
+        _encode([[found]])  # no less deep than the answer has it
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {INVALID_JSON: text}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return name_event(kind, _encode({"type": kind, **fields}))

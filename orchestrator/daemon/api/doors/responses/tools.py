@@ -1,0 +1,136 @@
+"""The tools of `/v1/responses`, and which of them may be called. Functions of a namespace are told to the model under a
+name of both, and answers take it apart again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from orchestrator.daemon.api.body import Body, Offered, check_kind
+from orchestrator.daemon.api.tools.hosted import CLIENT_RUN, FORCED_HOSTED, RESPONSES_HOSTED, HostedTool, is_hosted
+from orchestrator.daemon.api.tools.wire import MAX_TOOLS, FunctionName
+
+
+class FunctionTool(Offered):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+Function = Annotated[
+    FunctionTool, BeforeValidator(lambda tool: check_kind(tool, ("function",), "tools", "tools", CLIENT_RUN))
+]
+
+
+class NamespaceTool(Offered):
+    """Functions that belong together."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = None
+    tools: list[Function] = Field(max_length=MAX_TOOLS)
+
+
+def _kind_of(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "kind=hosted" if is_hosted(kind, RESPONSES_HOSTED) else f"kind={kind}"
+
+
+def _check_tool(tool: Any) -> Any:
+    if _kind_of(tool) == "kind=hosted":
+        return tool
+    return check_kind(tool, ("function", "namespace"), "tools", "tools", CLIENT_RUN)
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("kind=function")]
+    | Annotated[NamespaceTool, Tag("kind=namespace")]
+    | Annotated[HostedTool, Tag("kind=hosted")],
+    Discriminator(_kind_of),
+    BeforeValidator(_check_tool),
+]
+
+
+class NamedFunction(Body):
+    """A function by its name, and its namespace where it has one."""
+
+    type: Literal["function"]
+    name: str
+    namespace: str | None = None
+
+
+def _check_forced(choice: Any) -> Any:
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if is_hosted(kind, RESPONSES_HOSTED):
+        raise PydanticCustomError("not_supported", FORCED_HOSTED, {"field": "tool_choice"})
+    return check_kind(choice, ("function", "allowed_tools"), "choices", "tool_choice", CLIENT_RUN)
+
+
+def _leave_hosted_out(tools: Any) -> Any:
+    if not isinstance(tools, list):
+        return tools
+    return [one for one in tools if not (isinstance(one, dict) and is_hosted(one.get("type"), RESPONSES_HOSTED))]
+
+
+class AllowedTools(Body):
+    """Some of the tools: only they may be called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], BeforeValidator(_leave_hosted_out), Field(max_length=MAX_TOOLS)]
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedFunction | AllowedTools, BeforeValidator(_check_forced)
+]
+
+
+class NamedTool(NamedTuple):
+    """A function, and the namespace that it is of ("": of none)."""
+
+    namespace: str
+    tool: FunctionTool
+    about: str
+    """Its description, behind that of its namespace where it is the first of it."""
+
+    @property
+    def full_name(self) -> str:
+        """The name by which the model knows it."""
+        return join_name(self.namespace, self.tool.name)
+
+
+def join_name(namespace: str | None, name: str) -> str:
+    """Return the name by which the model knows a function."""
+    return f"{namespace}.{name}" if namespace else name
+
+
+def list_functions(tools: Sequence[FunctionTool | NamespaceTool | HostedTool]) -> list[NamedTool]:
+    """Return the functions among the tools, those of namespaces too."""
+    found: list[NamedTool] = []
+    for tool in tools:
+        if isinstance(tool, FunctionTool):
+            found.append(NamedTool("", tool, tool.description or ""))
+        elif isinstance(tool, NamespaceTool):
+            told = [tool.description or "", *[""] * len(tool.tools)]
+            about = (
+                "\n".join(filter(None, pair))
+                for pair in zip(told, (one.description for one in tool.tools), strict=False)
+            )
+            found += [NamedTool(tool.name, one, text) for one, text in zip(tool.tools, about, strict=True)]
+    return found
+
+
+def find_chosen(choice: NamedFunction, functions: Sequence[NamedTool]) -> NamedTool | None:
+    """Return the function that a choice names; None where there is none. One that names no namespace may mean the only
+    function of that name."""
+    full = join_name(choice.namespace, choice.name)
+    exact = next((one for one in functions if one.full_name == full), None)
+    alike = [one for one in functions if choice.namespace is None and one.tool.name == choice.name]
+    return exact if exact is not None or len(alike) != 1 else alike[0]

@@ -1,0 +1,64 @@
+"""`system_fingerprint`: changes exactly when what decides the output's bits changes."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.metadata import version
+
+from orchestrator.daemon.control.port import StateView
+from orchestrator.protocol.messages import Ready
+from policies.sampling import Rule
+
+STANDBY_HEADER = "X-Outrider-Standby"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSource:
+    """Which worker said it: its `fingerprint`, and where it is a standby its name, with whether its bits are the
+    target's ("standby; bits=same")."""
+
+    fingerprint: str | None
+    standby: str = ""
+
+
+def describe_source(view: StateView, engine: int, rule: Rule) -> AnswerSource:
+    """Return what an answer says of the replica that its tokens come from."""
+    found = next((one for one in view.replicas if one.engine == engine), None)
+    if found is None or found.ready is None:
+        return AnswerSource(system_fingerprint(view.ready, rule))
+    standby = f"{found.name}; bits={'other' if found.unlike else 'same'}" if found.standby else ""
+    return AnswerSource(system_fingerprint(found.ready, rule), standby)
+
+
+def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | None:
+    """Return "fp_" and 12 hex digits over the effective state of the worker.
+
+    The state is model file and vocabulary, weights, activations and KV cache formats, runtime and device, exactness,
+    and this program's version. None before the first worker is ready.
+
+    Drafters, depths and bounds are left out: they do not change the output. Under the rules "rejection" and "tolerance"
+    they do, and there the rule, the drafters and the depth count too. But the drafts themselves are not in it. With
+    `exactness: kernel` the rest of the batch is not in it either.
+    """
+    if ready is None:
+        return None
+    parts: tuple[str, ...] = (
+        ready.model,
+        ready.vocabulary_fingerprint,
+        ready.model_digest,
+        ready.weights,
+        ready.activations,
+        ready.kv_cache,
+        ready.adapter,
+        ready.device,
+        ready.device_name,
+        ready.exactness,
+        str(ready.row_invariant),
+        ready.numerical_class,
+        f"static {ready.context_tokens}" if ready.static_widths else "dynamic",
+        version("outrider"),
+    )
+    if rule in ("rejection", "tolerance"):
+        parts += (rule, *ready.drafters, str(ready.max_depth))
+    return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

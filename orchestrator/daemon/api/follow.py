@@ -1,0 +1,291 @@
+"""Follows one request: its log line when it is taken in, its line at the end, and what it adds to the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.responses import Response
+
+from orchestrator.clock import Clock
+from orchestrator.daemon.api.errors import CLIENT_CLOSED, unforeseen
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.api.metrics.request_timing import RequestTotals, SequenceTiming
+from orchestrator.daemon.api.metrics.slo_series import ServedRequest
+from orchestrator.daemon.api.request_lives import LifeMark, RequestLife, RequestLives
+from orchestrator.daemon.api.streaming import Piece
+from orchestrator.daemon.api.wire import Generation
+from orchestrator.daemon.control.rollout.canary import CanaryTrial
+from orchestrator.daemon.tracing.port import RequestResult, RequestTrace
+from orchestrator.errors import RequestError
+from orchestrator.protocol.messages import Delta, Submit
+from orchestrator.telemetry import get_logger
+
+_MS_PER_S = 1000.0
+_WHOLE = ("stop", "length")
+
+_log = get_logger(__name__)
+
+
+class VariantReport(NamedTuple):
+    """The variant that serves a request, and the trial that counts its figures."""
+
+    name: str
+    ended: Callable[[RequestTotals], None]
+
+
+def enter_trial(
+    trial: CanaryTrial | None, submits: Sequence[Submit], *, names_rule: bool = False
+) -> tuple[Sequence[Submit], VariantReport | None]:
+    """Give a request its variant, where a canary is tried; all its prompts and choices share it. `names_rule`: it says
+    itself by which acceptance rule it is judged."""
+    if trial is None:
+        return submits, None
+    submit, entry = trial.assign_variant(submits[0], names_rule=names_rule)
+    rule = submit.sampling.acceptance
+    submits = [
+        msgspec.structs.replace(one, lane=submit.lane, sampling=replace(one.sampling, acceptance=rule))
+        for one in submits
+    ]
+
+    def end_trial_entry(done: RequestTotals) -> None:
+        ttft_ms, tpot_ms = (None if each is None else each * _MS_PER_S for each in (done.ttft_s, done.tpot_s))
+        trial.end_entry(entry, ttft_ms=ttft_ms, tpot_ms=tpot_ms, acceptance=done.acceptance, agreement=done.agreement)
+
+    return submits, VariantReport(entry.arm.value, end_trial_entry) if entry.counted else None
+
+
+class RequestRecord:
+    """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `model`: whose it is,
+    where there are several. `keep_words`: its lines have the text of request and answer, and a bug's the exception's
+    message. `arm`: the canary's variant, where there is one and the request takes part. `spend` is told of the tokens
+    of prompt and answer as they come. `lives`: where its moments are kept. `trace`: its spans, where it has some."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        clock: Clock,
+        arrived_s: float,
+        *,
+        model: str = "",
+        keep_words: bool = False,
+        arm: VariantReport | None = None,
+        spend: Callable[[int], None] = lambda _: None,
+        lives: RequestLives | None = None,
+        trace: RequestTrace | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._model = {"model": model} if model else {}
+        self._keep_words = keep_words
+        self._started_s = arrived_s
+        self._arm = arm
+        self._spend = spend
+        self._trace = trace
+        self._lives = lives
+        self._life: RequestLife | None = None
+        self._sequences: list[SequenceTiming] = []
+        self._prompt_tokens = 0
+        self._head: dict[str, Any] = {}
+        self._written: list[str] = []
+        self._over = False
+
+    def log_accepted(self, route: str, asked: Sequence[Submit], body: Generation, *, resumed: bool = False) -> None:
+        """Write the line of a request that goes to the decode loop, with what is `asked` for each choice. `resumed`: it
+        did before."""
+        submit = asked[0]
+        arm = {"arm": submit.lane} if submit.lane else {}
+        self._head = {"id": submit.request_id, "route": route, **self._model, **arm}
+        words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
+        prompts = asked[:: body.n]
+        self._prompt_tokens = sum(len(one.prompt) for one in prompts)
+        self._spend(self._prompt_tokens)
+        if self._lives is not None and not resumed:
+            self._life = self._lives.open(
+                submit.request_id,
+                route=route,
+                model=self._model.get("model", ""),
+                stream=body.stream,
+                prompt_tokens=self._prompt_tokens,
+                max_tokens=submit.max_tokens,
+                choices=len(asked),
+                started_s=self._started_s,
+            )
+        counts = {"n": body.n, "prompt_tokens": self._prompt_tokens, "max_tokens": submit.max_tokens}
+        more: dict[str, Any] = {"resumed": True} if resumed else {}
+        if len(prompts) > 1:
+            more["prompts"] = len(prompts)
+        _log.info("request accepted", **self._head, stream=body.stream, **counts, **more, **words)
+
+    async def deltas(
+        self, submit: Submit, source: AsyncIterator[Delta], prompt: int = 0
+    ) -> AsyncGenerator[Delta, None]:
+        """Pass a sequence's deltas on and measure them. `prompt`: the number of its prompt. Closing it closes
+        `source`."""
+        sequence = SequenceTiming(len(submit.prompt), submit.max_tokens, prompt=prompt)
+        self._sequences.append(sequence)
+        async with aclosing(source) as deltas:  # type: ignore[type-var]  # generate() is an async generator
+            async for delta in deltas:
+                self._note(sequence, delta)
+                if self._trace is not None:
+                    self._trace.observe_delta(submit.request_id, delta, self._clock.monotonic_s())
+                yield delta
+
+    def _note(self, sequence: SequenceTiming, delta: Delta) -> None:
+        now_s = self._clock.monotonic_s()
+        if delta.tokens:
+            self._spend(len(delta.tokens))
+            if self._life is not None:
+                self._life.tokens += len(delta.tokens)
+                if sequence.tokens == 0 or sequence.engine != delta.engine:
+                    self._mark(self._life, sequence, delta, now_s)
+            sequence.engine = delta.engine
+            if sequence.tokens == 0:
+                sequence.first_s = now_s
+                self._metrics.observe_first_token(now_s - self._started_s, delta.engine)
+            else:
+                self._metrics.observe_gap(now_s - sequence.last_s, delta.engine)
+            sequence.last_s = now_s
+            sequence.tokens += len(delta.tokens)
+        sequence.first = sequence.first or delta.stats
+        sequence.stats = delta.stats or sequence.stats
+        sequence.finish = delta.finish
+
+    def _mark(self, life: RequestLife, sequence: SequenceTiming, delta: Delta, now_s: float) -> None:
+        """Note the first token of a sequence, or the first from another replica."""
+        at_ms, index = (now_s - self._started_s) * _MS_PER_S, self._find_index(sequence)
+        if sequence.tokens:
+            pause_ms = (now_s - sequence.last_s) * _MS_PER_S
+            life.note(LifeMark(at_ms, "moved", index, delta.engine, pause_ms=pause_ms))
+        else:
+            queue_ms, prefill_ms = (delta.stats.queue_ms, delta.stats.prefill_ms) if delta.stats else (None, None)
+            life.note(LifeMark(at_ms, "first_token", index, delta.engine, queue_ms, prefill_ms))
+
+    def _find_index(self, sequence: SequenceTiming) -> int:
+        """Return which one it is. Two that have the same figures so far are still two."""
+        return next(index for index, one in enumerate(self._sequences) if one is sequence)
+
+    def record_sent(self, *pieces: Piece) -> None:
+        """Remember what the client was sent, where the log is to have it."""
+        if self._keep_words:
+            for piece in pieces:
+                self._written.append(piece.text)
+                self._written += [delta["function"]["arguments"] for delta in piece.calls]
+
+    @contextmanager
+    def to_the_headers(self) -> Iterator[None]:
+        """Write the last line of a request that fails before its answer begins."""
+        try:
+            yield
+        except RequestError as error:
+            self.log_end(error.status, reason=error.code)
+            raise
+        except Exception:
+            self.log_end(HTTPStatus.INTERNAL_SERVER_ERROR)
+            raise
+
+    def bug(self, error: Exception) -> RequestError:
+        """Log a bug met behind the headers; return what the client is told of it."""
+        return unforeseen(error, self._head["id"], words=self._keep_words)
+
+    def end_disconnected(self) -> Response:
+        """The client has left, if the request is not over yet."""
+        self.log_end(CLIENT_CLOSED)
+        return Response(status_code=CLIENT_CLOSED)
+
+    def log_end(self, status: int, *, reason: str | None = None) -> None:
+        """Write the last line and count the request; only the first call does. `reason` is an error's code."""
+        if self._over:
+            return
+        self._over = True
+        for sequence in self._sequences:
+            sequence.finish = sequence.finish or _infer_finish_reason(status)
+            if sequence.tokens or sequence.finish != "error":  # what was never begun is no request that ended
+                self._metrics.observe_end(sequence, self._started_s)
+        self._judge(status)
+        if self._arm is not None and all(sequence.finish in _WHOLE for sequence in self._sequences):
+            self._count_arm(self._arm)
+        if self._trace is not None:
+            self._trace.end(status, reason, self._sum_up())
+        write = _log.warning if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _log.info
+        more = {} if reason is None else {"reason": reason}
+        if self._keep_words:
+            more["output"] = "".join(self._written)
+        figures = self._figures()
+        if self._life is not None:
+            why = {} if reason is None else {"reason": reason}
+            ended_ms = (self._clock.monotonic_s() - self._started_s) * _MS_PER_S
+            self._life.end(status, {**figures, **why}, ended_ms)
+        write("request ended", **self._head, status=int(status), **figures, **more)
+
+    def _sum_up(self) -> RequestResult:
+        """Return the request as its trace has it."""
+        begun = [sequence for sequence in self._sequences if sequence.tokens]
+        done = RequestTotals.of(self._sequences, self._started_s)
+        cached: dict[int, int] = {}
+        for one in begun:
+            if one.first is not None:
+                cached[one.prompt] = max(cached.get(one.prompt, 0), one.first.reused)
+        return RequestResult(
+            input_tokens=self._prompt_tokens if self._sequences else 0,
+            cached_tokens=sum(cached.values()),
+            output_tokens=sum(sequence.tokens for sequence in self._sequences),
+            drafted=done.drafted,
+            accepted=done.accepted,
+            finish_reasons=tuple(sequence.finish for sequence in self._sequences),
+            ttft_s=done.ttft_s,
+            tpot_s=done.tpot_s,
+        )
+
+    def _judge(self, status: int) -> None:
+        """Let the request be judged by its objectives, if the decode loop has, or should have, served it."""
+        begun = [sequence for sequence in self._sequences if sequence.tokens]
+        refused = status == HTTPStatus.SERVICE_UNAVAILABLE and not begun
+        failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR and not refused
+        if not (begun or failed or status == CLIENT_CLOSED):
+            return  # it was refused, or is the client's mistake
+        ttfts = [sequence.first_s - self._started_s for sequence in begun]
+        tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]
+        served = ServedRequest(
+            ttft_ms=max(ttfts) * _MS_PER_S if ttfts else None,
+            tpot_ms=max(tpots) * _MS_PER_S if tpots else None,
+            latency_ms=(self._clock.monotonic_s() - self._started_s) * _MS_PER_S,
+            failed=failed,
+            left=status == CLIENT_CLOSED,
+        )
+        self._metrics.observe_request(served, self._sequences[-1].engine if self._sequences else 0)
+
+    def _count_arm(self, arm: VariantReport) -> None:
+        """Tell the trial of a request that came to its own end; what was cut off says nothing of its variant."""
+        done = RequestTotals.of(self._sequences, self._started_s)
+        self._metrics.observe_arm(arm.name, done, self._sequences[0].engine)
+        arm.ended(done)
+
+    def _figures(self) -> dict[str, Any]:
+        done = self._sum_up()
+        last_s = max((sequence.last_s for sequence in self._sequences if sequence.tokens), default=None)
+        return {
+            "prompt_tokens": done.input_tokens,
+            "cached_tokens": done.cached_tokens,
+            "generated": done.output_tokens,
+            "ttft_ms": _ms(done.ttft_s),
+            "tpot_ms": _ms(done.tpot_s),
+            "latency_ms": _ms((self._clock.monotonic_s() if last_s is None else last_s) - self._started_s),
+            "acceptance": round(done.accepted / done.drafted, 4) if done.drafted else None,
+            "finish": ",".join(dict.fromkeys(done.finish_reasons)),
+        }
+
+
+def _infer_finish_reason(status: int) -> str:
+    """Why a sequence has no finish of its own: a stop string, a client that went away, or an error."""
+    if status == CLIENT_CLOSED:
+        return "abort"
+    return "stop" if status < HTTPStatus.BAD_REQUEST else "error"
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * _MS_PER_S, 3)

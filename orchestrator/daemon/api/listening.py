@@ -1,0 +1,160 @@
+"""The sockets that the API and the admin commands listen on, and what serves an app on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+import stat
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from orchestrator.daemon.api.connections import SEND_BUFFER_BYTES, Connections, WatchedProtocol
+from orchestrator.daemon.api.peer import PeerProtocol
+from orchestrator.errors import DaemonError
+
+_SERVER_GRACE_S = 5
+_ACCEPTED_AT_ONCE = 32
+"""Connections that the event loop takes in before it looks after anything else: asyncio's `backlog` is that, too."""
+_WAITING_CONNECTIONS = 4096
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: the daemon drains first."""
+
+    def stop_listening(self) -> None:
+        """Take no more connections in. Where somebody else holds the socket too, the kernel keeps them for the next
+        daemon."""
+        for listener in self.servers if self.started else []:
+            listener.close()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    handshake_timeout_s: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's, with a deadline for the handshakes of TLS: before they end no protocol knows the connection."""
+        config, loop = self.config, asyncio.get_running_loop()
+        deadline_s = self.handshake_timeout_s if config.ssl is not None else None
+
+        def create_protocol() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        self.servers = []
+        for listener in sockets or []:
+            server = await loop.create_server(
+                create_protocol,
+                sock=listener,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=deadline_s,
+            )
+            self.servers.append(server)
+            listener.listen(_WAITING_CONNECTIONS)  # the kernel keeps those that are not taken in at once
+        self.started = True
+
+
+@asynccontextmanager
+async def serving(
+    app: object, bound: socket.socket, watch: Connections | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Server]:
+    """Serve an ASGI app on a bound socket; on the way out let running responses end, briefly. `watch`: what bounds its
+    connections, where anybody may connect. `tls`: what encrypts them."""
+    protocol: Any = PeerProtocol if watch is None else partial(WatchedProtocol, watch)
+    settings = uvicorn.Config(
+        app,  # type: ignore[arg-type]  # uvicorn's own alias is narrower than ASGI
+        http=protocol,
+        ws="none",
+        backlog=_ACCEPTED_AT_ONCE,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_SERVER_GRACE_S,
+        ssl_context_factory=None if tls is None else lambda _config, _default: tls,
+    )
+    server = Server(settings)
+    server.handshake_timeout_s = None if watch is None else watch.limits.header_timeout_s
+    task = asyncio.create_task(server.serve(sockets=[bound]))
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        await task
+
+
+@contextmanager
+def listen_tcp(host: str, port: int, given: socket.socket | None = None) -> Iterator[socket.socket]:
+    """Bind the endpoint. `given`: a socket that listens already, to be served instead. Raises DaemonError."""
+    if given is not None:
+        with given:
+            given.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            yield given
+        return
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio switches Nagle's algorithm off only where the protocol is named: without that small events wait 40 ms.
+    with socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)  # connections inherit it
+        try:
+            bound.bind((host, port))
+            bound.listen()  # whoever learns the address from the admin socket may connect; see there
+        except (OSError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise DaemonError(
+                f"cannot listen on {host}:{port}: {reason}; choose another with --host, --port or api in cluster.yaml"
+            ) from error
+        yield bound
+
+
+@contextmanager
+def listen_unix(path: Path, given: socket.socket | None = None) -> Iterator[socket.socket]:
+    """Bind the admin socket for this user only; take over one that nobody listens on any more. `given`: a socket that
+    listens already; its path belongs to whoever made it. Raises DaemonError."""
+    if given is not None:
+        with given:
+            yield given
+        return
+    if not path.parent.is_dir():
+        text = f"there is no directory {path.parent}: make it, or set api.admin_socket"
+        raise DaemonError(f"cannot listen on the admin socket {path}: {text}")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as bound:
+        try:
+            if path.exists() and stat.S_ISSOCK(path.stat().st_mode) and not _answers(path):
+                path.unlink()
+            bound.bind(str(path))
+            path.chmod(0o600)
+            bound.listen()  # whoever sees the socket may connect; the answer comes when the app serves
+        except OSError as error:
+            taken = "another daemon may be using it: " if error.errno == errno.EADDRINUSE else ""
+            raise DaemonError(
+                f"cannot listen on the admin socket {path}: {error.strerror or error}; {taken}set api.admin_socket"
+            ) from error
+        inode = path.stat().st_ino
+        try:
+            yield bound
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                if os.stat(path).st_ino == inode:
+                    path.unlink()
+
+
+def _answers(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+        return True

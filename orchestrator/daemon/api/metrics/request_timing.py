@@ -1,0 +1,110 @@
+"""What is measured of one sequence, and counts over the last seconds."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from orchestrator.protocol.messages import RequestStats
+
+_BUCKET_S = 1.0
+
+
+@dataclass(slots=True)
+class SequenceTiming:
+    """One sequence of a request as it came out of the decode loop. Times are seconds of the clock.
+
+    `first` is the report of the loop with the first token, `stats` its last one. A worker that goes on after another
+    one counts its own queue and prefill from there. `engine`: the replica that had it last. `prompt`: the number of
+    its prompt, where the request has several.
+    """
+
+    prompt_tokens: int
+    max_tokens: int
+    tokens: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    finish: str = ""
+    first: RequestStats | None = None
+    stats: RequestStats | None = None
+    engine: int = 0
+    prompt: int = 0
+
+    @property
+    def tpot_s(self) -> float | None:
+        """(last - first token) / (tokens - 1); None up to one token."""
+        return (self.last_s - self.first_s) / (self.tokens - 1) if self.tokens > 1 else None
+
+
+class RequestTotals(NamedTuple):
+    """A request, all its sequences together: `tpot_s` is their mean. None where there was no token, or one only.
+    `tolerated` of its `tokens` are not the target's own choice."""
+
+    ttft_s: float | None
+    tpot_s: float | None
+    drafted: int
+    accepted: int
+    tokens: int = 0
+    tolerated: int = 0
+
+    @classmethod
+    def of(cls, sequences: Sequence[SequenceTiming], started_s: float) -> RequestTotals:
+        """Return what a request's sequences come to; it came at `started_s` (seconds of the clock)."""
+        begun = [sequence for sequence in sequences if sequence.tokens]
+        tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]
+        first_s = min((sequence.first_s for sequence in begun), default=None)
+        return cls(
+            None if first_s is None else first_s - started_s,
+            sum(tpots) / len(tpots) if tpots else None,
+            sum(sequence.stats.drafted for sequence in begun if sequence.stats),
+            sum(sequence.stats.accepted for sequence in begun if sequence.stats),
+            sum(sequence.tokens for sequence in begun),
+            sum(sequence.stats.tolerated for sequence in begun if sequence.stats),
+        )
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted / drafted tokens."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of the tokens that are the target's own choice behind what is before them."""
+        return 1.0 - self.tolerated / self.tokens if self.tokens else None
+
+
+@dataclass(slots=True)
+class Recent:
+    """Sums over the last `window_s` seconds, to the nearest second. `add` and the sums take the time, in seconds."""
+
+    window_s: float
+    _buckets: deque[tuple[float, list[int]]] = field(default_factory=deque)
+    _began_s: float | None = None
+
+    def add(self, now_s: float, *counts: int) -> None:
+        """Add to each of the sums; every call brings the same number of counts."""
+        if self._began_s is None:
+            self._began_s = now_s
+        if self._buckets and now_s - self._buckets[-1][0] < _BUCKET_S:
+            sums = self._buckets[-1][1]
+            sums[:] = [old + new for old, new in zip(sums, counts, strict=True)]
+            return
+        self._forget(now_s)
+        self._buckets.append((now_s, list(counts)))
+
+    def sum(self, now_s: float, index: int) -> int:
+        """Return one of the sums."""
+        self._forget(now_s)
+        return sum(counts[index] for _, counts in self._buckets)
+
+    def rate(self, now_s: float, index: int) -> float:
+        """Return one of the sums by the window, or by the time since the first `add` where that is shorter."""
+        if self._began_s is None:
+            return 0.0
+        return self.sum(now_s, index) / min(self.window_s, max(_BUCKET_S, now_s - self._began_s))
+
+    def _forget(self, now_s: float) -> None:
+        while self._buckets and now_s - self._buckets[0][0] > self.window_s:
+            self._buckets.popleft()

@@ -1,0 +1,155 @@
+"""Which requests met their objectives, and what is moved for that: as metrics, and for people."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from device_profiles.units import MS_PER_S
+from orchestrator.clock import Clock
+from orchestrator.daemon.api.metrics.request_timing import Recent
+from orchestrator.daemon.api.metrics.series import Engine, Registered
+from orchestrator.daemon.control.port import ReplicaView
+from policies.serving.slo import Objective, Objectives, SloAction
+
+WINDOW_S = 30.0
+"""The time that the goodput and the latencies look back."""
+_MOST_REQUESTS = 1024
+ALL = "all"
+
+
+class ServedRequest(NamedTuple):
+    """A request as its client had it. `ttft_ms` None: no token came, after `latency_ms`. `tpot_ms` None: there was one
+    token at most, and no TPOT to miss. Of several sequences the slowest counts. `failed`: by an error of the server.
+    `left`: the client did not wait for the end."""
+
+    ttft_ms: float | None
+    tpot_ms: float | None
+    latency_ms: float
+    failed: bool = False
+    left: bool = False
+
+
+def check_objectives(objectives: Objectives, served: ServedRequest) -> dict[str, bool]:
+    """Return whether a request met each objective that there is, and `all` of them; {} where that cannot be told: its
+    client left before."""
+    if not served.failed and served.ttft_ms is None and not served.left:
+        return {}  # it asked for no token
+    waited_ms = served.latency_ms if served.ttft_ms is None else served.ttft_ms
+    verdicts = {}
+    if objectives.ttft.ms is not None:
+        verdicts["ttft"] = not served.failed and waited_ms <= objectives.ttft.ms
+    if objectives.tpot.ms is not None:
+        verdicts["tpot"] = not served.failed and (served.tpot_ms or 0.0) <= objectives.tpot.ms
+    if served.left and all(verdicts.values()):
+        return {}
+    return {**verdicts, ALL: all(verdicts.values())}
+
+
+def _list_objectives(objectives: Objectives) -> dict[str, Objective]:
+    """Return the objectives that there are, by name."""
+    named = (("ttft", objectives.ttft), ("tpot", objectives.tpot))
+    return {name: one for name, one in named if one.ms is not None}
+
+
+class SloSeries:
+    """No series where there are no objectives."""
+
+    def __init__(self, make: Registered, objectives: Objectives, clock: Clock) -> None:
+        self._objectives = objectives
+        self._clock = clock
+        self._of = _list_objectives(objectives)
+        self._served: deque[tuple[float, ServedRequest]] = deque(maxlen=_MOST_REQUESTS)
+        self._goods: dict[Engine, Recent] = {}
+        self._counts = [0, 0]
+        self._met = make.counter("slo_requests_met", "Requests that met an objective.", "objective")
+        self._missed = make.counter("slo_requests_missed", "Requests that missed an objective.", "objective")
+        self._judged = make.counter("slo_requests_judged", "Requests that met or missed it.", "objective")
+        self._budget = make.gauge("slo_error_budget", "Share of requests that may miss it.", "objective")
+        self._goodput = make.gauge("goodput_requests_per_second", f"Requests that met all, last {WINDOW_S:g} s.")
+        self._wanted = make.gauge("slo_objective_seconds", "The objective.", "objective")
+        self._seen = make.gauge("slo_latency_seconds", f"Its percentile, last {WINDOW_S:g} s.", "objective")
+        self._lever = make.gauge("slo_lever", "1 while an action is taken for an objective.", "lever")
+        self._price = make.gauge("slo_row_price", "By how much a draft's row is priced higher.")
+        self._share = make.gauge("slo_prefill_share", "Share of the default bound of prefill.")
+        self._running = make.gauge("slo_max_running", "Requests that may run at a time.")
+
+    def set_objectives(self, objectives: Objectives) -> None:
+        """Judge requests that end from now on by these."""
+        if objectives == self._objectives:
+            return
+        self._objectives, self._of = objectives, _list_objectives(objectives)
+        self._wanted.clear()
+        self._seen.clear()
+
+    def observe(self, of: Engine, served: ServedRequest) -> None:
+        """A request that a replica had last has ended."""
+        verdicts = check_objectives(self._objectives, served) if self._of else {}
+        for name, good in verdicts.items():
+            self._met.labels(*of, name).inc(good)
+            self._missed.labels(*of, name).inc(not good)
+            self._judged.labels(*of, name).inc()
+        if not verdicts:
+            return
+        now_s = self._clock.monotonic_s()
+        self._served.append((now_s, served))
+        self._counts[verdicts[ALL]] += 1
+        self._goods.setdefault(of, Recent(WINDOW_S)).add(now_s, int(verdicts[ALL]))
+
+    def refresh(self, replicas: Sequence[tuple[Engine, ReplicaView]]) -> None:
+        """Tell what is so now."""
+        if not self._of:
+            return
+        now_s = self._clock.monotonic_s()
+        self._seen.clear()
+        for of, replica in replicas:
+            for name in (*self._of, ALL):
+                for counter in (self._met, self._missed, self._judged):
+                    counter.labels(*of, name).inc(0)  # a counter that begins above 0 has not grown
+            self._goodput.labels(*of).set(self._goods.setdefault(of, Recent(WINDOW_S)).rate(now_s, 0))
+            slo = replica.gauges.slo if replica.gauges is not None else None
+            if slo is not None:
+                for lever in SloAction:
+                    if lever is not SloAction.NOTHING:
+                        self._lever.labels(*of, lever.value).set(lever.value in slo.levers)
+                self._price.labels(*of).set(slo.row_price)
+                self._share.labels(*of).set(slo.prefill_share)
+                self._running.labels(*of).set(slo.max_running)
+        for name, objective in self._of.items():
+            of = replicas[0][0]
+            self._budget.labels(*of, name).set(1.0 - objective.percentile / 100.0)
+            self._wanted.labels(*of, name).set((objective.ms or 0.0) / MS_PER_S)
+            seen_ms = self._percentile_ms(name, objective, now_s)
+            if seen_ms is not None:
+                self._seen.labels(*of, name).set(seen_ms / MS_PER_S)
+
+    def view(self) -> dict[str, Any] | None:
+        """Return it for people; None where there are no objectives."""
+        if not self._of:
+            return None
+        now_s = self._clock.monotonic_s()
+        missed, good = self._counts
+        return {
+            "objectives": {
+                name: {
+                    "ms": one.ms,
+                    "percentile": one.percentile,
+                    "seen_ms": self._percentile_ms(name, one, now_s),
+                }
+                for name, one in self._of.items()
+            },
+            "goodput_per_s": sum(recent.rate(now_s, 0) for recent in self._goods.values()),
+            "window_s": WINDOW_S,
+            "met": good,
+            "missed": missed,
+        }
+
+    def _percentile_ms(self, name: str, objective: Objective, now_s: float) -> float | None:
+        while self._served and now_s - self._served[0][0] > WINDOW_S:
+            self._served.popleft()
+        found = [getattr(served, f"{name}_ms") for _, served in self._served]
+        known = [ms for ms in found if ms is not None]
+        return float(np.percentile(known, objective.percentile)) if known else None

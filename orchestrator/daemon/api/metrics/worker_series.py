@@ -1,0 +1,170 @@
+"""Metrics of rounds, and of what workers say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import get_args
+
+from orchestrator.clock import Clock
+from orchestrator.daemon.api.metrics.canary_series import TOKEN_S
+from orchestrator.daemon.api.metrics.request_timing import Recent
+from orchestrator.daemon.api.metrics.series import Engine, PerWorker, Present, Registered
+from orchestrator.daemon.control.port import KvMoveTotals, ReplicaView
+from orchestrator.protocol.messages import Gauges, RoundReport
+from policies.serving.failover.blame import LossKind
+
+WINDOW_S = 30.0
+"""The time that `acceptance_rate` and `tokens_per_second` look back."""
+
+TOKEN_COUNTS = tuple(float(2**power) for power in range(18))
+"""Bounds of histograms of tokens."""
+_ROUND_MS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0)
+
+_FLIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+
+
+class RoundSeries:
+    """What rounds of the decode loop add up to."""
+
+    def __init__(self, make: Registered, clock: Clock) -> None:
+        self._clock = clock
+        self._recent: dict[tuple[str, str], Recent] = {}
+        self._drafts = make.counter("spec_decode_num_drafts", "Drafts verified, one a sequence and round.")
+        self._drafted = make.counter("spec_decode_num_draft_tokens", "Draft tokens verified.")
+        self._accepted = make.counter("spec_decode_num_accepted_tokens", "Draft tokens accepted.")
+        self._positions = make.counter(
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted at a position.", "position"
+        )
+        self._rule_drafted = make.counter("acceptance_draft_tokens", "Draft tokens verified under a rule.", "rule")
+        self._rule_accepted = make.counter("acceptance_accepted_tokens", "Draft tokens a rule accepted.", "rule")
+        self._tolerated = make.counter("tolerated_tokens", "Tokens of output that only the tolerance accepted.")
+        self._prompt = make.counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
+        self._generated = make.counter("generation_tokens", "Tokens generated.")
+        self._iteration = make.histogram("iteration_tokens_total", "Tokens of a round, prompts included.", TOKEN_COUNTS)
+        self._round = make.histogram("round_seconds", "Time of a round.", TOKEN_S)
+        self._draft_ms = make.histogram("draft_latency_ms", "Drafting in a round that had a draft.", _ROUND_MS)
+        self._verify_ms = make.histogram("verifier_latency_ms", "The target's forward in a round.", _ROUND_MS)
+        self._stages_s = make.counter("target_stage_seconds", "Time that a stage of a sharded target worked.", "stage")
+        self._in_flight = make.histogram("rounds_in_flight", "Rounds of a sharded target under way.", _FLIGHTS)
+        self._rate = Present(make.gauge("acceptance_rate", f"Accepted by drafted tokens, last {WINDOW_S:g} s."))
+        self._speed = Present(make.gauge("tokens_per_second", f"Tokens generated a second, last {WINDOW_S:g} s."))
+
+    def observe(self, of: Engine, done: RoundReport) -> None:
+        """Count a round."""
+        generated = sum(len(delta.tokens) for delta in done.deltas)
+        # A request's first delta is the one that makes all that was ever generated; a resumed one has more behind it.
+        prompts = sum(
+            delta.stats.prompt_tokens
+            for delta in done.deltas
+            if delta.stats is not None and delta.tokens and delta.stats.generated == len(delta.tokens)
+        )
+        self._drafts.labels(*of).inc(done.drafts)
+        self._drafted.labels(*of).inc(done.drafted)
+        self._accepted.labels(*of).inc(done.accepted)
+        for position, count in enumerate(done.accepted_per_position):
+            self._positions.labels(*of, str(position)).inc(count)
+        for rule, (drafted, accepted) in done.by_rule.items():
+            self._rule_drafted.labels(*of, rule).inc(drafted)
+            self._rule_accepted.labels(*of, rule).inc(accepted)
+        self._tolerated.labels(*of).inc(done.tolerated)
+        self._prompt.labels(*of).inc(prompts)
+        self._generated.labels(*of).inc(generated)
+        self._iteration.labels(*of).observe(generated + prompts)
+        self._round.labels(*of).observe(done.round_ms / 1000.0)
+        self._verify_ms.labels(*of).observe(done.device_ms)
+        for stage, worked_ms in enumerate(done.stage_ms):
+            self._stages_s.labels(*of, str(stage)).inc(worked_ms / 1000.0)
+        if done.stage_ms:
+            self._in_flight.labels(*of).observe(done.in_flight)
+        if done.drafts:
+            self._draft_ms.labels(*of).observe(done.draft_ms)
+        self._recent.setdefault(of, Recent(WINDOW_S)).add(
+            self._clock.monotonic_s(), done.drafted, done.accepted, generated
+        )
+
+    def refresh(self, engines: Sequence[Engine]) -> None:
+        """Set what looks back to how it is now."""
+        now_s = self._clock.monotonic_s()
+        recent = {of: self._recent.setdefault(of, Recent(WINDOW_S)) for of in engines}
+        self._speed.show({of: one.rate(now_s, 2) for of, one in recent.items()})
+        # Where nothing was drafted there is no rate, and the last one would be a lie.
+        drafted = {of: one.sum(now_s, 0) for of, one in recent.items()}
+        self._rate.show({of: recent[of].sum(now_s, 1) / count for of, count in drafted.items() if count})
+
+
+class WorkerSeries:
+    """What workers say of themselves."""
+
+    def __init__(self, make: Registered) -> None:
+        self._running = Present(make.gauge("num_requests_running", "Requests in the decode loop."))
+        self._waiting = Present(make.gauge("num_requests_waiting", "Requests that wait for a place."))
+        self._kv_usage = Present(make.gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1."))
+        self._preemptions = PerWorker(make.counter("num_preemptions", "Requests sent back to the queue."))
+        self._starved = PerWorker(make.counter("out_of_memory_forwards", "Forwards that ran out of memory."))
+        self._not_finite = PerWorker(make.counter("not_finite_requests", "Requests that ended for their logits."))
+        self._relearned = PerWorker(
+            make.counter("tolerance_recalibrations", "Tolerances learned anew as acceptance had drifted.")
+        )
+        self._queries = PerWorker(make.counter("prefix_cache_queries", "Tokens looked up in the prefix cache."))
+        self._hits = PerWorker(make.counter("prefix_cache_hits", "Tokens found in the prefix cache."))
+        self._low = make.gauge(
+            "low_acceptance", "Classes of requests whose drafts are accepted too rarely.", "drafter", "cause"
+        )
+        self._delta = make.gauge("tolerance_delta", "Nats that tolerance allows, once it is known.", "sampling")
+        self._restarts = make.counter("worker_restarts", "Restarts of the worker since the daemon started.")
+        self._restarts_counted: dict[Engine, int] = {}
+        self._losses = make.counter("worker_losses", "Workers that were lost, by how.", "kind")
+        self._losses_counted: dict[tuple[int, LossKind], int] = {}
+        self._moves = make.counter("kv_moves", "Streams that were moved by plan, by what became of their KV.", "how")
+        self._moved_bytes = make.counter("kv_moved_bytes", "Pages of KV caches that went along with streams.")
+        self._moving_s = make.counter("kv_move_seconds", "Time that streams stood still while their KV went along.")
+        self._moves_counted: dict[int, KvMoveTotals] = {}
+
+    def count(self, of: Engine, pid: int, gauges: Gauges) -> None:
+        """Take what the worker with this pid has counted so far."""
+        self._preemptions.update(pid, gauges.preemptions, *of)
+        self._starved.update(pid, gauges.out_of_memory, *of)
+        self._not_finite.update(pid, gauges.not_finite, *of)
+        self._relearned.update(pid, gauges.tolerance_recalibrations, *of)
+        self._queries.update(pid, gauges.prefix_queries, *of)
+        self._hits.update(pid, gauges.prefix_hits, *of)
+
+    def count_losses(self, model: str, losses: Mapping[tuple[int, LossKind], int]) -> None:
+        """Take the losses so far."""
+        for kind in get_args(LossKind):
+            self._losses.labels(model, "0", kind).inc(0)  # a counter that begins above 0 has not grown
+        for (engine, kind), count in losses.items():
+            more = count - self._losses_counted.get((engine, kind), 0)
+            self._losses.labels(model, str(engine), kind).inc(more)
+        self._losses_counted = dict(losses)
+
+    def count_kv_moves(self, model: str, moves: Mapping[int, KvMoveTotals]) -> None:
+        """Take the moves so far, by the replica that streams left."""
+        for engine, now in moves.items():
+            of, before = (model, str(engine)), self._moves_counted.get(engine, KvMoveTotals())
+            self._moves.labels(*of, "pages").inc(now.pages - before.pages)
+            self._moves.labels(*of, "recomputed").inc(now.recomputed - before.recomputed)
+            self._moved_bytes.labels(*of).inc(now.bytes - before.bytes)
+            self._moving_s.labels(*of).inc(now.seconds - before.seconds)
+        self._moves_counted = dict(moves)
+
+    def refresh(self, replicas: Sequence[tuple[Engine, ReplicaView]]) -> None:
+        """Set what says how replicas are to how they are now."""
+        for gauge in (self._delta, self._low):
+            gauge.clear()  # a new worker knows of none, and a replica may be gone
+        said = {of: replica.gauges for of, replica in replicas if replica.gauges is not None}
+        self._running.show({of: one.running for of, one in said.items()})
+        self._waiting.show({of: one.waiting for of, one in said.items()})
+        self._kv_usage.show(
+            {of: (one.total_blocks - one.free_blocks) / max(1, one.total_blocks) for of, one in said.items()}
+        )
+        for of, replica in replicas:
+            restarts = replica.totals.restarts
+            if restarts != self._restarts_counted.get(of):
+                self._restarts.labels(*of).inc(max(0, restarts - self._restarts_counted.get(of, 0)))
+                self._restarts_counted[of] = restarts
+            if replica.gauges is not None:
+                for sampling, delta in replica.gauges.tolerance_deltas.items():
+                    self._delta.labels(*of, sampling).set(delta)
+                for warning in replica.gauges.low_acceptance:
+                    self._low.labels(*of, warning.drafter, warning.cause.value).inc()

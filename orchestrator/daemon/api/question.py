@@ -1,0 +1,160 @@
+"""Between a route and the decode loop: how a body was read, and what writes its answer. Each API has a form of both.
+
+Whatever the form, a request goes one way: tokens, seeds, grammars, limits, keys and metrics are the same for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from orchestrator.daemon.api.event_stream import FirstPiece
+from orchestrator.daemon.api.fingerprint import AnswerSource
+from orchestrator.daemon.api.follow import RequestRecord
+from orchestrator.daemon.api.port import TokenizerPort
+from orchestrator.daemon.api.resume import EventCursor
+from orchestrator.daemon.api.streaming import Answer, Choice, Piece
+from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
+from orchestrator.errors import RequestError
+from policies.sampling import Rule
+from policies.serving.overrides import EffectiveBound
+
+TellSource = Callable[[int], AnswerSource]
+"""Says of a replica, by its number, what its answers tell of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What is known of an answer before its first token. `cursor` names the events, and knows which the client has;
+    without one they have no names. `warnings`: what of the request's schemas the answer is not held to."""
+
+    request_id: str
+    created_s: int
+    model: str
+    prompts: Sequence[Sequence[int]]
+    tell_source: TellSource
+    rule: Rule
+    tokenizer: TokenizerPort
+    cursor: EventCursor | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The prompt, of an answer that has one only."""
+        return self.prompts[0]
+
+
+class AnswerWriter(Protocol):
+    """Writes one answer in the form of its API."""
+
+    def observe_engine(self, engine: int) -> None:
+        """The replica of this number says what follows."""
+        ...
+
+    def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
+        """Return the body of an answer that is not streamed, from all of its pieces and what it cost."""
+        ...
+
+    def opening(self, choices: int) -> bytes:
+        """Return the events before the first piece."""
+        ...
+
+    def piece(self, piece: Piece, answer: Answer) -> bytes:
+        """Return the events of a piece; `answer` is what its choice has cost so far."""
+        ...
+
+    def ending(self, answer: Answer) -> bytes:
+        """Return the events behind the last piece. `answer`: what all of it cost."""
+        ...
+
+    def ping(self) -> bytes:
+        """Return what may stand between any two events, and says nothing."""
+        ...
+
+    def failure(self, error: RequestError, *, begun: bool) -> bytes:
+        """Return the events of an answer that ends with an error. `begun`: others went before."""
+        ...
+
+    def headers(self, speculation: EffectiveBound | None) -> dict[str, str]:
+        """Return what the answer's headers say of it, with the bound of its drafts (None: not known). A standby is
+        named once a replica was observed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A body as its route read it. `body` is what the decode loop is asked; `build_writer` returns what writes the
+    answer. `names`: what the route calls parameters of a chat, for its errors. `resumable`: its events have names.
+    `clips`: a limit that the context has no room for is no error. `warnings`: what of the body's schemas the answer is
+    not held to."""
+
+    body: CompletionRequest | ChatRequest
+    route: str
+    id_prefix: str
+    build_writer: Callable[[AnswerHead], AnswerWriter]
+    names: Mapping[str, str] = field(default_factory=dict)
+    resumable: bool = True
+    clips: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def grammar_param(self) -> str:
+        """The parameter that a grammar comes from, by the route's own name."""
+        offers_tools = isinstance(self.body, ChatRequest) and bool(self.body.offered)
+        return self.names.get("tools", "tools") if offers_tools else self.answer_param
+
+    @property
+    def answer_param(self) -> str:
+        """The parameter that the schema of an answer comes from, by the route's own name."""
+        return self.names.get("response_format", "response_format")
+
+
+def rename_parameters(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Give an error a route's own names of parameters, and return it. Not for one that quotes a client's schema or
+    tools: whoever writes that is told the route's names."""
+    for ours, theirs in names.items():
+        error.message = error.message.replace(f"'{ours}'", f"'{theirs}'")
+        error.message = error.message.replace(f" in the {ours} ", f" in the {theirs} ")
+    error.args = (error.message,)
+    if error.param is not None:
+        error.param = names.get(error.param, error.param)
+    return error
+
+
+ReadQuestion = Callable[[bytes], Question]
+"""Reads a body. Raises RequestError."""
+
+
+async def write_events(
+    writer: AnswerWriter,
+    first: FirstPiece,
+    pieces: AsyncGenerator[Piece, None],
+    choices: Sequence[Choice],
+    combine: Callable[[Sequence[Choice]], Answer],
+    follow: RequestRecord,
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of an answer, and write its last log line. Closing it closes `pieces`."""
+
+    def write_piece(piece: Piece) -> bytes:
+        follow.record_sent(piece)
+        writer.observe_engine(choices[piece.index].answer.engine)
+        return writer.piece(piece, choices[piece.index].answer)
+
+    begun = False
+    async with aclosing(pieces):
+        try:
+            piece = await first.get()
+            begun = True
+            yield writer.opening(len(choices)) + write_piece(piece)
+            async for piece in pieces:
+                yield write_piece(piece)
+        except Exception as error:  # the status is out: whatever it is, the client can only be told here
+            known = error if isinstance(error, RequestError) else follow.bug(error)
+            follow.log_end(known.status, reason=known.code)
+            yield writer.failure(known, begun=begun)
+            return
+        follow.log_end(HTTPStatus.OK)
+        yield writer.ending(combine(choices))

@@ -1,0 +1,54 @@
+"""What the references of a schema mean, and definitions of its own for what is meant at several places.
+
+Nothing is written twice: a schema within a schema could double with every level, and a client chooses how deep it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from orchestrator.daemon.api.schemas.walk import Node, read_pointer
+
+_KEY = "$defs"
+_MOST_COPIED = 256 * 1024
+
+
+class Definitions:
+    """The references of one document. `targets`: the schema that each means, by its text, as the client wrote it; moved
+    schemas are still meant."""
+
+    def __init__(self, root: Node, targets: Mapping[str, Node]) -> None:
+        self._root = root
+        self._targets = dict(targets)
+        self._names = map(str, count())
+        self._left = _MOST_COPIED
+        self._tokens = {token for reference in targets for token in read_pointer(reference)}
+
+    def find(self, reference: Any) -> Node | None:
+        """Return the schema that a reference means; None where that is no schema of the document."""
+        return self._targets.get(reference) if isinstance(reference, str) else None
+
+    def leads_through(self, key: str) -> bool:
+        """Whether a reference of the client's leads through a key, so that what is behind it may not move."""
+        return key in self._tokens
+
+    def define(self, schema: Node) -> str:
+        """Give a schema a place among the definitions, under a name that was free, and return the reference to it."""
+        there = self._root.get(_KEY)
+        if isinstance(there, list):  # a pointer reads the items of an array by their numbers
+            there = {str(number): one for number, one in enumerate(there)}
+        if not isinstance(there, dict):
+            there = {}
+        self._root[_KEY] = there
+        name = next(name for name in self._names if name not in there)
+        there[name] = schema
+        reference = f"#/{_KEY}/{name}"
+        self._targets[reference] = schema
+        return reference
+
+    def may_copy(self, size: int) -> bool:
+        """Whether so much more may be read again, and written, for a further reference to the same thing."""
+        self._left -= size
+        return self._left >= 0

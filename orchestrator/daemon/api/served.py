@@ -1,0 +1,261 @@
+"""The models behind the endpoint: what serves each of them, and which one a request is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from orchestrator.clock import Clock
+from orchestrator.daemon.api.acceptance import AcceptanceBounds
+from orchestrator.daemon.api.liveness import Liveness
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.api.metrics.cost_series import NO_PRICE, HourlyPrice
+from orchestrator.daemon.api.port import TokenizerPort
+from orchestrator.daemon.batches.lines import BatchLine
+from orchestrator.daemon.control.port import Control
+from orchestrator.daemon.control.rollout.canary import CanaryTrial
+from orchestrator.daemon.control.state import FAILED, READY
+from orchestrator.daemon.control.streams.admission import describe_held
+from orchestrator.errors import RequestError
+from orchestrator.protocol.messages import Ready
+from policies.serving.slo import NO_OBJECTIVES, Objectives
+
+NOT_READY_RETRY_S = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTerms:
+    """What holds for one model's requests. `acceptance`: the rules that they may ask for. `objectives`: what they are
+    to have. `places`: of one replica. `price`: of this machine."""
+
+    acceptance: AcceptanceBounds = field(default_factory=AcceptanceBounds)
+    objectives: Objectives = NO_OBJECTIVES
+    places: int = 1
+    price: HourlyPrice = NO_PRICE
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTarget:
+    """One model, as the daemon hands it over. `tokenizer` gives None until a worker was ready; `name` may give "" until
+    then, where there is one model only. `trial`: of a canary, where there is one."""
+
+    control: Control
+    tokenizer: Callable[[], TokenizerPort | None]
+    name: Callable[[], str]
+    terms: TargetTerms = field(default_factory=TargetTerms)
+    trial: CanaryTrial | None = None
+
+
+class ServedModel:
+    """One model, with what the API counts and sees of it. `coming`: requests that are about to be taken in."""
+
+    def __init__(self, target: ServedTarget, metrics: Metrics, liveness: Liveness) -> None:
+        self.control = target.control
+        self.terms = target.terms
+        self.trial = target.trial
+        self.metrics = metrics
+        self.liveness = liveness
+        self.coming = 0
+        self._target = target
+
+    def take_terms(self, terms: TargetTerms) -> None:
+        """Let these terms hold for requests that come from now on; its price stays."""
+        self.terms = terms
+        self.metrics.slo.set_objectives(terms.objectives)
+
+    @property
+    def name(self) -> str:
+        """What requests call it; "" while that is not known."""
+        return self._target.name()
+
+    @property
+    def phase(self) -> str:
+        """Its phase now, as in control.port.StateView."""
+        return self.control.view().phase
+
+    @property
+    def serves(self) -> bool:
+        """Whether it answers now."""
+        return self.phase == READY
+
+    @property
+    def is_coming_up(self) -> bool:
+        """Whether it was never ready yet, and may become so."""
+        return self._target.tokenizer() is None and self.phase != FAILED
+
+    def find_served(self) -> tuple[TokenizerPort, Ready] | None:
+        """Return the tokenizer and what the worker says that it belongs to, once a worker was ready. Thread-safe."""
+        while True:
+            ready, tokenizer = self.control.view().ready, self._target.tokenizer()
+            if tokenizer is None or ready is None:
+                return None
+            now = self.control.view().ready
+            if now is not None and now.model_digest == ready.model_digest:  # a reload may put another model there
+                return tokenizer, ready
+
+    def find_ready(self) -> tuple[TokenizerPort, int] | None:
+        """Return the tokenizer and the context's length, once a worker was ready."""
+        found = self.find_served()
+        return None if found is None else (found[0], found[1].context_tokens)
+
+    def require_served(self) -> tuple[TokenizerPort, Ready]:
+        """Return what `find_served` does. Raises RequestError 503 before a worker was ready."""
+        found = self.find_served()
+        if found is None:
+            raise not_ready(self.control)
+        return found
+
+    def require_ready(self) -> tuple[TokenizerPort, int]:
+        """Return the tokenizer and the context's length. Raises RequestError 503 before a worker was ready."""
+        tokenizer, ready = self.require_served()
+        return tokenizer, ready.context_tokens
+
+    def check_room(self, wanted: int = 1) -> None:
+        """See control.port.Control."""
+        self.control.check_room(self.coming, wanted)
+
+    def has_place_for_batches(self) -> bool:
+        """Whether no request waits, and a place beside one that stays free is there."""
+        view = self.control.view()
+        if view.phase != READY or (view.gauges is not None and view.gauges.waiting):
+            return False
+        serving = sum(replica.phase == READY for replica in view.replicas) or 1
+        return view.streams < max(1, self.terms.places * serving - 1)
+
+    def describe(self, now_s: float) -> dict[str, Any]:
+        """Return its entry in `/v1/models`."""
+        view = self.control.view()
+        entry: dict[str, Any] = {
+            "id": self.name,
+            "object": "model",
+            "created": int(now_s - view.uptime_s),
+            "owned_by": "outrider",
+        }
+        if view.ready is not None:
+            entry["max_model_len"] = view.ready.context_tokens
+        return entry
+
+
+class ServedModels:
+    """All models of the endpoint, in the order of the file. No two have one name."""
+
+    def __init__(self, models: Sequence[ServedModel], clock: Clock) -> None:
+        self._models = tuple(models)
+        self._clock = clock
+
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @property
+    def first(self) -> ServedModel:
+        """The one of requests that name none."""
+        return self._models[0]
+
+    @property
+    def several(self) -> bool:
+        """Whether a request has to say which it means."""
+        return len(self._models) > 1
+
+    def find(self, name: str) -> ServedModel | None:
+        """Return the model of that name; "" is the first."""
+        return next((one for one in self._models if name in ("", one.name)), None)
+
+    def require(self, name: str | None) -> ServedModel:
+        """Return the model that a request names; None is the first. Raises RequestError 404."""
+        if name is None:
+            return self.first
+        found = next((one for one in self._models if one.name == name), None)
+        if found is None and self.first.name:
+            raise self.build_unknown_error(name)
+        return found or self.first
+
+    def choose(self, raw: bytes) -> ServedModel:
+        """Return the model that a body names, of which nothing else was read yet; the first where it names none, or is
+        no such body: whoever parses it says so. Raises RequestError 404."""
+        return self.require(_read_name(raw)) if self.several else self.first
+
+    def confirm(self, chosen: ServedModel, name: str | None) -> None:
+        """Raise RequestError 404 where a body that was parsed names another model than the one chosen."""
+        if self.require(name) is not chosen and name is not None:
+            raise self.build_unknown_error(name)
+
+    def build_unknown_error(self, name: str) -> RequestError:
+        """Return the 404 that names what is there."""
+        there = " and ".join(repr(one.name) for one in self._models)
+        verb = "are" if self.several else "is"
+        return RequestError(
+            f"there is no model '{name}' here; there {verb} {there}",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
+    def check_room(self) -> None:
+        """Raise the first model's RequestError where none would take a request in."""
+        refused: RequestError | None = None
+        for one in self._models:
+            try:
+                one.check_room()
+            except RequestError as error:
+                refused = refused or error
+            else:
+                return
+        if refused is not None:
+            raise refused
+
+    def find_control(self, name: str) -> Control | None:
+        """Return what decodes for the model of that name; "" is the first."""
+        found = self.find(name)
+        return found.control if found is not None else None
+
+    def name_line(self, line: BatchLine) -> str:
+        """Return the model that a batch's line waits for; "" where that is none of these, and it need not wait."""
+        name = line.body.get("model")
+        found = self.first if name is None else self.find(name) if isinstance(name, str) and name else None
+        return found.name if found is not None else ""
+
+    def has_place_for_batches(self, name: str) -> bool:
+        """Whether a line that waits for that model may be asked now."""
+        found = self.find(name) if name else None
+        return found is None or found.has_place_for_batches()
+
+    def list_entries(self) -> list[dict[str, Any]]:
+        """Return the entries of `/v1/models`."""
+        now_s = self._clock.wall_s()
+        return [one.describe(now_s) for one in self._models]
+
+
+def not_ready(control: Control, name: str = "", *, whole: bool = True) -> RequestError:
+    """Return the 503 that says what the daemon is doing. `name`: whose, where there are several models; not `whole`:
+    the phase alone."""
+    view = control.view()
+    whose = f"the model '{name}'" if name else "the model"
+    detail = f": {view.detail}" if view.detail and whole else ""
+    held = view.phase == READY and bool(describe_held(view))
+    return RequestError(
+        f"{whose} {'is kept from work' if held else f'is {view.phase}'}{detail}",
+        status=503,
+        kind="server_error",
+        code="model_cordoned" if held else "model_not_ready",
+        retry_after_s=NOT_READY_RETRY_S,
+    )
+
+
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
+
+
+def _read_name(raw: bytes) -> str | None:
+    try:
+        return _decode_named(raw).model
+    except (msgspec.MsgspecError, RecursionError, ValueError):
+        return None

@@ -1,0 +1,265 @@
+"""Requests to Submit: pure, with every refusal as a RequestError."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from adapters.chat_template import TemplateEnded, is_failure
+from adapters.contract import AdapterError
+from orchestrator.daemon.api.acceptance import AcceptanceBounds
+from orchestrator.daemon.api.chat_messages import Message, Prediction
+from orchestrator.daemon.api.grammars import WrittenGrammar
+from orchestrator.daemon.api.port import TokenizerPort
+from orchestrator.daemon.api.speculation import read_override
+from orchestrator.daemon.api.stops import find_control_stops
+from orchestrator.daemon.api.tools.wire import Tool, render_tool_messages
+from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, Generation, Prompt
+from orchestrator.errors import ContextExceeded, RequestError
+from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.packed_tokens import pack_tokens
+from policies.serving.overrides import Scope
+
+_MASK64 = (1 << 64) - 1
+_LAST_CHOICE = -1e9  # beside any logit; what a grammar forbids is below it
+MakeSeed = Callable[[], int]
+
+
+def generation(
+    request: CompletionRequest | ChatRequest,
+    request_id: str,
+    tokenizer: TokenizerPort,
+    context_tokens: int,
+    make_seed: MakeSeed,
+    bounds: AcceptanceBounds,
+    written: WrittenGrammar,
+    *,
+    clips: bool = False,
+) -> list[Submit]:
+    """Translate a request as it came, each of its prompts. `context_tokens`: the context's length; `make_seed` makes
+    seeds for requests that bring none; `bounds`: the rules that it may ask for; `written`: the grammar of its answer;
+    `clips`: see `chat`. Raises RequestError."""
+    stores = bounds.choose_stores(request.draft_stores)
+    if isinstance(request, ChatRequest):
+        found = [chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)]
+    else:
+        found = completions(request, request_id, tokenizer, context_tokens, make_seed, bounds)
+    found = [_bind_grammar(one, request, written, tokenizer) for one in found]
+    return found if stores is None else [msgspec.structs.replace(one, stores=stores) for one in found]
+
+
+def completions(
+    request: CompletionRequest,
+    request_id: str,
+    tokenizer: TokenizerPort,
+    context_tokens: int,
+    make_seed: MakeSeed,
+    bounds: AcceptanceBounds,
+) -> list[Submit]:
+    """Translate `/v1/completions`. Special tokens in a prompt are parsed. Each prompt has the seed that it would have
+    alone. Raises RequestError."""
+    found: list[Submit] = []
+    prompts = request.prompts
+    for number, given in enumerate(prompts):
+        param = "prompt" if len(prompts) == 1 else f"prompt.{number}"
+        prompt = _read_prompt(given, tokenizer, param)
+        wanted = request.max_tokens
+        if "max_tokens" not in request.model_fields_set:  # a limit that nobody asked for gives way to the context's
+            wanted = min(wanted, max(1, context_tokens - len(prompt)))
+        _check_fits(len(prompt), wanted, context_tokens, param, "max_tokens")
+        if not found:
+            sampling = _sampling(request, tokenizer, make_seed, bounds)
+            found.append(_submit(request, request_id, prompt, wanted, tokenizer, sampling))
+            continue
+        if request.seed is None:
+            sampling = dataclasses.replace(sampling, seed=make_seed() & _MASK64)
+        found.append(msgspec.structs.replace(found[0], prompt=prompt, max_tokens=wanted, sampling=sampling))
+    return found
+
+
+def chat(
+    request: ChatRequest,
+    request_id: str,
+    tokenizer: TokenizerPort,
+    context_tokens: int,
+    make_seed: MakeSeed,
+    bounds: AcceptanceBounds,
+    *,
+    clips: bool = False,
+) -> Submit:
+    """Translate `/v1/chat/completions`; without a limit the answer may fill the context. `clips`: one that is too large
+    means the same, instead of a refusal. Raises RequestError."""
+    prompt = chat_prompt(request.messages, tokenizer, request.offered, keywords=request.template_keywords)
+    asked = request.max_completion_tokens or request.max_tokens
+    if clips and asked:
+        asked = min(asked, max(1, context_tokens - len(prompt)))
+    bound = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
+    _check_fits(len(prompt), asked or 1, context_tokens, "messages", bound)
+    sampling = _sampling(request, tokenizer, make_seed, bounds)
+    found = _submit(request, request_id, prompt, asked or context_tokens - len(prompt), tokenizer, sampling)
+    if request.prediction is None:
+        return found
+    return msgspec.structs.replace(found, prediction=_read_prediction(request.prediction, tokenizer, context_tokens))
+
+
+def _read_prediction(prediction: Prediction, tokenizer: TokenizerPort, context_tokens: int) -> bytes:
+    """Return the expected answer as of packed_tokens. Raises RequestError where no answer can be so long."""
+    tokens = tokenizer.encode(prediction.text, special=False)
+    if len(tokens) > context_tokens:
+        raise ContextExceeded(context_tokens, len(tokens), param="prediction")
+    return pack_tokens(tokens)
+
+
+def chat_prompt(
+    messages: Sequence[Message],
+    tokenizer: TokenizerPort,
+    tools: Sequence[Tool] = (),
+    *,
+    add_generation_prompt: bool = True,
+    keywords: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Return messages as the tokens that the model's chat template makes of them. A template that does not tell of
+    tools itself gets them in the messages. `keywords`: what it is told beside. Raises RequestError."""
+    if not tokenizer.has_chat_template:
+        raise RequestError("this model has no chat template: use /v1/completions", param="messages")
+    plain = [message.plain() for message in messages]
+    native = [tool.plain() for tool in tools] if tools and tokenizer.template_takes_tools else None
+    try:
+        if not tokenizer.template_takes_tools:
+            plain = render_tool_messages(plain, tools)
+        return tokenizer.encode_chat(
+            plain, add_generation_prompt=add_generation_prompt, tools=native, keywords=keywords or {}
+        )
+    except RecursionError:
+        raise RequestError("a call's arguments, or a tool, are nested too deep", param="messages") from None
+    except AdapterError as error:
+        raise RequestError(_explain(error, tokenizer), param="messages") from error
+
+
+def _explain(error: AdapterError, tokenizer: TokenizerPort) -> str:
+    """Say whose fault it is that messages cannot be rendered: theirs, or the template's."""
+    fault = ""
+    if not isinstance(error, TemplateEnded):  # a second try would take as long
+        with suppress(AdapterError, RequestError):  # it could not be tried
+            fault = tokenizer.template_fault
+    if fault:
+        return f"this model's chat template itself is at fault, whatever the messages: {fault}. Use /v1/completions"
+    return str(error) if is_failure(error) else f"the chat template refuses these messages: {error}"
+
+
+def _read_prompt(prompt: Prompt, tokenizer: TokenizerPort, param: str) -> list[int]:
+    if isinstance(prompt, str):
+        ids = tokenizer.encode_prompt(prompt, special=True)
+    else:
+        ids = prompt
+        wrong = next((token for token in ids if not 0 <= token < tokenizer.vocabulary_size), None)
+        if wrong is not None:
+            raise RequestError(f"token {wrong} is outside the vocabulary of {tokenizer.vocabulary_size}", param=param)
+    if not ids:
+        which = "the prompt" if param == "prompt" else f"'{param}'"
+        raise RequestError(f"{which} is empty", param=param)
+    return ids
+
+
+def _check_fits(prompt: int, wanted: int, context: int, param: str, bound: str) -> None:
+    """Blame the parameter that is too large: `param` is the prompt's, `bound` that of the answer's length."""
+    if prompt >= context:
+        raise ContextExceeded(context, prompt, param=param)
+    if prompt + wanted > context:
+        raise ContextExceeded(context, prompt, param=param, wanted_tokens=wanted, bound=bound)
+
+
+def _submit(
+    request: CompletionRequest | ChatRequest,
+    request_id: str,
+    prompt: list[int],
+    max_tokens: int,
+    tokenizer: TokenizerPort,
+    sampling: Sampling,
+) -> Submit:
+    wrong = next((t for t in request.stop_token_ids if not 0 <= t < tokenizer.vocabulary_size), None)
+    if wrong is not None:
+        raise RequestError(f"stop token {wrong} is outside the vocabulary", param="stop_token_ids")
+    if request.min_tokens > max_tokens:
+        raise RequestError(f"'min_tokens' {request.min_tokens} is above the limit of {max_tokens}", param="min_tokens")
+    override = read_override(request.speculative_config, Scope.REQUEST)
+    ends = [] if request.ignore_eos else sorted(tokenizer.eos_ids)
+    control_stops = find_control_stops(request.stops, tokenizer)
+    return Submit(
+        request_id=request_id,
+        prompt=prompt,
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop_tokens=sorted({*ends, *request.stop_token_ids, *control_stops}),
+        depth=override.depth,
+        timeout_s=request.timeout_s or 0.0,
+        min_tokens=request.min_tokens,
+        logprobs=request.wanted_logprobs,
+        prompt_logprobs=isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None,
+        route="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
+        user=request.user,
+        most_depth=override.most,
+        policy_depth=bool(override.enabled),
+    )
+
+
+def _sampling(request: Generation, tokenizer: TokenizerPort, make_seed: MakeSeed, bounds: AcceptanceBounds) -> Sampling:
+    seed = make_seed() if request.seed is None else request.seed
+    asked = request.speculative_config
+    return Sampling(
+        temperature=request.temperature,
+        # At the vocabulary it keeps every token already, and a larger number may not fit on the wire.
+        top_k=min(max(request.top_k, 0), tokenizer.vocabulary_size),
+        top_p=request.top_p,
+        min_p=request.min_p,
+        seed=seed & _MASK64,
+        logit_bias=_logit_bias(request, tokenizer.vocabulary_size),
+        repetition_penalty=request.repetition_penalty,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        acceptance=bounds.choose_rule(None if asked is None else asked.acceptance),
+    )
+
+
+def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
+    found: dict[int, float] = {}
+    for key, bias in request.logit_bias.items():
+        if not (key.isdecimal() and key.isascii() and int(key) < vocabulary_size):
+            raise RequestError(
+                f"'logit_bias' has the key {key!r}: a token id is 0 to {vocabulary_size - 1}", param="logit_bias"
+            )
+        found[int(key)] = bias
+    return tuple(sorted(found.items()))
+
+
+def _bind_grammar(
+    submit: Submit, request: CompletionRequest | ChatRequest, written: WrittenGrammar, tokenizer: TokenizerPort
+) -> Submit:
+    """Bind an answer by its grammar. One that ignores the model's end takes it only where nothing else may follow: to
+    a grammar it is the end of the text."""
+    if written.grammar is None:
+        return submit
+    sampling = submit.sampling
+    if request.ignore_eos:
+        ends = dict.fromkeys(tokenizer.eos_ids - set(submit.stop_tokens), _LAST_CHOICE)
+        sampling = dataclasses.replace(sampling, logit_bias=tuple(sorted((dict(sampling.logit_bias) | ends).items())))
+    return msgspec.structs.replace(submit, grammar=written.grammar, sampling=sampling)
+
+
+def choices(submits: Sequence[Submit], count: int) -> list[Submit]:
+    """Return a request for each choice, prompt by prompt. Choice i of a prompt has the seed + i, so that the first is
+    what n = 1 gives, and each is what the prompt gives alone."""
+    if len(submits) == count == 1:
+        return list(submits)
+    return [
+        msgspec.structs.replace(
+            submit,
+            request_id=f"{submit.request_id}-{index}",
+            sampling=dataclasses.replace(submit.sampling, seed=(submit.sampling.seed + index % count) & _MASK64),
+        )
+        for index, submit in enumerate(one for one in submits for _ in range(count))
+    ]

@@ -1,0 +1,288 @@
+"""Request bodies. A field that would change the output and is not supported is refused, never ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, cast
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.daemon.api.body import Body
+from orchestrator.daemon.api.chat_messages import Effort, Message, Prediction, TemplateKeywords, collect_keywords
+from orchestrator.daemon.api.known_fields import HARMLESS, IDLE, keep_known
+from orchestrator.daemon.api.tools.wire import MAX_TOOLS, NamedChoice, OfferedTool, Tool, ToolChoice
+from policies.sampling import Acceptance
+from policies.sampling.penalties import LEAST_REPETITION
+
+MAX_STOPS = 16
+MAX_CHOICES = 16
+MAX_SEQUENCES = 128
+"""Of one request: its prompts, times `n`."""
+MAX_BIASES = 1024
+TOP_LOGPROBS = 20
+MAX_USER_TAG = 512
+_BOUND = "speculative_config.max_speculative_tokens"
+
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+Prompt = str | list[int]
+
+# vLLM's and other servers' ways to ask for what `response_format` does here.
+_BY_FORMAT = {
+    **dict.fromkeys(
+        ("guided_json", "guided_decoding", "structured_outputs", "json_schema", "format"),
+        '{"type": "json_schema", "json_schema": {"name": "...", "schema": {...}}}',
+    ),
+    "guided_choice": 'a JSON schema with an "enum" of the choices',
+    **dict.fromkeys(("guided_regex", "regex"), 'a JSON schema of a string with the "pattern"'),
+    **dict.fromkeys(("guided_grammar", "grammar"), "a JSON schema; other grammars are not taken"),
+}
+
+
+class StreamOptions(Body):
+    """`include_usage`: a last chunk carries the usage; with `continuous_usage_stats` every chunk does, of its choice so
+    far. `include_obfuscation` is accepted and not used."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class SpeculativeConfig(Body):
+    """Speculation of one request. `method`: "off" is plain decoding, "auto" leaves the depth to the policy.
+    `num_speculative_tokens` fixes the depth, and `max_speculative_tokens` bounds the policy's choice. `acceptance` is
+    the rule by which drafts become output."""
+
+    method: Literal["auto", "off"] = "auto"
+    num_speculative_tokens: int | None = Field(default=None, ge=0, le=64)
+    max_speculative_tokens: int | None = Field(default=None, ge=0, le=64)
+    acceptance: Acceptance | None = None
+
+    @model_validator(mode="after")
+    def _one_override(self) -> SpeculativeConfig:
+        if self.num_speculative_tokens is not None and self.max_speculative_tokens is not None:
+            text = "'{field}' bounds a depth that 'num_speculative_tokens' fixes: send one of them"
+            raise PydanticCustomError("invalid_combination", text, {"field": _BOUND})
+        return self
+
+
+class JsonSchema(Body):
+    """A named schema. `strict` is accepted in either value: the output always keeps to the schema."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """What the text of an answer must be. `strict` belongs to the schema, and some clients put it here."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    strict: bool | None = None
+
+    @property
+    def wanted_schema(self) -> dict[str, Any] | None:
+        """The JSON schema that the text must keep to; None for any text."""
+        if self.type == "text":
+            return None
+        named = self.json_schema.schema_ if self.json_schema is not None else None
+        return {"type": "object"} if named is None else named
+
+    @model_validator(mode="after")
+    def _schema_where_it_belongs(self) -> ResponseFormat:
+        field = "response_format.json_schema"
+        if self.type == "json_schema" and self.json_schema is None:
+            raise PydanticCustomError("missing_parameter", "'{field}' is missing", {"field": field})
+        if self.type != "json_schema" and self.json_schema is not None:
+            text = "'{field}' goes with type 'json_schema'"
+            raise PydanticCustomError("invalid_combination", text, {"field": field})
+        return self
+
+
+class Sampled(Body):
+    """What every route that generates shares. `harmless` fields are accepted and not used; of `not_supported` ones only
+    the values that ask for nothing are. `ways_out`: what to send instead of fields of other servers."""
+
+    harmless: ClassVar[frozenset[str]] = HARMLESS
+    not_supported: ClassVar[dict[str, tuple[Any, ...]]] = IDLE
+    ways_out: ClassVar[dict[str, str]] = {}
+
+    model: str
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=-1)
+    min_p: float = Field(default=0.0, ge=0.0, le=1.0)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = Field(default={}, max_length=MAX_BIASES)
+    presence_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    frequency_penalty: float = Field(default=0.0, ge=-2.0, le=2.0)
+    repetition_penalty: float = Field(default=1.0, ge=LEAST_REPETITION, le=10.0)
+    seed: int | None = None
+    stop_token_ids: list[int] = Field(default=[], max_length=64)
+    ignore_eos: bool = False
+    timeout_s: float | None = Field(default=None, gt=0.0, le=86_400.0)
+    min_tokens: int = Field(default=0, ge=0)
+    stream: bool = False
+    speculative_config: SpeculativeConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_known_fields(cls, data: Any) -> Any:
+        """Drop harmless fields, fields left at "nothing", and nulls; refuse the rest by name."""
+        return keep_known(data, cls.model_fields, harmless=cls.harmless, idle=cls.not_supported, ways_out=cls.ways_out)
+
+
+class Generation(Sampled):
+    """What OpenAI's older routes share."""
+
+    ways_out: ClassVar[dict[str, str]] = _BY_FORMAT
+
+    n: int = Field(default=1, ge=1, le=MAX_CHOICES)
+    stop: StopText | list[StopText] | None = None
+    user: str = Field(default="", max_length=MAX_USER_TAG)
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions | None = None
+    draft_stores: list[str] | None = Field(default=None, max_length=16)
+
+    @property
+    def stops(self) -> list[str]:
+        """The stop strings."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)
+
+    @property
+    def names_acceptance(self) -> bool:
+        """Whether it says by which rule its drafts become output."""
+        return self.speculative_config is not None and self.speculative_config.acceptance is not None
+
+    @model_validator(mode="after")
+    def _few_stops(self) -> Generation:
+        if len(self.stops) > MAX_STOPS:
+            raise PydanticCustomError(
+                "stop", "'stop' takes at most {most} strings", {"field": "stop", "most": MAX_STOPS}
+            )
+        return self
+
+
+def _check_prompt(prompt: Any) -> Any:
+    """Return a prompt, or prompts, of a form that is taken. Raises PydanticCustomError."""
+    if isinstance(prompt, str):
+        return prompt
+    if not isinstance(prompt, list):
+        raise _no_prompt("prompt", "this is no prompt")
+    if not prompt:
+        raise _no_prompt("prompt", "an empty list asks for nothing")
+    other = next((number for number, part in enumerate(prompt) if type(part) is not type(prompt[0])), None)
+    if other is not None:
+        raise _no_prompt(f"prompt.{other}", "it is of another kind than what stands before it")
+    if isinstance(prompt[0], str):
+        return prompt
+    several = isinstance(prompt[0], list)
+    for number, tokens in enumerate(prompt if several else [prompt]):
+        wrong = next((place for place, token in enumerate(tokens) if type(token) is not int), None)
+        if wrong is not None:
+            raise _no_prompt(f"prompt.{number}.{wrong}" if several else f"prompt.{wrong}", "it is no token id")
+    return prompt
+
+
+def _no_prompt(field: str, why: str) -> PydanticCustomError:
+    text = f"{why}: send a text, token ids, or a list of texts or of lists of token ids"
+    return PydanticCustomError("invalid_value", "{text}", {"field": field, "text": text})
+
+
+class CompletionRequest(Generation):
+    """`POST /v1/completions`. Several prompts are several requests with the same fields: each has `n` choices."""
+
+    prompt: Annotated[str | list[int] | list[str] | list[list[int]], BeforeValidator(_check_prompt)]
+    max_tokens: int = Field(default=16, ge=0)
+    logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
+    echo: bool = False
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """What is to be completed: texts, or the ids of tokens."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]
+        return list(cast(list[Prompt], self.prompt))
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are scored beside each token; None without any scores."""
+        return self.logprobs
+
+    @model_validator(mode="after")
+    def _few_sequences(self) -> CompletionRequest:
+        if len(self.prompts) * self.n > MAX_SEQUENCES:
+            text = "'{field}' has {prompts} prompts, with 'n' {n} choices of each: one request takes {most} at most"
+            told = {"field": "prompt", "prompts": len(self.prompts), "n": self.n, "most": MAX_SEQUENCES}
+            raise PydanticCustomError("invalid_combination", text, told)
+        return self
+
+    @model_validator(mode="after")
+    def _something_to_answer(self) -> CompletionRequest:
+        if self.max_tokens == 0 and not self.echo:
+            text = "'{field}' 0 asks for nothing without 'echo'"
+            raise PydanticCustomError("invalid_combination", text, {"field": "max_tokens"})
+        return self
+
+
+class ChatRequest(Generation):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    tools: list[OfferedTool] = Field(default=[], max_length=MAX_TOOLS)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=TOP_LOGPROBS)
+    prediction: Prediction | None = None
+    reasoning_effort: Effort | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    chat_template_kwargs: TemplateKeywords = Field(default={})
+
+    @property
+    def template_keywords(self) -> dict[str, Any]:
+        """What the chat template is told beside messages and tools."""
+        return collect_keywords(self.reasoning_effort, self.chat_template_kwargs)
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model is told of; none where `tool_choice` says so."""
+        return [] if self.tool_choice == "none" else self.tools
+
+    @property
+    def forced(self) -> list[Tool]:
+        """The tools of which one must be called; [] where the answer may be text."""
+        if isinstance(self.tool_choice, NamedChoice):
+            named = self.tool_choice.function.name
+            return [tool for tool in self.tools if tool.function.name == named]
+        return self.tools if self.tool_choice == "required" else []
+
+    @model_validator(mode="after")
+    def _a_choice_among_the_tools(self) -> ChatRequest:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise PydanticCustomError("tools", "two of the tools have one name", {"field": "tools"})
+        if self.tool_choice == "required" and not names:
+            raise PydanticCustomError("tools", "'tool_choice' needs 'tools' to choose from", {"field": "tool_choice"})
+        if isinstance(self.tool_choice, NamedChoice) and self.tool_choice.function.name not in names:
+            text = "'tool_choice' names a function that is not among the tools"
+            raise PydanticCustomError("tools", text, {"field": "tool_choice"})
+        return self
+
+    @property
+    def wanted_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are scored beside each token; None without any scores."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @model_validator(mode="after")
+    def _top_of_something(self) -> ChatRequest:
+        if self.top_logprobs and not self.logprobs:
+            text = "'{field}' needs 'logprobs': true"
+            raise PydanticCustomError("invalid_combination", text, {"field": "top_logprobs"})
+        return self

@@ -1,0 +1,43 @@
+"""The daemon's targets as operators, metrics, liveness and traces see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from orchestrator.daemon.api.acceptance import AcceptanceBounds
+from orchestrator.daemon.api.admin.targets import AdminTarget
+from orchestrator.daemon.api.served import ServedModel
+from orchestrator.daemon.bootstrap.target_life import TargetLife
+from orchestrator.daemon.bootstrap.tracing import connect_tracing, count_spans
+from orchestrator.daemon.tracing.port import TracedDaemon
+
+
+def describe_targets(
+    targets: Sequence[TargetLife], models: Sequence[ServedModel], tracing: TracedDaemon | None
+) -> list[AdminTarget]:
+    """Return the targets as operators see them, and let each one's rounds be counted. `models` are the same targets as
+    requests see them."""
+    count_spans(tracing, models[0].metrics)
+    told = []
+    for target, model in zip(targets, models, strict=True):
+        target.control.on_round.extend([model.metrics.observe_round, model.liveness.observe_round])
+        connect_tracing(tracing, model.name, target.control)
+        told.append(
+            AdminTarget(
+                target.control,
+                target.tell_name,
+                partial(_get_acceptance, model),
+                target.describe_plan,
+                model.metrics.slo.view,
+                model.metrics.view_costs,
+                target.describe_hosts,
+                target.trial,
+                model.metrics.speed.view,
+            )
+        )
+    return told
+
+
+def _get_acceptance(model: ServedModel) -> AcceptanceBounds:
+    return model.terms.acceptance

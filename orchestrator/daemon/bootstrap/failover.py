@@ -1,0 +1,60 @@
+"""The target's standbys, as cluster.yaml describes them or as the plan names one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.config.failover import FailoverSection, StandbyTarget
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import Placement
+from orchestrator.daemon.control.events import StandbySpec
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.load_options import engine_options, worker_specs
+from policies.serving.failover.standby import FailoverRules, Readiness
+
+_PREPARING_ENTRY = "orchestrator.worker.loading.preparing:build_preparing"
+
+
+def failover_rules(section: FailoverSection) -> FailoverRules:
+    """Return when standbys take over."""
+    return FailoverRules(section.after_s, section.back_after_s, section.other_bits)
+
+
+def build_standbys(
+    config: ClusterConfig, base: Path, wanted: Sequence[StandbyTarget] | None = None
+) -> list[StandbySpec]:
+    """Return how standbys are started: those of `failover.standby`, where no others are `wanted`. Raises what resolving
+    the models raises."""
+    standbys = config.failover.standby if wanted is None else wanted
+    return [_build_standby(config, base, one, number) for number, one in enumerate(standbys)]
+
+
+def _build_standby(config: ClusterConfig, base: Path, one: StandbyTarget, number: int) -> StandbySpec:
+    placement = Placement(host=one.host, cores=one.cores, threads=one.threads)
+    model = _list_own(one, "adapter", "device", "weights", "activations", "kv_cache_precision")
+    if model.keys() & {"adapter", "device"}:
+        model |= {"shards": [], "tensor_parallel": 1, "device_layers": "all"}  # it is a whole target
+    limits = _list_own(one, "kv_cache", "max_running", "max_batch_rows")
+    placed = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={**model, "replicas": [placement]}),
+            "limits": config.limits.model_copy(update=limits),
+        }
+    )
+    [target] = worker_specs(engine_options(placed, base), placed)
+    spec = msgspec.structs.replace(target, name="standby" if number == 0 else f"standby-{number}")
+    readiness = Readiness(one.readiness)
+    return StandbySpec(spec, readiness, _describe_preparing(spec) if readiness is Readiness.WARM else None)
+
+
+def _list_own(one: StandbyTarget, *names: str) -> dict[str, object]:
+    """Return those of the settings that a standby has of its own."""
+    return {name: value for name in names if (value := getattr(one, name)) is not None}
+
+
+def _describe_preparing(target: WorkerSpec) -> WorkerSpec:
+    """Return the worker that prepares what a target's worker of this spec loads."""
+    return msgspec.structs.replace(target, name=f"prepare {target.name}", entry=_PREPARING_ENTRY, device="")

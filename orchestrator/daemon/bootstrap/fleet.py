@@ -1,0 +1,192 @@
+"""Plans over the hosts of a Ray cluster: finds and measures them, and plans again where hosts come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from adapters.contract import AdapterError
+from device_profiles.device_load import DeviceLoad
+from device_profiles.link import LinkProfile
+from orchestrator.config.load import store_directory
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.source_text import read_text
+from orchestrator.config.sources import FoundSources
+from orchestrator.config.target import THIS_NODE
+from orchestrator.daemon.bootstrap.clusters import build_cluster
+from orchestrator.daemon.bootstrap.planning import StartPlan, build_start_plan
+from orchestrator.daemon.cluster.agent import AgentOptions
+from orchestrator.daemon.cluster.fleet import Fleet, FleetRules
+from orchestrator.daemon.cluster.measure import measure_links, profile_hosts
+from orchestrator.daemon.control.loops.device_watch import LoadObserver
+from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
+from orchestrator.errors import OutriderError
+from orchestrator.planning.applied import build_option_filter
+from orchestrator.planning.here import PresentHost, PresentLinks
+from orchestrator.planning.neighbours import TakenPlace
+from orchestrator.planning.profiling.work import measuring_alone, profile_store
+from orchestrator.planning.proposal import PlanProposal, build_request_from_config, propose_hosts
+from orchestrator.planning.sketched import build_default_links, build_stated_links
+from orchestrator.protocol.contract import Cluster
+
+OnProgress = Callable[[str, float], None]
+
+_AGAIN_AFTER_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+class FleetPlanning:
+    """The hosts of one target, and what is planned for them. `path`: of its cluster.yaml. `loads` hears what the
+    devices of other hosts do. `list_taken`: what the daemon's other targets have of them."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        path: Path,
+        cluster: Cluster,
+        progress: OnProgress,
+        loads: LoadObserver,
+        list_taken: Callable[[], tuple[TakenPlace, ...]] = tuple,
+    ) -> None:
+        self._config = config
+        self._base = path.resolve().parent
+        self._cluster = cluster
+        self._progress = progress
+        self._store = profile_store(config)
+        self._list_taken = list_taken
+        options = AgentOptions(read_text(path), str(path.resolve()), str(store_directory(config)), config.number)
+        self.fleet = Fleet(cluster, FleetRules(config.hosts, config.cluster.discover), options, loads)
+
+    def take_sources(self, found: FoundSources) -> None:
+        """Let models be these from now on."""
+        self._config = self._config.with_sources(found)
+
+    async def make_plan(self) -> StartPlan:
+        """Find the hosts, measure what is not known of them, and plan. Raises OutriderError, and what resolving the
+        models raises."""
+        self._progress("look for hosts", -1.0)
+        await self.fleet.open()
+        await self._measure()
+        return await asyncio.to_thread(self._plan)
+
+    async def propose(self) -> PlanProposal:
+        """Find the hosts, and return what would be planned for them, by the profiles that there are. Raises
+        OutriderError, and what resolving the models raises."""
+        await self.fleet.open()
+        return await asyncio.to_thread(self._propose)
+
+    async def keep_plan(self, keeper: PlanKeeper) -> None:
+        """Plan again whenever a host has come or gone; until cancelled."""
+        while True:
+            await self.fleet.wait_changed()
+            try:
+                await self._measure()
+                proposal = await asyncio.to_thread(self._propose)
+            except (OutriderError, AdapterError, OSError) as error:
+                _log.warning("the plan is kept for now, though hosts have changed: %s", error)
+                await asyncio.sleep(_AGAIN_AFTER_S)
+                self.fleet.note_change()
+            else:
+                keeper.observe_hosts(proposal)
+
+    async def close(self) -> None:
+        """Stop the agents."""
+        await self.fleet.close()
+
+    async def _measure(self) -> None:
+        """Measure what has no profile, where that is wanted. Raises PlanError where somebody else is measuring."""
+        if self._config.placement.profile == "never":
+            return
+        stated = {frozenset((one.left, one.right)) for one in self._list_stated_links(self.fleet.addresses)}
+        with measuring_alone(self._store):
+            addresses = list(self.fleet.addresses.values())
+            await measure_links(self._cluster, addresses, stated, self._store, self._progress)
+            budget_s = self._config.placement.profile_budget_s
+            await profile_hosts(self._cluster, self.fleet.hosts, self._store, self._progress, budget_s)
+
+    def _plan(self) -> StartPlan:
+        cores = {node: [[core] for core in host.cores] for node, host in self.fleet.hosts.items()}
+        return build_start_plan(self._config, self._base, self._propose(), cores)
+
+    def _propose(self) -> PlanProposal:
+        asked = build_request_from_config(self._config, self._base)
+        asked = replace(asked, taken=self._list_taken())
+        allowed = build_option_filter(self._config, asked)
+        found = propose_hosts(asked, self._store, self._list_hosts(), self._list_links(), allowed)
+        left_out = [f"{address} is left out: {why}" for address, why in sorted(self.fleet.left_out.items())]
+        for line in (*found.assumed, *left_out):
+            _log.info("planned, %s", line)
+        return replace(found, assumed=(*found.assumed, *left_out))
+
+    def _list_hosts(self) -> list[PresentHost]:
+        found = []
+        for node, host in self.fleet.hosts.items():
+            said = self.fleet.describe_listed(node)
+            own = self._config.devices.price_per_hour if node == THIS_NODE else 0.0
+            present = PresentHost(
+                node, host.hardware, host.free_bytes, price_per_hour=own, seen=host.seen, lacks=host.lacks
+            )
+            if said is not None:
+                present = replace(
+                    present,
+                    stated_bytes={one.device: int(one.memory) for one in said.devices if one.memory is not None},
+                    cores=said.cores,
+                    zone=said.zone,
+                    name=said.name,
+                    roles=said.roles,
+                    devices=tuple(one.device for one in said.devices),
+                    price_per_hour=said.price_per_hour or own,
+                    device_prices={one.device: one.price_per_hour for one in said.devices},
+                )
+            found.append(present)
+        return found
+
+    def _list_links(self) -> PresentLinks:
+        """Return the links between the hosts that are there. What is stated goes before what was measured."""
+        nodes = {address: node for node, address in self.fleet.addresses.items()}
+        stated = self._list_stated_links({node: node for node in self.fleet.hosts})
+        known = {frozenset((one.left, one.right)) for one in stated}
+        measured = [
+            replace(one, left=nodes[one.left], right=nodes[one.right])
+            for one in self._store.links()
+            if one.left in nodes and one.right in nodes
+        ]
+        kept = [one for one in measured if frozenset((one.left, one.right)) not in known]
+        return PresentLinks((*stated, *kept), build_default_links(self._config.links))
+
+    def _list_stated_links(self, names: Mapping[str, str]) -> list[LinkProfile]:
+        """Return the links that cluster.yaml states between nodes that are there. `names`: what to call each node."""
+        nodes = {said.name: node for node in names if (said := self.fleet.describe_listed(node)) is not None}
+        return [
+            replace(one, left=names[nodes[one.left]], right=names[nodes[one.right]])
+            for one in build_stated_links(self._config.links)
+            if one.left in nodes and one.right in nodes
+        ]
+
+
+class _Nobody:
+    """Hears nothing: whoever only looks has no workers, and moves nothing."""
+
+    def observe_load(self, samples: Mapping[str, DeviceLoad]) -> None:
+        """See control.loops.device_watch.LoadObserver."""
+
+    def list_workers(self) -> Iterable[int]:
+        """See control.loops.device_watch.LoadObserver."""
+        return ()
+
+
+async def propose_for_hosts(config: ClusterConfig, path: Path, taken: tuple[TakenPlace, ...] = ()) -> PlanProposal:
+    """Join the cluster of a configuration, look at its hosts, and return what would be planned for them by the profiles
+    that there are, beside other targets that have what is `taken`. Raises OutriderError, and what resolving the models
+    raises."""
+    cluster = build_cluster(config)
+    planning = FleetPlanning(config, path, cluster, lambda stage, fraction: None, _Nobody(), lambda: taken)
+    try:
+        return await planning.propose()
+    finally:
+        await planning.close()
+        await cluster.close()

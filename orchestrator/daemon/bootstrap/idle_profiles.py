@@ -1,0 +1,223 @@
+"""Measures what a start has left, and what was measured on a busy machine, while nobody asks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from adapters.contract import AdapterError
+from adapters.device_memory import read_host_memory
+from device_profiles.device_load import PROCESSOR, DeviceLoad, name_counters
+from device_profiles.units import human_bytes
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import THIS_NODE
+from orchestrator.daemon.bootstrap.clusters import local_cluster
+from orchestrator.daemon.bootstrap.planning import build_local_request, propose_local
+from orchestrator.daemon.bootstrap.start_profiles import list_wanted
+from orchestrator.daemon.control.port import StateView
+from orchestrator.daemon.control.state import READY, STARTING
+from orchestrator.errors import OutriderError, WorkerError
+from orchestrator.planning.estimates import EstimableDevice
+from orchestrator.planning.profiling.run import Watch, measure_until
+from orchestrator.planning.profiling.work import Work, measuring_alone, predict_needed_bytes, profile_store
+from orchestrator.planning.promise import predict_promise
+from orchestrator.planning.proposal import PlanError, PlanProposal
+from policies.planning.plan import Role
+
+IDLE_S: Final = 10.0
+_LONGEST_IDLE_S: Final = 640.0
+_LOOK_S: Final = 0.2
+_LOOK_AGAIN_S: Final = 60.0
+_MOST_TRIES: Final = 3
+"""A machine that is never quiet is not measured for ever."""
+
+_log = logging.getLogger(__name__)
+
+
+class Served(Protocol):
+    """What serves meanwhile: control.controller.TargetControl."""
+
+    def view(self) -> StateView: ...
+
+    def list_loads(self) -> dict[str, DeviceLoad]: ...
+
+
+class Planning(Protocol):
+    """What plans by what is measured: control.loops.plan_keeper.PlanKeeper."""
+
+    to_measure: tuple[str, ...]
+
+    @property
+    def first(self) -> PlanProposal: ...
+
+    @property
+    def asked_now(self) -> PlanProposal: ...
+
+    def observe_profiles(self, first: PlanProposal) -> None: ...
+
+
+def _is_planned_at_once(first: PlanProposal, wanted: Sequence[Work]) -> bool:
+    """Return whether a plan was made with a look at some runtimes only, so that the rest of them is not known to it."""
+    known = {one.runtime for one in first.cluster.options if one.role is Role.TARGET}
+    estimated = all(one.source == "estimate" for one in first.cluster.options)
+    return estimated and not {one.job.model.adapter for one in wanted if one.job.role == "target"} <= known
+
+
+class IdleMeasuring:
+    """Measures one piece of work at a time, and lets the keeper plan by it. A request that comes meanwhile ends it, and
+    the next try waits longer."""
+
+    def __init__(
+        self, config: ClusterConfig, base: Path, served: Served, keeper: Planning, idle_s: float = IDLE_S
+    ) -> None:
+        self._config, self._base, self._served, self._keeper = config, base, served, keeper
+        self._store = profile_store(config)
+        self._idle_s = idle_s
+        self._tries: dict[str, int] = {}
+
+    async def run(self) -> None:
+        """Measure what is left, and later what turns out not to hold; until cancelled. What goes wrong is logged."""
+        try:
+            await self._wait_served()
+            wanted = await asyncio.to_thread(list_wanted, self._config, self._base)
+            if _is_planned_at_once(self._keeper.first, wanted):
+                await self._plan()
+            while wanted:
+                await self._measure_left(wanted)
+                await asyncio.sleep(_LOOK_AGAIN_S)
+        except (OutriderError, AdapterError, OSError) as error:
+            _log.warning("nothing more is measured while nobody asks: %s", error)
+
+    async def _measure_left(self, wanted: Sequence[Work]) -> None:
+        while todo := await asyncio.to_thread(self._list_todo, wanted):
+            await self._wait_idle(todo[0])
+            if await self._try(todo[0]):
+                await self._plan()
+        self._keeper.to_measure = ()
+
+    async def _plan(self) -> None:
+        loads = self._served.list_loads()
+        ours_bytes = loads.get(f"{THIS_NODE}/{PROCESSOR}", DeviceLoad()).memory_ours_bytes
+        taken = self._keeper.first.asked.taken
+        try:
+            asked = await asyncio.to_thread(build_local_request, self._config, self._base, taken)
+            first = await asyncio.to_thread(propose_local, self._config, self._base, asked, ours_bytes)
+        except PlanError as error:
+            _log.warning("the plan is kept, though more was measured: %s", error)
+        else:
+            self._keeper.observe_profiles(first)
+
+    def _list_todo(self, wanted: Sequence[Work]) -> list[Work]:
+        """Return what is left and worth it, and let the keeper tell: what has no profile at all first, and of that
+        what is loaded at once."""
+        left = [one for one in wanted if self._tries.get(one.title, 0) < _MOST_TRIES and not one.is_done(self._store)]
+        measured = {one.job.model.adapter for one in wanted if one.job.role == "target" and one.can_plan(self._store)}
+        todo = {one.title: one for one in left}
+        told = dict.fromkeys(todo, "")
+        for one in left:
+            if one.is_known(self._store) or one.is_prepared():
+                continue
+            promise = self._find_promise(one, measured)
+            if promise is None:
+                del todo[one.title]
+            else:
+                told[one.title] = promise
+        self._keeper.to_measure = tuple(f"{title}{told[title]}" for title in todo)
+        return sorted(todo.values(), key=lambda one: (one.is_known(self._store), not one.is_prepared()))
+
+    def _find_promise(self, one: Work, measured: Collection[str]) -> str | None:
+        """Return what a runtime that converts the model first could bring, None where it is not to be tried: the
+        operator does not allow it, or it promises no more than what serves. A draft follows its target."""
+        if not self._config.placement.improve:
+            return None
+        if one.job.role != "target":
+            return "" if one.job.model.adapter in measured else None
+        if not measured:
+            return ""
+        device = one.find_device_profile(self._store)
+        if device is None:
+            return ", beginning with what its device can do"
+        try:
+            promise = predict_promise(self._keeper.asked_now, EstimableDevice(device))
+        except PlanError:
+            return ""
+        return f" ({promise.text})" if promise.is_worth_measuring else None
+
+    async def _try(self, one: Work) -> bool:
+        """Return whether a piece of work was measured."""
+        needed, free = predict_needed_bytes(one, self._store), read_host_memory().free_bytes
+        if needed > free:
+            self._tries[one.title] = _MOST_TRIES
+            text = "%s is not measured beside what serves: of %s that it takes, %s are free; stop the daemon and run %s"
+            _log.warning(text, one.title, human_bytes(needed), human_bytes(free), "`outrider profile`")
+            return False
+        device_only = self._begins_with_device(one)
+        _log.info("nobody asks: measuring %s%s", one.title, ", its device" if device_only else "")
+        try:
+            with measuring_alone(self._store):
+                measured = await self._measure(one, device_only=device_only)
+        except PlanError as error:
+            _log.info("%s", error)
+            measured = False
+        except WorkerError as error:
+            _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
+            self._tries[one.title] = _MOST_TRIES
+            return False
+        if measured and not device_only:
+            self._tries[one.title] = self._tries.get(one.title, 0) + 1
+        if not measured or one.describe_doubt(self._store):
+            self._idle_s = min(_LONGEST_IDLE_S, 2.0 * self._idle_s)
+        return measured
+
+    def _begins_with_device(self, one: Work) -> bool:
+        """Return whether it is to be known what a device can do before a model is converted for it: that takes seconds,
+        and the conversion may not be worth it."""
+        is_target = one.job.role == "target"
+        return is_target and not one.is_prepared() and one.find_device_profile(self._store) is None
+
+    async def _measure(self, one: Work, *, device_only: bool) -> bool:
+        """Return whether nothing was in the way meanwhile. Raises WorkerError."""
+        cluster = local_cluster()
+        await cluster.open()
+        watch = Watch(lambda stage, fraction: None, self._store.save)
+        try:
+            spec = one.spec(self._store, refresh=False, device_only=device_only)
+            return await measure_until(cluster, spec, watch, self._wait_obstacle(one))
+        finally:
+            await cluster.close()
+
+    async def _wait_obstacle(self, one: Work) -> None:
+        while True:
+            if why := self._find_obstacle(one):
+                _log.info("%s: %s is measured later", why, one.title)
+                return
+            await asyncio.sleep(_LOOK_S)
+
+    async def _wait_served(self) -> None:
+        """Return once a first target serves and nobody has asked for a while, or none will: to look at all runtimes
+        takes seconds of the processor that it loads on."""
+        quiet_s = 0.0
+        while quiet_s < self._idle_s and (view := self._served.view()).phase in (STARTING, READY):
+            await asyncio.sleep(_LOOK_S)
+            quiet_s = 0.0 if view.streams or view.phase == STARTING else quiet_s + _LOOK_S
+
+    async def _wait_idle(self, one: Work) -> None:
+        """Return once nothing has been in the way for long enough."""
+        quiet_s = 0.0
+        while quiet_s < self._idle_s:
+            await asyncio.sleep(_LOOK_S)
+            quiet_s = 0.0 if self._find_obstacle(one) else quiet_s + _LOOK_S
+
+    def _find_obstacle(self, one: Work) -> str:
+        """Return why a piece of work is not to be measured now; "" where nothing is in the way."""
+        view, loads = self._served.view(), self._served.list_loads()
+        if view.streams:
+            return "a request has come"
+        if view.phase != READY:
+            return f"the target is {view.phase}"
+        names = (name_counters(one.job.model.device), PROCESSOR)
+        load = next((loads[name] for name in (f"{THIS_NODE}/{name}" for name in names) if name in loads), None)
+        return "other programs take the device" if load is not None and load.others else ""

@@ -1,0 +1,95 @@
+"""What each target of a daemon takes of devices, so that no plan takes what another target has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from adapters.contract import AdapterError
+from orchestrator.config.drafts import ModelDraft
+from orchestrator.config.load import store_directory
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import THIS_NODE
+from orchestrator.errors import OutriderError
+from orchestrator.machine.devices import effective_device
+from orchestrator.planning.beside import ReservedDraft
+from orchestrator.planning.models import model_at_hand
+from orchestrator.planning.neighbours import TakenPlace, list_plan_places
+from policies.planning.plan import Plan
+
+_log = logging.getLogger(__name__)
+
+
+class PlanBoard:
+    """The targets of a file, in its order. Plans are made in that order, and each goes before the next ones: those
+    leave it its share of a device's time. What no plan places goes before every plan."""
+
+    def __init__(self, configs: Sequence[ClusterConfig], base: Path) -> None:
+        self._configs = tuple(configs)
+        self._base = base
+        self._plans: dict[int, Callable[[], Plan]] = {}
+        self._fixed: dict[int, tuple[TakenPlace, ...]] = {}
+
+    def set_config(self, number: int, config: ClusterConfig) -> None:
+        """The target of this number has another configuration."""
+        configs = list(self._configs)
+        configs[number] = config
+        self._configs = tuple(configs)
+        self._fixed.pop(number, None)
+
+    def note(self, number: int, plan: Callable[[], Plan]) -> None:
+        """The target of this number has a plan, of which `plan` always returns what runs now."""
+        self._plans[number] = plan
+
+    def list_others(self, number: int) -> tuple[ClusterConfig, ...]:
+        """Return the configurations of all targets but this one."""
+        return tuple(config for other, config in enumerate(self._configs) if other != number)
+
+    def list_taken(self, number: int) -> tuple[TakenPlace, ...]:
+        """Return what the others have, for the plan of the target of this number. May read models' files."""
+        found: list[TakenPlace] = []
+        for other, config in enumerate(self._configs):
+            if other == number:
+                continue
+            if not config.planned:
+                found += self._list_fixed(other)
+            elif (plan := self._plans.get(other)) is not None:
+                found += list_plan_places(config.model.name, plan(), first=other < number)
+        return tuple(found)
+
+    def _list_fixed(self, number: int) -> tuple[TakenPlace, ...]:
+        """Return what a target takes that no plan places, by the sizes of its files and of its KV caches."""
+        if number not in self._fixed:
+            config = self._configs[number]
+            try:
+                self._fixed[number] = tuple(_measure_fixed(config, self._base))
+            except (OutriderError, AdapterError, OSError) as error:  # then its workers do not start either
+                _log.warning("no plan leaves room for %s: %s", config.model.name, error)
+                self._fixed[number] = ()
+        return self._fixed[number]
+
+
+def _measure_fixed(config: ClusterConfig, base: Path) -> Iterator[TakenPlace]:
+    """Yield the models that a configuration loads where it says. Raises what resolving them raises."""
+    own = THIS_NODE if not config.cluster.on_ray or not config.cluster.address else ""
+    model, store = config.model, store_directory(config)
+    replicas = model.placements
+    target = ReservedDraft(
+        model_at_hand(model.source, model.name, base, model.weights, store, adapter=model.adapter),
+        model.adapter,
+        effective_device(model.adapter, model.device),
+        int(config.limits.kv_cache),
+    )
+    for one in replicas:
+        yield TakenPlace(model.name, host=one.host or own, fixed=target)
+    off = config.speculation.method == "off" or not config.speculation.num_speculative_tokens
+    for draft in config.drafts:
+        if off or not isinstance(draft, ModelDraft):
+            continue
+        known = model_at_hand(draft.source, "", base, draft.weights, store, adapter=draft.adapter)
+        device = effective_device(draft.adapter, draft.device)
+        fixed = ReservedDraft(known, draft.adapter, device, int(draft.kv_cache))
+        workers = draft.workers.min if draft.process == "own" and draft.workers.min else len(replicas)
+        for _ in range(workers):
+            yield TakenPlace(model.name, host=draft.host or own, fixed=fixed)

@@ -1,0 +1,217 @@
+"""Whether this machine can do what a cluster.yaml asks for, as far as that is known without loading a model."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from adapters import registry
+from adapters.contract import AdapterUnavailable, Exactness, ModelRefused, StaticShapes, Unsupported
+from adapters.devices_there import check_device
+from adapters.hf_hub import HUB_PREFIX
+from adapters.model_checks import check_library
+from adapters.model_source import resolve
+from adapters.names import LLAMA_CPP
+from orchestrator.config.drafts import ModelDraft
+from orchestrator.config.load import admin_socket_path, state_directory, store_directory
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.source_text import Lines, Place, format_place
+from orchestrator.config.target import AUTO, THIS_NODE, Target
+from orchestrator.daemon.bootstrap.memory_fit import list_kv_misfits
+from orchestrator.daemon.bootstrap.tracing import INSTALL as INSTALL_OTEL
+from orchestrator.daemon.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
+from orchestrator.errors import ConfigError, WorkerError
+from orchestrator.fitting.precision import variant
+from orchestrator.launch.ray_settings import JOB_LIBRARIES, JOB_SERVER_WAY_OUT, find_head_problem, require_token
+from orchestrator.machine.devices import effective_device
+from orchestrator.protocol.load_options import read_static_shapes
+from policies.models.quantization import AS_FILE, PrecisionRequest, list_unmet
+
+_FORMATS: Final = ("weights", "activations", "kv_cache_precision")
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """`checked`: in a few words each. `warnings`: lines about what may be put right until the daemon starts."""
+
+    checked: list[str]
+    warnings: list[str]
+
+
+def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readiness:
+    """Return what was checked. Raises ConfigError, one line for each thing that is missing."""
+    checked: list[str] = []
+    missing = [_refuse(path, lines, place, text) for place, text in _list_missing_libraries(config)]
+    for one in _list_loads(config):
+        place = (*one.place, "device")
+        if not one.here:
+            checked.append(f"not {format_place(place)}: it is for another host")
+            continue
+        try:
+            how = check_device(one.adapter, one.device)
+        except (AdapterUnavailable, Unsupported) as error:
+            missing.append(_refuse(path, lines, place, str(error)))
+            continue
+        name = f"{format_place(place)} {one.device}"
+        checked.append(f"{name} ({how})" if how else f"not {name}: nobody here can tell")
+        if how:
+            missing += [_refuse(path, lines, *problem) for problem in _list_load_problems(one, path.resolve().parent)]
+    missing += [
+        _refuse(path, lines, one.place, one.text) for one in list_kv_misfits(config, path.resolve().parent) if one.fatal
+    ]
+    directories = (
+        (("store", "directory"), store_directory(config)),
+        (("state", "directory"), state_directory(config, path)),
+    )
+    for place, directory in directories:
+        if why := find_write_problem(directory):
+            missing.append(_refuse(path, lines, place, f"{why}; name a directory that this user can write"))
+        else:
+            checked.append(f"{directory} can be written")
+    place = ("api", "admin_socket")
+    socket = admin_socket_path(config, config.api.port)
+    if not socket.parent.is_dir():
+        missing.append(_refuse(path, lines, place, f"there is no directory {socket.parent}; make it"))
+    if missing:
+        raise ConfigError("\n".join(dict.fromkeys(missing)))
+    warnings = [_refuse(path, lines, place, text) for place, text in _list_ray_problems(config)]
+    if config.cluster.on_ray and config.cluster.address and not warnings:
+        checked.append(f"Ray at {config.cluster.address} answers")
+    return Readiness(list(dict.fromkeys(checked)), warnings)
+
+
+def _list_missing_libraries(config: ClusterConfig) -> Iterator[tuple[Place, str]]:
+    """Return the keys that need libraries which are not installed, with the command that installs them."""
+    if config.cluster.on_ray and not _is_installed("ray"):
+        yield ("cluster", "runtime"), "Ray is not installed: pip install ray, or set cluster.runtime: local"
+    if config.cluster.job_server and (names := [one for one in JOB_LIBRARIES if not _is_installed(one)]):
+        yield ("cluster", "job_server"), f"{', '.join(names)} not installed: {JOB_SERVER_WAY_OUT}"
+    if config.tracing.endpoint and not _is_installed(OTEL_LIBRARY):
+        yield ("tracing", "endpoint"), f"{OTEL_LIBRARY} is not installed: {INSTALL_OTEL}, or leave tracing out"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # what it is in is not installed
+        return False
+
+
+def _list_ray_problems(config: ClusterConfig) -> Iterator[tuple[Place, str]]:
+    """Return what keeps a daemon with this user's environment from having its Ray now. Its head may start later."""
+    cluster = config.cluster
+    if not cluster.on_ray:
+        return
+    key = "address" if cluster.address else "job_server"
+    if cluster.auth == "token" and (cluster.address or cluster.job_server):
+        try:
+            require_token(cluster.address, os.environ)
+        except WorkerError as error:
+            yield ("cluster", key), str(error)
+    if cluster.address and (why := find_head_problem(cluster.address)):
+        text = f"{why}. Start Ray there (`ray start --head`), or name the address of its head"
+        yield ("cluster", "address"), text
+
+
+def find_write_problem(directory: Path) -> str:
+    """Return why nothing can be kept in a directory, which need not be there yet; "" where it can. A file is written
+    there and removed, or in the nearest directory above it."""
+    nearest = next(one for one in (directory, *directory.parents) if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(b"\0" * 4096)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return f"{directory} cannot be written ({nearest}: {error.strerror})"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """A model that is to be loaded onto a named device. `place`: of its section; `source` and `formats`: as
+    cluster.yaml says them; `here`: the device is this machine's."""
+
+    place: Place
+    source: str
+    adapter: str
+    device: str
+    formats: PrecisionRequest
+    static: StaticShapes
+    here: bool
+
+
+def _list_loads(config: ClusterConfig) -> Iterator[_Load]:
+    """Return what is loaded where cluster.yaml says, and not where a plan does."""
+    return (one for one in _list_all_loads(config) if AUTO not in (one.adapter, one.device))
+
+
+def _list_all_loads(config: ClusterConfig) -> Iterator[_Load]:
+    elsewhere = config.cluster.on_ray and bool(config.cluster.address)
+    for target in config.targets:
+        model = target.model
+        place, formats = target.find_place("model", "device")[:-1], _read_formats(model, model.exactness)
+        static, here = read_static_shapes(model), not elsewhere or THIS_NODE in {one.host for one in model.placements}
+        for device in _list_rank_devices(model):
+            yield _Load(place, model.source, model.adapter, device, formats, static, here)
+        for index, shard in enumerate(model.shards):
+            there = (model.source, shard.adapter or model.adapter, shard.device or model.device, formats)
+            yield _Load(
+                (*place, "shards", index), *there, StaticShapes(), shard.host == THIS_NODE if shard.host else here
+            )
+        for at, draft in target.all_drafts:
+            if isinstance(draft, ModelDraft):
+                there = (draft.source, draft.adapter, draft.device, _read_formats(draft, Exactness.KERNEL))
+                yield _Load(at, *there, read_static_shapes(draft), not elsewhere or draft.host == THIS_NODE)
+        for index, standby in enumerate(target.failover.standby):
+            place = target.find_place("failover", "standby", index)
+            own = {key: value for key in _FORMATS if (value := getattr(standby, key)) is not None}
+            its = _read_formats(model.model_copy(update=own), model.exactness)
+            there = (model.source, standby.adapter or model.adapter, standby.device or model.device, its)
+            yield _Load(place, *there, static, not elsewhere or standby.host == THIS_NODE)
+
+
+def _list_load_problems(one: _Load, base: Path) -> Iterator[tuple[Place, str]]:
+    """Return why a runtime that is here cannot prepare a model so, or run it. What `weights: auto` chooses may need
+    more than `as_file` does."""
+    key, weights = "static_shapes", one.formats.weights
+    try:
+        adapter = registry.get_for(one.adapter, one.device, one.static)
+        key = "adapter" if weights == AUTO else "weights"
+        variant(adapter, AS_FILE if weights == AUTO else weights).recipe()
+        if one.adapter == LLAMA_CPP and not one.source.startswith(HUB_PREFIX):
+            key = "adapter"
+            check_library(resolve(one.source, base).path)
+    except (AdapterUnavailable, ModelRefused, Unsupported) as error:
+        yield (*one.place, key), str(error)
+        return
+    if (one.formats.activations, one.formats.kv_cache) != (AUTO, AUTO):  # else nobody loads a runtime to ask
+        name = effective_device(one.adapter, one.device)
+        device = next((device for device in adapter.devices() if device.name == name), None)
+        for named, why in list_unmet(device, one.formats) if device is not None else ():
+            yield (*one.place, named), why
+
+
+def _read_formats(model: Target | ModelDraft, exactness: Exactness) -> PrecisionRequest:
+    weights, activations, kv_cache = (getattr(model, key) for key in _FORMATS)
+    return PrecisionRequest(weights, activations, kv_cache, exactness=exactness)
+
+
+def _list_rank_devices(model: Target) -> list[str]:
+    """Return the model's device, and where its layers are split over several of one name the others behind it."""
+    name, _, number = model.device.partition(":")
+    if model.tensor_parallel == 1 or name.upper() == "CPU" or not (number or "0").isdecimal():
+        return [model.device]
+    first = int(number or 0)
+    return [f"{name}:{first + rank}" for rank in range(model.tensor_parallel)]
+
+
+def _refuse(path: Path, lines: Lines, place: Place, text: str) -> str:
+    """Return a line that names the key, or the nearest one above it that the file has."""
+    line = next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
+    return f"{path}:{line}: {format_place(place)}: {text}"

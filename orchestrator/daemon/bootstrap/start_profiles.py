@@ -1,0 +1,168 @@
+"""Measures what a plan would rest on before its target serves: told beforehand, bounded, and with progress."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from adapters.contract import Unsupported
+from adapters.names import IN_PLACE_ADAPTERS
+from device_profiles.store import ProfileStore
+from orchestrator.clock import Clock
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import AUTO
+from orchestrator.daemon.bootstrap.clusters import measuring_cluster
+from orchestrator.errors import WorkerError
+from orchestrator.planning.profiling.duration import measure_pace, predict_duration_s
+from orchestrator.planning.profiling.progress import MeasuringProgress, OnProgress
+from orchestrator.planning.profiling.run import Watch, measure_until
+from orchestrator.planning.profiling.work import Work, is_requested, list_work, measuring_alone, profile_store
+from orchestrator.protocol.contract import Cluster
+from orchestrator.protocol.findings import Finding
+
+_SURELY_TOO_LONG: Final = 2.0
+"""So many times what is left of the budget: predictions are off by less."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartWatch:
+    """Who hears of a start's measuring. `awaited` is set once a request waits for the target."""
+
+    tell: OnProgress
+    awaited: asyncio.Event
+    clock: Clock
+
+
+def list_wanted(config: ClusterConfig, base: Path, runtimes: Sequence[str] = ()) -> list[Work]:
+    """Return all that a plan for this configuration may rest on here, as far as it is to be measured; of these
+    `runtimes` alone where any are named. Raises Unsupported where one of them is not here, and what resolving the
+    models raises."""
+    if config.placement.profile == "never":
+        return []
+    return [one for one in list_work(config, base, runtimes) if is_requested(one, config)]
+
+
+def list_in_place(config: ClusterConfig, base: Path) -> list[Work]:
+    """Return the target on the devices of runtimes that load its file as it is; no other runtime is looked at. Raises
+    what resolving the models raises."""
+    if config.model.adapter != AUTO:
+        return []
+    try:
+        wanted = list_wanted(config, base, IN_PLACE_ADAPTERS)
+    except Unsupported:
+        return []
+    return [one for one in wanted if one.job.role == "target"]
+
+
+async def profile_missing(config: ClusterConfig, base: Path, watch: StartWatch, budget_s: float) -> None:
+    """Measure what the plan may choose and has no profile, for `budget_s` at most: this target's share of
+    `placement.profile_budget_s`. Where a request waits, that ends as soon as one target is known. Where a runtime loads
+    the model's file as it is, nothing is measured now: it serves first. What cannot be measured is logged.
+
+    Raises WorkerError where no worker can be started at all, PlanError where somebody else is measuring, and what
+    resolving the models raises.
+    """
+    if await asyncio.to_thread(list_in_place, config, base):
+        return
+    store = profile_store(config)
+    wanted = list_wanted(config, base)
+    if all(one.is_known(store) for one in wanted):
+        return
+    with measuring_alone(store):
+        await _StartMeasuring(wanted, store, budget_s, watch).run(measuring_cluster(config))
+
+
+class _StartMeasuring:
+    """Measures one piece of work after another, as long as the budget lasts."""
+
+    def __init__(self, wanted: Sequence[Work], store: ProfileStore, budget_s: float, watch: StartWatch) -> None:
+        self._wanted, self._store, self._budget_s, self._watch = wanted, store, budget_s, watch
+        self._end_s = watch.clock.monotonic_s() + budget_s
+        self._found = asyncio.Event()  # enough to serve with
+
+    async def run(self, cluster: Cluster) -> None:
+        """Measure. Raises WorkerError where no worker can be started at all."""
+        todo = self._list_missing()
+        predicted_s = await asyncio.to_thread(_predict, todo, self._store) if self._budget_s else {}
+        progress = MeasuringProgress(predicted_s, self._budget_s, self._watch.tell, self._watch.clock)
+        if predicted_s:
+            progress.tell_beforehand()
+        if self._can_serve():
+            self._found.set()
+        await cluster.open()
+        telling = asyncio.create_task(progress.keep_telling(), name="tell how far measuring is")
+        try:
+            for one in todo:
+                if self._find_end() or self._is_too_long(predicted_s[one.title]):
+                    continue
+                await self._measure(cluster, one, progress)
+        finally:
+            telling.cancel()
+            await cluster.close()
+        self._tell_left()
+
+    async def _measure(self, cluster: Cluster, one: Work, progress: MeasuringProgress) -> None:
+        if doubt := one.describe_doubt(self._store):
+            _log.info("%s: the profile is measured again: %s", one.title, doubt)
+        progress.begin(one.title)
+        watch = Watch(progress.observe, self._keep)
+        try:
+            await measure_until(cluster, one.spec(self._store, refresh=False), watch, self._wait_end())
+        except WorkerError as error:
+            _log.warning("%s cannot be measured and is not planned with: %s", one.title, error)
+        progress.end(one.title)
+
+    def _keep(self, found: Finding) -> None:
+        self._store.save(found)
+        if self._can_serve():
+            self._found.set()
+
+    def _list_missing(self) -> list[Work]:
+        return [one for one in self._wanted if not one.is_known(self._store)]
+
+    @property
+    def _left_s(self) -> float:
+        return self._end_s - self._watch.clock.monotonic_s()
+
+    def _find_end(self) -> str:
+        """Return why nothing more is begun; "" where it is."""
+        if self._left_s <= 0.0:
+            return f"placement.profile_budget_s ({self._budget_s:g} s) is spent"
+        return "a request waits" if self._watch.awaited.is_set() and self._can_serve() else ""
+
+    def _is_too_long(self, predicted_s: float) -> bool:
+        """Return whether a piece of work would be dropped unfinished, while something is there to serve with."""
+        return predicted_s > _SURELY_TOO_LONG * self._left_s and self._can_serve()
+
+    def _can_serve(self) -> bool:
+        """Return whether a target is known, so that requests can be answered."""
+        return any(one.job.role == "target" and one.can_plan(self._store) for one in self._wanted)
+
+    async def _wait_end(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self._left_s)):
+                await self._watch.awaited.wait()
+                await self._found.wait()
+
+    def _tell_left(self) -> None:
+        left = [one.title for one in self._list_missing()]
+        if left:
+            why = self._find_end() or f"placement.profile_budget_s ({self._budget_s:g} s) is too short for all"
+            _log.warning("%s: left for when nobody asks: %s", why, "; ".join(left))
+
+
+def _predict(todo: Sequence[Work], store: ProfileStore) -> dict[str, float]:
+    """Return the seconds that each piece of work is to take, by its title."""
+    pace = measure_pace()
+    texts, found = False, {}
+    for one in todo:
+        found[one.title] = predict_duration_s(one, store, pace, texts=texts)
+        texts = texts or one.job.role == "target"
+    return found

@@ -1,0 +1,20 @@
+"""How workers are started where nothing is left to a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from orchestrator.config.model import ClusterConfig
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.load_options import draft_specs, engine_options, worker_specs
+from policies.speculation.state import COLD_DEPTH
+
+
+def build_start_specs(
+    config: ClusterConfig, base: Path, starting_depth: float = COLD_DEPTH
+) -> tuple[list[WorkerSpec], list[WorkerSpec]]:
+    """Return how the target's and the drafts' workers are started where nothing is left to a plan."""
+    options = msgspec.structs.replace(engine_options(config, base), starting_depth=starting_depth)
+    return worker_specs(options, config), draft_specs(options, config)

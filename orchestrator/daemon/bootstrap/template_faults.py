@@ -1,0 +1,74 @@
+"""What is wrong with the chat templates of a cluster.yaml's targets, as far as their files are at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from adapters.chat_template import ChatTemplate, TemplateEnded
+from adapters.contract import ModelRefused
+from adapters.gguf_header import read_header
+from adapters.hf_hub import HUB_PREFIX, DownloadFailed, find_head, parse_id
+from adapters.model_source import resolve
+from adapters.tokenizer_gguf import read_template as read_gguf_template
+from adapters.tokenizer_hf import read_template as read_hf_template
+from adapters.vocabulary import SIMULATED_PREFIX
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.source_text import Lines, describe_place
+from orchestrator.daemon.sandbox.sandbox import Sandbox
+from orchestrator.daemon.sandbox.templates import SandboxedTemplate
+from orchestrator.errors import RequestError
+
+_TIMEOUT_S = 5.0
+
+
+def list_template_faults(config: ClusterConfig, path: Path, lines: Lines) -> list[str]:
+    """Return a line for each target whose chat template is of no use for a plain chat. It can be served, and answers
+    completions. Of a model of a hub no weights are downloaded, and it is left out where the hub cannot be reached."""
+    faults = []
+    for target in config.targets:
+        source = target.model.source
+        if source.startswith(SIMULATED_PREFIX):
+            continue
+        where = describe_place(path, lines, target.find_place("model", "source"))
+        try:
+            fault = _find_fault(_read_template_of(source, path.resolve().parent), _TIMEOUT_S)
+        except (ModelRefused, DownloadFailed, OSError):
+            continue  # told by those who check models, and by the load
+        except RequestError as error:
+            faults.append(f"{where} its chat template could not be tried: {error}")
+            continue
+        if fault:
+            faults.append(f"{where} chats with it will be refused, completions not: {fault}")
+    return faults
+
+
+def find_template_fault(model: Path, file_bytes: int | None = None, timeout_s: float = _TIMEOUT_S) -> str:
+    """Return why the template of a GGUF file or a model directory is of no use for a plain chat; "" where it is, or
+    where there is none. `file_bytes` of a file of which `model` is the first part. Raises ModelRefused, and
+    RequestError where it cannot be tried."""
+    return _find_fault(_read_template(model, file_bytes), timeout_s)
+
+
+def _read_template_of(source: str, base: Path) -> ChatTemplate | None:
+    """Return the template of what an operator wrote, by heads and small files of a hub."""
+    if not source.startswith(HUB_PREFIX):
+        file = resolve(source, base)
+        return _read_template(file.path, file.whole_bytes)
+    path, header = find_head(parse_id(source))
+    return _read_template(path) if header is None else read_gguf_template(header)
+
+
+def _read_template(model: Path, file_bytes: int | None = None) -> ChatTemplate | None:
+    return read_hf_template(model) if model.is_dir() else read_gguf_template(read_header(model, file_bytes))
+
+
+def _find_fault(template: ChatTemplate | None, timeout_s: float) -> str:
+    if template is None:
+        return ""
+    sandbox = Sandbox(timeout_s)
+    try:
+        return SandboxedTemplate(template, sandbox).find_fault()
+    except TemplateEnded as end:
+        return str(end)
+    finally:
+        sandbox.close()

@@ -1,0 +1,141 @@
+"""The agent of a host: says what its devices are, and then what they do. One runs on every node."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from adapters import registry
+from adapters.contract import AdapterError, AdapterUnavailable
+from adapters.device_memory import read_device_memory
+from adapters.hardware import hardware, runtime_version
+from device_profiles.profile import DeviceProfile
+from orchestrator.config.load import parse_config
+from orchestrator.config.model import ClusterConfig, Store
+from orchestrator.daemon.cluster.inventory import FoundDevice, HostInventory, MissingProfile
+from orchestrator.errors import OutriderError
+from orchestrator.machine.device_sampler import DeviceSampler
+from orchestrator.machine.devices import mark_of
+from orchestrator.planning.profiling.work import is_requested, list_unfit, list_work, profile_store
+from orchestrator.protocol.contract import NODE_ADDRESS, WorkerSpec
+from orchestrator.protocol.messages import Command, CountAsOurs, DevicesSampled, Event, Failed, HostDescribed, Stop
+
+AGENT_ENTRY = "orchestrator.daemon.cluster.agent:build_agent"
+SAMPLE_EVERY_S = 1.0
+
+
+class AgentOptions(msgspec.Struct, frozen=True):
+    """cluster.yaml's `text`, which stands in the file `path`; `store`: where prepared models and profiles are kept.
+    `target`: the number of the target whose models are to be measured, in the order of the file."""
+
+    text: str
+    path: str
+    store: str
+    target: int = 0
+
+
+def agent_spec(node: str, options: AgentOptions) -> WorkerSpec:
+    """Return how the agent of a node is started. It takes no place from a worker."""
+    return WorkerSpec(
+        name=f"agent {node}", entry=AGENT_ENTRY, options=msgspec.to_builtins(options), cpus=0.0, node=node
+    )
+
+
+def build_agent(options: dict[str, Any]) -> Agent:
+    """Return the agent. Called inside the worker process."""
+    return Agent(msgspec.convert(options, AgentOptions))
+
+
+class Agent:
+    """Implements protocol.contract.Engine."""
+
+    def __init__(self, options: AgentOptions) -> None:
+        self._options = options
+        self._stopped = threading.Event()
+        self._ours: list[int] = []
+
+    def submit(self, command: Command) -> None:
+        """See protocol.contract.Engine."""
+        if isinstance(command, Stop):
+            self._stopped.set()
+        elif isinstance(command, CountAsOurs):
+            self._ours = command.pids
+
+    def describe_step(self) -> None:
+        """See protocol.contract.Engine. It is idle between two looks."""
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        """See protocol.contract.Engine."""
+        try:
+            found = describe_host(self._options)
+        except (OutriderError, AdapterError, OSError) as error:
+            emit(Failed(f"the host cannot be described: {error}", restartable=False))
+            return
+        emit(HostDescribed(msgspec.to_builtins(found)))
+        sampler = DeviceSampler(lambda: self._ours)
+        while not self._stopped.wait(SAMPLE_EVERY_S):
+            emit(DevicesSampled(sampler.sample()))
+
+
+def describe_host(options: AgentOptions) -> HostInventory:
+    """Return what this host has. Raises OutriderError where the configuration cannot be read here."""
+    lacks: dict[str, str] = {}
+    failed: list[str] = []
+    devices: list[FoundDevice] = []
+    for name in registry.names():
+        try:
+            devices += [_describe_device(device) for device in registry.list_devices(name)]
+        except AdapterUnavailable as error:
+            lacks[name] = str(error)
+    config, path = _read_configuration(options)
+    store = profile_store(config)
+    marks = {device.fingerprint for device in devices}
+    missing: list[MissingProfile] = []
+    try:
+        lacks |= list_unfit(config, path.parent)
+        work = [one for one in list_work(config, path.parent) if is_requested(one, config)]
+        missing = [
+            MissingProfile(one.job, one.fingerprint, one.threads, one.digest) for one in work if not one.is_known(store)
+        ]
+    except AdapterError as error:
+        failed.append(f"the model: {error}")
+    return HostInventory(
+        address=os.environ.get(NODE_ADDRESS, ""),
+        hostname=platform.node(),
+        version=version("outrider"),
+        python=platform.python_version(),
+        cores=tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else (),
+        devices=tuple(devices),
+        lacks=lacks,
+        failed=tuple(failed),
+        devices_measured=tuple(one for one in store.devices() if one.fingerprint in marks),
+        models_measured=tuple(one for one in store.models() if one.fingerprint in marks),
+        missing=tuple(missing),
+    )
+
+
+def _read_configuration(options: AgentOptions) -> tuple[ClusterConfig, Path]:
+    path = Path(options.path)
+    config = parse_config(options.text, path)[0].targets[options.target]
+    return config.model_copy(update={"store": Store(directory=options.store)}), path
+
+
+def _describe_device(device: DeviceProfile) -> FoundDevice:
+    memory = read_device_memory(device)
+    return FoundDevice(
+        adapter=device.adapter,
+        device=device.name,
+        full_name=device.full_name,
+        runtime_version=runtime_version(device.adapter),
+        fingerprint=mark_of(device),
+        hardware=hardware(device),
+        memory_bytes=memory.total_bytes,
+        free_bytes=memory.free_bytes,
+    )

@@ -1,0 +1,96 @@
+"""What an agent says of its host: values that cross the process boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from device_profiles.measured import Hardware, MeasuredDevice, MeasuredModel
+from orchestrator.protocol.profile_job import ProfileJob
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDevice:
+    """A device as one runtime sees it. `fingerprint`: of its hardware, driver and runtime. Memory in bytes, 0 where it
+    is not known."""
+
+    adapter: str
+    device: str
+    full_name: str
+    runtime_version: str
+    fingerprint: str
+    hardware: Hardware
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MissingProfile:
+    """A piece of work that has no stored result on this host, and what that will be known by: see profiling.work."""
+
+    job: ProfileJob
+    fingerprint: str
+    threads: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostInventory:
+    """A host. `address`: of its Ray node. `version`: of Outrider there, `python` of its interpreter. `cores`: those
+    that workers may run on. `lacks`: why a runtime cannot be used there, or does not run the target, by its name;
+    `failed`: why models cannot. `devices_measured` and `models_measured`: its stored profiles; `missing`: what a plan
+    would need beside."""
+
+    address: str
+    hostname: str
+    version: str
+    python: str
+    cores: tuple[int, ...]
+    devices: tuple[FoundDevice, ...]
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
+    devices_measured: tuple[MeasuredDevice, ...] = ()
+    models_measured: tuple[MeasuredModel, ...] = ()
+    missing: tuple[MissingProfile, ...] = ()
+
+    @property
+    def hardware(self) -> frozenset[Hardware]:
+        """What it has, each device once."""
+        return frozenset(device.hardware for device in self.devices)
+
+    @property
+    def seen(self) -> frozenset[tuple[str, Hardware]]:
+        """The devices that each runtime sees."""
+        return frozenset((device.adapter, device.hardware) for device in self.devices)
+
+    @property
+    def problems(self) -> list[str]:
+        """What cannot be used there, in a line each."""
+        return [*(f"{runtime}: {why}" for runtime, why in self.lacks.items()), *self.failed]
+
+    @property
+    def free_bytes(self) -> dict[str, int]:
+        """What is free of each device, by every name that a runtime has for it; left out where it is not known."""
+        return {device.device: device.free_bytes for device in self.devices if device.memory_bytes}
+
+
+def describe_skew(host: HostInventory, own: HostInventory) -> str:
+    """Return why no worker of ours can run on a host, "" where it can: another version of Outrider speaks another
+    protocol."""
+    if host.version != own.version:
+        return f"it has Outrider {host.version}, and the daemon {own.version}: install the same on both"
+    if host.python.split(".")[:2] != own.python.split(".")[:2]:
+        return f"it has Python {host.python}, and the daemon {own.python}: Ray needs the same minor version"
+    return ""
+
+
+def list_differences(host: HostInventory, own: HostInventory) -> list[str]:
+    """Return what differs in a host's runtimes from the daemon's own: nothing is wrong, but bits and speed may differ
+    by it."""
+    ours = {device.adapter: device.runtime_version for device in own.devices}
+    theirs = {device.adapter: device.runtime_version for device in host.devices}
+    return [
+        f"{adapter}: {version} there, {ours[adapter]} here"
+        for adapter, version in sorted(theirs.items())
+        if adapter in ours and ours[adapter] != version
+    ]

@@ -1,0 +1,1 @@
+"""Draft workers beside the target's replicas."""

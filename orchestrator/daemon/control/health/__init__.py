@@ -1,0 +1,1 @@
+"""Parts that fail, requests that kill, workers that hang."""

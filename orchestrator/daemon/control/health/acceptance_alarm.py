@@ -1,0 +1,53 @@
+"""Tells people of drafts that are accepted too rarely: one line of the log for each episode, with what can be done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from orchestrator.protocol.messages import AcceptanceWarning, Gauges
+from orchestrator.telemetry import get_logger
+from policies.serving.acceptance_alarm import Cause
+
+ADVICE: Mapping[Cause, str] = MappingProxyType(
+    {
+        Cause.NOTHING_ACCEPTED: "the drafter does not go with this target, or is broken: check that it is of the same "
+        "model family, template and vocabulary, and try another device or precision for it",
+        Cause.SAMPLING: "greedy requests fare well: sample at a lower temperature, or ask for the acceptance rule "
+        "'rejection', under which more drafts are accepted",
+        Cause.ONE_CLASS: "other requests fare well: switch speculation off for this user (`outrider speculation off "
+        "--user TAG`), or give its text a drafter of its own",
+        Cause.TOO_DEEP: "first tokens are accepted and later ones are not: bound the depth (`outrider speculation "
+        "at-most 2`, or speculation.num_speculative_tokens)",
+        Cause.OVERCONFIDENT: "the drafter is far surer than it should be: it may be trained on other text, or too "
+        "coarsely quantised; try another draft model or precision",
+        Cause.HARD_TEXT: "the drafter promises little and keeps it: this text is hard to foresee, and another drafter "
+        "may do better; raise nothing, depth follows acceptance by itself",
+    }
+)
+
+_log = get_logger(__name__)
+
+
+def tell_begun(replica: str, before: Gauges | None, now: Gauges) -> None:
+    """Log the episodes that have begun since the state before. The user tag is the request's, and stays out."""
+    known = {_key(one) for one in before.low_acceptance} if before is not None else set()
+    for one in now.low_acceptance:
+        if _key(one) not in known:
+            _log.warning(
+                "low acceptance",
+                drafter=one.drafter,
+                replica=replica,
+                route=one.route,
+                one_user=bool(one.user),
+                acceptance=round(one.rate, 4),
+                upper=round(one.upper, 4),
+                threshold=one.threshold,
+                drafted=one.drafted,
+                cause=one.cause.value,
+                advice=ADVICE[one.cause],
+            )
+
+
+def _key(one: AcceptanceWarning) -> tuple[str, str, str]:
+    return (one.drafter, one.route, one.user)

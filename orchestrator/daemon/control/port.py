@@ -1,0 +1,385 @@
+"""What the API may ask of control: decode a request, and say what is running."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from device_profiles.device_load import DeviceLoad
+from orchestrator.daemon.control.steering_port import QuarantinedView, Steering
+from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, ActiveOverrides
+from orchestrator.protocol.draft_messages import DraftLoad, DraftReady
+from orchestrator.protocol.messages import Delta, Gauges, Ready, Submit
+from policies.serving.canary import Figures, Interval, PromotionRule
+from policies.serving.failover.blame import LossKind
+from policies.serving.failover.health import Held, PartKind
+from policies.serving.overrides import EffectiveBound, OperatorBounds, Override
+from policies.serving.routing import RatedReplica, Route, RoutedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts since the daemon started. `accepted_per_position[i]` counts accepted drafts at depth i + 1. `by_drafter`:
+    drafted and accepted tokens by whose they were ("grammar": a grammar added them)."""
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: tuple[int, ...] = ()
+    generated: int = 0
+    rounds: int = 0
+    restarts: int = 0
+    by_drafter: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KvMoveTotals:
+    """Streams that were moved by plan: with the `pages` of their KV cache, of so many `bytes`, or `recomputed`. Those
+    with pages stood still for `seconds`, all together."""
+
+    pages: int = 0
+    recomputed: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, more: KvMoveTotals) -> KvMoveTotals:
+        return KvMoveTotals(
+            self.pages + more.pages,
+            self.recomputed + more.recomputed,
+            self.bytes + more.bytes,
+            self.seconds + more.seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftView:
+    """A draft worker now. `phase`: "starting", "ready", "restarting" or "failed"; `detail` says why. `ready` describes
+    its process: None before the first is ready, the lost one's until the next is. `number` tells workers of one draft
+    separately, from 0. `targets` are the replicas that it drafts for, `connected` those of them that say so. `load` is
+    what it told last, None where it does not draft."""
+
+    name: str
+    phase: str
+    detail: str
+    worker: str
+    ready: DraftReady | None
+    restarts: int
+    number: int = 0
+    targets: tuple[str, ...] = ()
+    connected: tuple[str, ...] = ()
+    load: DraftLoad | None = None
+
+
+@dataclass(slots=True)
+class ReplicaView:
+    """One replica of the target now. `engine` counts from 0; `silent_s`: for how long it has had streams and said
+    nothing (0 where it has none). `spent`: it was lost too often of late, and is tried again from time to time;
+    `back_in_s`: when it can be expected to serve, by its last start. `standby`: it takes the target's place only;
+    `unlike`: in what its tokens may differ from the target's ("": in nothing). `held`: why it takes no requests, as an
+    operator wants it. `draft`: what proposes tokens there; `route`: by which the last request went there. Its workers
+    are started on `device`, "HOST/DEVICE" ("": their runtime chooses). The rest is as in StateView. Nobody changes one:
+    there may be thousands each time, and frozen ones take four times as long."""
+
+    engine: int
+    name: str
+    phase: str
+    detail: str
+    worker: str
+    ready: Ready | None
+    gauges: Gauges | None
+    totals: Totals
+    streams: int
+    silent_s: float = 0.0
+    spent: bool = False
+    back_in_s: float = 0.0
+    standby: bool = False
+    unlike: str = ""
+    held: str = ""
+    draft: str = ""
+    route: Route | None = None
+    device: str = ""
+
+    @property
+    def last_route(self) -> str:
+        """Why the last request went there; "" before the first."""
+        return self.route.reason if self.route is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthView:
+    """A device, a host, a link or a worker that is not healthy. `state`: of
+    policies.serving.failover.health; `why`: the last failure; nothing is started there for `wait_s`."""
+
+    kind: str
+    name: str
+    state: str
+    why: str
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MissingReplica:
+    """A replica of the plan, by its number there, that is out (control.replicas.shortfall). `name`: of its worker;
+    `why`: what became of that, in one line."""
+
+    replica: int
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """What the running plan predicts, and what came of it. Tokens per second are output tokens of all streams;
+    `predicted` is for the planned load, prompts included, `measured` a running mean over rounds that
+    only decode. `ratio`: measured / predicted time of the last `rounds` rounds, for the rows that they had, of the
+    replica where it is furthest from 1. `plans`:
+    how often it was made anew; `moves`: how often workers were replaced for that; `last`: what came of it last.
+    `drifted`: profiles that do not hold any more, and when they are measured again. `objective`: of what it has most;
+    cost and energy are those predicted, `price_per_hour` that of the devices in use, all 0 where not known.
+    `corrections`: by how much predictions of devices were already made longer. `serving_tokens_per_s`: as `predicted`,
+    of the replicas that serve now; `missing`: those that are out. `doubts`: which of its figures are estimates, or were
+    measured while others took the device. `to_measure`: what is measured when nobody asks."""
+
+    predicted_tokens_per_s: float
+    measured_tokens_per_s: float
+    ratio: float
+    rounds: int
+    plans: int
+    moves: int
+    last: str
+    drifted: tuple[str, ...] = ()
+    objective: str = "throughput"
+    currency: str = "USD"
+    predicted_cost_per_million_tokens: float = 0.0
+    predicted_joules_per_token: float = 0.0
+    price_per_hour: float = 0.0
+    corrections: tuple[float, ...] = ()
+    serving_tokens_per_s: float = 0.0
+    missing: tuple[MissingReplica, ...] = ()
+    doubts: tuple[str, ...] = ()
+    to_measure: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleView:
+    """How many replicas there are where load decides: `wanted`, there at all, and `ready`. They are never fewer than
+    `least`, as far as there are places, nor more than `most`. `why`: what was seen last; `last`: what came of the last
+    change ("": there was none)."""
+
+    wanted: int
+    there: int
+    ready: int
+    least: int
+    most: int
+    why: str
+    last: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStoreView:
+    """How a target's draft store does. `kind`: "redis" or "disk"; `location` has no user and no password. `state`:
+    "ok", or "away" while it fails; `problem`: what went wrong last ("": nothing). All else counts. Requests were looked
+    up with `hits` or `misses`, went on before an answer came (`late`), or did not ask, as the store is away
+    (`skipped`). There were failures (`errors`) and `damaged` values; answers were `written` or `dropped`, and some are
+    `waiting`; bytes are those of values."""
+
+    kind: str
+    location: str
+    shared: bool
+    state: str
+    problem: str
+    waiting: int
+    hits: int
+    misses: int
+    late: int
+    skipped: int
+    errors: int
+    damaged: int
+    written: int
+    dropped: int
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceView:
+    """What a device does: `load`, the moving mean, and what it told `age_s` ago. `name` is "HOST/DEVICE"; `hot` says
+    why it makes itself slower ("": it does not)."""
+
+    name: str
+    load: DeviceLoad
+    hot: str
+    age_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RouteView:
+    """Where a request was sent, and why there: the pair of a replica and the `draft` that proposes its tokens ("":
+    nothing does). `replica` is "" while none takes it. `attempt` counts from 1, and it was `age_s` ago. The request had
+    `prompt_tokens`, and so many `output_tokens` were expected of it. `rated`: all that was to choose from, the
+    cheapest first."""
+
+    request_id: str
+    attempt: int
+    age_s: float
+    replica: str
+    draft: str
+    reason: str
+    request: RoutedRequest
+    rated: tuple[RatedReplica, ...]
+
+
+TRIAL, PROMOTED, ROLLED_BACK = "trial", "promoted", "rolled_back"
+"""The phases of a canary."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDecision:
+    """What ended a trial. `by`: "rule", "operator" or "drafter" (it failed); `at`: ISO 8601, UTC. `figure` ("ttft_ms",
+    "tpot_ms") of the canary less the others' was `low` to `high` then, with 95 %; None where it was not known. Of
+    "agreement" it is the canary's own."""
+
+    by: str
+    reason: str
+    at: str
+    figure: str
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrialView:
+    """The canary. `phase`: "trial", "promoted" or "rolled_back". `share` as configured, `effective_share` of the
+    requests that come now. `arms`: figures by the arm's name, and `differences`: canary less control, by the figure's;
+    both stay as they were when it was decided. `outlook`: what comes next; `to_keep`: what to change in cluster.yaml
+    for it to be everybody's."""
+
+    phase: str
+    share: float
+    effective_share: float
+    differs: tuple[str, ...]
+    by_rule: bool
+    rule: PromotionRule
+    decision: TrialDecision | None
+    arms: dict[str, Figures]
+    differences: dict[str, Interval]
+    outlook: str
+    to_keep: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentOutputsView:
+    """What users were answered of late, to draft their next answers from: of so many `users` (tags), so many `tokens`;
+    `given` requests got some."""
+
+    users: int
+    tokens: int
+    given: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    """What is running now. `phase`: "starting", "ready", "restarting", "draining" or "failed"; it is "ready" while one
+    replica serves.
+
+    `detail` says in one line what it waits for or why it failed. `ready` describes the current worker: None
+    before the first is ready, the lost one's until the next is; of several replicas the first that serves. `gauges` and
+    `totals` add up over the replicas. `plan`: None where nothing was left to one. `bounds` of speculation are the
+    operator's (None before the first worker is ready), `canary_bounds` those of the canary's requests, `overrides`
+    those of sessions and engines. `losses`: of target workers, by the replica's number and the
+    kind (policies.serving.failover.blame). `health`: of parts that are not healthy.
+    `standbys`: those that are loaded and do not serve; one that does is among `replicas`. `taken_over`: how often one
+    took the target's place, by "same" and "other" bits. `kv_moves`: of streams, by the number
+    of the replica that they left. `devices`: those that somebody samples. `scaling`: None where the number of replicas
+    does not follow load. `draft_store`: None where answers stay in the worker's memory; `recent_outputs`:
+    None until an answer to a user tag is there. `quarantined`: requests that are refused for having ended workers.
+    `cluster_away`: why no worker can be started, while a cluster does not answer; "" where one can.
+    """
+
+    phase: str
+    detail: str
+    worker: str
+    runtime: str
+    ready: Ready | None
+    gauges: Gauges | None
+    totals: Totals = field(default_factory=Totals)
+    streams: int = 0
+    uptime_s: float = 0.0
+    drafts: tuple[DraftView, ...] = ()
+    replicas: tuple[ReplicaView, ...] = ()
+    plan: PlanView | None = None
+    bounds: OperatorBounds | None = None
+    canary_bounds: OperatorBounds | None = None
+    overrides: ActiveOverrides = NO_OVERRIDES
+    losses: dict[tuple[int, LossKind], int] = field(default_factory=dict)
+    kv_moves: dict[int, KvMoveTotals] = field(default_factory=dict)
+    health: tuple[HealthView, ...] = ()
+    standbys: tuple[ReplicaView, ...] = ()
+    taken_over: dict[str, int] = field(default_factory=dict)
+    devices: tuple[DeviceView, ...] = ()
+    scaling: ScaleView | None = None
+    draft_store: DraftStoreView | None = None
+    recent_outputs: RecentOutputsView | None = None
+    quarantined: int = 0
+    cluster_away: str = ""
+
+
+class Control(Protocol):
+    """The daemon's side of decoding; holds no model."""
+
+    def view(self) -> StateView: ...
+
+    def check_room(self, coming: int = 0, wanted: int = 1) -> None:
+        """Raise RequestError where a request that came now would not be taken in: as `generate` does, and before any
+        work on it. `coming` others are about to be taken in. `wanted`: how many places it takes; 400 where there are
+        never so many."""
+        ...
+
+    def find_speculation(self, submit: Submit) -> EffectiveBound | None:
+        """Return what bounds a request's drafts where it is now, or would be. None where replicas differ in that, and
+        where none serves."""
+        ...
+
+    def generate(self, submit: Submit) -> AsyncIterator[Delta]:
+        """Decode a request; yield its tokens as they are committed. The last delta has `finish` and `stats`.
+
+        Survives a lost worker: the stream goes on with the very next token, at once where another replica serves,
+        else when a worker does. Closing the
+        iterator (aclose) before its end cancels the request. Raises RequestError: 503 while starting,
+        draining or failed (with retry_after_s), 429 when the queue is full, 400 when the worker refuses the
+        request, 500 when it failed on it.
+        """
+        ...
+
+
+class AdminControl(Control, Protocol):
+    """Control, and what only the operator may ask of it."""
+
+    @property
+    def steering(self) -> Steering:
+        """What the operator may do to requests, workers and drafters."""
+        ...
+
+    def override(self, wanted: Override | None, asked_by: str, *, user: str = "", engine: int | None = None) -> None:
+        """Set an override of speculation for a session (`user`), for an engine, or for all engines where neither is
+        named. None takes it back; where neither is named, everybody's. It holds for requests that start from now on.
+        Raises RequestError."""
+        ...
+
+    def hold(self, kind: PartKind, name: str, held: Held) -> None:
+        """Keep work away from a part, or let it work again. Raises RequestError 404 where there is no such part."""
+        ...
+
+    def explain(self, request_id: str) -> list[RouteView]:
+        """Return where a request went of late, its choices one after the other, each attempt; the last first. Raises
+        RequestError 404 where nothing is known of it."""
+        ...
+
+    def list_quarantined(self) -> list[QuarantinedView]:
+        """Return the requests that are refused for having ended workers, the last convicted first."""
+        ...
+
+    def release_quarantined(self, digests: Sequence[str]) -> list[str]:
+        """Let requests run again; returns those of them that were refused."""
+        ...

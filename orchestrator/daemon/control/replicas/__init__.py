@@ -1,0 +1,1 @@
+"""Replicas of the target, and the worker processes behind them."""

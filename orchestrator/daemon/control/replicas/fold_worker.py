@@ -1,0 +1,281 @@
+"""What becomes of a replica's worker, and what it says, folded into control's state. No effects."""
+
+from __future__ import annotations
+
+import msgspec
+
+from device_profiles.units import MS_PER_S
+from orchestrator.daemon.control.actions import (
+    Action,
+    EndStream,
+    LogLine,
+    Notify,
+    TellGauges,
+    TellLacking,
+    TellRefused,
+)
+from orchestrator.daemon.control.control_state import State
+from orchestrator.daemon.control.events import (
+    WorkerEnded,
+    WorkerEnding,
+    WorkerSaid,
+    WorkerStarted,
+)
+from orchestrator.daemon.control.health.blame import NO_RETRY, refuse
+from orchestrator.daemon.control.replicas.replicas import ALIKE, Rank, Replica, compare
+from orchestrator.daemon.control.replicas.worker_life import NO_DEATH
+from orchestrator.daemon.control.state import STARTING
+from orchestrator.daemon.control.streams.streams import Stream
+from orchestrator.errors import ContextExceeded, RequestError
+from orchestrator.protocol.draft_messages import DraftLink
+from orchestrator.protocol.messages import (
+    Event,
+    Failed,
+    Gauges,
+    MovedIn,
+    MovedOut,
+    PagesDoor,
+    Progress,
+    Ready,
+    Refused,
+    Retuned,
+    RoundReport,
+    StillWorking,
+)
+from policies.serving.failover.blame import LossKind
+
+_NOT_SERVING = (Rank.JOINING, Rank.LEAVING, Rank.STANDBY)
+_QUIET_MS = 4000.0  # a step of a load that takes longer is told again, so that nobody waits for 5 s
+_NOT_OF_ITS_PLACE = ("model_replaced", "storage", "network")  # another device or runtime would fail as well
+_HOST_TRIES = 2  # of a replica that is joining: nobody waits for a host that is not there
+
+
+def fold_worker_event(
+    state: State, replica: Replica, event: WorkerStarted | WorkerSaid | WorkerEnding | WorkerEnded, now_s: float
+) -> list[Action]:
+    """Something became of a replica's worker."""
+    match event:
+        case WorkerStarted():
+            replica.observe_start(event.where, now_s)
+            return replica.life.observe_start(event.where, now_s)
+        case WorkerSaid():
+            if not replica.life.running:  # it is being ended: whatever it had is somebody else's
+                return replica.life.observe(event.event, now_s)
+            return _hear(state, replica, event.event, now_s)
+        case WorkerEnding():
+            replica.life.observe_ending()
+            return lose_worker(state, replica, event.cause, event.kind, now_s)
+        case WorkerEnded():
+            return _replace_worker(state, replica, event.cause, event.kind, now_s)
+
+
+def _hear(state: State, replica: Replica, said: Event, now_s: float) -> list[Action]:
+    """Fold what a replica's worker says that is not being ended."""
+    if isinstance(said, RoundReport):
+        state.loads.observe_round(replica.spec, said.device_ms)
+        replica.see_round(said, sampled=state.loads.samples(replica.device))
+        replica.life.hear_round(said.round_ms, now_s)
+        if replica.rank in _NOT_SERVING:
+            replica.state.observe(said)
+            return []
+        return _fold_round(state, replica, said, now_s)
+    chosen: list[Action] = []
+    if why := state.identities.learn(replica.spec, said):
+        return replica.life.end(Failed(why, restartable=True))
+    if isinstance(said, Ready):
+        replica.forget_prompts(said)
+        replica.state.start_s = now_s - replica.state.due_s
+        chosen = state.steering.observe_ready(replica, said.drafters)
+    return [*replica.life.observe(said, now_s), *_fold_said(state, replica, said, now_s), *chosen]
+
+
+def _fold_said(state: State, replica: Replica, event: Event, now_s: float) -> list[Action]:
+    """Fold an event of a replica's worker. Of one that is joining or leaving nobody waits for anything."""
+    if isinstance(event, PagesDoor):
+        state.router.moves.doors[replica.worker] = event.door
+        return []
+    if replica.rank in _NOT_SERVING:
+        replica.state.observe(event)
+        return state.standbys.observe_ready(replica) if isinstance(event, Ready) else []
+    if isinstance(event, Ready):
+        return _fold_ready(state, replica, event, now_s)
+    before = replica.state.gauges
+    replica.state.observe(event)
+    match event:
+        case Gauges():
+            return [TellGauges(replica.name, before, event)]
+        case Progress():
+            return [Notify(event)]
+        case StillWorking(stage, pulse) if pulse.expected_ms < 0.0 and pulse.quiet_ms >= _QUIET_MS:
+            return [Notify(Progress(f"{stage} ({pulse.quiet_ms / MS_PER_S:.0f} s of this step so far)", -1.0))]
+        case Retuned():
+            return _fold_retuned(state, replica, event)
+        case MovedOut():
+            return state.router.moves.observe_out(event, now_s)
+        case MovedIn():
+            return state.router.moves.observe_in(event, now_s)
+        case DraftLink():
+            up, link = event.state == "connected", f"{replica.name}-{event.name}"
+            state.health.observe_link(link, connected=up, reason=event.reason, now_s=now_s)
+            return state.drafts.observe_link(replica.name, event, now_s)
+        case Refused():
+            stream = state.streams.find_sent(event.request_id)
+            return _fold_refused(state, replica, stream, event, now_s) if stream is not None else []
+        case _:
+            return []
+
+
+def _fold_refused(state: State, replica: Replica, stream: Stream, refused: Refused, now_s: float) -> list[Action]:
+    """End a stream that its worker does not go on with, but try once more where it computed no finite number."""
+    if refused.kind == "not_finite" and not stream.failed_at:
+        text = "request %s is tried again: worker %s computed no finite number for it"
+        line = LogLine("warning", text, (stream.key, replica.name))
+        state.router.fail_over(stream, now_s)
+        return [line]
+    state.streams.drop(stream, refused.kind, now_s)
+    return [EndStream(stream.key, _build_refusal(refused, stream))]
+
+
+def _fold_round(state: State, replica: Replica, done: RoundReport, now_s: float) -> list[Action]:
+    """Deliver a round's tokens, and count it."""
+    if replica.engine:
+        deltas = [msgspec.structs.replace(delta, engine=replica.engine) for delta in done.deltas]
+        done = msgspec.structs.replace(done, deltas=deltas, engine=replica.engine)
+    state.health.observe_round(replica.name, replica.parts, done, now_s)
+    told: list[Action] = []
+    delivered = 0
+    for delta in done.deltas:
+        one = state.streams.deliver(delta, now_s)
+        if one is not None:
+            told.append(one)
+            if one.delta.tokens:
+                delivered += len(one.delta.tokens)
+                replica.observe_progress(one.stream)
+    state.replicas.count_for_successor(replica, done, delivered)
+    replica.state.observe(done, delivered)
+    told += state.streams.take_resumed()
+    told.append(Notify(done))
+    return told
+
+
+def _fold_ready(state: State, replica: Replica, ready: Ready, now_s: float) -> list[Action]:
+    """Let a worker serve, unless its tokens would differ from those that streams have."""
+    actions: list[Action] = []
+    if replica.rank is Rank.SERVING and replica.state.ready is None and not replica.standby:
+        why, actions = compare(replica, ready, state.replicas.primary)
+        if why:
+            alike = f"its tokens would differ from the other replicas'; {ALIKE}"
+            refused = Failed(f"{replica.name} serves with {why}: {alike}", restartable=False)
+            return actions + replica.life.end(refused)
+    again = " again" if replica.state.phase != STARTING else ""
+    replica.life.served = True
+    replica.state.observe(ready)
+    held = state.streams.held
+    streams = f", {held} held stream{'s' * (held > 1)} can go on" if held else ""
+    values = (replica.name, again, replica.state.where, streams)
+    actions.append(LogLine("info", "worker %s ready%s: %s%s", values))
+    if replica.rank is Rank.SERVING:
+        actions += state.drafts.target_ready(replica.name, replica.worker, ready)
+    return actions
+
+
+def _fold_retuned(state: State, replica: Replica, answer: Retuned) -> list[Action]:
+    """A worker decodes by other options: draft workers are attached again, since it has other drafters."""
+    told = state.retuning.observe(replica, answer)
+    if answer.ready is None:
+        return told
+    replica.state.ready = answer.ready
+    chosen = state.steering.observe_ready(replica, answer.ready.drafters)
+    return [*told, *state.drafts.target_ready(replica.name, replica.worker, answer.ready), *chosen]
+
+
+def lose_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
+    """A replica's worker is of no use any more, whatever is left of its process: its streams are due again. One that
+    was refused is no loss: neither its streams nor its device nor its host are to blame."""
+    if replica.death is not None:
+        return []
+    replica.death = state.blame.number_death()
+    state.retuning.forget(replica.worker)
+    cause, kind = replica.life.explain(cause, kind)
+    replica.state.mark_worker_lost(cause)
+    state.drafts.forget_links(replica.name)
+    if not state.replicas.closed:
+        if not replica.life.refused:
+            state.health.observe_loss(replica.name, replica.parts, kind, replica.life.failure_kind, cause, now_s)
+        state.standbys.observe_lost(replica)
+    if state.replicas.closed or replica.rank not in (Rank.SERVING, Rank.RETIRING):
+        return []
+    seen = state.router.recall_streams(replica, now_s)
+    if replica.life.refused:
+        return []
+    state.losses[replica.engine, kind] += 1
+    convicted = state.blame.observe_death(replica.death, kind, cause, seen, now_s)
+    if convicted is None:
+        return []
+    text = "request %s is refused from now on: it ended %d workers, alone in the last; %s"
+    actions: list[Action] = [LogLine("error", text, (convicted.request_id, convicted.deaths, cause))]
+    error = refuse(convicted, now_s)
+    guilty = [stream for stream in state.streams.live() if stream.digest == convicted.digest]
+    return actions + [action for stream in guilty for action in state.router.end(stream, now_s, error)]
+
+
+def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, now_s: float) -> list[Action]:
+    """A replica's worker is gone: another follows, or none can."""
+    actions = lose_worker(state, replica, cause, kind, now_s)
+    number = replica.death if replica.death is not None else NO_DEATH
+    hopeless = replica.rank is Rank.JOINING or not any(one.life.served for one in state.replicas.with_streams)
+    explained = state.blame.explained
+    wait_s = state.health.wait_s(replica.parts, now_s)
+    state.router.moves.doors.pop(replica.worker, None)
+    longest = max((len(one.submit.prompt) + one.submit.max_tokens for one in state.streams.live()), default=0)
+    loss = replica.life.observe_end(
+        *(cause, kind, now_s),
+        number=number,
+        explained=explained,
+        hopeless=hopeless,
+        wait_s=wait_s,
+        longest_tokens=longest,
+    )
+    if loss.restart:
+        replica.state.mark_restarting(loss.restart, now_s + loss.after_s, spent=loss.spent)
+    actions += loss.actions
+    if replica.rank is Rank.JOINING and replica.life.budget.count("host") >= _HOST_TRIES:
+        replica.state.mark_failed(cause)
+    if loss.spent and replica.rank is Rank.SERVING:
+        actions += state.drafts.detach_target(replica.name)
+    if loss.failure:
+        actions += _tell_planner(state, replica, loss.failure)
+        replica.state.mark_failed(loss.failure)
+        actions.append(LogLine("error", "worker %s failed: %s", (replica.name, loss.failure)))
+        if replica.rank is Rank.SERVING:
+            actions += state.drafts.detach_target(replica.name)
+    state.replicas.forget_ended(replica)
+    return actions
+
+
+def _tell_planner(state: State, replica: Replica, why: str) -> list[Action]:
+    """Tell whoever plans that a replica will never serve where it is, unless its device and runtime are not why."""
+    failed = replica.life.failure_kind
+    if replica.standby or failed in _NOT_OF_ITS_PLACE:
+        return []
+    if failed == "not_installed":
+        return [TellLacking(replica.spec, why)]
+    served = [one for one in state.replicas.list_all() if one.life.served and one.device == replica.device]
+    if any(_find_runtime(one) == _find_runtime(replica) for one in served):
+        return []
+    return [TellRefused(replica.spec, why)]
+
+
+def _find_runtime(replica: Replica) -> object:
+    return replica.spec.options.get("model", {}).get("adapter")
+
+
+def _build_refusal(event: Refused, stream: Stream) -> RequestError:
+    if event.kind == "too_long":
+        asked = stream.submit
+        return ContextExceeded(event.most_tokens, len(asked.prompt), param=None, wanted_tokens=asked.max_tokens)
+    if event.kind == "invalid":
+        return RequestError(event.message, status=400)
+    if event.kind == "not_finite":
+        return RequestError(f"{event.message}, twice", status=422, code="not_finite", headers=NO_RETRY)
+    return RequestError(event.message, status=500, kind="server_error", code="failed")

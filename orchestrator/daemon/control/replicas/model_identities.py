@@ -1,0 +1,72 @@
+"""Which content each model of a target had when it was loaded first: whatever is started later loads the same.
+
+A source names a place, and what is there may be replaced at any time. The first worker that is ready says what it has
+loaded. From then on workers are told with their start, until a reload names another content in their specs. No effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from adapters.model_identity import ModelIdentity
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.draft_messages import DraftReady
+from orchestrator.protocol.messages import Event, Ready, Retuned
+from orchestrator.protocol.model_pins import list_pinned, pin_options, pin_spec
+
+
+class ModelIdentities:
+    """What is known, by source."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, ModelIdentity] = {}
+
+    @property
+    def known(self) -> Mapping[str, ModelIdentity]:
+        """What was loaded first, by source."""
+        return self._known
+
+    def learn(self, spec: WorkerSpec, event: Event) -> str:
+        """A worker of this spec said something: note what it has loaded first of all. Returns in what it differs from
+        what it is to load, "" in nothing."""
+        told = list_told(event)
+        if not told:
+            return ""
+        wanted = list_pinned(spec.options)
+        for one in told:
+            if one.source not in wanted:
+                self._known.setdefault(one.source, one)
+        return describe_difference(told, self._known | wanted)
+
+    def pin(self, spec: WorkerSpec) -> WorkerSpec:
+        """Return how a worker is started by now."""
+        return pin_spec(spec, self._known)
+
+    def pin_options(self, options: Mapping[str, object]) -> dict[str, object]:
+        """Return the options of a worker by now."""
+        return pin_options(options, self._known)
+
+
+def list_told(event: Event) -> list[ModelIdentity]:
+    """Return what an event says of the content of models that were loaded."""
+    match event:
+        case Ready():
+            return event.identities
+        case Retuned(ready) if ready is not None:
+            return ready.identities
+        case DraftReady():
+            return [event.drafter.identity] if event.drafter.identity is not None else []
+        case _:
+            return []
+
+
+def describe_difference(told: Sequence[ModelIdentity], wanted: Mapping[str, ModelIdentity]) -> str:
+    """Return which models are not what they are to be, in a line; "" where all are."""
+    found = [
+        f"{one.source} has the digest {one.digest} instead of {wanted[one.source].digest}"
+        for one in told
+        if one.source in wanted and wanted[one.source].digest != one.digest
+    ]
+    if not found:
+        return ""
+    return f"its model was replaced before it was loaded: {'; '.join(found)}; the next worker loads what is served"

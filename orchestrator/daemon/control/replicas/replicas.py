@@ -1,0 +1,412 @@
+"""The replicas there are, and what is known of each. No effects.
+
+A replica is one place among them, filled by one target worker after the other. It knows nothing of streams.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
+from functools import partial
+from itertools import chain, count
+
+from orchestrator.daemon.control.actions import Action, LogLine
+from orchestrator.daemon.control.health.health import list_parts
+from orchestrator.daemon.control.port import Totals
+from orchestrator.daemon.control.replicas.worker_life import Stage, WorkerLife, WorkerLives
+from orchestrator.daemon.control.routing.affinity import SeenPrefixes
+from orchestrator.daemon.control.routing.loads import name_device
+from orchestrator.daemon.control.routing.standing import Standing
+from orchestrator.daemon.control.state import (
+    FAILED,
+    TargetState,
+    add_totals,
+    effective_places,
+    fold_round,
+    kind_of,
+    tell_nobody,
+    unlike,
+)
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.messages import Gauges, Ready, RoundReport
+from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, expect_pace
+from policies.serving.routing import Route
+
+ALIKE = "set the precision in cluster.yaml (model.activations), and use one set of library versions"
+"""The way out where replicas differ."""
+_MOST_UNTOLD = 4096
+_ENOUGH_PROGRESSED = 2  # one of them is not the one that is blamed
+
+
+class Rank(Enum):
+    """Of a replica. A standby waits until no replica serves. One that is joining is made ready and gets no streams. One
+    that serves gets them. One that is retiring is left with the streams that only it can go on with to the bit. One
+    that leaves is being stopped."""
+
+    STANDBY = "standby"
+    JOINING = "joining"
+    SERVING = "serving"
+    RETIRING = "retiring"
+    LEAVING = "leaving"
+
+
+class Replica:
+    """`engine` is its place among the replicas, from 0. `name` is unique, also among replicas whose spec has the same.
+    `standby`: it takes the target's place only. `busy_s`: when it got the first of its streams. `parts`: the device
+    and the host that it runs on, `device` as samples name it. Of its worker: `runs` counts the streams that
+    it was sent, `progressed` names the first of them that had a token, `death` is the number of its death (None while
+    it lives). `untold`: rounds of which it is not known yet how much of the device they had; `taken_by`: the route by
+    which the last request went there.
+    `on_change`, `on_pace` and `on_rank` are called with each change that routing has to know of."""
+
+    __slots__ = (
+        "_alike",
+        "_draft",
+        "_drafted_by",
+        "_expected_pace",
+        "_kind",
+        "_paces",
+        "_rank",
+        "_ready_read",
+        "busy_s",
+        "death",
+        "device",
+        "engine",
+        "life",
+        "name",
+        "on_change",
+        "on_pace",
+        "on_rank",
+        "parts",
+        "prefixes",
+        "progressed",
+        "runs",
+        "standby",
+        "standing",
+        "state",
+        "taken_by",
+        "untold",
+    )
+
+    def __init__(
+        self, life: WorkerLife, name: str, engine: int, state: TargetState, rank: Rank, standby: bool = False
+    ) -> None:
+        self.life = life
+        self.name = name
+        self.engine = engine
+        self.state = state
+        self.standby = standby
+        self.busy_s = 0.0
+        self.runs = 0
+        self.progressed: set[str] = set()
+        self.death: int | None = None
+        self.prefixes = SeenPrefixes(0)
+        self.untold: list[SeenRound] = []
+        self.taken_by: Route | None = None
+        self.parts = list_parts(self.spec)
+        self.device = name_device(self.spec)
+        self.standing = Standing()
+        self.on_change: Callable[[], object] = tell_nobody
+        self.on_pace: Callable[[], object] = tell_nobody
+        self.on_rank: Callable[[], object] = tell_nobody
+        self._rank = rank
+        self._paces = PairPaces()
+        self._kind: tuple[str, ...] = ()
+        self._ready_read: Ready | None = None
+        self._alike: tuple[str, ...] = ()
+        self._expected_pace = ReplicaPace()
+        self._drafted_by: tuple[Ready | None, Gauges | None] = (None, None)
+        self._draft = ""
+
+    @property
+    def rank(self) -> Rank:
+        """What it is there for."""
+        return self._rank
+
+    @rank.setter
+    def rank(self, rank: Rank) -> None:
+        self._rank = rank
+        self.on_rank()
+
+    @property
+    def paces(self) -> PairPaces:
+        """What it takes for a token."""
+        return self._paces
+
+    @paces.setter
+    def paces(self, paces: PairPaces) -> None:
+        self._paces = paces
+        self.on_pace()
+
+    @property
+    def worker(self) -> int:
+        """The number of its worker in events and actions."""
+        return self.life.number
+
+    @property
+    def spec(self) -> WorkerSpec:
+        """What its workers are started from."""
+        return self.life.spec
+
+    @property
+    def serving(self) -> bool:
+        """True while its worker decodes."""
+        return self.life.running and self.state.serving
+
+    def observe_progress(self, stream: str) -> None:
+        """Its worker made tokens for a stream."""
+        if len(self.progressed) < _ENOUGH_PROGRESSED:
+            self.progressed.add(stream)
+
+    def observe_start(self, where: str, now_s: float) -> None:
+        """Another worker is there."""
+        self.runs, self.progressed, self.death = 0, set(), None
+        self.state.where, self.state.due_s = where, now_s
+
+    @property
+    def kind(self) -> tuple[str, ...]:
+        """What decides its tokens (control.state.kind_of)."""
+        self._read_ready()
+        return self._kind
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """What its pace is shared with: replicas on the same devices, in the same formats. () where it is not known."""
+        self._read_ready()
+        return self._alike
+
+    @property
+    def expected_pace(self) -> ReplicaPace:
+        """Its pace by its own profile."""
+        self._read_ready()
+        return self._expected_pace
+
+    def _read_ready(self) -> None:
+        ready = self.state.ready
+        if ready is self._ready_read or ready is None:
+            return
+        self._ready_read = ready
+        self._kind = kind_of(ready)
+        self._alike = (ready.adapter, ready.device_name, ready.weights, str(len(ready.cores)), *ready.shards)
+        told = ready.expected_rounds
+        self._expected_pace = (
+            expect_pace(
+                places=ready.slots, alone_ms=told.alone_ms, full_ms=told.full_ms, prefill_ms=told.prefill_row_ms
+            )
+            if told is not None
+            else ReplicaPace()
+        )
+
+    @property
+    def draft(self) -> str:
+        """What proposes tokens there now ("": nothing does): the drafters that work, in the order of the chain."""
+        ready, gauges = self.state.ready, self.state.gauges
+        if ready is not self._drafted_by[0] or gauges is not self._drafted_by[1]:
+            self._drafted_by = (ready, gauges)
+            self._draft = ""
+            if ready is not None and gauges is not None:
+                works = [one.name for one in gauges.drafters if one.state == "ok" and one.name in ready.drafters]
+                self._draft = "+".join(works)
+        return self._draft
+
+    def see_round(self, done: RoundReport, *, sampled: bool) -> None:
+        """Its worker finished a round: learn from it at once, or with the next sample where the device is `sampled`.
+        That says how much of the device the round had. Rounds that are under way together are as one of all their
+        sequences."""
+        tokens = done.round_tokens
+        if not tokens:
+            for delta in done.deltas:
+                tokens += len(delta.tokens)
+        together = done.in_flight
+        seen = SeenRound(
+            together * done.sequences,
+            together * tokens,
+            together * done.rows,
+            together * done.drafted,
+            done.round_ms,
+            done.draft_ms,
+            self.draft,
+        )
+        if self.untold or sampled:
+            self.untold.append(seen)
+            if not sampled or len(self.untold) >= _MOST_UNTOLD:
+                self.learn(1.0)
+        else:
+            self.paces = self._paces.observe(seen)
+
+    def learn(self, stretch: float) -> None:
+        """Learn from the rounds that it ran, which took `stretch` times as long as on a device of its own."""
+        if not self.untold:
+            return
+        paces = self._paces
+        for seen in self.untold:
+            paces = paces.observe(seen, stretch)
+        self.untold.clear()
+        self.paces = paces
+
+    @property
+    def places(self) -> int:
+        """How many streams it decodes at a time."""
+        ready = self.state.ready
+        return effective_places(ready, self.state.gauges) if ready is not None else 1
+
+    def forget_prompts(self, ready: Ready) -> None:
+        """Another worker is ready: its cache is empty."""
+        self.prefixes.tell(None, "", 0)
+        self.prefixes = SeenPrefixes(ready.kv_blocks * ready.block_tokens)
+
+
+class Replicas:
+    """All replicas. `gone`: the totals of those that have left no successor. `changed`: those of which something has
+    changed that routing has to know of, `paced`: those of which the pace alone has (control.replicas.fleet)."""
+
+    def __init__(self, lives: WorkerLives) -> None:
+        self.gone = Totals()
+        self.closed = False
+        self.changed: dict[Replica, None] = {}
+        self.paced: dict[Replica, None] = {}
+        self._lives = lives
+        self._by_worker: dict[int, Replica] = {}
+        self._by_name: dict[str, Replica] = {}
+        self._ranked: dict[tuple[Rank, ...], list[Replica]] = {}
+        self._primary: list[Replica] | None = None
+        self._engines: dict[int, Replica] | None = None
+
+    def list_ranked(self, *ranks: Rank) -> list[Replica]:
+        """Return the replicas of these ranks, one rank after the other, each in the order of their places. The list
+        stays the same until a rank changes; nobody changes it."""
+        known = self._ranked.get(ranks)
+        if known is None:
+            key = ranks.index
+            found = [replica for replica in self._by_worker.values() if replica.rank in ranks]
+            known = self._ranked[ranks] = sorted(found, key=lambda replica: (key(replica.rank), replica.engine))
+        return known
+
+    @property
+    def serving(self) -> list[Replica]:
+        """Those that get requests."""
+        return self.list_ranked(Rank.SERVING)
+
+    @property
+    def primary(self) -> list[Replica]:
+        """Those that get requests, standbys left out."""
+        if self._primary is None:
+            self._primary = [replica for replica in self.serving if not replica.standby]
+        return self._primary
+
+    @property
+    def with_streams(self) -> list[Replica]:
+        """Those that may have streams."""
+        return self.list_ranked(Rank.SERVING, Rank.RETIRING)
+
+    def list_all(self) -> list[Replica]:
+        """Return all replicas, of whatever rank, in the order in which they came."""
+        return list(self._by_worker.values())
+
+    def find(self, worker: int) -> Replica | None:
+        """Return the replica whose worker has this number."""
+        return self._by_worker.get(worker)
+
+    def find_named(self, name: str) -> Replica | None:
+        """Return the replica of this name."""
+        return self._by_name.get(name)
+
+    def has(self, replica: Replica) -> bool:
+        """Return whether a replica is still there."""
+        return self._by_worker.get(replica.worker) is replica
+
+    def create(self, spec: WorkerSpec, engine: int, rank: Rank) -> Replica:
+        """Have one replica more, which is to be started."""
+        names = chain([spec.name], map(f"{spec.name}.{{}}".format, count(2)))
+        name = next(name for name in names if name not in self._by_name)
+        life, standby = self._lives.create(spec, f"worker {name}"), rank is Rank.STANDBY
+        replica = Replica(life, name, engine, TargetState(name), rank, standby)
+        self._by_worker[replica.worker] = self._by_name[name] = replica
+        replica.on_change = replica.state.on_change = life.on_change = partial(self.changed.__setitem__, replica, None)
+        replica.on_pace = partial(self.paced.__setitem__, replica, None)
+        replica.on_rank = partial(self._rerank, replica)
+        replica.on_rank()
+        return replica
+
+    def create_life(self, spec: WorkerSpec, title: str) -> WorkerLife:
+        """Return a place for a worker that is no replica."""
+        return self._lives.create(spec, title)
+
+    def dismiss(self, replica: Replica) -> list[Action]:
+        """End a replica's worker; it is forgotten once that has ended."""
+        replica.rank = Rank.LEAVING
+        actions = replica.life.close()
+        self.forget_ended(replica)
+        return actions
+
+    def forget_ended(self, replica: Replica) -> None:
+        """Forget a replica that leaves where nothing is left of its worker."""
+        if replica.rank is Rank.LEAVING and replica.life.stage is Stage.IDLE and self.has(replica):
+            del self._by_worker[replica.worker], self._by_name[replica.name]
+            self._rerank(replica)
+
+    def _rerank(self, replica: Replica) -> None:
+        self.changed[replica] = None
+        self._ranked.clear()
+        self._primary = self._engines = None
+
+    def are_gone(self, replicas: Collection[Replica]) -> bool:
+        """True when all of these are forgotten."""
+        return not any(replica.worker in self._by_worker for replica in replicas)
+
+    def close(self) -> list[Action]:
+        """End all of them. Idempotent."""
+        self.closed = True
+        for replica in self._by_worker.values():
+            if replica.life.stage is Stage.IDLE and replica.state.phase != FAILED:
+                replica.state.mark_worker_lost("the worker was stopped")
+        return [action for replica in self._by_worker.values() for action in replica.life.close()]
+
+    def transfer_totals(self, old: Replica) -> Replica | None:
+        """Count what one that leaves did for its successor, and return that; None where there is none."""
+        successor = self._successor(old)
+        if successor is not None:
+            successor.state.totals = add_totals([old.state.totals, successor.state.totals])
+        else:
+            self.gone = add_totals([self.gone, old.state.totals])
+        return successor
+
+    def count_for_successor(self, replica: Replica, done: RoundReport, delivered: int) -> None:
+        """Count a round of one that is retiring for its successor. `delivered`: see state.fold_round."""
+        if replica.rank is Rank.RETIRING:
+            successor = self._successor(replica)
+            if successor is not None:
+                successor.state.observe(done, delivered)
+            else:
+                self.gone = fold_round(self.gone, done, delivered)
+
+    def _successor(self, old: Replica) -> Replica | None:
+        if self._engines is None:
+            self._engines = {one.engine: one for one in reversed(self.serving)}
+        return self._engines.get(old.engine)
+
+
+def has_lost_model(replica: Replica) -> bool:
+    """Return whether a replica has failed as its model was replaced: a reload takes what is there now."""
+    return replica.state.phase == FAILED and replica.life.failure_kind == "model_replaced"
+
+
+def unlike_any(ready: Ready, others: Sequence[Replica]) -> str:
+    """Return in what a worker differs from the first of others that is known, so that its tokens may too; "" in
+    nothing."""
+    known = next((one.state.ready for one in others if one.state.ready is not None), None)
+    return unlike(ready, known) if known is not None else ""
+
+
+def compare(replica: Replica, ready: Ready, others: Sequence[Replica]) -> tuple[str, list[Action]]:
+    """Return in what a replica differs from the first of others that is known ("": in nothing), and what to log."""
+    for other in others:
+        known = other.state.ready
+        if other is replica or known is None or other.state.phase == FAILED:
+            continue
+        told: list[Action] = []
+        if ready.device_name != known.device_name and not ready.class_fingerprint:
+            text = "%s runs on %s and %s on %s: tokens are the same to the bit on processors of one kind only"
+            told = [LogLine("warning", text, (replica.name, ready.device_name, other.name, known.device_name))]
+        return unlike(ready, known), told
+    return "", []

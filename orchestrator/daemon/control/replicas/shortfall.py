@@ -1,0 +1,62 @@
+"""What is wanted and does not serve: replicas, standbys and draft workers that no worker can be had for. No effects.
+
+Health (control.health) is about parts that failed under work. A worker that was refused has done none, and its device
+and host may be well, so it is told by its own name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from orchestrator.daemon.control.port import DraftView, HealthView, MissingReplica, ReplicaView, StateView
+from orchestrator.daemon.control.state import FAILED, READY
+from policies.serving.failover.health import Health
+
+_STARTS_IN_VAIN = 2
+"""So many workers in a row that never served are no accident."""
+
+
+def list_wanted(view: StateView) -> list[ReplicaView]:
+    """Return the replicas that are to serve: those of the plan, or of cluster.yaml."""
+    return [one for one in view.replicas if not one.standby]
+
+
+def list_missing(view: StateView) -> list[ReplicaView]:
+    """Return those of the wanted replicas that do not serve, for whatever reason."""
+    return [one for one in list_wanted(view) if one.phase != READY]
+
+
+def is_out(replica: ReplicaView) -> bool:
+    """Return whether a replica does not serve, and will not soon: no worker can work there, or each is lost."""
+    in_vain = replica.ready is None and replica.totals.restarts >= _STARTS_IN_VAIN
+    return replica.phase == FAILED or replica.spent or in_vain
+
+
+def describe_missing(replica: ReplicaView) -> str:
+    """Return what became of a replica, in a line: "target-1 is failed: no such device"."""
+    return f"{replica.name} is {replica.phase}{f': {replica.detail}' if replica.detail else ''}"
+
+
+def list_missing_of_plan(replicas: Iterable[ReplicaView], places: Mapping[int, int]) -> tuple[MissingReplica, ...]:
+    """Return the replicas of a plan that are out. `places`: the number in the plan of each replica, by its own."""
+    out = {places[one.engine]: one for one in replicas if one.engine in places and is_out(one)}
+    return tuple(MissingReplica(number, one.name, describe_missing(one)) for number, one in sorted(out.items()))
+
+
+def judge_workers(
+    replicas: Sequence[ReplicaView], drafts: Sequence[DraftView], refused: Mapping[str, str]
+) -> list[HealthView]:
+    """Return the workers that are out, by name, as parts that are not healthy. `replicas` with the standbys;
+    `refused`: why standbys may not serve, by their names."""
+    out = [(one.name, one.phase, one.detail) for one in replicas if is_out(one)]
+    out += [(_name_draft(one, drafts), one.phase, one.detail) for one in drafts if one.phase == FAILED]
+    out += [(name, FAILED, why) for name, why in refused.items()]
+    return [
+        HealthView("worker", name, FAILED if phase == FAILED else Health.OPEN.value, why, 0.0)
+        for name, phase, why in out
+    ]
+
+
+def _name_draft(draft: DraftView, drafts: Sequence[DraftView]) -> str:
+    several = sum(one.name == draft.name for one in drafts) > 1
+    return f"{draft.name} {draft.number}" if several else draft.name

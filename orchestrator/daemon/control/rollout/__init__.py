@@ -1,0 +1,1 @@
+"""Other workers or options in place of those that serve, and canaries."""

@@ -1,0 +1,83 @@
+"""Lets replicas decode by other options without another worker: who is asked, and who has answered. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from orchestrator.daemon.control.actions import Action, FinishRetune, LogLine, Send
+from orchestrator.daemon.control.replicas.replicas import Replica
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.messages import Retune, Retuned
+
+_LOADED = ("model", "max_running")
+"""The options that a worker takes when it loads, and keeps."""
+
+
+class Retuning:
+    """The one retune that is under way. `asked`: the workers that have not answered yet."""
+
+    def __init__(self) -> None:
+        self._asked: set[int] | None = None
+        self._error = ""
+
+    @property
+    def under_way(self) -> bool:
+        """True until nobody is waited for."""
+        return self._asked is not None
+
+    def ask(self, replicas: Sequence[Replica], specs: Mapping[int, WorkerSpec]) -> list[Action]:
+        """Ask replicas, by their numbers. One that has no process takes its options with the next start."""
+        self._asked, self._error = set(), ""
+        actions: list[Action] = []
+        for replica in replicas:
+            spec = specs.get(replica.engine)
+            if spec is None or spec.options == replica.spec.options:
+                continue
+            replica.life.spec = msgspec.structs.replace(spec, name=replica.spec.name)
+            if replica.life.running:
+                self._asked.add(replica.worker)
+                actions.append(Send(replica.worker, Retune(spec.options)))
+        return actions
+
+    def observe(self, replica: Replica, answer: Retuned) -> list[Action]:
+        """A replica has answered."""
+        if answer.why:
+            self._error = self._error or f"worker {replica.name}: {answer.why}"
+            line = LogLine("error", "worker %s stays as it was: %s", (replica.name, answer.why))
+        else:
+            line = LogLine("info", "worker %s decodes by other options", (replica.name,))
+        self.forget(replica.worker)
+        return [line]
+
+    def forget(self, worker: int) -> None:
+        """A worker answers no more: the next one in its place begins with the options of the retune."""
+        if self._asked is not None:
+            self._asked.discard(worker)
+
+    def advance(self) -> list[Action]:
+        """End the retune, once, when nobody is waited for."""
+        if self._asked is None or self._asked:
+            return []
+        self._asked = None
+        return [FinishRetune(self._error)]
+
+
+def match_retunable(replicas: Mapping[int, WorkerSpec], specs: Sequence[WorkerSpec]) -> dict[int, WorkerSpec] | None:
+    """Return which of these specs each replica can take on without another worker, by the replicas' numbers; None where
+    the workers have to be others, or more, or fewer. Pure."""
+    left, found = list(specs), {}
+    for engine, running in replicas.items():
+        mine = next((one for one in left if _as_loaded(one) == _as_loaded(running)), None)
+        if mine is None:
+            return None
+        left.remove(mine)
+        found[engine] = mine
+    return None if left else found
+
+
+def _as_loaded(spec: WorkerSpec) -> WorkerSpec:
+    """Return what of a spec only another worker can change."""
+    kept = {name: spec.options[name] for name in _LOADED if name in spec.options}
+    return msgspec.structs.replace(spec, name="", options=kept)

@@ -1,0 +1,1 @@
+"""Which replica a stream goes to, and what that is decided by."""

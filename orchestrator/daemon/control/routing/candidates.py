@@ -1,0 +1,121 @@
+"""The replicas that are looked at for a request, where there are too many to price them all. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Final
+
+from orchestrator.daemon.control.replicas.replicas import Replica, Replicas
+from orchestrator.daemon.control.routing.affinity import PrefixHolders
+from orchestrator.daemon.control.routing.loads import LoadBoard
+from orchestrator.daemon.control.state import FAILED
+from orchestrator.daemon.control.streams.streams import Stream
+from policies.serving.failover.health import REFUSES, Health
+from policies.serving.narrowing import Kind, Narrowing, step_of
+from policies.serving.replica_load import is_alike, reckon_tpot_ms
+from policies.serving.shared_pace import SharedPaces
+
+MOST_BLOCKS: Final = 1_000_000
+"""Of prompts that are remembered of all replicas together."""
+_WAITS: Final = 0.1  # of a token's time without drafts: a replica that waits longer for its draft is of another kind
+_MOST_HOLDERS: Final = 4
+_PRESSED_FROM: Final = 6  # tenths of its KV cache that a replica has filled, from which on each tenth is a kind
+
+
+class Candidates:
+    """Replicas by their kinds, and by the prompts that they remember."""
+
+    def __init__(self, replicas: Replicas, loads: LoadBoard, paces: SharedPaces) -> None:
+        self._replicas = replicas
+        self._paces = paces
+        self._loads = loads
+        self._narrowing: Narrowing[Replica] = Narrowing()
+        self._holders = PrefixHolders()
+        self._most_blocks = MOST_BLOCKS
+
+    def put(self, replica: Replica, health: Health) -> None:
+        """Take in what a replica is now."""
+        self._narrowing.put(replica.name, replica, self._find_kind(replica, health), replica.standing.live)
+        replica.standing.health = health
+        if not replica.prefixes.is_told:
+            replica.prefixes.tell(self._holders, replica.name, self._most_blocks)
+        if self._most_blocks * len(self._narrowing) > MOST_BLOCKS:
+            self._most_blocks //= 2
+            for one in self._replicas.with_streams:
+                if one.prefixes.is_told:
+                    one.prefixes.tell(self._holders, one.name, self._most_blocks)
+
+    def note_pace(self, replica: Replica) -> None:
+        """A replica has another pace, and may be of another kind."""
+        if self._step_paces(replica) != replica.standing.steps:
+            self.put(replica, replica.standing.health)
+
+    def set_load(self, replica: Replica) -> None:
+        """A replica has another number of streams."""
+        self._narrowing.set_load(replica.name, replica, replica.standing.live)
+
+    def drop(self, replica: Replica) -> None:
+        """A replica may have no streams any more."""
+        self._narrowing.drop(replica.name)
+        replica.prefixes.tell(None, "", MOST_BLOCKS)
+
+    def close(self) -> None:
+        """There are so few that all are priced: nothing is kept."""
+        for replica in self._replicas.list_all():
+            replica.prefixes.tell(None, "", MOST_BLOCKS)
+
+    def choose(self, stream: Stream, prefix: Sequence[int], more: Sequence[str]) -> tuple[list[Replica], int]:
+        """Return the replicas that are looked at for a stream, and how many are not. `more` are, whatever they are."""
+        ruled_out = len(stream.failed_at) + len(more)
+        found = dict.fromkeys(self._narrowing.choose(stream.kind, ruled_out))
+        holders = [one for name in self._holders.find(prefix) if (one := self._replicas.find_named(name)) is not None]
+        if len(holders) > _MOST_HOLDERS:
+            holders = sorted(holders, key=_live_of)[:_MOST_HOLDERS]
+        found |= dict.fromkeys(holders)
+        for name in (stream.at, stream.bound_to, *stream.failed_at, *more):
+            one = self._replicas.find_named(name) if name else None
+            if one is not None and one.standing.listed:
+                found[one] = None
+        return list(found), len(self._replicas.with_streams) - len(found)
+
+    def _find_kind(self, replica: Replica, health: Health) -> Kind:
+        standing, state = replica.standing, replica.state
+        standing.steps = self._step_paces(replica)
+        stretch = self._loads.find_share(replica.device, replica.spec.cores)[0].factor if self._loads.knows else 1.0
+        filled = 1.0 - standing.kv_free_tokens / standing.kv_tokens if standing.kv_tokens else 0.0
+        takes = standing.decodes and health not in REFUSES
+        key: Hashable = (
+            replica.rank,
+            replica.standby,
+            None if standing.decodes else (state.phase, replica.life.stage),
+            health,
+            replica.kind,
+            standing.places,
+            step_of(standing.kv_tokens),
+            max(_PRESSED_FROM, int(10.0 * filled)),
+            standing.draft,
+            standing.alike,
+            standing.steps,
+            step_of(stretch),
+            not replica.runs,
+        )
+        shared_ms = self._paces.share_tpot_ms(self._paces.find_group(standing.alike), standing.expected_pace, 1)
+        token_ms = reckon_tpot_ms(replica.paces.plain.tpot_ms(1), shared_ms, 1) * stretch
+        return Kind(key, takes, state.phase != FAILED, replica.kind, token_ms, standing.places)
+
+    def _step_paces(self, replica: Replica) -> tuple[int, ...]:
+        """Return what sets a replica apart from those on devices that are alike, in steps: what a token takes it alone
+        and with all places taken, and what it waits for its draft; () where nothing does."""
+        pace, standing = replica.paces.plain, replica.standing
+        group, places = self._paces.find_group(standing.alike), standing.places
+        alone_ms, full_ms = pace.tpot_ms(1), pace.tpot_ms(places)
+        drafted = replica.paces.drafted.get(standing.draft) if standing.draft else None
+        wait_ms = drafted.wait_ms / drafted.weight if drafted is not None and drafted.weight else 0.0
+        waits = step_of(wait_ms) if wait_ms > _WAITS * alone_ms else 0
+        if is_alike(alone_ms, group.plain.tpot_ms(1)) and is_alike(full_ms, group.plain.tpot_ms(places)):
+            return (waits,) if waits else ()
+        return step_of(alone_ms), step_of(full_ms), waits
+
+
+def _live_of(replica: Replica) -> int:
+    return replica.standing.live

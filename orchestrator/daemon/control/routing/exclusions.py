@@ -1,0 +1,181 @@
+"""Which replicas a stream may not go to, and why: as its tokens, the health of parts, suspects and operators have it.
+
+It is told of a stream's candidates, not of all replicas: of each kind some are among them (policies.serving.narrowing),
+so what holds of any candidate holds of any replica. No effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from orchestrator.daemon.control.health.health import HealthBoard, Judgement
+from orchestrator.daemon.control.replicas.fleet import Fleet
+from orchestrator.daemon.control.replicas.replicas import Rank, Replica
+from orchestrator.daemon.control.state import FAILED
+from orchestrator.daemon.control.streams.streams import Stream, Streams
+from policies.serving.failover.health import Health
+from policies.serving.failover.standby import OtherBits
+
+TRIAL_PATIENCE_S = 20.0
+"""So long a suspect waits for a worker that has run nothing; then a replica gives up its streams for it."""
+_NONE: Final[Mapping[str, str]] = {}
+_WELL: Final = Judgement(Health.HEALTHY)
+
+
+class Exclusions:
+    """See the module. `other_bits`: what standbys may do whose tokens can differ. `reserved`: the replica that is
+    emptied for a suspect."""
+
+    def __init__(self, fleet: Fleet, streams: Streams, health: HealthBoard) -> None:
+        self.other_bits: OtherBits = "new_requests"
+        self.reserved = ""
+        self._fleet = fleet
+        self._streams = streams
+        self._health = health
+
+    @property
+    def is_quiet(self) -> bool:
+        """True while all parts are healthy."""
+        return self._health.quiet
+
+    def list_trying(self) -> list[str]:
+        """Return the replicas that try a suspect, or are to."""
+        if not self._streams.has_suspects:
+            return []
+        trial = self._streams.on_trial()
+        return [name for name in (trial.at if trial is not None else "", self.reserved) if name]
+
+    def may_find(self, stream: Stream, kept_at: str) -> bool:
+        """Return whether there may be anything to find: mostly there is not."""
+        asked = stream.kind or stream.failed_at or stream.bound_to or kept_at
+        return bool(asked or not self._health.quiet or not self._fleet.is_plain or self._streams.has_suspects)
+
+    def find(
+        self, stream: Stream, every: Sequence[Replica], kept_at: str, now_s: float
+    ) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """Return of some candidates why they do not take a stream, and of others why they may be lost. `kept_at`: the
+        replica that has its pages."""
+        judged = self._judge_all(every, now_s)
+        outs = self._rule_out(stream, every, judged, now_s)
+        well = [one for one in every if one.serving and one.name not in outs and not judged[one.name].refuses]
+        wanted = (
+            (stream.bound_to, f"an operator sends it to {stream.bound_to}"),
+            (kept_at, f"its KV cache has gone to {kept_at}"),
+        )
+        for name, passed_over in wanted:
+            if name and any(one.name == name for one in well):
+                outs |= {one.name: outs.get(one.name, passed_over) for one in every if one.name != name}
+        return outs, {name: one.why for name, one in judged.items() if one.state is Health.SUSPECT}
+
+    def list_able(self, stream: Stream, every: Sequence[Replica], now_s: float) -> list[Replica]:
+        """Return the replicas that would take a stream if nothing else ran there."""
+        judged = self._judge_all(every, now_s)
+        outs = self._rule_out(stream, every, judged, now_s, emptied=True)
+        return [one for one in every if one.serving and one.name not in outs]
+
+    def _judge_all(self, every: Sequence[Replica], now_s: float) -> dict[str, Judgement]:
+        unwell = self._fleet.find_unwell(now_s) if not self._health.quiet else ()
+        return {one.name: self.judge(one, unwell, now_s) for one in every}
+
+    def _rule_out(
+        self,
+        stream: Stream,
+        every: Sequence[Replica],
+        judged: Mapping[str, Judgement],
+        now_s: float,
+        *,
+        emptied: bool = False,
+    ) -> dict[str, str]:
+        """Say of candidates why they do not take a stream. `emptied`: whatever they run counts for nothing."""
+        outs = self._list_unlike(stream, every, judged)
+        bars = {} if emptied else self._bar(stream, every, outs, judged, now_s)
+        outs |= self._list_standing_by(stream, every, outs.keys() | bars.keys(), judged) | bars
+        outs |= {name: one.why for name, one in judged.items() if one.held}
+        well = [one for one in every if one.serving and one.name not in outs and not judged[one.name].refuses]
+        sound = [one for one in well if judged[one.name].state is not Health.HALF_OPEN]
+        for one in every if well else []:  # what may be broken is better than nothing
+            judgement = judged[one.name]
+            if judgement.refuses:
+                outs[one.name] = judgement.why
+            elif judgement.state is Health.HALF_OPEN and sound and self._streams.counts[one.name]:
+                outs[one.name] = f"is tried with one stream: {judgement.why}"
+        return outs
+
+    def judge(self, replica: Replica, unwell: Collection[Replica], now_s: float) -> Judgement:
+        """Return how healthy a replica's parts are, of which some are in `unwell`."""
+        if replica not in unwell:
+            return _WELL
+        return self._health.judge(replica.parts, now_s, replica.name)
+
+    def refuses(self, replica: Replica, now_s: float) -> bool:
+        """True where nothing new is to go to a replica."""
+        return not self._health.quiet and self.judge(replica, self._fleet.find_unwell(now_s), now_s).refuses
+
+    def _list_unlike(self, stream: Stream, every: Sequence[Replica], judged: Mapping[str, Judgement]) -> dict[str, str]:
+        """Say which candidates are out for what they are and for what the stream is, whatever else they run."""
+        can_go_on = [one for one in every if stream.kind and one.state.phase != FAILED and one.kind == stream.kind]
+        if self.other_bits == "streams" and not any(one.serving for one in can_go_on):
+            can_go_on = []
+        going_on = set(can_go_on)
+        stay = any(one.rank is Rank.SERVING for one in can_go_on)
+        retiring = [one for one in every if one.rank is Rank.RETIRING]
+        outs = {one.name: "is being replaced" for one in retiring if stay or one not in going_on}
+        if can_go_on:
+            others = [one for one in every if one.rank is Rank.SERVING and one not in going_on]
+            outs |= {one.name: "its tokens would differ" for one in others}
+        others = [one for one in every if one.name not in stream.failed_at and one.name not in outs]
+        if any(one.serving and not judged[one.name].held for one in others):
+            outs |= dict.fromkeys(stream.failed_at, "computed no finite number for it")
+        return outs
+
+    def _list_standing_by(
+        self, stream: Stream, every: Sequence[Replica], outs: Collection[str], judged: Mapping[str, Judgement]
+    ) -> dict[str, str]:
+        """Say of active standbys that they take nothing while the target takes the stream. `outs` do not."""
+        serving = [one for one in every if one.rank is Rank.SERVING]
+        idle = [one.name for one in serving if one.standby and one.name != stream.bound_to]
+        if not idle:
+            return {}
+        able = [one for one in serving if not one.standby and one.serving and one.name not in outs]
+        takes = any(self._takes_more(one, judged[one.name]) for one in able)
+        return dict.fromkeys(idle, "stands by: the target serves") if takes else {}
+
+    def _takes_more(self, replica: Replica, judgement: Judgement) -> bool:
+        """True where a replica may have another stream: of a half-open one's trial there is one."""
+        if judgement.state is Health.HALF_OPEN:
+            return not self._streams.counts[replica.name]
+        return not judgement.refuses
+
+    def _bar(
+        self,
+        stream: Stream,
+        every: Sequence[Replica],
+        outs: Collection[str],
+        judged: Mapping[str, Judgement],
+        now_s: float,
+    ) -> dict[str, str]:
+        """Say of some candidates why they do not take a stream while there are suspects. A suspect goes where nothing
+        but suspects is, to a worker that has run nothing while it can have such a one soon. Nothing else goes there.
+        `outs` do not take the stream anyway."""
+        if not self._streams.has_suspects:
+            return {}
+        if not self._streams.is_suspect(stream):
+            trial = self._streams.on_trial()
+            busy = {trial.at: "tries a suspect"} if trial is not None else {}
+            if self.reserved:
+                busy[self.reserved] = "is to try a suspect"
+            suspect = next((one for one in self._streams.due() if self._streams.is_suspect(one)), None)
+            if suspect is not None:
+                barred = self._rule_out(suspect, every, judged, now_s)
+                fresh = [one.name for one in every if not one.runs and one.name not in barred]
+                busy = dict.fromkeys(fresh, "is to try a suspect") | busy
+            return busy
+        counts, tries = self._streams.counts, self._streams.count_suspects()
+        bars = {one.name: "has other requests" for one in every if counts[one.name] > tries[one.name]}
+        coming = [one for one in every if one.name not in outs and not judged[one.name].refuses]
+        fresh_soon = any(one.life.coming or (one.life.running and not one.runs) for one in coming)
+        if fresh_soon and now_s - stream.due_s < TRIAL_PATIENCE_S:
+            late = "has run other requests; another worker will have run none"
+            bars |= {one.name: late for one in every if one.runs and not tries[one.name]}
+        return bars

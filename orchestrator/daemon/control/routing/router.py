@@ -1,0 +1,437 @@
+"""Gives streams to replicas: what is due goes to the one that the routing policy takes. No effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from device_profiles.units import MS_PER_S
+from orchestrator.daemon.control.actions import Action, EndStream, LogLine, Send
+from orchestrator.daemon.control.health.blame import Witness
+from orchestrator.daemon.control.health.health import HealthBoard
+from orchestrator.daemon.control.replicas.fleet import Fleet
+from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
+from orchestrator.daemon.control.routing.affinity import block_keys
+from orchestrator.daemon.control.routing.exclusions import TRIAL_PATIENCE_S, Exclusions
+from orchestrator.daemon.control.routing.routes import RouteBook
+from orchestrator.daemon.control.routing.surroundings import Surroundings
+from orchestrator.daemon.control.streams.kv_moves import KvMoves
+from orchestrator.daemon.control.streams.overrides import ActiveOverrides, bounds_of, resolve_overrides
+from orchestrator.daemon.control.streams.streams import Stream, Streams
+from orchestrator.errors import RequestError, build_replaced_error
+from orchestrator.protocol.messages import Cancel, Submit
+from policies.serving.device_load import ALONE
+from policies.serving.failover.standby import OtherBits
+from policies.serving.fair_order import hold_back
+from policies.serving.overrides import EffectiveBound, OperatorBounds
+from policies.serving.replica_load import reckon_tpot_ms
+from policies.serving.routing import ReplicaState, Route, RoutedRequest, route
+from policies.serving.shared_pace import SharedPaces
+
+_NO_RISKS: Mapping[str, str] = {}
+
+
+class Router:
+    """Routes `streams` over `replicas`. Those that are retiring keep the streams that only they can go on with to the
+    bit, and take no others. `least_depth`: see ControlLimits."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        streams: Streams,
+        fleet: Fleet,
+        health: HealthBoard,
+        least_depth: int = 0,
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        self._replicas = replicas
+        self._streams = streams
+        self._around = surroundings or Surroundings()
+        self.book = RouteBook()
+        self._fleet = fleet
+        self._exclusions = Exclusions(fleet, streams, health)
+        self._least_depth = least_depth
+        self.moves = KvMoves(streams, self._choose_next)
+
+    def set_rules(self, least_depth: int, other_bits: OtherBits) -> None:
+        """Bound depths of requests that are sent from now on by this, and let standbys do so much."""
+        self._least_depth = least_depth
+        self.allow_other_bits(other_bits)
+
+    def allow_other_bits(self, other_bits: OtherBits) -> None:
+        """Let standbys do so much whose tokens can differ."""
+        self._exclusions.other_bits = other_bits
+
+    def feed(self, now_s: float) -> list[Action]:
+        """Send every stream that is due, and those that wait behind others while another replica has a place."""
+        streams, fleet = self._streams, self._fleet
+        sent = self.moves.advance(now_s) if self.moves.under_way else []
+        if not len(streams):
+            return sent
+        if streams.has_suspects or self._exclusions.reserved:
+            sent += self._reserve(now_s)
+        if streams.waits:
+            sent += self._send_due(now_s)
+        fleet.refresh()
+        if fleet.waits_beside_places:
+            taken = self._take_back_waiting(now_s)
+            sent += [*taken, *(self._send_due(now_s) if taken else [])]
+        return sent
+
+    def end(self, stream: Stream, now_s: float, error: RequestError | None = None) -> list[Action]:
+        """End a live stream: its replica is to forget it, and its reader gets the error, where there is one."""
+        outcome = "the client has gone" if error is None else error.code or "error"
+        self._streams.drop(stream, outcome, now_s)
+        told: list[Action] = [EndStream(stream.key, error)] if error is not None else []
+        return [*self._cancel(stream), *told]
+
+    def fail_over(self, stream: Stream, now_s: float) -> None:
+        """Let another replica go on with a stream, where there is one: this one has given it up."""
+        stream.failed_at.append(stream.at)
+        why = "its worker computed no finite number for it"
+        self._streams.recall(stream, now_s, why, kind="not_finite")
+
+    def retire(self, replica: Replica, now_s: float) -> tuple[int, list[Action]]:
+        """Take the streams back from a replica that retires, but for those that only it can go on with;
+        returns how many. They are due again."""
+        moves = any(
+            other.kind == replica.kind and not self._exclusions.refuses(other, now_s)
+            for other in self._replicas.serving
+            if other is not replica
+        )
+        self._keep_unlike(replica)
+        taken = [stream for stream in self._streams.at(replica.name) if moves or not stream.kind]
+        return len(taken), self._take(replica, taken, now_s)
+
+    def _keep_unlike(self, replica: Replica) -> None:
+        """Let a replica that retires have the streams that have no token yet and mean nothing to any other, as their
+        prompts are of another vocabulary."""
+        others = [other for other in self._replicas.serving if other is not replica]
+        for stream in [*self._streams.at(replica.name), *self._streams.due()]:
+            fresh = not stream.kind and not stream.committed and stream.submit.vocabulary
+            if fresh and fits(stream, replica) and not any(fits(stream, other) for other in others):
+                stream.kind = replica.kind
+
+    def recall_streams(self, replica: Replica, now_s: float) -> list[Witness]:
+        """Take all streams back from a replica whose worker is gone; returns those that ran there."""
+        ready = replica.state.ready
+        places = ready.slots if ready is not None else 0
+        return self._streams.recall_replica(
+            replica.name,
+            places,
+            pure=replica.runs == 1,
+            progressed=replica.progressed,
+            now_s=now_s,
+            why=replica.state.detail,
+        )
+
+    def bind(self, source: Replica, target: Replica) -> int:
+        """Let another replica go on with all that a replica has, whatever it costs; returns how many. They go as the
+        first lets go of them."""
+        found = self._streams.at(source.name)
+        for stream in found:
+            stream.bound_to, stream.left = target.name, source.name
+        return len(found)
+
+    def send_back(self, worker: str, now_s: float) -> tuple[int, list[Action]]:
+        """Let a replica have the streams again that it gave away by `bind`; returns how many."""
+        actions: list[Action] = []
+        count = 0
+        for replica in self._replicas.with_streams:
+            streams = [one for one in self._streams.at(replica.name) if one.left == worker and replica.name != worker]
+            for stream in streams:
+                stream.bound_to, stream.left = worker, ""
+            actions += self._take(replica, streams, now_s)
+            count += len(streams)
+        return count, actions
+
+    def unbind(self, worker: str) -> None:
+        """Let streams that were sent away from a replica go wherever is best."""
+        for stream in self._streams.live():
+            if stream.left == worker:
+                stream.bound_to = stream.left = ""
+
+    def is_drained(self, replica: Replica) -> bool:
+        """True when no stream needs a retiring replica any more."""
+        if self._streams.counts[replica.name]:
+            return False
+        if any(other.kind == replica.kind for other in self._replicas.serving):
+            return True
+        return not any(stream.kind == replica.kind and not stream.at for stream in self._streams.live())
+
+    def _send_due(self, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        due = self._streams.due()
+        several = len(self._replicas.serving) > 1
+        for stream in due:
+            if several and self._streams.is_begun_elsewhere(stream):
+                continue  # one request never ends two replicas at once; and its prompt will be in a cache
+            if not stream.sends and self._streams.takes_turns and hold_back(*self._fleet.count_places()):
+                continue
+            prefix = self._prefix(stream)
+            routed = self._choose_route(stream, prefix, now_s)
+            found = self._replicas.find_named(routed.replica) if routed.replica is not None else None
+            if found is None:
+                self.book.note(stream.key, stream.sends + 1, routed, now_s)
+                if self._is_particular(stream):
+                    continue
+                break  # what those behind it could have, it could have had
+            if (replaced := find_other_model(stream, found)) is not None:
+                actions += self.end(stream, now_s, replaced)
+                continue
+            actions += self._send(stream, found, prefix, now_s)
+            found.taken_by = routed
+            self.book.note(stream.key, stream.sends, routed, now_s)
+            if several:
+                values = (stream.key, found.name, RouteText(routed))
+                actions.append(LogLine("debug", "request %s goes to %s: %s", values))
+        return actions
+
+    def _is_particular(self, stream: Stream) -> bool:
+        """Return whether a stream can be out where others of the same time are not."""
+        own = stream.kind or stream.failed_at or stream.bound_to or self._streams.is_suspect(stream)
+        return bool(own or self.moves.find_pages(stream))
+
+    def _send(self, stream: Stream, found: Replica, prefix: Sequence[int], now_s: float) -> list[Action]:
+        """Give a stream to a replica."""
+        actions: list[Action] = []
+        if stream.kind and found.kind != stream.kind:
+            text = "request %s goes on with another kind of replica: its tokens may differ"
+            actions.append(LogLine("warning", text, (stream.key,)))
+        if prefix:
+            found.prefixes.note(prefix)
+        if not self._streams.counts[found.name]:
+            found.busy_s = now_s
+        if not stream.sends and self._streams.takes_turns:
+            stream.held_ms = (now_s - stream.due_s) * MS_PER_S
+        found.runs += 1
+        if found.runs == 1:
+            found.on_change()
+        sent = self._streams.send(stream, found.name, found.kind, now_s)
+        if stream.probation:
+            self._exclusions.reserved = ""  # it is tried here, wherever room was made for it
+        sent, stream.speculation = resolve_overrides(
+            sent, stream.overrides, found.engine, self._find_bounds(found, stream.submit)
+        )
+        sent, told = self.moves.give(stream, sent, found, now_s)
+        return [*actions, Send(found.worker, sent), *told]
+
+    def _find_bounds(self, replica: Replica, submit: Submit) -> OperatorBounds:
+        """Return the operator's bounds for a request at a replica, as they were reckoned for the one before it where
+        these are the same."""
+        standing = replica.standing
+        wanted = (replica.state.ready, self._least_depth, submit.lane, bool(submit.prediction))
+        known = standing.bounds_for
+        if standing.bounds is None or known[0] is not wanted[0] or known[1:] != wanted[1:]:
+            ready, least, lane, predicted = wanted
+            standing.bounds_for, standing.bounds = wanted, bounds_of(ready, least, lane, predicted=predicted)
+        return standing.bounds
+
+    def find_speculation(self, submit: Submit, overrides: ActiveOverrides) -> EffectiveBound | None:
+        """See control.port.Control. `overrides`: those that stand now."""
+        stream = self._streams.find(submit.request_id)
+        if stream is not None and stream.at:
+            return stream.speculation
+        standing = overrides if stream is None else stream.overrides
+        bounds = {
+            resolve_overrides(submit, standing, one.engine, self._find_bounds(one, submit))[1]
+            for one in self._replicas.primary
+            if one.serving
+        }
+        return bounds.pop() if len(bounds) == 1 else None
+
+    def _take_back_waiting(self, now_s: float) -> list[Action]:
+        """Take back streams that wait for a place where another replica would be done sooner now."""
+        crowded = self._fleet.take_crowded()
+        free = self._fleet.count_free() if crowded else 0
+        actions: list[Action] = []
+        for replica in crowded if free else []:
+            waiting = self._streams.list_behind(replica.name, replica.places)
+            able = [stream for stream in waiting if not stream.gained and not self._streams.is_suspect(stream)]
+            for stream in able if self._fleet.candidates is None else able[:1]:
+                routed = self._choose_route(stream, self._prefix(stream), now_s)
+                moves = routed.replica not in (None, replica.name)
+                if free and moves and routed.saves(replica.name) > self._around.hysteresis:
+                    actions += self._recall(stream, now_s)
+                    free -= 1
+        return actions
+
+    def _reserve(self, now_s: float) -> list[Action]:
+        """Empty the replica with the fewest streams for a suspect that has waited long enough."""
+        rules = self._exclusions
+        due = self._streams.due() if self._streams.has_suspects else []
+        due = [stream for stream in due if self._streams.is_suspect(stream)]
+        if not due:
+            rules.reserved = ""
+            return []
+        late = now_s - due[0].due_s >= TRIAL_PATIENCE_S
+        able = rules.list_able(due[0], self._replicas.with_streams, now_s) if late or rules.reserved else []
+        if any(one.name == rules.reserved for one in able):
+            return []
+        rules.reserved = ""
+        if not able or not late:
+            return []
+        taken = min(able, key=lambda one: self._streams.counts[one.name])
+        rules.reserved = taken.name
+        text = "worker %s is emptied: request %s, which may have ended its worker, is to run there alone"
+        line = LogLine("warning", text, (taken.name, due[0].key))
+        return [line, *self._take(taken, self._streams.at(taken.name), now_s)]
+
+    def _take(self, replica: Replica, streams: Sequence[Stream], now_s: float) -> list[Action]:
+        """Take streams from a replica whose worker still answers: with their KV cache where that is of use."""
+        actions: list[Action] = []
+        placed = self._streams.at(replica.name)[: replica.places]
+        for stream in streams:
+            stays, told = self.moves.want(stream, replica, now_s) if stream.gained or stream in placed else (False, [])
+            actions += [*told, *([] if stays else self._recall(stream, now_s))]
+        return actions
+
+    def _choose_next(self, stream: Stream, now_s: float) -> tuple[Replica | None, int]:
+        """Return where a stream would go now, and how many of its tokens are remembered there."""
+        prefix = self._prefix(stream)
+        routed = self._choose_route(stream, prefix, now_s)
+        found = self._replicas.find_named(routed.replica) if routed.replica is not None else None
+        return found, found.prefixes.count_cached_tokens(prefix) if found is not None else 0
+
+    def _recall(self, stream: Stream, now_s: float) -> list[Action]:
+        cancelled = self._cancel(stream)
+        self._streams.recall(stream, now_s)
+        return cancelled
+
+    def _cancel(self, stream: Stream) -> list[Action]:
+        """Tell the replica that has a stream to forget it."""
+        having = self._replicas.find_named(stream.at) if stream.at else None
+        if having is None or having.rank not in (Rank.SERVING, Rank.RETIRING):
+            return []
+        return [Send(having.worker, Cancel(stream.sent_id))]
+
+    def _choose_route(self, stream: Stream, prefix: Sequence[int], now_s: float) -> Route:
+        self._fleet.refresh()
+        every, unseen, outs, risks = self._replicas.with_streams, 0, _NO_RISKS, _NO_RISKS
+        kept_at = self.moves.find_pages(stream) if self.moves.under_way else ""
+        if self._fleet.candidates is not None:
+            if not self._exclusions.is_quiet:
+                self._fleet.find_unwell(now_s)
+            more = [*([kept_at] if kept_at else []), *self._exclusions.list_trying()]
+            every, unseen = self._fleet.candidates.choose(stream, prefix, more)
+        if self._exclusions.may_find(stream, kept_at):
+            outs, risks = self._exclusions.find(stream, every, kept_at, now_s)
+        paces = self._fleet.paces
+        found = choose_route(stream, prefix, every, self._streams, outs, risks, self._around, now_s, paces)
+        if unseen:
+            found.unseen = unseen
+        return found
+
+    def _prefix(self, stream: Stream) -> list[int]:
+        """Return the keys of the prompt's blocks; none where there is nothing to choose."""
+        return block_keys(stream.submit.prompt) if len(self._replicas.serving) > 1 else []
+
+
+def choose_route(
+    stream: Stream,
+    prefix: Sequence[int],
+    replicas: Sequence[Replica],
+    streams: Streams,
+    outs: Mapping[str, str],
+    risks: Mapping[str, str] = _NO_RISKS,
+    around: Surroundings | None = None,
+    now_s: float = 0.0,
+    paces: SharedPaces | None = None,
+) -> Route:
+    """Return where a stream goes, by the keys of its prompt's blocks (control.routing.affinity). `outs` says of some
+    replicas why they do not take it, `risks` why they may be lost. `around`: what the replicas' devices do. `paces`:
+    what all replicas show together, where these are not all."""
+    around = around or Surroundings()
+    if paces is None:
+        paces = SharedPaces()
+        for number, replica in enumerate(replicas):
+            paces.set_paces(number, replica.paces, replica.standing.alike)
+    cold = not prefix or streams.is_suspect(stream)
+    states = []
+    for replica in replicas:
+        standing, state = replica.standing, replica.state
+        out = (outs.get(replica.name, "") if outs else "") if standing.decodes else state.phase
+        live, places, draft = standing.live, standing.places, standing.draft
+        running = live if live < places else places
+        sequences = running + 1 if running < places else places
+        pace = replica.paces
+        if pace.plain is standing.own_pace and sequences == standing.own_sequences:
+            own_ms = standing.own_ms
+        else:
+            own_ms = standing.find_own_ms(pace.plain, sequences)
+        stretch, free_share = ALONE, 1.0
+        group = paces.find_group(standing.alike)
+        tpot_ms = reckon_tpot_ms(own_ms, paces.share_tpot_ms(group, standing.expected_pace, sequences), sequences)
+        saved_ms = paces.predict_saved_ms(group, pace, draft, tpot_ms, sequences) if draft else 0.0
+        if around.loads.knows:
+            stretch, free_share = around.loads.find_share(replica.device, replica.spec.cores)
+            saved_ms = saved_ms / around.stretch_drafts(replica.name) if saved_ms else 0.0
+        states.append(
+            ReplicaState(
+                replica.name,
+                running,
+                live - running,
+                places,
+                standing.kv_tokens,
+                standing.kv_free_tokens,
+                0 if cold else replica.prefixes.count_cached_tokens(prefix),
+                tpot_ms,
+                paces.predict_prefill_ms(group, standing.expected_pace),
+                risks.get(replica.name, "") if risks else "",
+                not out,
+                out,
+                draft,
+                saved_ms,
+                stretch,
+                free_share,
+            )
+        )
+    return route(states, _request(stream, streams, around, now_s), around.weights)
+
+
+def fits(stream: Stream, replica: Replica) -> bool:
+    """Return whether a stream's prompt is of a replica's vocabulary, as far as that is known."""
+    ready, wanted = replica.state.ready, stream.submit.vocabulary
+    return ready is None or not wanted or wanted == ready.vocabulary_fingerprint
+
+
+def find_other_model(stream: Stream, replica: Replica) -> RequestError | None:
+    """Return why a replica cannot go on with a stream, as its model is another one; None where it is not."""
+    ready = replica.state.ready
+    begun = bool(stream.committed)
+    if ready is None:
+        return None
+    known = stream.kind[0] if stream.kind else stream.submit.model_digest
+    if fits(stream, replica) and not (begun and known and ready.model_digest and known != ready.model_digest):
+        return None
+    return build_replaced_error(begun=begun)
+
+
+class RouteText:
+    """A route in one line, with why the others were not taken: made when it is written."""
+
+    __slots__ = ("_route",)
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+
+    def __str__(self) -> str:
+        return format_route(self._route)
+
+
+def format_route(route: Route) -> str:
+    """Return a route in one line, with why the others were not taken."""
+    others = "; ".join(f"{one.name}: {one.why_not}" for one in route.rated if one.why_not)
+    return f"{route.reason}; not {others}" if others else route.reason
+
+
+def _request(stream: Stream, streams: Streams, around: Surroundings, now_s: float) -> RoutedRequest:
+    """Return what is left of a request: its length, whether it may be drafted for, and what time it has."""
+    submit, done = stream.submit, len(stream.committed)
+    first_ms = ends_ms = None
+    if around.ttft_ms > 0.0 and stream.first_s is None:
+        first_ms = around.ttft_ms - (now_s - stream.opened_s) * MS_PER_S
+    if submit.timeout_s > 0.0 or around.request_timeout_s > 0.0:
+        bounds_s = [bound for bound in (submit.timeout_s, around.request_timeout_s) if bound > 0.0]
+        ends_ms = min(bounds_s) * MS_PER_S - (now_s - stream.opened_s) * MS_PER_S
+    left = min(submit.max_tokens - done, streams.latency.output_tokens)
+    return RoutedRequest(len(submit.prompt) + done, left, submit.depth != 0, first_ms, ends_ms)

@@ -1,0 +1,312 @@
+"""What control knows of the target, folded from the worker's events. No I/O, no clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from itertools import zip_longest
+from operator import attrgetter
+from typing import Any, Final
+
+from orchestrator.daemon.control.port import ReplicaView, StateView, Totals
+from orchestrator.protocol.messages import Event, Gauges, Progress, Ready, RoundReport
+
+STARTING: Final = "starting"
+READY: Final = "ready"
+RESTARTING: Final = "restarting"
+DRAINING: Final = "draining"
+FAILED: Final = "failed"
+
+
+def tell_nobody() -> None:
+    """Nobody wants to know of changes."""
+
+
+class RunningTotals:
+    """Totals that rounds are added to: a `Totals` is made of them when somebody asks."""
+
+    __slots__ = ("_before", "_by_drafter", "_counts", "_positions", "_summed")
+
+    def __init__(self, before: Totals) -> None:
+        self._before = before
+        self._summed: Totals | None = before
+        self._counts = [0, 0, 0, 0, 0]
+        self._positions: list[int] = []
+        self._by_drafter: dict[str, tuple[int, int]] = {}
+
+    def add_round(self, done: RoundReport, delivered: int) -> None:
+        """Add a round. `delivered`: its tokens that went to a live stream."""
+        self._summed = None
+        counts, positions = self._counts, self._positions
+        counts[0] += done.drafts
+        counts[1] += done.drafted
+        counts[2] += done.accepted
+        counts[3] += delivered
+        counts[4] += 1
+        told = done.accepted_per_position
+        if len(told) > len(positions):
+            positions.extend([0] * (len(told) - len(positions)))
+        for index, accepted in enumerate(told):
+            positions[index] += accepted
+        for name, (drafted, accepted) in done.by_drafter.items():
+            known = self._by_drafter.get(name, (0, 0))
+            self._by_drafter[name] = (known[0] + drafted, known[1] + accepted)
+
+    def sum_up(self) -> Totals:
+        """Return the totals as they are now."""
+        if self._summed is not None:
+            return self._summed
+        before, (drafts, drafted, accepted, generated, rounds) = self._before, self._counts
+        self._summed = replace(
+            before,
+            drafts=before.drafts + drafts,
+            drafted=before.drafted + drafted,
+            accepted=before.accepted + accepted,
+            accepted_per_position=_add_positions(before.accepted_per_position, self._positions),
+            generated=before.generated + generated,
+            rounds=before.rounds + rounds,
+            by_drafter=_add_counts([before.by_drafter, self._by_drafter]),
+        )
+        return self._summed
+
+
+def fold_round(totals: Totals, round_: RoundReport, delivered: int) -> Totals:
+    """Return the totals with one round added. `delivered`: its tokens that went to a live stream."""
+    running = RunningTotals(totals)
+    running.add_round(round_, delivered)
+    return running.sum_up()
+
+
+def _add_positions(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+
+
+def _add_counts(counts: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for one in counts:
+        for name, (drafted, accepted) in one.items():
+            known = found.get(name, (0, 0))
+            found[name] = (known[0] + drafted, known[1] + accepted)
+    return found
+
+
+_MODEL = ("model_digest", "vocabulary_fingerprint", "exactness")
+_FORMATS = ("adapter", "weights", "activations", "kv_cache")
+
+
+def _alike(ready: Ready) -> tuple[str, ...]:
+    """Return the names of what decides a replica's tokens: the bits of its numerical class where they were measured,
+    whatever computes them; else the formats that it computes in."""
+    exact = ready.exactness == "bit" and ready.class_fingerprint
+    return (*_MODEL, "class_fingerprint") if exact else (*_MODEL, *_FORMATS)
+
+
+def kind_of(ready: Ready | None) -> tuple[str, ...]:
+    """Return what decides a replica's tokens: two of one kind say the same. () where it is not known."""
+    return tuple(str(getattr(ready, name)) for name in _alike(ready)) if ready is not None else ()
+
+
+def unlike(ready: Ready, other: Ready) -> str:
+    """Return in what a replica differs from another so that its tokens may too; "" where it does not."""
+    names = dict.fromkeys((*_alike(ready), *_alike(other)))
+    differs = [name for name in names if getattr(ready, name) != getattr(other, name)]
+    return ", ".join(f"{name} {getattr(ready, name)} instead of {getattr(other, name)}" for name in differs)
+
+
+def effective_places(ready: Ready, gauges: Gauges | None) -> int:
+    """Return how many streams a worker decodes at a time: fewer than it has slots where an objective asks for it."""
+    slo = gauges.slo if gauges is not None else None
+    return ready.slots if slo is None else min(ready.slots, slo.max_running)
+
+
+@dataclass(slots=True)
+class TargetState:
+    """The target's phase, and the last that its worker told. `ready` outlives a lost worker. `due_s`: when the next
+    worker is started, or was; `start_s`: how long the last start took. `spent`: it was lost too often of late.
+    `on_change` is called with each change that routing has to know of."""
+
+    name: str
+    detail: str = "the worker is being started"
+    where: str = ""
+    spent: bool = False
+    due_s: float = 0.0
+    start_s: float = 0.0
+    on_change: Callable[[], object] = tell_nobody
+    _phase: str = field(default=STARTING, init=False)
+    _serving: bool = field(default=False, init=False)
+    _ready: Ready | None = field(default=None, init=False)
+    _gauges: Gauges | None = field(default=None, init=False)
+    _running: RunningTotals = field(default_factory=lambda: RunningTotals(Totals()), init=False)
+
+    @property
+    def phase(self) -> str:
+        """See the class."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, phase: str) -> None:
+        self._phase = phase
+        self.on_change()
+
+    @property
+    def serving(self) -> bool:
+        """Whether its worker is ready."""
+        return self._serving
+
+    @serving.setter
+    def serving(self, serving: bool) -> None:
+        self._serving = serving
+        self.on_change()
+
+    @property
+    def ready(self) -> Ready | None:
+        """What its worker is; None before the first is ready."""
+        return self._ready
+
+    @ready.setter
+    def ready(self, ready: Ready | None) -> None:
+        self._ready = ready
+        self.on_change()
+
+    @property
+    def gauges(self) -> Gauges | None:
+        """What its worker said of its load last."""
+        return self._gauges
+
+    @gauges.setter
+    def gauges(self, gauges: Gauges | None) -> None:
+        self._gauges = gauges
+        self.on_change()
+
+    @property
+    def totals(self) -> Totals:
+        """What its workers did so far."""
+        return self._running.sum_up()
+
+    @totals.setter
+    def totals(self, totals: Totals) -> None:
+        self._running = RunningTotals(totals)
+
+    def observe(self, event: Event, delivered: int = 0) -> None:
+        """Fold one event of the current worker. `delivered`: see fold_round."""
+        match event:
+            case RoundReport():
+                self._running.add_round(event, delivered)
+            case Gauges():
+                self.gauges = event
+            case Ready():
+                self.ready, self.serving, self.spent = event, True, False
+                self.phase, self.detail = READY, ""
+            case Progress():
+                self.detail = format_progress(event)
+            case _:
+                pass
+
+    def mark_worker_lost(self, cause: str) -> None:
+        """The worker ended. What it said about load is void; a first start goes on being one."""
+        self.serving = False
+        self.gauges = None
+        self.detail = cause
+        if self.phase == READY:
+            self.phase = RESTARTING
+
+    def mark_restarting(self, detail: str, due_s: float, *, spent: bool) -> None:
+        """One more restart is under way."""
+        self.totals = replace(self.totals, restarts=self.totals.restarts + 1)
+        self.detail, self.due_s, self.spent = detail, due_s, spent
+
+    def mark_failed(self, cause: str) -> None:
+        """Nothing more will be tried."""
+        self.phase, self.detail = FAILED, cause
+        self.serving = False
+
+    def view(self, engine: int, streams: int, silent_s: float = 0.0, now_s: float = 0.0) -> ReplicaView:
+        """Return the state for people and metrics."""
+        back_in_s = 0.0 if self.serving else max(0.0, self.due_s + self.start_s - now_s)
+        return ReplicaView(
+            engine,
+            self.name,
+            self._phase,
+            self.detail,
+            self.where or self.name,
+            self._ready,
+            self._gauges,
+            self._running.sum_up(),
+            streams,
+            silent_s if streams else 0.0,
+            self.spent,
+            back_in_s,
+        )
+
+
+def format_progress(progress: Progress) -> str:
+    """Return how far a preparation is, in a line."""
+    return progress.stage if progress.fraction < 0 else f"{progress.stage} {progress.fraction:.0%}"
+
+
+def whole(replicas: Sequence[ReplicaView], runtime: str, *, streams: int, uptime_s: float, draining: bool) -> StateView:
+    """Return the state of all replicas together. Draining hides every phase but failed."""
+    phases = {replica.phase for replica in replicas}
+    phase = next(phase for phase in (READY, RESTARTING, STARTING, FAILED) if phase in phases)
+    first = next(replica for replica in replicas if replica.phase == phase)
+    hidden = draining and phase != FAILED
+    detail = f"{streams} streams are being finished" if hidden else _detail(first, replicas)
+    return StateView(
+        phase=DRAINING if hidden else phase,
+        detail=detail,
+        worker=", ".join(replica.worker for replica in replicas),
+        runtime=runtime,
+        ready=next((one.ready for one in (first, *replicas) if one.ready is not None), None),
+        gauges=add_gauges([replica.gauges for replica in replicas if replica.gauges is not None]),
+        totals=add_totals([replica.totals for replica in replicas]),
+        streams=streams,
+        uptime_s=uptime_s,
+        replicas=tuple(replicas),
+    )
+
+
+def _detail(first: ReplicaView, replicas: Sequence[ReplicaView]) -> str:
+    if len(replicas) == 1 or all(replica.phase == READY for replica in replicas):
+        return first.detail
+    others = [
+        f"replica {one.engine} is {one.phase}{f': {one.detail}' * bool(one.detail)}"
+        for one in replicas
+        if one.phase != READY
+    ]
+    serving = sum(replica.phase == READY for replica in replicas)
+    return f"{serving} of {len(replicas)} replicas serve; {'; '.join(others)}"
+
+
+def add_totals(totals: Sequence[Totals]) -> Totals:
+    """Return the sums."""
+    if len(totals) == 1:
+        return totals[0]
+    return Totals(
+        drafts=sum(one.drafts for one in totals),
+        drafted=sum(one.drafted for one in totals),
+        accepted=sum(one.accepted for one in totals),
+        accepted_per_position=reduce(_add_positions, (one.accepted_per_position for one in totals), ()),
+        generated=sum(one.generated for one in totals),
+        rounds=sum(one.rounds for one in totals),
+        restarts=sum(one.restarts for one in totals),
+        by_drafter=_add_counts([one.by_drafter for one in totals]),
+    )
+
+
+_NOT_COUNTS: Final = ("drafters", "tolerance_deltas", "low_acceptance", "slo", "memory_bound", "corrupt")
+
+
+def add_gauges(gauges: Sequence[Gauges]) -> Gauges | None:
+    """Return the sums; drafters, tolerances and warnings one replica after the other; objectives and bounds are each
+    replica's own. None where no replica says anything."""
+    if len(gauges) < 2:
+        return gauges[0] if gauges else None
+    names = [name for name in Gauges.__struct_fields__ if name not in _NOT_COUNTS]
+    read = attrgetter(*names)
+    counts: dict[str, Any] = dict(zip(names, map(sum, zip(*map(read, gauges), strict=True)), strict=True))
+    drafters = [drafter for one in gauges for drafter in one.drafters]
+    deltas = {kind: delta for one in gauges for kind, delta in one.tolerance_deltas.items()}
+    warnings = [one for gauge in gauges for one in gauge.low_acceptance]
+    corrupt = list(dict.fromkeys(file for one in gauges for file in one.corrupt))
+    return Gauges(**counts, drafters=drafters, tolerance_deltas=deltas, low_acceptance=warnings, corrupt=corrupt)

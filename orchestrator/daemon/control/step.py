@@ -1,0 +1,260 @@
+"""Control's decisions: one event folded into the state, then a chain of rules. No effects, no clock, no I/O.
+
+Only `step` changes a State. It returns actions in order (control.actions), and control.controller carries them out.
+After every event the same rules look at the state: a rollout advances where it can, and streams that are due are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.daemon.control.actions import (
+    Action,
+    LogLine,
+    Notify,
+    TellLacking,
+    TellLoads,
+    TellRefused,
+    WakeAfter,
+)
+from orchestrator.daemon.control.control_state import State as State
+from orchestrator.daemon.control.events import (
+    ClusterFailed,
+    ClusterOpened,
+    ControlClosed,
+    ControlEvent,
+    DrainBegun,
+    DrainOver,
+    LoadObserved,
+    PartHeld,
+    QuarantineReleased,
+    RetuneAsked,
+    RolloutAsked,
+    RolloutDropped,
+    RulesChanged,
+    StreamClosed,
+    StreamOpened,
+    Woke,
+    WorkerEnded,
+    WorkerEnding,
+    WorkerSaid,
+    WorkersChosen,
+    WorkerStarted,
+)
+from orchestrator.daemon.control.health.health import Part
+from orchestrator.daemon.control.health.rules import give_up_if_hopeless, settle_once_ready, watch_health
+from orchestrator.daemon.control.replicas.fold_worker import fold_worker_event, lose_worker
+from orchestrator.daemon.control.replicas.replicas import Rank
+from orchestrator.daemon.control.streams.ends import end_streams
+from orchestrator.protocol.messages import (
+    Failed,
+)
+from policies.serving.failover.health import Health
+
+_OBSERVED = (Notify, TellLoads, TellLacking, TellRefused)
+_SHUTTING_DOWN = "the server is shutting down; send the request again"
+
+
+def step(state: State, event: ControlEvent, now_s: float) -> list[Action]:
+    """Fold an event into the state; returns what is to be done, in order. Observers come last: what they ask for then
+    follows all of that. Raises RequestError where a stream cannot be opened; nothing has changed then.
+
+    A rule that has nothing to do costs no call: most events are tokens of streams and new requests.
+    """
+    actions = _fold(state, event, now_s)
+    _follow_rules(state, actions, now_s)
+    for action in actions[:-1]:
+        if isinstance(action, _OBSERVED):
+            actions.sort(key=_is_observed)
+            break
+    return actions
+
+
+def _follow_rules(state: State, actions: list[Action], now_s: float) -> None:
+    """Add what follows from the state as it is now."""
+    if now_s >= state.loads.look_s:
+        actions += state.loads.forget_stale(now_s)
+    if state.rollout.under_way:
+        actions += state.rollout.advance(now_s)
+    if state.retuning.under_way:
+        actions += state.retuning.advance()
+    if state.standbys.any:
+        actions += state.standbys.advance(now_s)
+    if state.steering.has_failovers or state.health.holds:
+        actions += state.steering.advance(now_s)
+    if state.drafts.looks(now_s):
+        actions += state.drafts.advance(now_s)
+    state.fleet.refresh()
+    if not state.settled:
+        actions += settle_once_ready(state)
+    if state.fleet.all_failed or state.given_up:
+        actions += give_up_if_hopeless(state, now_s)
+    if not state.health.quiet or state.unwell:
+        actions += watch_health(state, now_s)
+    if not state.replicas.closed:
+        actions += state.router.feed(now_s)
+        if not state.watch.scheduled and state.works:
+            actions.append(WakeAfter(state.watch.schedule_look(now_s)))
+
+
+def _is_observed(action: Action) -> bool:
+    return isinstance(action, _OBSERVED)
+
+
+def _fold(state: State, event: ControlEvent, now_s: float) -> list[Action]:
+    """Fold an event. The most frequent ones come first."""
+    match event:
+        case WorkerSaid() | WorkerStarted() | WorkerEnding() | WorkerEnded():
+            replica = state.replicas.find(event.worker)
+            if replica is None and (preparing := state.standbys.find_preparing(event.worker)) is not None:
+                return state.standbys.observe_preparing(preparing, event, now_s)
+            if replica is None:
+                return _fold_draft_worker(state, event, now_s)
+            return fold_worker_event(state, replica, event, now_s)
+        case StreamOpened():
+            state.streams.open(event.submit, event.overrides, now_s)
+            return []
+        case StreamClosed():
+            stream = state.streams.find(event.stream)
+            return state.router.end(stream, now_s) if stream is not None else []
+        case RolloutAsked() | RolloutDropped() | RetuneAsked() | RulesChanged():
+            return _fold_change(state, event, now_s)
+        case QuarantineReleased():
+            state.blame.release(event.digests)
+            return []
+        case LoadObserved():
+            return _fold_loads(state, event, now_s)
+        case Woke():
+            _hear_workers(state, event.heard, now_s)
+            return _end_hung(state, now_s)
+        case PartHeld():
+            return _hold_part(state, event.part, event.state)
+        case WorkersChosen() | ClusterOpened() | ClusterFailed() | DrainBegun() | DrainOver() | ControlClosed():
+            return _fold_phase(state, event, now_s)
+        case _:
+            return state.steering.fold(event, now_s)
+
+
+def _fold_draft_worker(
+    state: State, event: WorkerSaid | WorkerStarted | WorkerEnding | WorkerEnded, now_s: float
+) -> list[Action]:
+    """Something became of a draft worker. One whose model was replaced before it was loaded is started again."""
+    life = state.drafts.find_life(event.worker)
+    said = event.event if isinstance(event, WorkerSaid) else None
+    if said is not None and life is not None and life.running and (why := state.identities.learn(life.spec, said)):
+        return life.end(Failed(why, restartable=True))
+    return state.drafts.observe(event, now_s)
+
+
+def _fold_change(
+    state: State, event: RolloutAsked | RolloutDropped | RetuneAsked | RulesChanged, now_s: float
+) -> list[Action]:
+    """Other workers, other options of theirs, or other rules are wanted."""
+    match event:
+        case RolloutAsked():
+            chosen = (
+                [] if event.standbys is None else state.standbys.choose(event.standbys, state.standbys.rules, now_s)
+            )
+            if event.draft_pools is not None:
+                state.drafts.set_sizes(event.draft_pools)
+            return [*chosen, *state.rollout.ask(event.targets, event.drafts)]
+        case RetuneAsked():
+            return _ask_retune(state, event, now_s)
+        case RulesChanged():
+            return _change_rules(state, event)
+        case RolloutDropped():
+            return state.rollout.drop()
+
+
+def _ask_retune(state: State, event: RetuneAsked, now_s: float) -> list[Action]:
+    """Let replicas decode by other options, and have the draft workers and the standbys that go with these."""
+    state.drafts.set_sizes(event.draft_pools)
+    replicas = [one for one in state.replicas.primary if not one.standby]
+    asked = state.retuning.ask(replicas, event.targets)
+    chosen = state.standbys.choose(event.standbys, state.standbys.rules, now_s)
+    return [*asked, *chosen, *state.drafts.run_these(event.drafts)]
+
+
+def _change_rules(state: State, event: RulesChanged) -> list[Action]:
+    state.around.take_figures(event.surroundings)
+    state.blame.quarantine_s = event.quarantine_s
+    state.standbys.rules = event.failover
+    state.router.set_rules(event.least_depth, event.failover.other_bits)
+    return []
+
+
+def _fold_phase(
+    state: State,
+    event: WorkersChosen | ClusterOpened | ClusterFailed | DrainBegun | DrainOver | ControlClosed,
+    now_s: float,
+) -> list[Action]:
+    """From nothing to serving, and from there to the end."""
+    live = len(state.streams)
+    match event:
+        case WorkersChosen():
+            for engine, spec in enumerate(event.targets):
+                state.replicas.create(spec, engine, Rank.SERVING)
+            state.router.allow_other_bits(event.failover.other_bits)
+            return [
+                *state.standbys.choose(event.standbys, event.failover, now_s),
+                *state.drafts.run_these(event.drafts),
+            ]
+        case ClusterOpened():
+            return [action for replica in state.replicas.serving for action in replica.life.begin()]
+        case ClusterFailed():
+            for replica in state.replicas.serving:
+                replica.state.mark_failed(event.cause)
+            return state.standbys.choose((), state.standbys.rules, now_s)
+        case DrainBegun():
+            state.draining = True
+            text = "draining: %d streams are being finished, for %g s at most"
+            return [LogLine("info", text, (live, event.timeout_s))]
+        case DrainOver():
+            line = LogLine("warning", "drain timed out after %g s: %d streams are cut off", (event.timeout_s, live))
+            return [*([line] if live else []), *end_streams(state, _SHUTTING_DOWN, now_s)]
+        case ControlClosed():
+            state.draining = True
+            closed = [*state.standbys.close(), *state.drafts.close(), *state.replicas.close()]
+            return [*end_streams(state, _SHUTTING_DOWN, now_s), *closed]
+
+
+def _fold_loads(state: State, event: LoadObserved, now_s: float) -> list[Action]:
+    """Take samples of devices in, and learn from the rounds that ran meanwhile."""
+    queues: dict[str, int] = {}
+    for device in event.samples:
+        behind = [state.streams.counts.get(one.name, 0) - one.places for one in state.fleet.list_on_device(device)]
+        queues[device] = sum(max(0, waiting) for waiting in behind)
+    told = state.loads.observe(event.samples, queues, now_s)
+    for device in event.samples:
+        for replica in state.fleet.list_on_device(device):
+            if replica.untold:
+                replica.learn(state.loads.explain_last_rounds(replica.spec))
+    return [*told, TellLoads(event.samples, state.loads.list_loads(event.samples))]
+
+
+def _hear_workers(state: State, heard: Sequence[int], now_s: float) -> None:
+    for number in heard:
+        if (replica := state.replicas.find(number)) is not None:
+            replica.life.heard_s = now_s
+    for life in state.drafts.list_loading() if heard else ():
+        if life.number in heard:
+            life.heard_s = now_s
+
+
+def _end_hung(state: State, now_s: float) -> list[Action]:
+    """End workers that hang; their streams go on elsewhere at once."""
+    actions: list[Action] = []
+    for life, why in state.watch.find_hung(state.list_watched(), now_s):
+        actions.append(LogLine("error", "%s hangs: %s; it is ended", (life.title, why)))
+        actions += life.end(Failed(f"it hung: {why}", restartable=True, kind="hung"))
+        if (replica := state.replicas.find(life.number)) is not None:
+            actions += lose_worker(state, replica, why, "hung", now_s)
+    return actions
+
+
+def _hold_part(state: State, part: Part, held: Health | None) -> list[Action]:
+    """Keep work away from a part, as an operator asks, or let it work again."""
+    state.health.hold(part, held)
+    if held is None:
+        state.steering.observe_release(part)
+    return [LogLine("info", "%s: %s", (part, held.value if held is not None else "may work again"))]

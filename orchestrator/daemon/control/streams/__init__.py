@@ -1,0 +1,1 @@
+"""Streams: what was asked, what was delivered, how long each may take, and how one moves."""

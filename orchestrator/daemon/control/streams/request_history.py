@@ -1,0 +1,212 @@
+"""What became of each request of late: when it was where, what its rounds drafted, and how it ended. No effects.
+
+Live requests have one history each. Those that have ended stay in a bounded book, for whoever asks afterwards.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+from device_profiles.units import MS_PER_S
+from orchestrator.daemon.control.steering_port import MoveView, RequestView, RoundsView
+from orchestrator.protocol.messages import Delta, DrafterShare, RequestStats, Submit
+from orchestrator.protocol.packed_tokens import BYTES_PER_TOKEN
+
+_MOST_ENDED: Final = 1024
+_MOST_STRETCHES: Final = 64
+_MOST_MOVES: Final = 16
+_NEWEST_STRETCHES: Final = 4
+
+_SHARE_COUNTS: Final = tuple(name for name in DrafterShare.__struct_fields__ if name != "name")
+_NO_STATS: Final = RequestStats(0, 0, 0, 0, 0, 0.0, 0.0)
+
+
+@dataclass(slots=True)
+class _Rounds:
+    """Rounds in a row that ended up to `at_s` after the request came."""
+
+    at_s: float
+    rounds: int
+    tokens: int
+    drafted: int
+    accepted: int
+
+    def add(self, more: _Rounds) -> None:
+        self.at_s = more.at_s
+        self.rounds += more.rounds
+        self.tokens += more.tokens
+        self.drafted += more.drafted
+        self.accepted += more.accepted
+
+
+@dataclass(slots=True, eq=False)
+class RequestHistory:
+    """One request's. `digest` names what it asks for, once that is known. `outcome`: how it ended, "" while it lives.
+    `ended_s`: when, by the clock; `sent_s` and `first_s`: when it was first sent, and had its first token."""
+
+    key: str
+    owner: str
+    prompt_tokens: int
+    opened_s: float
+    replica: str = ""
+    digest: str = ""
+    outcome: str = ""
+    tokens: int = 0
+    sent_s: float | None = None
+    first_s: float | None = None
+    ended_s: float | None = None
+    worker_queue_ms: float = 0.0
+    prefill_ms: float = 0.0
+    prediction_tokens: int = 0
+    predicted: int = 0
+    predicted_right: int = 0
+    lane: str = ""
+    tolerated: int = 0
+    rounds: list[_Rounds] = field(default_factory=list)
+    moves: list[MoveView] = field(default_factory=list)
+    _shares: dict[str, DrafterShare] = field(default_factory=dict)
+    _left_shares: dict[str, DrafterShare] = field(default_factory=dict)
+    _stats: RequestStats = _NO_STATS
+    _a_stretch: int = 1
+
+    def observe_sent(self, replica: str, now_s: float) -> None:
+        """It was sent to a replica, whose counts begin at 0."""
+        self.replica, self._stats = replica, _NO_STATS
+        self._left_shares, self._shares = _add_shares(self._left_shares, self._shares), {}
+        if self.sent_s is None:
+            self.sent_s = now_s
+
+    def observe_recalled(self, why: str, now_s: float) -> None:
+        """It left its replica, which had it until now."""
+        if self.sent_s is not None and self.replica:
+            self.moves = [*self.moves[1 - _MOST_MOVES :], MoveView(now_s - self.opened_s, self.replica, why)]
+        self.replica = ""
+
+    def observe_delta(self, delta: Delta, now_s: float) -> None:
+        """Its worker said what a round did for it."""
+        if delta.stats is not None:
+            before, self._stats = self._stats, delta.stats
+            drafted, accepted = delta.stats.drafted - before.drafted, delta.stats.accepted - before.accepted
+            self.predicted += delta.stats.predicted - before.predicted
+            self.predicted_right += delta.stats.predicted_right - before.predicted_right
+            self.tolerated += delta.stats.tolerated - before.tolerated
+            self._add(_Rounds(now_s - self.opened_s, 1, len(delta.tokens), drafted, accepted))
+            if delta.stats.drafters:
+                self._shares = {one.name: one for one in delta.stats.drafters}
+        if delta.tokens and self.first_s is None:
+            self.first_s = now_s
+            if delta.stats is not None:
+                self.worker_queue_ms, self.prefill_ms = delta.stats.queue_ms, delta.stats.prefill_ms
+        self.tokens += len(delta.tokens)
+
+    def _add(self, done: _Rounds) -> None:
+        """Add a round. A long request has longer stretches, not more of them."""
+        if self.rounds and self.rounds[-1].rounds < self._a_stretch:
+            self.rounds[-1].add(done)
+            return
+        if len(self.rounds) >= _MOST_STRETCHES:
+            for first, second in zip(self.rounds[::2], self.rounds[1::2], strict=True):
+                first.add(second)
+            self.rounds = self.rounds[::2]
+            self._a_stretch *= 2
+        self.rounds.append(done)
+
+    def view(self, now_s: float) -> RequestView:
+        """Return it for people and programs."""
+        newest = self.rounds[-_NEWEST_STRETCHES:]
+        count = sum(one.rounds for one in newest)
+        left_queue_s = self.sent_s if self.sent_s is not None else self.ended_s if self.ended_s is not None else now_s
+        return RequestView(
+            request_id=self.key,
+            state=self._name_state(),
+            outcome=self.outcome,
+            age_s=now_s - self.opened_s,
+            took_s=None if self.ended_s is None else self.ended_s - self.opened_s,
+            replica=self.replica,
+            owner=self.owner,
+            prompt_tokens=self.prompt_tokens,
+            tokens=self.tokens,
+            depth=sum(one.drafted for one in newest) / count if count else 0.0,
+            queue_ms=(left_queue_s - self.opened_s) * MS_PER_S + self.worker_queue_ms,
+            prefill_ms=self.prefill_ms,
+            first_token_ms=None if self.first_s is None else (self.first_s - self.opened_s) * MS_PER_S,
+            digest=self.digest,
+            prediction_tokens=self.prediction_tokens,
+            predicted=self.predicted,
+            predicted_right=self.predicted_right,
+            lane=self.lane,
+            tolerated=self.tolerated,
+            rounds=tuple(
+                RoundsView(one.at_s, one.rounds, one.tokens, one.drafted, one.accepted) for one in self.rounds
+            ),
+            moves=tuple(self.moves),
+            drafters=tuple(_add_shares(self._left_shares, self._shares).values()),
+        )
+
+    def _name_state(self) -> str:
+        if self.outcome:
+            return "ended"
+        if self.first_s is not None:
+            return "decoding" if self.replica else "moving"
+        return "sent" if self.replica else "queued"
+
+
+def _add_shares(before: dict[str, DrafterShare], more: dict[str, DrafterShare]) -> dict[str, DrafterShare]:
+    """Return what each drafter did by the words of two workers, one after the other."""
+    found = dict(before)
+    for name, share in more.items():
+        if (known := found.get(name)) is not None:
+            counts = {one: getattr(known, one) + getattr(share, one) for one in _SHARE_COUNTS}
+            found[name] = DrafterShare(name, **counts)
+        else:
+            found[name] = share
+    return found
+
+
+class RequestHistories:
+    """The histories of live requests and of the last that ended."""
+
+    def __init__(self) -> None:
+        self._live: dict[str, RequestHistory] = {}
+        self._ended: OrderedDict[str, RequestHistory] = OrderedDict()
+
+    def open(self, submit: Submit, now_s: float) -> RequestHistory:
+        """A request was taken in."""
+        found = RequestHistory(submit.request_id, submit.owner, len(submit.prompt), now_s)
+        found.tokens, found.lane = len(submit.committed), submit.lane
+        found.prediction_tokens = len(submit.prediction) // BYTES_PER_TOKEN
+        self._live[submit.request_id] = found
+        return found
+
+    def end(self, key: str, outcome: str, now_s: float) -> None:
+        """A request ended; it keeps what it was last known to be."""
+        found = self._live.pop(key, None)
+        if found is None:
+            return
+        found.outcome, found.ended_s = outcome, now_s
+        self._ended.pop(key, None)
+        self._ended[key] = found
+        if len(self._ended) > _MOST_ENDED:
+            self._ended.popitem(last=False)
+
+    def list_live(self) -> list[RequestHistory]:
+        """Return those of the live requests, the oldest first."""
+        return list(self._live.values())
+
+    def find(self, request_id: str) -> list[RequestHistory]:
+        """Return those of a request's choices, live and ended, in the order of the choices."""
+        every = {**self._ended, **self._live}
+        return [every[key] for key in sorted(every) if belongs_to(key, request_id)]
+
+    def find_like(self, wanted: str) -> RequestHistory | None:
+        """Return the newest history of a request by its id, or by the digest of what it asks for."""
+        every = [*self._ended.values(), *self._live.values()]
+        return next((one for one in reversed(every) if one.digest == wanted or belongs_to(one.key, wanted)), None)
+
+
+def belongs_to(key: str, request_id: str) -> bool:
+    """Return whether a request's key is of this answer. An answer with several choices has the id of the first."""
+    answer = request_id if not request_id.endswith("-0") else request_id[:-2]
+    return key == request_id or (key.startswith(f"{answer}-") and key[len(answer) + 1 :].isdecimal())

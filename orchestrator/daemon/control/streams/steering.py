@@ -1,0 +1,196 @@
+"""What operators ask of streams, workers and drafters while all goes on. No effects.
+
+A failover lasts until it is undone: its worker gives its streams to the other one and takes no new ones. A standby that
+it is for is loaded first. A choice of drafters belongs to a replica's place, so the next worker there hears of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from orchestrator.daemon.control.actions import Action, LogLine, Send
+from orchestrator.daemon.control.events import (
+    DraftersChosen,
+    FailoverAsked,
+    FailoverUndone,
+    RequestCancelled,
+    RequestQuarantined,
+    SteeringEvent,
+)
+from orchestrator.daemon.control.health.blame import Blame, refuse
+from orchestrator.daemon.control.health.health import HealthBoard, Part
+from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replicas
+from orchestrator.daemon.control.replicas.standbys import Standbys
+from orchestrator.daemon.control.routing.router import Router
+from orchestrator.daemon.control.streams.streams import Streams
+from orchestrator.errors import RequestError
+from orchestrator.protocol.draft_messages import ChooseDrafters
+from policies.serving.failover.health import Health
+
+_NO_RETRY = {"x-should-retry": "false"}
+_CANCELLED = "the operator of this server has cancelled this request"
+
+
+@dataclass(slots=True)
+class _Failover:
+    """`begun`: the other one serves, and the streams are on their way."""
+
+    target: str
+    begun: bool = False
+
+
+class OperatorSteering:
+    """See the module."""
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        streams: Streams,
+        router: Router,
+        health: HealthBoard,
+        standbys: Standbys,
+        blame: Blame,
+    ) -> None:
+        self._replicas = replicas
+        self._streams = streams
+        self._router = router
+        self._health = health
+        self._standbys = standbys
+        self._blame = blame
+        self._failovers: dict[str, _Failover] = {}  # by the worker that gives its streams away
+        self.chosen: dict[int, tuple[str, ...]] = {}  # drafters, by the replica's number
+
+    def fold(self, event: SteeringEvent, now_s: float) -> list[Action]:
+        """Do what an operator asks."""
+        match event:
+            case RequestCancelled():
+                return self._cancel(event, now_s)
+            case FailoverAsked():
+                return self._fail_over(event, now_s)
+            case FailoverUndone():
+                return self._give_back(event.source, now_s)
+            case DraftersChosen():
+                return self._choose(event)
+            case RequestQuarantined():
+                return self._quarantine(event, now_s)
+
+    def advance(self, now_s: float) -> list[Action]:
+        """Begin the failovers whose other side serves by now. What was asked of workers that are gone is over: a later
+        worker of the same name has nothing to do with it."""
+        self._forget_gone()
+        actions: list[Action] = []
+        for source, one in self._failovers.items():
+            target, giver = self._find(one.target), self._find(source)
+            if one.begun or giver is None or target is None or target.rank is not Rank.SERVING or not target.serving:
+                continue
+            one.begun = True
+            count = self._router.bind(giver, target)
+            self._health.hold(Part("worker", source), Health.DRAINING)
+            text = "worker %s is failed over to %s, as an operator wants it: %d streams"
+            actions += [LogLine("warning", text, (source, one.target, count)), *self._router.retire(giver, now_s)[1]]
+        return actions
+
+    @property
+    def has_failovers(self) -> bool:
+        """True where a worker was failed over."""
+        return bool(self._failovers)
+
+    def list_failovers(self) -> dict[str, str]:
+        """Return where workers give their streams, by the worker."""
+        return {source: one.target for source, one in self._failovers.items()}
+
+    def observe_ready(self, replica: Replica, drafters: Sequence[str]) -> list[Action]:
+        """Tell a worker that has just got these drafters which are chosen for its place. A choice of one that is not
+        there any more is over."""
+        names = self.chosen.get(replica.engine)
+        if names is None:
+            return []
+        if not set(names) <= set(drafters):
+            del self.chosen[replica.engine]
+            told = LogLine("warning", "the choice of drafters of worker %s is over: one is gone", (replica.name,))
+            return [told, Send(replica.worker, ChooseDrafters(None))]
+        return [Send(replica.worker, ChooseDrafters(list(names)))]
+
+    def observe_release(self, part: Part) -> None:
+        """An operator lets a part work again: where that was failed over, its streams may go where they like."""
+        if part.kind == "worker" and (undone := self._failovers.pop(part.name, None)) is not None:
+            self._router.unbind(part.name)
+            self._call(undone.target, called=False)
+
+    def _forget_gone(self) -> None:
+        held = [*self._health.list_held(Health.DRAINING), *self._health.list_held(Health.CORDONED)]
+        if not held and not self._failovers:
+            return
+        standbys = set(self._standbys.list_names())
+        for part in {*held, *(Part("worker", name) for name in self._failovers)}:
+            gone = self._replicas.find_named(part.name) is None and part.name not in standbys
+            if part.kind == "worker" and gone:
+                self._health.hold(part, None)
+                self.observe_release(part)
+
+    def _cancel(self, event: RequestCancelled, now_s: float) -> list[Action]:
+        error = RequestError(_CANCELLED, status=409, code="request_cancelled", headers=_NO_RETRY)
+        found = [stream for key in event.streams if (stream := self._streams.find(key)) is not None]
+        told: list[Action] = [
+            LogLine("info", "request %s is cancelled, as an operator wants it", (one.key,)) for one in found
+        ]
+        return told + [action for stream in found for action in self._router.end(stream, now_s, error)]
+
+    def _fail_over(self, event: FailoverAsked, now_s: float) -> list[Action]:
+        actions: list[Action] = []
+        if event.target in self._failovers:  # the other way round: that one serves again
+            undone = self._failovers.pop(event.target)
+            self._health.hold(Part("worker", event.target), None)
+            self._call(undone.target, called=False)
+        known = self._failovers.get(event.source)
+        self._failovers[event.source] = _Failover(event.target)
+        if known is not None and known.target != event.target:
+            self._call(known.target, called=False)
+        self._call(event.target, called=True)
+        text = "worker %s is to be failed over to %s"
+        return [*actions, LogLine("info", text, (event.source, event.target)), *self.advance(now_s)]
+
+    def _give_back(self, source: str, now_s: float) -> list[Action]:
+        undone = self._failovers.pop(source, None)
+        self._health.hold(Part("worker", source), None)
+        if undone is not None:
+            self._call(undone.target, called=False)
+        count, actions = self._router.send_back(source, now_s)
+        return [LogLine("info", "worker %s has its place again: %d streams go back", (source, count)), *actions]
+
+    def _call(self, name: str, *, called: bool) -> None:
+        if called or name not in [one.target for one in self._failovers.values()]:
+            self._standbys.call(name, called=called)
+
+    def _choose(self, event: DraftersChosen) -> list[Action]:
+        actions: list[Action] = []
+        told = "as configured" if event.names is None else ", ".join(event.names) or "none"
+        names = None if event.names is None else list(event.names)
+        for replica in self._replicas.list_ranked(*Rank):
+            if replica.engine not in event.engines:
+                continue
+            actions.append(LogLine("info", "drafters of worker %s: %s", (replica.name, told)))
+            if replica.state.ready is not None and replica.life.running:
+                actions.append(Send(replica.worker, ChooseDrafters(names)))
+        for engine in event.engines:
+            if event.names is None:
+                self.chosen.pop(engine, None)
+            else:
+                self.chosen[engine] = event.names
+        return actions
+
+    def _quarantine(self, event: RequestQuarantined, now_s: float) -> list[Action]:
+        wanted = (event.digest, event.request_id, event.prompt_tokens)
+        found = self._blame.quarantine(*wanted, now_s=now_s, until_s=event.until_s)
+        error = refuse(found, now_s)
+        live = [stream for stream in self._streams.live() if stream.digest == event.digest]
+        line = LogLine("warning", "requests like %s are refused, as an operator wants it", (event.request_id,))
+        return [line, *(action for stream in live for action in self._router.end(stream, now_s, error))]
+
+    def _find(self, name: str) -> Replica | None:
+        standby = self._standbys.find(name)
+        if standby is not None:
+            return standby
+        found = self._replicas.find_named(name)
+        return found if found is not None and found.rank in (Rank.SERVING, Rank.RETIRING) else None

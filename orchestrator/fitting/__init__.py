@@ -1,0 +1,1 @@
+"""How a model goes onto a device, decided before anything of it is loaded."""

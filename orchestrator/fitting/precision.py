@@ -1,0 +1,111 @@
+"""Chooses a model's number formats from what its device can do, what fits, and what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from adapters.contract import Adapter, AdapterUnavailable, Exactness, ModelRefused, Precision
+from adapters.decoder.source import count_held_bytes, open_source
+from adapters.device_memory import read_device_memory
+from adapters.gguf_facts import GgufFacts
+from adapters.model_source import ModelSource, check_model
+from adapters.model_store import ModelStore
+from adapters.quality import read_quality
+from adapters.variant import Variant
+from device_profiles.profile import FAST, DeviceProfile
+from orchestrator.fitting.room import refuse_for_room
+from orchestrator.protocol.load_options import ModelOptions
+from policies.models.quantization import (
+    AS_FILE,
+    MeasuredWeights,
+    ModelSizes,
+    NoPrecision,
+    NoRoom,
+    PrecisionChoice,
+    PrecisionRequest,
+    choose_precision,
+    list_formats,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedChoice:
+    """What `load_model` runs with: the recipe of the weights and the choice behind it."""
+
+    variant: Variant
+    choice: PrecisionChoice
+
+
+def choose_model_precision(
+    options: ModelOptions, adapter: Adapter, store: ModelStore, file: ModelSource, *, whole: bool = True
+) -> PreparedChoice | None:
+    """Return how to run a model, or not the `whole` of it, whose size says nothing of memory then; None where the
+    runtime knows no such device, which its `load` explains.
+
+    Raises ModelRefused when a requested format cannot be met or nothing ever fits, and OutOfMemory when nothing fits
+    now."""
+    device = next((found for found in adapter.devices() if found.name == options.device), None)
+    if device is None:
+        return None
+    wanted = PrecisionRequest(
+        options.weights, options.activations, options.kv_cache_precision, exactness=Exactness(options.exactness)
+    )
+    title, memory = f"{file.name} on {adapter.name} {device.name}", read_device_memory(device)
+    holds_all = whole and device.layer_costs is None
+    try:
+        choice = choose_precision(
+            device,
+            sizes_of(file, adapter.name),
+            read_measured_weights(adapter, device, store, file),
+            wanted,
+            free_bytes=memory.free_bytes if holds_all and memory.total_bytes else None,
+            other_bytes=options.kv_cache_bytes,
+        )
+    except NoRoom as refusal:
+        needed, kv_cache = refusal.needed_bytes, options.kv_cache_bytes
+        raise refuse_for_room(title, memory, other_bytes=needed, kv_cache_bytes=kv_cache) from refusal
+    except NoPrecision as refusal:
+        raise ModelRefused(f"{title}: {refusal}") from refusal
+    return PreparedChoice(variant(adapter, choice.weights), choice)
+
+
+def variant(adapter: Adapter, weights: str) -> Variant:
+    """Return the recipe of weights in a format (a precision's name, AS_FILE or FAST)."""
+    if weights == FAST:
+        return Variant(adapter, FAST)
+    return Variant(adapter, None if weights == AS_FILE else Precision(weights))
+
+
+def sizes_of(file: ModelSource, adapter: str = "") -> ModelSizes:
+    """Return a model's sizes from the head of its files, as an adapter is to hold it. Raises ModelRefused."""
+    size = sum(path.stat().st_size for path in file.content if path.suffix in (".gguf", ".safetensors"))
+    facts = check_model(file, adapter)
+    if isinstance(facts, GgufFacts):  # nothing is converted
+        return ModelSizes(facts.matrix_elements, size, facts.stored, size)
+    weights = open_source(file.path)
+    rounds = open_source(file.path, FAST).label != weights.label
+    return ModelSizes(weights.spec.matrix_elements, size, weights.label, count_held_bytes(weights) or size, rounds)
+
+
+def read_measured_weights(
+    adapter: Adapter, device: DeviceProfile, store: ModelStore, file: ModelSource
+) -> list[MeasuredWeights]:
+    """Return what was measured of the model's prepared weights on a device."""
+    found = []
+    for weights in list_formats(device):
+        artefact = find_prepared(variant(adapter, weights), store, file)
+        for one in read_quality(artefact) if artefact else ():
+            if one["device"] == device.name:
+                ratio = one.get("perplexity_ratio", 0.0)
+                found.append(MeasuredWeights(weights, one["step_ms"], one["greedy_agreement"], ratio))
+                break
+    return found
+
+
+def find_prepared(recipe: Variant, store: ModelStore, file: ModelSource) -> Path | None:
+    """Return where a variant lies if it was prepared, None if not (or if its library is missing)."""
+    try:
+        return store.find(file, recipe)
+    except AdapterUnavailable:
+        return None

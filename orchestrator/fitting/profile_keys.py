@@ -1,0 +1,56 @@
+"""What a model's profile is known by: whatever changes a cost, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_profiles.measured import SPLIT, MeasuredModel
+from device_profiles.profile import DeviceProfile
+from device_profiles.store import ProfileStore
+from orchestrator.machine.devices import threads_on
+from orchestrator.protocol.load_options import ModelOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileKey:
+    """`fingerprint` of hardware, driver and runtime; `digest` of the model's files; `formats` as they are asked for."""
+
+    fingerprint: str
+    adapter: str
+    role: str
+    exactness: str
+    threads: int
+    digest: str
+    formats: str
+
+
+def build_profile_key(options: ModelOptions, role: str, mark: str, threads: int, digest: str) -> ProfileKey:
+    """Return what the profile of a model that is to be loaded so is known by."""
+    return ProfileKey(mark, options.adapter, role, options.exactness, threads, digest, formats_of(options))
+
+
+def find_profile(store: ProfileStore, key: ProfileKey) -> MeasuredModel | None:
+    """Return the profile of this key; None where there is none."""
+    for one in store.models(key.fingerprint):
+        known = (one.adapter, one.role, one.exactness, one.threads, one.model_digest, one.formats)
+        if ProfileKey(one.fingerprint, *known) == key:
+            return one
+    return None
+
+
+def profiles_in(store: Path) -> ProfileStore:
+    """Return the profiles that a store's directory keeps."""
+    return ProfileStore(store / "profiles")
+
+
+def threads_of(options: ModelOptions, device: DeviceProfile) -> int:
+    """Return how many threads a model's runtime takes on a device."""
+    return threads_on(device, options.threads)
+
+
+def formats_of(options: ModelOptions) -> str:
+    """Return the number formats that were asked for, as in "auto auto auto": what they come to is known when the model
+    is loaded. Behind them stands over how many ranks its layers are split, where they are."""
+    formats = f"{options.weights} {options.activations} {options.kv_cache_precision}"
+    return f"{formats} {SPLIT}{options.tensor_parallel}" if options.tensor_parallel > 1 else formats

@@ -1,0 +1,1 @@
+"""How workers are started, found again and ended: local processes, and Ray."""

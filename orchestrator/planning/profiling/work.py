@@ -1,0 +1,306 @@
+"""What there is to measure: every model of the configuration, on every runtime and device that is here or asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from adapters import registry
+from adapters.contract import AdapterUnavailable, FilesInPlace, ModelRefused, Unsupported
+from adapters.hardware import hardware, runtime_version
+from adapters.model_digests import digest_at_hand
+from adapters.model_source import check_model, refuse_runtime, resolve
+from adapters.model_store import ModelStore
+from adapters.names import CONVERTING_ADAPTERS, LLAMA_CPP, OWN_ADAPTERS, normalise_device
+from adapters.vocabulary import SIMULATED_PREFIX
+from device_profiles.acceptance import PairAcceptance, TargetTexts
+from device_profiles.measured import MeasuredDevice, MeasuredModel
+from device_profiles.profile import DeviceProfile
+from device_profiles.store import ProfileStore
+from device_profiles.units import GIB
+from orchestrator.config.load import store_directory
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.target import AUTO, THIS_NODE
+from orchestrator.errors import OutriderError
+from orchestrator.fitting.profile_keys import build_profile_key, find_profile, profiles_in, threads_of
+from orchestrator.machine.devices import effective_device, find_device, mark_of
+from orchestrator.planning.proposal import PlanError
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.findings import CHAT_WORKLOAD
+from orchestrator.protocol.load_options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
+from orchestrator.protocol.profile_job import STEPS_S, ProfileJob, job_spec
+
+_PROCESS_BYTES = GIB // 2
+_MEMORY_PER_FILE = 4  # what preparing and holding a model takes at most, by the size of its files
+_MEASURING_LOCK = ".measuring.lock"  # in the store: whoever measures holds it
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A piece of work, and what its results will be known by. `node`: the address of another host that it is done on,
+    whose fingerprint is not known here: it counts as never done."""
+
+    job: ProfileJob
+    fingerprint: str
+    threads: int
+    node: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The digest of its model's files. Raises ModelRefused."""
+        return find_source_digest(self.job.model)
+
+    @property
+    def title(self) -> str:
+        """What it is, for people."""
+        where = f" on {self.node}" if self.node else ""
+        return f"{self.job.model.adapter} {self.job.model.device}{where}, {self.job.drafter or self.job.role}"
+
+    def spec(
+        self,
+        store: ProfileStore,
+        *,
+        refresh: bool,
+        steps_s: float = STEPS_S,
+        texts_are_new: bool = False,
+        device_only: bool = False,
+    ) -> WorkerSpec:
+        """Return how its worker is started, with what is known already. `texts_are_new`: what the target says is not
+        measured again, even where `refresh`. `device_only`: see ProfileJob."""
+        known = not refresh and self.find_device_profile(store) is not None
+        early = not refresh and self.find_model_profile(store) is None
+        texts = None if refresh and self.job.role == "target" and not texts_are_new else self.texts(store)
+        plain = None if texts is None else dataclasses.asdict(texts)
+        job = msgspec.structs.replace(self.job, known_device=known, texts=plain, steps_s=steps_s, early=early)
+        job = msgspec.structs.replace(job, device_only=device_only)
+        return job_spec(job, self.node or THIS_NODE)
+
+    def is_done(self, store: ProfileStore) -> bool:
+        """Return whether all of it is stored, holds, and was measured while nobody else took the device."""
+        model = self.find_model_profile(store)
+        return self.is_known(store) and model is not None and not model.disturbed
+
+    def is_known(self, store: ProfileStore) -> bool:
+        """Return whether all of it is stored, and holds."""
+        paired = self.job.role == "target" or self.texts(store) is None or self.pair(store) is not None
+        model = self.find_model_profile(store)
+        holds = model is not None and not model.drifted and not model.unfinished
+        return holds and self.find_device_profile(store) is not None and paired
+
+    def can_plan(self, store: ProfileStore) -> bool:
+        """Return whether enough is stored for a plan with it."""
+        return self.find_model_profile(store) is not None and self.find_device_profile(store) is not None
+
+    def is_prepared(self) -> bool:
+        """Return whether its runtime loads the model at once: it reads the model's file as it is, or has converted it
+        before."""
+        model = self.job.model
+        if model.source.startswith(SIMULATED_PREFIX) or isinstance(registry.get(model.adapter), FilesInPlace):
+            return True
+        made = ModelStore(Path(model.store)).all()
+        return any((path.parent.name, of["recipe_name"]) == (self.digest, model.adapter) for path, of in made)
+
+    def describe_doubt(self, store: ProfileStore) -> str:
+        """Return why what is stored is to be measured again, "" where it is not, or nothing is stored."""
+        model = self.find_model_profile(store)
+        return model.doubt if model is not None else ""
+
+    def find_model_profile(self, store: ProfileStore) -> MeasuredModel | None:
+        """Return what is stored of the model."""
+        mine = (self.fingerprint, self.threads, self.digest)
+        return find_profile(store, build_profile_key(self.job.model, self.job.role, *mine))
+
+    def find_device_profile(self, store: ProfileStore) -> MeasuredDevice | None:
+        """Return what is stored of the device."""
+        mine = (self.fingerprint, self.job.model.adapter, self.threads)
+        return next((one for one in store.devices() if mine == (one.fingerprint, one.adapter, one.threads)), None)
+
+    def assume_device(self) -> MeasuredDevice:
+        """Return its device as if it had been measured, without rates. Raises AdapterUnavailable, Unsupported."""
+        device = find_device(self.job.model.adapter, self.job.model.device)
+        version = runtime_version(device.adapter)
+        return MeasuredDevice(self.fingerprint, device.adapter, device.name, version, hardware(device), self.threads)
+
+    def texts(self, store: ProfileStore) -> TargetTexts | None:
+        """Return what the configured target says, where it is stored."""
+        target = find_source_digest(self.job.engine.model)
+        mine = (target, CHAT_WORKLOAD)
+        return next((one for one in store.texts() if mine == (one.target_digest, one.workload)), None)
+
+    def pair(self, store: ProfileStore) -> PairAcceptance | None:
+        """Return what is stored of the draft on the configured target."""
+        mine = (find_source_digest(self.job.engine.model), self.job.drafter, self.digest, CHAT_WORKLOAD)
+        for one in store.pairs():
+            if mine == (one.target_digest, one.drafter, one.drafter_digest, one.workload):
+                return one
+        return None
+
+
+def profile_store(config: ClusterConfig) -> ProfileStore:
+    """Return where profiles are kept."""
+    return profiles_in(store_directory(config))
+
+
+def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), threads: Sequence[int] = ()) -> list[Work]:
+    """Return what there is to measure, targets first: what drafts are worth is measured on what the target says.
+
+    `wanted`: "RUNTIME" or "RUNTIME:DEVICE"; empty: all that are installed. `threads`: with each of these counts; empty:
+    as configured. Raises Unsupported where a wanted one is not there, and what resolving the models raises.
+    """
+    engine = engine_options(config, base)
+    # The configured runtime first: of the first one is also what the target says.
+    found = sorted(_on_devices(engine.model, wanted), key=lambda one: one.adapter != engine.model.adapter)
+    if not found:
+        raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
+    work = []
+    for device in found:
+        for count in threads or (engine.model.threads,):
+            work.append(_work(ProfileJob(*_place_target(engine, device, count), "target"), device))
+    for draft in engine.drafters:
+        if isinstance(draft, ModelDraftOptions):
+            for there in _places(draft, wanted):
+                moved = msgspec.structs.replace(draft.model, adapter=there.adapter, device=there.name)
+                work.append(_work(ProfileJob(engine, moved, "draft", drafter=draft.name), there))
+    return work
+
+
+def list_unfit(config: ClusterConfig, base: Path) -> dict[str, str]:
+    """Return why runtimes of ours do not run the target here, by their names: those that a plan chooses from. Raises
+    what resolving the model raises."""
+    source, found = config.model.source, {}
+    if source.startswith(SIMULATED_PREFIX) or config.model.adapter != AUTO:
+        return {}
+    for name in (LLAMA_CPP, *CONVERTING_ADAPTERS):
+        try:
+            refuse_runtime(source, base, name)
+        except ModelRefused as error:
+            found[name] = str(error)
+    return found
+
+
+def is_requested(work: Work, config: ClusterConfig) -> bool:
+    """Return whether a plan for this configuration may choose what a piece of work measures."""
+    model = work.job.model
+    if work.job.role != "target":
+        return True
+    adapter, device = config.model.adapter, config.model.device
+    simulated = model.adapter == "simulated" and device == "CPU"
+    return adapter in (AUTO, model.adapter) and (device in (AUTO, model.device) or simulated)
+
+
+def remote_work(
+    config: ClusterConfig, base: Path, wanted: Sequence[str], threads: Sequence[int], nodes: Sequence[str]
+) -> list[Work]:
+    """Return the target on each of the wanted devices ("RUNTIME:DEVICE") of other nodes. Raises Unsupported for what is
+    not named so, and where there is no cluster of several nodes."""
+    if not config.cluster.on_ray or not config.cluster.address:
+        raise Unsupported("--node goes with cluster.address, which this configuration has not")
+    if not wanted or not all(":" in one for one in wanted):
+        raise Unsupported("--node goes with --device RUNTIME:DEVICE: what other nodes have is not known here")
+    engine = engine_options(config, base)
+    work = []
+    for one in wanted:
+        adapter, device = _split_name(one)
+        for count in threads or (engine.model.threads,):
+            model = engine.with_model(adapter=adapter, device=device, threads=count).model
+            job = ProfileJob(engine, model, "target")
+            work += [Work(job, "", count, node) for node in nodes]
+    return work
+
+
+def predict_needed_bytes(work: Work, store: ProfileStore) -> int:
+    """Return the memory that a piece of work is to take, with what is prepared for it. Raises what resolving its model
+    raises."""
+    known, model = work.find_model_profile(store), work.job.model
+    if known is not None:
+        return max(known.planned_bytes, known.peak_bytes)
+    if model.source.startswith(SIMULATED_PREFIX):
+        return _PROCESS_BYTES
+    files = resolve(model.source, Path(model.base)).content
+    return _PROCESS_BYTES + _MEMORY_PER_FILE * sum(path.stat().st_size for path in files)
+
+
+def find_source_digest(options: ModelOptions) -> str:
+    """Return the digest of a model's files; the simulated one has its script's. Raises ModelRefused."""
+    return digest_at_hand(options.source, Path(options.base), Path(options.store), options.adapter)
+
+
+def _work(job: ProfileJob, device: DeviceProfile) -> Work:
+    return Work(job, mark_of(device), threads_of(job.model, device))
+
+
+def _place_target(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[EngineOptions, ModelOptions]:
+    there = engine.with_model(adapter=device.adapter, device=device.name, threads=threads)
+    return engine, there.model
+
+
+def _on_devices(model: ModelOptions, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
+    """Yield the devices of all runtimes that run a model here."""
+    simulated = model.source.startswith(SIMULATED_PREFIX)
+    if not simulated:
+        check_model(resolve(model.source, Path(model.base)), AUTO)
+    for name in registry.names():
+        asked = any(one.partition(":")[0] == name for one in wanted)
+        goes_with = asked or not simulated if name not in OWN_ADAPTERS else (name == "simulated") == simulated
+        if not goes_with or (wanted and not asked):
+            continue
+        try:
+            if not simulated:
+                refuse_runtime(model.source, Path(model.base), name)
+            devices = registry.list_devices(name)
+        except (AdapterUnavailable, ModelRefused) as error:
+            if asked:
+                raise Unsupported(str(error)) from error
+            continue
+        yield from (device for device in devices if _is_wanted(device, wanted))
+
+
+def _places(draft: ModelDraftOptions, wanted: Sequence[str]) -> list[DeviceProfile]:
+    """Return where a draft may run: where it is configured to, or wherever its `auto` allows."""
+    adapter, device = draft.model.adapter, draft.model.device
+    if AUTO not in (adapter, device):
+        there = _device(adapter, device)
+        return [there] if there is not None and _is_wanted(there, wanted) else []
+    return [
+        there
+        for there in _on_devices(draft.model, wanted)
+        if adapter in (AUTO, there.adapter) and device in (AUTO, there.name)
+    ]
+
+
+def _is_wanted(device: DeviceProfile, wanted: Sequence[str]) -> bool:
+    mine = ((device.adapter, ""), (device.adapter, device.name))
+    return not wanted or any(_split_name(one) in mine for one in wanted)
+
+
+def _split_name(wanted: str) -> tuple[str, str]:
+    """Return the runtime and the device of "RUNTIME:DEVICE", "" where no device is named."""
+    adapter, _, device = wanted.partition(":")
+    return adapter, normalise_device(adapter, device)
+
+
+def _device(adapter: str, name: str) -> DeviceProfile | None:
+    try:
+        there = registry.list_devices(adapter)
+    except AdapterUnavailable:
+        return None
+    wanted = effective_device(adapter, name)
+    return next((device for device in there if device.name == wanted), None)
+
+
+@contextmanager
+def measuring_alone(store: ProfileStore, busy: OutriderError | None = None) -> Iterator[None]:
+    """Let nobody else measure with this store meanwhile. Raises `busy` where somebody does, or PlanError."""
+    store.directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(store.directory / _MEASURING_LOCK, timeout=0):
+            yield
+    except Timeout:
+        why = f"somebody is measuring with {store.directory} already; start again when that is done"
+        raise busy or PlanError(why) from None

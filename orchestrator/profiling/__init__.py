@@ -1,1 +1,0 @@
-"""What there is to measure, in which process, and what becomes of it. `orchestrator.measuring` takes the figures."""

@@ -1,0 +1,1 @@
+"""What crosses a process border: messages, the options that a worker loads by, links between hosts."""

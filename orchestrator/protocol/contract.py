@@ -1,0 +1,138 @@
+"""The contract of whatever starts a worker process, and of what runs inside one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import msgspec
+
+from orchestrator.protocol.messages import Command, Event
+
+MEMORY_SHARE = "memory_share"
+"""The option of an entry that says how small its model is to be: one part in so many of its KV cache and forwards."""
+
+NODE_ADDRESS = "OUTRIDER_NODE_ADDRESS"
+"""The environment variable that says at which address other machines of the cluster reach this worker's."""
+
+
+class Step(NamedTuple):
+    """What an engine is at. `expected_ms`: the predicted time of it, below 0 where there is no prediction."""
+
+    stage: str
+    expected_ms: float
+
+
+class Engine(Protocol):
+    """What runs inside a worker process. `run` blocks in the worker's main thread until stopped.
+
+    `emit` may be called from any thread and never blocks on the other side of the boundary.
+    """
+
+    def submit(self, command: Command) -> None:
+        """Queue a command. Thread-safe; returns at once."""
+        ...
+
+    def describe_step(self) -> Step | None:
+        """Return what it is at; None while it waits for commands, or where nobody is to watch it. Thread-safe."""
+        ...
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        """Prepare, load, emit Ready, then run rounds until a Stop command. A failure is emitted as Failed."""
+        ...
+
+
+class WorkerSpec(msgspec.Struct, frozen=True):
+    """What to start: `entry` is "package.module:function" taking `options` and returning an Engine.
+
+    `cpus`: what Ray counts for it without a reserved place. `reserved_cpus`: CPUs of its host, and its device if Ray
+    counts such, that no other tenant of a Ray cluster gets while it runs. `environment` is added to the worker's own.
+    `node`: the address of the host that it is to run on, where the cluster has several ("": any; "here": the daemon's).
+    `cores`: the CPU cores that it may run on, by their numbers on that host (none: all). `device`: that it computes on,
+    as its runtime names it ("": none is known). `parts`: workers that are started before it, and end with it; what they
+    say of their endpoints stands in its options, in their order, at the place `endpoints_at`.
+    """
+
+    name: str
+    entry: str
+    options: dict[str, Any]
+    cpus: float = 1.0
+    environment: dict[str, str] = {}
+    node: str = ""
+    cores: list[int] = []
+    device: str = ""
+    reserved_cpus: float = 0.0
+    parts: list[WorkerSpec] = []
+    endpoints_at: list[str] = []
+
+
+class Worker(Protocol):
+    """A started worker process, seen from the daemon. All methods are for the event loop that started it."""
+
+    @property
+    def where(self) -> str:
+        """Name the host and process for people ("local pid 123", "ray node 10.0.0.2 pid 123")."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Queue a command; never blocks. A lost worker drops it: its end is reported by `events`."""
+        ...
+
+    def events(self) -> AsyncIterator[Event]:
+        """Yield events in order until the worker ends.
+
+        Ends normally after a Stop command; otherwise raises WorkerLost, which says how it ended, e.g. by
+        which signal. To be iterated once.
+        """
+        ...
+
+    async def stop(self, grace_s: float) -> None:
+        """Send Stop, wait up to `grace_s`, then kill. Idempotent; leaves no process behind."""
+        ...
+
+
+class Cluster(Protocol):
+    """Starts workers. One contract suite runs over every implementation."""
+
+    @property
+    def runtime(self) -> str:
+        """Return "local" or "ray"."""
+        ...
+
+    async def open(self) -> None:
+        """Connect or start what is needed. Raises WorkerError with the way out."""
+        ...
+
+    async def nodes(self) -> list[str]:
+        """Return the addresses of the hosts that workers can be started on, for `WorkerSpec.node`; "" where there is
+        this machine only. To be called after `open`."""
+        ...
+
+    @property
+    def own_node(self) -> str:
+        """Which of `nodes` is the daemon's own host; "" where that is not known."""
+        ...
+
+    @property
+    def away(self) -> str:
+        """Why no worker can be started now, where that was possible before, and may be again; "" where one can.
+        Thread-safe."""
+        ...
+
+    async def start(self, spec: WorkerSpec) -> Worker:
+        """Start a worker process; returns before it is ready. Raises WorkerStartFailed."""
+        ...
+
+    async def close(self) -> None:
+        """Stop every worker still running and whatever `open` started. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class AheadCluster(Cluster, Protocol):
+    """A cluster that starts workers before anybody can follow them."""
+
+    async def start_ahead(self, spec: WorkerSpec) -> None:
+        """Open the cluster and start a worker. The first `start` of one of that name takes it, where it is the same,
+        and else ends it. Raises WorkerError."""
+        ...

@@ -1,0 +1,28 @@
+"""Commands and events as MessagePack frames, the same bytes over a socket (`local`) and over Ray (`ray_runtime`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from orchestrator.protocol.messages import Command, Event
+
+_commands = msgspec.msgpack.Decoder(list[Command])
+_events = msgspec.msgpack.Decoder(list[Event])
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(messages: Sequence[Command] | Sequence[Event]) -> bytes:
+    """Return one frame that holds the messages in order."""
+    return _encoder.encode(list(messages))
+
+
+def decode_commands(frame: bytes | bytearray) -> list[Command]:
+    """Return a frame's commands. Raises msgspec.DecodeError."""
+    return _commands.decode(frame)
+
+
+def decode_events(frame: bytes) -> list[Event]:
+    """Return a frame's events. Raises msgspec.DecodeError."""
+    return _events.decode(frame)

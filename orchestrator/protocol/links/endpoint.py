@@ -1,0 +1,158 @@
+"""How two workers find each other: an address, and a key that both prove to have.
+
+The key is new with every start of the worker that listens and travels by way of the daemon. On one machine the proof is
+the challenge of `multiprocessing.connection`; between machines the link is encrypted first (links.tls).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from pathlib import Path
+from typing import Any
+
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.links.tls import LinkCertificate, encrypt_link
+
+GREETING_S = 5.0
+"""The longest wait for one step of the greeting."""
+
+_KEY_BYTES = 32
+_BACKLOG = 8
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+class LinkLost(Exception):
+    """The other side is gone."""
+
+
+def host_id() -> str:
+    """Return what all processes of this machine say, and those of no other do."""
+    with suppress(OSError):
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    return socket.gethostname()
+
+
+class EndpointServer:
+    """The side of whoever is found: listens on an abstract Unix socket, and on `host` too where one is given."""
+
+    def __init__(self, host: str = "") -> None:
+        name = f"outrider-link-{os.getpid()}-{secrets.token_hex(8)}"
+        self.listening = [_listening(socket.AF_UNIX, f"\0{name}")]
+        addresses = [f"unix:@{name}"]
+        self._certificate: LinkCertificate | None = None
+        if host:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                self.listening.append(_listening(family, (host, 0)))
+            except OSError:
+                self.close()
+                raise
+            addresses.append(f"tcp:{host}:{self.listening[-1].getsockname()[1]}")
+            self._certificate = LinkCertificate()
+        pem = "" if self._certificate is None else self._certificate.pem
+        self.endpoint = LinkEndpoint(addresses, secrets.token_bytes(_KEY_BYTES), pem)
+
+    def admit(self, listening: socket.socket) -> socket.socket | None:
+        """Accept whoever knocks there; None where it has no key. Waits GREETING_S a step at most."""
+        knocking, _ = listening.accept()
+        return self.greet(knocking)
+
+    def greet(self, knocking: socket.socket) -> socket.socket | None:
+        """Return what to speak through with an accepted connection. None: it has no key, and is closed. Waits
+        GREETING_S for each byte at most; to end it earlier, shut the socket down."""
+        admitted: socket.socket | None = None
+        try:
+            if knocking.family == socket.AF_UNIX:
+                with _greeting(knocking) as connection:
+                    deliver_challenge(connection, self.endpoint.key)
+                    answer_challenge(connection, self.endpoint.key)
+                admitted = knocking
+            elif self._certificate is not None:
+                knocking.settimeout(GREETING_S)
+                admitted = self._certificate.greet(knocking, self.endpoint.key)
+        except (OSError, EOFError, AuthenticationError, AssertionError):
+            admitted = None
+        if admitted is not knocking:
+            knocking.close()
+        return admitted
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        for listening in self.listening:
+            listening.close()
+
+
+def knock(endpoint: LinkEndpoint) -> socket.socket:
+    """Return a connected socket to the endpoint. Raises LinkLost, with what each address gave."""
+    problems = []
+    for address in endpoint.addresses:
+        try:
+            connected = _connect_socket(address)
+        except OSError as error:
+            problems.append(f"{address}: {error.strerror or error}")
+            continue
+        try:
+            return _greet_endpoint(connected, endpoint)
+        except (OSError, EOFError, AuthenticationError, AssertionError) as error:
+            connected.close()
+            problems.append(f"{address}: {type(error).__name__} in the greeting")
+    raise LinkLost("; ".join(problems))
+
+
+def _greet_endpoint(connected: socket.socket, endpoint: LinkEndpoint) -> socket.socket:
+    if connected.family != socket.AF_UNIX:
+        return encrypt_link(connected, endpoint.certificate, endpoint.key)
+    with _greeting(connected) as connection:
+        answer_challenge(connection, endpoint.key)
+        deliver_challenge(connection, endpoint.key)
+    return connected
+
+
+def _listening(family: socket.AddressFamily, address: Any) -> socket.socket:
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.bind(address)
+        listening.listen(_BACKLOG)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def _connect_socket(address: str) -> socket.socket:
+    kind, _, rest = address.partition(":")
+    if kind == "unix":
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.settimeout(GREETING_S)
+            connected.connect(rest.replace("@", "\0", 1))
+        except OSError:
+            connected.close()
+            raise
+        return connected
+    host, _, port = rest.rpartition(":")
+    return socket.create_connection((host, int(port)), GREETING_S)
+
+
+@contextmanager
+def _greeting(connected: socket.socket) -> Iterator[Connection[Any, Any]]:
+    """Lend the socket to multiprocessing's challenge, which knows no timeouts: the kernel's are set meanwhile."""
+    connected.setblocking(True)
+    _limit_waits(connected, GREETING_S)
+    with Connection(os.dup(connected.fileno())) as connection:
+        yield connection
+    _limit_waits(connected, 0.0)  # who is let in may be silent for as long as it likes
+
+
+def _limit_waits(connected: socket.socket, seconds: float) -> None:
+    """Have the kernel end each wait of a blocking socket after so long; 0: never."""
+    limit = struct.pack("ll", int(seconds), 0)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connected.setsockopt(socket.SOL_SOCKET, option, limit)

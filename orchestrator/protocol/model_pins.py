@@ -1,0 +1,63 @@
+"""The identities of models in the options of workers, wherever these name one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from adapters.model_identity import ModelIdentity
+from orchestrator.protocol.contract import WorkerSpec
+
+_KEY: Final = "identity"
+_OF_A_MODEL: Final = frozenset({"source", "store", _KEY})
+"""Keys that the options of a model have, and no others (protocol.load_options.ModelOptions)."""
+
+
+def pin_options(options: Mapping[str, Any], known: Mapping[str, ModelIdentity]) -> dict[str, Any]:
+    """Return a worker's options in which every model has an identity that it has, or that is known of its source."""
+
+    def pin(model: dict[str, Any]) -> dict[str, Any]:
+        found = known.get(model["source"])
+        return model if model[_KEY] is not None or found is None else {**model, _KEY: msgspec.to_builtins(found)}
+
+    return dict(_map_models(options, pin))
+
+
+def pin_spec(spec: WorkerSpec, known: Mapping[str, ModelIdentity]) -> WorkerSpec:
+    """Return how a worker and its parts are started where some identities are known."""
+    return _map_spec(spec, lambda options: pin_options(options, known)) if known else spec
+
+
+def drop_identities(spec: WorkerSpec) -> WorkerSpec:
+    """Return how a worker and its parts would be started where nothing is known of identities."""
+    return _map_spec(spec, lambda options: dict(_map_models(options, lambda model: {**model, _KEY: None})))
+
+
+def list_pinned(options: Mapping[str, Any]) -> dict[str, ModelIdentity]:
+    """Return the identities that a worker's options ask for, by source."""
+    found: dict[str, ModelIdentity] = {}
+
+    def note(model: dict[str, Any]) -> dict[str, Any]:
+        if model[_KEY] is not None:
+            found[model["source"]] = msgspec.convert(model[_KEY], ModelIdentity)
+        return model
+
+    _map_models(options, note)
+    return found
+
+
+def _map_spec(spec: WorkerSpec, change: Callable[[dict[str, Any]], dict[str, Any]]) -> WorkerSpec:
+    parts = [_map_spec(part, change) for part in spec.parts]
+    return msgspec.structs.replace(spec, options=change(spec.options), parts=parts)
+
+
+def _map_models(value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Return plain data with every model's options in it changed."""
+    if isinstance(value, dict):
+        found = {key: _map_models(one, change) for key, one in value.items()}
+        return change(found) if found.keys() >= _OF_A_MODEL else found
+    if isinstance(value, list | tuple):
+        return [_map_models(one, change) for one in value]
+    return value

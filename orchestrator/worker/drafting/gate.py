@@ -1,0 +1,153 @@
+"""Asks a draft model only where it pays: `policies/speculation/gate`, fed with what drafts took and brought.
+
+What is learned belongs to the drafter and not to a request, so a new request does not pay for it again; greedy, coupled
+and drawn drafts are judged separately. Two figures count: the tokens that drafts bring beyond those of cheaper
+drafters, and the time that they add to a round. Where one sequence decodes, the target's part is measured. So whatever
+the two models take from each other (caches, threads) is in it. Else it is taken from the rows, because other drafters'
+drafts and a grown batch would be in it.
+
+A text that the model has not read (it is not read while drafts do not pay) is read where that is worth it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from orchestrator.worker.drafting.cache import DraftSequence
+from orchestrator.worker.drafting.port import Ask, Draft
+from policies.running_mean import update_mean
+from policies.sampling import Rule
+from policies.speculation.gate import (
+    FIRST_ROUNDS,
+    TRIAL_ROUNDS,
+    DraftCost,
+    GateState,
+    decide_drafting,
+    observe_drafted_round,
+    reads,
+)
+
+_NEWEST = 0.1  # least weight of the newest sequence in the mean length
+_USUAL_TOKENS = 128.0
+"""The length of an output, until some ended."""
+_TRIAL_TOKENS = 4
+"""A trial's drafts are no longer: it is to tell what a token costs and brings, and to lose little."""
+
+
+@dataclass(slots=True)
+class _GatedRound:
+    """What is known of the last round's drafts of a rule. `sequences`: who decoded in it, drafted for or not. Cheaper
+    drafters' drafts promised so many tokens. `cost_ms`: of drafting; `rows_ms`: of verification, going by the rows."""
+
+    round_ms: float
+    sequences: int
+    promised: float = 0.0
+    cost_ms: float = 0.0
+    rows_ms: float = 0.0
+    reading: bool = False
+    accepted: int = 0
+
+    def compute_added_ms(self, last_ms: float) -> float:
+        """Return what the drafts added to a round whose target's part took `last_ms` (0: not known)."""
+        measured = last_ms > 0.0 and self.sequences == 1
+        return self.cost_ms + (max(0.0, last_ms - self.round_ms) if measured else self.rows_ms)
+
+
+@dataclass(slots=True)
+class DraftGate:
+    """See the module. `reading_ms` estimates what it takes to read what a sequence is behind."""
+
+    reading_ms: Callable[[DraftSequence], float]
+    _worths: dict[Rule, GateState] = field(default_factory=dict)
+    _open: dict[Rule, _GatedRound] = field(default_factory=dict)
+    _usual_tokens: float = _USUAL_TOKENS
+    _ended: int = 0
+
+    @property
+    def rests(self) -> bool:
+        """Whether trials have shown under every rule so far that drafts do not pay."""
+        return bool(self._worths) and all(one.rounds and not one.asked for one in self._worths.values())
+
+    def choose_asks(self, asks: Sequence[Ask], known: Mapping[str, DraftSequence], step_ms: float) -> list[Ask]:
+        """Return those to draft for in this round; a round with whoever asks was completed since the last call."""
+        self._settle(max((ask.last_ms for ask in asks), default=0.0))
+        by_rule: defaultdict[Rule, list[tuple[float, Ask, DraftSequence]]] = defaultdict(list)
+        kept: list[Ask] = []
+        for ask in asks:
+            if ask.cheap_only:
+                continue
+            one = known.get(ask.key)
+            if one is None or ask.fixed:
+                kept.append(ask)
+            else:
+                by_rule[one.sampling.rule].append((self.reading_ms(one), ask, one))
+        for rule, candidates in by_rule.items():
+            kept += self._worth_it(rule, sorted(candidates, key=lambda candidate: candidate[0]), step_ms, len(asks))
+        return kept
+
+    def _worth_it(
+        self, rule: Rule, candidates: Sequence[tuple[float, Ask, DraftSequence]], step_ms: float, sequences: int
+    ) -> list[Ask]:
+        """Return the asks that are granted; they come in the order of what there is to read for them."""
+        round_ms = candidates[0][1].round_ms
+        worth = self._worths[rule] = decide_drafting(self._worth(rule), DraftCost(round_ms, step_ms, candidates[0][0]))
+        if not worth.asked:
+            return []
+        kept: list[Ask] = []
+        for reading_ms, ask, known in candidates:
+            done = len(known.tokens) - known.prompt
+            cost = DraftCost(round_ms, step_ms, reading_ms, sequences)
+            if not reads(worth, cost, max(self._usual_tokens - done, done)):
+                break
+            worth = replace(worth, account=worth.account - reading_ms / round_ms)
+            tried = worth.rounds < TRIAL_ROUNDS
+            kept.append(replace(ask, limit=min(ask.limit, _TRIAL_TOKENS)) if tried else ask)
+        if kept:
+            self._open[rule] = _GatedRound(round_ms, sequences)
+        return kept
+
+    def _worth(self, rule: Rule) -> GateState:
+        """Return what is known of a rule's drafts. A new rule borrows from the richest: a drafter that pays under one
+        is tried under others soon, and one that did not has to save for it."""
+        if rule not in self._worths and self._worths:
+            richest = max(self._worths, key=lambda one: self._worths[one].account)
+            lent = min(FIRST_ROUNDS, max(0.0, self._worths[richest].account / 2))
+            self._worths[richest] = replace(self._worths[richest], account=self._worths[richest].account - lent)
+            self._worths[rule] = GateState(account=lent)
+        return self._worths.setdefault(rule, GateState())
+
+    def observe_drafts(self, took_ms: float, drafts: Iterable[tuple[Rule, Ask, Draft]], *, reading: bool) -> None:
+        """The drafts that were chosen are there, after so long; `reading`: with more to read than verdicts."""
+        made = list(drafts)
+        for rule, ask, draft in made:
+            if not ask.fixed and (found := self._open.get(rule)) is not None:
+                found.cost_ms += took_ms / len(made)
+                found.rows_ms += ask.row_ms * max(0, len(draft.tokens) - ask.free)
+                found.promised += ask.promised if draft.tokens else 0.0
+                found.reading = reading
+
+    def observe_accepted(self, rule: Rule, accepted: int) -> None:
+        """So many tokens of a sequence's draft became output."""
+        if (found := self._open.get(rule)) is not None:
+            found.accepted += accepted
+
+    def observe_sequence_end(self, known: DraftSequence) -> None:
+        """A sequence ended: how long others will be is guessed from that."""
+        self._usual_tokens = update_mean(
+            self._usual_tokens, float(len(known.tokens) - known.prompt), _NEWEST, self._ended
+        )
+        self._ended += 1
+
+    def _settle(self, last_ms: float) -> None:
+        for rule, found in self._open.items():
+            accepted = (found.accepted - found.promised) / found.sequences
+            self._worths[rule] = observe_drafted_round(
+                self._worths[rule],
+                round_ms=found.round_ms,
+                accepted=accepted,
+                cost_ms=found.compute_added_ms(last_ms),
+                reading=found.reading,
+            )
+        self._open.clear()

@@ -1,0 +1,91 @@
+"""Whatever a drafter does, it costs its drafts only."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.worker.drafting.cascade import ContinuingDrafter
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
+from policies.sampling import Sampling
+
+_Result = TypeVar("_Result")
+
+
+class GuardedDrafter:
+    """A drafter that is closed and not asked any more once it raised; its state says what."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._failed: list[DrafterState] | None = None
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
+        """See the port."""
+        self._try(lambda: self._drafter.begin(key, tokens, sampling, hints), None)
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        self._try(lambda: self._drafter.extend(key, tokens), None)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port."""
+        return self._try(lambda: self._propose(asks), [NOTHING] * len(asks))
+
+    def _propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        drafts = self._drafter.propose(asks)
+        if len(drafts) != len(asks):
+            raise ValueError(f"it gave {len(drafts)} drafts for {len(asks)} asks")
+        return drafts
+
+    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
+        """See drafting.cascade.ContinuingDrafter; a drafter that is none proposes nothing."""
+        drafter = self._drafter
+        if not isinstance(drafter, ContinuingDrafter):
+            return NOTHING
+        return self._try(lambda: drafter.continue_from(key, tokens, limit), NOTHING)
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        self._try(lambda: self._drafter.end(key, keep=keep), None)
+
+    def memory_bytes(self) -> int:
+        """See the port."""
+        return self._try(self._drafter.memory_bytes, 0)
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        nothing: list[DrafterState] = []
+        found = self._try(self._drafter.states, nothing)
+        return found if self._failed is None else self._failed
+
+    def close(self) -> None:
+        """See the port."""
+        if self._failed is None:
+            self._drafter.close()
+
+    def _try(self, call: Callable[[], _Result], instead: _Result) -> _Result:
+        if self._failed is not None:
+            return instead
+        try:
+            return call()
+        except Exception as error:
+            traceback.print_exc()  # a mistake of ours: the log has to say where
+            self._fail(error)
+            return instead
+
+    def _fail(self, error: Exception) -> None:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        try:
+            known = self._drafter.states()
+        except Exception:
+            known = []
+        known = known or [DrafterState(str(getattr(self._drafter, "name", "drafter")), "unknown")]
+        self._failed = [msgspec.structs.replace(state, state="failed", reason=reason) for state in known]
+        try:
+            self._drafter.close()
+        except Exception:
+            traceback.print_exc()

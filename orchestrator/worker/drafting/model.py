@@ -1,0 +1,488 @@
+"""The model drafter: a small model decodes ahead, and its KV cache follows every verdict of the target.
+
+A round drafts step by step, one ragged forward a step for all sequences. Each token is chosen as the target chooses,
+with the noise of the same seed and position on the draft's own logits. So it tends to be the target's choice. Where the
+request's rule judges distributions, it is drawn from the draft's own, with random numbers of its own. How sure the
+model is decides, calibrated by outcomes, where drafting stops, and what drafting takes beside what it saves, whether
+there is any (`drafting/gate`). Where there are cheaper drafters, a step checks several of their tokens
+(`drafting/cascade`).
+
+A model that fails costs speed and nothing else: the drafter closes it, says why in its state, and proposes nothing from
+then on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from adapters.contract import AdapterError, LoadedModel
+from device_profiles.units import MS_PER_S
+from orchestrator.clock import Clock
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.worker.drafting.cache import NO_SLOT, DraftCache, DraftSequence, count_common_prefix
+from orchestrator.worker.drafting.cascade import Cascade, Checked
+from orchestrator.worker.drafting.draft_vocabulary import Outputs
+from orchestrator.worker.drafting.gate import DraftGate
+from orchestrator.worker.drafting.meter import Meter
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Outcome
+from policies.running_mean import update_mean
+from policies.sampling import DraftDistribution, NotFinite, Row, Rule, Sampling, choose, propose
+from policies.sampling.penalties import Penalties
+from policies.speculation.break_even import token_price
+from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
+from policies.speculation.cascade import MEASURED_ROWS, StepTimes
+
+_NEWEST_STEP = 0.1  # weight of the newest step in their mean time
+_MEASURED_ROWS = 128
+_MEASURED_STEPS = 4
+_RIVALS = 3  # of a token, that branches are made for
+_NEVER = np.float32(-1e30)  # a logit; infinity is refused
+_RESTS = "its last trial brought less than it took; it is tried again when rounds without it have paid for that"
+_FOLLOWED_TOKENS = 2  # fed anyway: the target's own token, and the last accepted one
+
+
+class _Rival(NamedTuple):
+    """A token that comes behind the chosen one. `share`: its probability among all that were not chosen."""
+
+    token: int
+    share: float
+
+
+@dataclass(slots=True, eq=False)
+class _GrowingDraft:
+    """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted: below `least` one more
+    token is not worth its time. `fed`: a cheaper drafter's tokens that are fed with the next step."""
+
+    ask: Ask
+    known: DraftSequence
+    least: float
+    counts: dict[int, int]
+    tokens: list[int] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)
+    proposals: list[DraftDistribution] = field(default_factory=list)
+    rivals: list[list[_Rival]] = field(default_factory=list)
+    certainty: float = 1.0
+    fed: tuple[int, ...] = ()
+    checked: Checked = field(default_factory=Checked)
+
+    @property
+    def goes_on(self) -> bool:
+        return len(self.tokens) < self.ask.limit and self.certainty >= self.least
+
+    def draft(self, drafter: str) -> Draft:
+        whole = Draft(tuple(self.tokens), tuple(self.confidences), drafter, proposals=tuple(self.proposals))
+        return whole.truncate(self.ask.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _LastProposal:
+    """What was proposed last behind the committed tokens. `proposals` is empty where tokens are not drawn, `rivals`
+    where no branches are made."""
+
+    tokens: list[int]
+    probabilities: list[float]
+    proposals: list[DraftDistribution]
+    rivals: list[list[_Rival]]
+
+    def behind(self, count: int) -> _LastProposal:
+        return _LastProposal(
+            self.tokens[count:], self.probabilities[count:], self.proposals[count:], self.rivals[count:]
+        )
+
+
+class ModelDrafter:
+    calibrated = True
+    """See the module. `state` says what was loaded, under which name; `vocabulary` is the target's, in tokens: the
+    model's own may be padded to another size. A sequence with a token for which it has no row is not drafted for.
+    `prefill_ms` bounds what a round spends on prompts that the draft model has not seen yet. `branches`: it is to be
+    asked for branches (drafting.port.BranchingDrafter). A step may check `ahead` tokens of its `cascade` beyond what is
+    asked for, where it will be asked for them next."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        state: DrafterState,
+        clock: Clock,
+        *,
+        vocabulary: int,
+        prefill_ms: float,
+        branches: bool = False,
+        cascade: Cascade | None = None,
+        ahead: int = 0,
+    ) -> None:
+        self.name = state.name
+        self._model = model
+        self._meter = Meter(state, clock)
+        self._clock = clock
+        self._vocabulary = vocabulary
+        self._own = model.spec.vocabulary_size
+        self._outputs = Outputs(model.spec)
+        self._context = model.capabilities.max_context_tokens
+        self._cache = DraftCache(model, prefill_ms=prefill_ms)
+        self._branches = branches
+        self._cascade = Cascade((), clock) if cascade is None else cascade
+        self._ahead = ahead
+        self._known: dict[str, DraftSequence] = {}
+        self._branch_keys: set[str] = set()
+        self._proposed: dict[str, _LastProposal] = {}
+        # Greedy, coupled and drawn tokens are accepted at different rates.
+        self._calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
+        self._guard = DraftGate(self._reading_ms)
+        self._step_ms = 0.0
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
+        """See the port. KV of the tokens that both begin with is kept."""
+        if self._meter.failed:
+            return
+        if not self._has(tokens):
+            self.end(key, keep=False)
+            return
+        before = self._known.pop(key, None)
+        if before is not None:
+            self._settle_restart(before, tokens)
+        self._proposed.pop(key, None)
+        if not self._has([token for token, _ in sampling.logit_bias]):
+            bias = tuple((token, bias) for token, bias in sampling.logit_bias if token < self._own)
+            sampling = replace(sampling, logit_bias=bias)
+        penalties = Penalties.of(sampling, tokens)
+        apart = len(tokens) <= self._model.capabilities.apart_tokens
+        known = self._known[key] = DraftSequence(key, list(tokens), sampling, len(tokens), apart, penalties)
+        if before is not None:
+            self._cache.take_over(known, before)
+        self._cascade.begin(key, tokens, sampling, hints)
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        known = self._known.get(key)
+        if known is None:
+            return
+        if not self._has(tokens):
+            self.end(key, keep=False)
+            return
+        self._learn(key, known.sampling, tokens)
+        known.extend(tokens)
+        self._cascade.extend(key, tokens)
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        known = self._known.pop(key, None)
+        self._proposed.pop(key, None)
+        if known is not None:
+            self._guard.observe_sequence_end(known)
+            self._cache.drop(known)
+            self._cascade.end(key, keep=keep)
+
+    def list_outcomes(self, key: str) -> list[Outcome]:
+        """See the port."""
+        known, made = self._known.get(key), self._proposed.get(key)
+        if known is None or made is None:
+            return []
+        found, reached = [], 1.0
+        calibration = self._calibrations[known.sampling.rule]
+        for index, (rivals, probability) in enumerate(zip(made.rivals, made.probabilities, strict=False)):
+            right = chance(calibration, probability)
+            found += [Outcome(index, rival.token, reached * (1.0 - right) * rival.share) for rival in rivals]
+            reached *= right
+        return found
+
+    def branch(self, key: str, branch: str, outcome: Outcome) -> bool:
+        """See the port."""
+        known, made = self._known.get(key), self._proposed.get(key)
+        if known is None or made is None or outcome.accepted > len(made.tokens):
+            return False
+        path = [*made.tokens[: outcome.accepted], outcome.token]
+        forked = DraftSequence(
+            branch, [*known.tokens, *path], known.sampling, known.prompt, known.apart, known.penalties
+        )
+        forked.counts = dict(known.counts)
+        for token in path if known.penalties is not None else ():
+            forked.counts[token] = forked.counts.get(token, 0) + 1
+        try:
+            if not self._cache.fork(forked, known):
+                return False
+        except AdapterError as error:
+            self._meter.fail(str(error))
+            self.close()
+            return False
+        self._known[branch] = forked
+        self._branch_keys.add(branch)
+        return True
+
+    def adopt(self, key: str, branch: str) -> None:
+        """See the port."""
+        known, forked = self._known.get(key), self._known.get(branch)
+        if known is None or forked is None or forked.tokens != known.tokens or forked.slot == NO_SLOT:
+            self.prune(branch)
+            return
+        self._branch_keys.discard(branch)
+        self._cache.drop(known)
+        del self._known[branch]
+        forked.key = key
+        self._known[key] = forked
+        if (made := self._proposed.pop(branch, None)) is not None:
+            self._proposed[key] = made
+
+    def prune(self, branch: str) -> None:
+        """See the port."""
+        self._branch_keys.discard(branch)
+        self._proposed.pop(branch, None)
+        if (forked := self._known.pop(branch, None)) is not None:
+            self._cache.drop(forked)
+
+    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
+        """See drafting.cascade.ContinuingDrafter."""
+        known = self._known.get(key)
+        if self._meter.failed or known is None or not self._has(tokens):
+            return NOTHING
+        if len(known.tokens) + len(tokens) + limit > self._context:
+            return NOTHING
+        committed, counts = len(known.tokens), dict(known.counts)
+        try:
+            with self._meter.round():
+                known.extend(tokens)
+                one = _GrowingDraft(Ask(key, limit), known, 0.0, dict(known.counts))
+                self._grow({known: one})
+        except (AdapterError, NotFinite) as error:
+            self._meter.fail(str(error))
+            self.close()
+            return NOTHING
+        known.take_back(committed, counts)
+        return one.draft(self.name)
+
+    def memory_bytes(self) -> int:
+        """See the port: the KV cache, which is allocated whole, and what drafters of its own remember."""
+        if self._meter.failed:
+            return 0
+        caps = self._model.capabilities
+        kv_bytes = caps.total_blocks * caps.block_tokens * self._model.spec.bytes_per_token
+        return kv_bytes + self._cascade.memory_bytes()
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        rests = _RESTS if self._guard.rests else ""
+        return [msgspec.structs.replace(self._meter.state, memory_bytes=self.memory_bytes(), rests=rests)]
+
+    def close(self) -> None:
+        """See the port."""
+        self._known.clear()
+        self._proposed.clear()
+        with suppress(AdapterError):  # a broken model may not even close
+            self._model.close()
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port."""
+        worth = [] if self._meter.failed else self._guard.choose_asks(asks, self._known, self._step_ms)
+        if not worth:
+            return [NOTHING] * len(asks)
+        try:
+            with self._meter.round():
+                drafts = self._drafts(worth)
+        except (AdapterError, NotFinite) as error:
+            self._meter.fail(str(error))
+            self.close()
+            return [NOTHING] * len(asks)
+        return [drafts.get(ask.key, NOTHING) for ask in asks]
+
+    def measure(self) -> None:
+        """Learn what reading and a step take, before there is a request that it could cost something."""
+        rows = min(_MEASURED_ROWS, self._model.capabilities.max_batch_rows, self._context - MEASURED_ROWS[-1])
+        try:
+            for cache in (DraftCache(self._model, prefill_ms=0.0), self._cache):  # the first pass warms up
+                known = DraftSequence("", [0] * rows, Sampling(), 0, False, None)
+                cache.read(known)
+                if known.held == rows:
+                    self._cascade.times = self._time_steps(cache, known)
+                    self._step_ms = self._cascade.times.ms[0]
+                cache.drop(known)
+        except AdapterError as error:
+            self._meter.fail(str(error))
+            self.close()
+
+    def _time_steps(self, cache: DraftCache, known: DraftSequence) -> StepTimes:
+        """Return what steps of one sequence take, by the rows that it may be fed at once."""
+        most = 1 if self._cascade.is_empty else self._model.capabilities.max_batch_rows
+        sizes = tuple(rows for rows in MEASURED_ROWS if rows <= most)
+        found: list[float] = []
+        for size in sizes:
+            took_ms = []
+            for _ in range(_MEASURED_STEPS):
+                took_ms.append(self._step(cache, {known: [0] * size})[1])
+                known.keep_guessed(())
+            found.append(min(took_ms))
+        return StepTimes(sizes, tuple(found))
+
+    def _reading_ms(self, known: DraftSequence) -> float:
+        return max(0, known.missing - _FOLLOWED_TOKENS) * (self._cache.row_ms or self._step_ms)
+
+    def _has(self, tokens: Sequence[int]) -> bool:
+        """True where the model has a row for each of the target's tokens."""
+        return max(tokens, default=0) < self._own
+
+    def _drafts(self, asks: Sequence[Ask]) -> dict[str, Draft]:
+        drafting: dict[DraftSequence, _GrowingDraft] = {}
+        for ask in asks:
+            known = self._known.get(ask.key)
+            if known is not None and known.slot == NO_SLOT and ask.key in self._branch_keys:
+                continue  # it gave its place up, and is not worth reading all again
+            if known is not None and ask.limit > 0 and len(known.tokens) + ask.limit <= self._context:
+                price = 0.0 if ask.fixed else token_price(self._step_ms + ask.row_ms, ask.round_ms)
+                least = max(ask.least, price)
+                drafting[known] = _GrowingDraft(ask, known, least, dict(known.counts))
+        follow = all(known.follows for known in drafting)
+        started_s = self._clock.monotonic_s()
+        self._grow(drafting)
+        for one in drafting.values():
+            self._proposed[one.ask.key] = _LastProposal(one.tokens, one.probabilities, one.proposals, one.rivals)
+        drafts = [(one, one.draft(self.name)) for one in drafting.values()]
+        took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+        made = [(one.known.sampling.rule, one.ask, draft) for one, draft in drafts]
+        self._guard.observe_drafts(took_ms, made, reading=not follow)
+        return {one.ask.key: draft for one, draft in drafts if draft.tokens}
+
+    def _grow(self, drafting: dict[DraftSequence, _GrowingDraft]) -> None:
+        """Append what the draft model chooses to each draft, until none is to go on. Raises NotFinite, AdapterError."""
+        resumed = [one for one in drafting.values() if self._resume(one)]
+        fresh = [one for one in drafting.values() if not one.tokens]
+        feeds = {one.known: self._feed(one, len(drafting)) for one in (*resumed, *fresh) if one.goes_on}
+        rows = self._cache.catch_up([one.known for one in fresh], [one.known for one in resumed], feeds)
+        took_ms = 0.0  # reading is no step
+        while rows:
+            growing = [drafting[known] for known in rows]
+            chosen = sum(self._choose_all(one, rows[one.known]) for one in growing)
+            self._observe_step(took_ms, chosen / len(growing))
+            feeds = {one.known: self._feed(one, len(growing)) for one in growing if one.goes_on}
+            rows, took_ms = self._step(self._cache, feeds) if feeds else ({}, 0.0)
+        for one in drafting.values():
+            self._cascade.observe(one.checked, one.tokens)
+
+    def _feed(self, one: _GrowingDraft, sequences: int) -> list[int]:
+        """Return what the next step is fed: a draft's last token, where it has one, and a cheaper drafter's tokens."""
+        most = max(one.ask.limit - len(one.tokens) - 1, self._ahead)
+        most = min(most, self._context - len(one.known.tokens) - len(one.tokens) - 1)
+        one.fed = self._cascade.propose(one.checked, one.ask.key, one.tokens, most, sequences)
+        return [*one.tokens[-1:], *one.fed]
+
+    def _choose_all(self, one: _GrowingDraft, rows: Row) -> int:
+        """Append what the model chooses behind the tokens of its own, and behind fed ones while they are its choice;
+        returns how many that are. `rows`: shape (fed tokens and the one before, columns). Raises NotFinite and
+        AdapterError."""
+        before = len(one.tokens)
+        for number, row in enumerate(rows):
+            if number and one.tokens[-1] != one.fed[number - 1]:
+                break
+            self._choose(one, row)
+        one.known.keep_guessed(one.tokens)
+        return len(one.tokens) - before
+
+    def _observe_step(self, took_ms: float, tokens: float) -> None:
+        """Learn what a drafted token takes from a step that made so many of each sequence (0 ms: it was none)."""
+        if took_ms:
+            token_ms = took_ms / tokens
+            self._step_ms = update_mean(self._step_ms or token_ms, token_ms, _NEWEST_STEP)
+
+    def _step(self, cache: DraftCache, feeds: dict[DraftSequence, list[int]]) -> tuple[dict[DraftSequence, Row], float]:
+        """Return the logits behind fed tokens, and what that took, in ms."""
+        started_s = self._clock.monotonic_s()
+        rows = cache.step(feeds)
+        return rows, (self._clock.monotonic_s() - started_s) * MS_PER_S
+
+    def _resume(self, one: _GrowingDraft) -> bool:
+        """Go on from what was proposed before, as far as the target bore it out. False: there is nothing."""
+        before = self._proposed.get(one.ask.key)
+        if before is None or not before.tokens or not one.known.goes_on_from(before.tokens):
+            return False
+        one.proposals.extend(before.proposals)
+        one.rivals.extend(before.rivals)
+        for token, probability in zip(before.tokens, before.probabilities, strict=True):
+            self._append(one, token, probability)
+        return True
+
+    def _choose(self, one: _GrowingDraft, row: Row) -> None:
+        """Append the token that the draft model chooses from its logits. Raises NotFinite and AdapterError."""
+        sampling, penalties = one.known.sampling, one.known.penalties
+        # Noise and penalties go by token; the best column is the best token without them.
+        by_column = sampling.temperature == 0.0 and penalties is None
+        if not by_column:
+            row = self._outputs.spread(row)
+        if penalties is not None:
+            row = penalties.apply_penalties(row, one.counts)
+        row = row[: self._vocabulary]  # rows behind that fill its vocabulary up, and are no tokens of the target
+        behind = len(one.known.tokens)
+        if sampling.draws_drafts:
+            token, proposal = propose(row, sampling, behind + len(one.tokens), behind)
+            one.proposals.append(proposal)
+            self._append(
+                one, token, proposal.peak
+            )  # of the row, not of the token: see policies/sampling/draft_distribution
+            return
+        chosen = choose(row, sampling, behind + len(one.tokens))
+        token = self._outputs.token(chosen) if by_column else chosen
+        if token >= self._vocabulary:
+            raise AdapterError(f"it drafted token {token}, and the target has {self._vocabulary}")
+        probability = probability_of(row, chosen, sampling.temperature)
+        self._append(one, token, probability)
+        if self._branches:
+            rivals = find_rivals(row, chosen, sampling, behind + len(one.tokens) - 1)
+            one.rivals.append(
+                [_Rival(self._outputs.token(rival) if by_column else rival, share) for rival, share in rivals]
+            )
+
+    def _append(self, one: _GrowingDraft, token: int, probability: float) -> None:
+        sampling = one.known.sampling
+        one.counts[token] = one.counts.get(token, 0) + 1
+        confidence = chance(self._calibrations[sampling.rule], probability)
+        one.tokens.append(token)
+        one.probabilities.append(probability)
+        one.confidences.append(confidence)
+        one.certainty *= confidence
+
+    def _learn(self, key: str, sampling: Sampling, committed: Sequence[int]) -> None:
+        """Learn from what was committed; what was proposed behind it is kept while it bears that out."""
+        rule = sampling.rule
+        before = self._proposed.pop(key, None)
+        if before is None:
+            return
+        learned = observe_draft_outcome(self._calibrations[rule], before.tokens, before.probabilities, committed)
+        self._calibrations[rule] = learned
+        right = count_common_prefix(before.tokens, committed)
+        self._guard.observe_accepted(rule, min(right, len(committed) - 1))  # one token is the target's own
+        if right == len(committed) < len(before.tokens):
+            self._proposed[key] = before.behind(right)
+
+    def _settle_restart(self, before: DraftSequence, tokens: Sequence[int]) -> None:
+        """A sequence is begun anew, perhaps because its last tokens became others: its draft counts all the same."""
+        if (made := self._proposed.get(before.key)) is not None:
+            base = len(before.tokens)
+            right = count_common_prefix([*before.tokens, *made.tokens], tokens) - base
+            self._guard.observe_accepted(before.sampling.rule, max(0, min(right, len(tokens) - base - 1)))
+
+
+def find_rivals(row: Row, column: int, sampling: Sampling, position: int) -> list[tuple[int, float]]:
+    """Return the columns that would be chosen at a position, one after the other, if a column and those before could
+    not be, each with its probability among all but that column. `row`: logits, float32, shape (columns,). Raises
+    NotFinite."""
+    left = row.copy()
+    left[column] = _NEVER
+    weights = np.exp((left - left.max()) / np.float32(sampling.temperature or 1.0))
+    every = float(weights.sum(dtype=np.float64))
+    found = []
+    for _ in range(min(_RIVALS, len(row) - 1)):
+        rival = choose(left, sampling, position)
+        found.append((rival, float(weights[rival]) / every))
+        left[rival] = _NEVER
+    return found
+
+
+def probability_of(row: Row, column: int, temperature: float) -> float:
+    """Return a column's probability under its logits (float32, shape (columns,)), at a temperature (0: at 1)."""
+    scaled = (row - row.max()) / np.float32(temperature or 1.0)
+    return math.exp(float(scaled[column])) / float(np.exp(scaled).sum(dtype=np.float64))

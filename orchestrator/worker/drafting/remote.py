@@ -1,0 +1,413 @@
+"""A drafter in another process, seen from the target's worker.
+
+Nothing that happens to that process can do more than leave a round without drafts. No call waits longer than a draft is
+worth (`policies/speculation/draft_wait`), and every answer is checked. The memory of running sequences is enough to
+tell them to a new process. History is the truth; the other side is a cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from adapters.framing import ProtocolError
+from device_profiles.units import MS_PER_S
+from orchestrator.clock import Clock
+from orchestrator.protocol.draft_messages import DrafterState, DraftLink, RemoteState
+from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.links.endpoint import LinkLost
+from orchestrator.worker.drafting.connection import ConnectionThread, Refusal
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
+from orchestrator.worker.drafting.protocol import (
+    MOST_AHEAD,
+    Begin,
+    DraftLines,
+    DraftRequest,
+    DraftResponse,
+    End,
+    Extend,
+    Link,
+    Update,
+    Welcome,
+    WireBranch,
+    WireDraft,
+    check_guess,
+)
+from orchestrator.worker.drafting.remote_sequence import RemoteSequence
+from orchestrator.worker.drafting.round_trip import RoundTrip
+from policies.sampling import Sampling
+from policies.speculation import draft_lead, draft_wait
+from policies.speculation.draft_chain import estimate_accepted_tokens
+from policies.speculation.draft_wait import DraftWait
+
+_MOST_MESSAGES = 1024  # that are read at once: a drafter that says more than it is heard keeps up nobody
+_MOST_SURE = 255
+_IN_TIME = 0.9  # of the time that a round waits, the other side may draft: the rest is the way back
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteLimits:
+    """`max_wait_ms` bounds what a round waits for drafts. A process that has not answered for `answer_timeout_s` is
+    given up as hung."""
+
+    max_wait_ms: float = 100.0
+    answer_timeout_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingRequest:
+    """A draft request that is not answered yet."""
+
+    number: int
+    sent_s: float
+    waited_until_s: float
+    asks: tuple[tuple[RemoteSequence, int, int], ...]  # the sequence, how many tokens it had, the limit
+    usual: bool  # the other side had read all prompts
+    wait_ms: float  # what the round waits for it at most
+
+
+@dataclass(slots=True)
+class _Counts:
+    asks: int = 0
+    in_time: int = 0
+    late: int = 0
+    wait_ms: float = 0.0
+    connections: int = 0
+    memory_bytes: int = 0
+    peak_rss_bytes: int = 0
+    ahead: list[int] = field(default_factory=lambda: [0, 0])  # hits and misses of earlier connections
+    ahead_now: tuple[int, int] = (0, 0)
+    bytes_before: tuple[int, int] = (0, 0)  # sent and received over earlier connections
+
+    def bytes_with(self, link: Link | None) -> tuple[int, int]:
+        """Return what was sent and received over all connections, the one that is open among them."""
+        sent, received = self.bytes_before
+        return (sent, received) if link is None else (sent + link.sent_bytes, received + link.received_bytes)
+
+    def ahead_of(self, index: int) -> int:
+        return self.ahead[index] + self.ahead_now[index]
+
+
+class RemoteDrafter:
+    """Implements drafting.port.Drafter. `fingerprint` is what its vocabulary must have, `device` is where the
+    target runs. `report` hears of every change of the connection, from any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        fingerprint: str,
+        device: str,
+        limits: RemoteLimits,
+        clock: Clock,
+        report: Callable[[DraftLink], None],
+    ) -> None:
+        self.name = name
+        self._draft_vocabulary = 0
+        self._fingerprint = fingerprint
+        self._limits = limits
+        self._clock = clock
+        self._tell = report
+        self._state, self._reason = "starting", "its process is being started"
+        self._described = DrafterState(name, "model")
+        self._apart = self._runs_ahead = False
+        self._connector = ConnectionThread(name, device, self._check, self._report)
+        self._link: Link | None = None
+        self._sequences: dict[str, RemoteSequence] = {}
+        self._begun: dict[int, RemoteSequence] = {}  # by the number that its Begin has on this connection
+        self._begins = 0
+        self._updates: list[Update] = []
+        self._pending: _PendingRequest | None = None
+        self._number = 0
+        self._pace = DraftWait()
+        self._round_trip = RoundTrip()
+        self._waits = False
+        self._lead = 0
+        self._counts = _Counts()
+
+    def attach(self, endpoint: LinkEndpoint) -> None:
+        """Draft by the process at this endpoint from now on. Thread-safe."""
+        self._connector.aim(endpoint)
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
+        """See the port."""
+        sequence = self._sequences[key] = RemoteSequence(key, list(tokens), sampling)
+        if self._link is not None:
+            self._updates.append(self._begin(sequence))
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        sequence = self._sequences.get(key)
+        if sequence is None:
+            return
+        sequence.tokens.extend(tokens)
+        self._judge(sequence)
+        self._note(Extend(key, list(tokens)))
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        if self._sequences.pop(key, None) is not None:
+            self._note(End(key, keep))
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port. Waits no longer than `policies.speculation.draft_wait` allows; what is not there then is not
+        drafted."""
+        try:
+            self._take_new_link()
+            if self._link is not None:
+                self._exchange(self._link, [ask for ask in asks if ask.key in self._sequences and not ask.cheap_only])
+        except LinkLost as error:
+            self._drop("lost", str(error))
+        except ProtocolError as error:
+            self._drop("garbage", str(error))
+        return [self._offer(ask) for ask in asks]
+
+    def memory_bytes(self) -> int:
+        """See the port. What the other process said last."""
+        return self._counts.memory_bytes
+
+    def close(self) -> None:
+        """See the port."""
+        self._connector.close()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def states(self) -> list[DrafterState]:
+        """See the port. What the other process said of itself last, and how it does from here: a link that was made
+        meanwhile is taken, whether or not there was anything to ask it for."""
+        self._take_new_link()
+        counts = self._counts
+        remote = RemoteState(
+            asks=counts.asks,
+            in_time=counts.in_time,
+            late=counts.late,
+            wait_ms=counts.wait_ms,
+            answer_ms=self._pace.answer_ms,
+            connections=counts.connections,
+            runs_ahead=self._runs_ahead,
+            ahead_hits=counts.ahead_of(0),
+            ahead_misses=counts.ahead_of(1),
+            peak_rss_bytes=counts.peak_rss_bytes,
+            rtt_ms=self._round_trip.best_ms,
+            lead_tokens=self._lead,
+            sent_bytes=counts.bytes_with(self._link)[0],
+            received_bytes=counts.bytes_with(self._link)[1],
+        )
+        changes = {"name": self.name, "state": self._state, "reason": self._reason, "remote": remote}
+        counted = {"rounds": counts.in_time, "draft_ms": counts.wait_ms, "memory_bytes": counts.memory_bytes}
+        return [msgspec.structs.replace(self._described, **changes, **counted)]
+
+    def _note(self, update: Update) -> None:
+        if self._link is not None:  # a new link is told everything anyway
+            self._updates.append(update)
+
+    def _begin(self, sequence: RemoteSequence) -> Begin:
+        """Return the word that a sequence begins on this connection."""
+        self._begins += 1
+        self._begun = {number: one for number, one in self._begun.items() if self._sequences.get(one.key) is one}
+        self._begun[self._begins] = sequence
+        return Begin(sequence.key, list(sequence.tokens), sequence.sampling)
+
+    def _exchange(self, link: Link, asks: list[Ask]) -> None:
+        """Say what happened, ask for drafts where none are awaited, and take in what comes in time."""
+        self._take(link, 0.0)
+        now_s = self._clock.monotonic_s()
+        if self._pending is not None and now_s - self._pending.sent_s > self._limits.answer_timeout_s:
+            self._drop("hung", f"no answer for {self._limits.answer_timeout_s:g} s")
+            return
+        updates, self._updates = self._updates, []
+        if self._pending is not None or not asks:
+            if updates:
+                link.send(DraftRequest(self._number, updates, []))
+            link.flush()
+            return
+        self._pace = draft_wait.count_draft_request(self._pace)
+        round_ms = asks[0].round_ms or asks[0].last_ms  # the last round is a guess, until more is known
+        sequences = [self._sequences[ask.key] for ask in asks]
+        reading = not all(sequence.met for sequence in sequences)
+        drafted = all(sequence.rest(1).tokens for sequence in sequences)
+        wait_ms = 0.0 if reading or drafted else draft_wait.patience_ms(self._pace, round_ms, self._limits.max_wait_ms)
+        self._lead = draft_lead.count_lead_tokens(self._round_trip.best_ms, round_ms, self._pace.accepted)
+        if wait_ms == 0.0 and not (reading or self._apart):
+            link.send(
+                DraftRequest(self._number, updates, [])
+            )  # what is not waited for would be drafted at the target's cost
+            return
+        self._number += 1
+        self._counts.asks += 1
+        sent = tuple((sequence, len(sequence.tokens), ask.limit) for sequence, ask in zip(sequences, asks, strict=True))
+        waits_until_s = now_s + wait_ms / MS_PER_S
+        self._pending = _PendingRequest(self._number, now_s, waits_until_s, sent, not reading, wait_ms)
+        price_ms = round_ms if wait_ms else 0.0
+        within_ms = max(0.0, (_IN_TIME * wait_ms or round_ms) - self._round_trip.best_ms)
+        link.send(DraftRequest(self._number, updates, asks, within_ms, price_ms, now_s, self._lead))
+        self._wait(link, self._pending, round_ms)
+        self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
+
+    def _wait(self, link: Link, request: _PendingRequest, round_ms: float) -> None:
+        """Wait for an answer as long as its round does; not on for what is left to gain where lines that were under way
+        serve the round. Raises LinkLost, ProtocolError."""
+        self._waits = request.wait_ms > 0.0
+        try:
+            self._take(link, 0.0)
+            while self._pending is request:
+                passed_ms = (self._clock.monotonic_s() - request.sent_s) * MS_PER_S
+                served = [estimate_accepted_tokens(one.rest(limit).confidences) for one, _, limit in request.asks]
+                if min(served, default=0.0) > 0.0:
+                    left_ms = draft_wait.gain_ms(self._pace, round_ms, sum(served) / len(served))
+                    if passed_ms + left_ms < self._pace.answer_ms:
+                        break
+                if passed_ms >= request.wait_ms:
+                    break
+                self._take(link, (request.wait_ms - passed_ms) / MS_PER_S)
+        finally:
+            self._waits = False
+
+    def _take(self, link: Link, timeout_s: float) -> None:
+        """Take in all that has come: an answer, and what was drafted ahead; wait so long for the first of it. Raises
+        LinkLost, ProtocolError."""
+        for _ in range(_MOST_MESSAGES):
+            found = link.drafts(timeout_s)
+            if found is None:
+                return
+            if isinstance(found, DraftLines):
+                self._take_lines(found)
+            else:
+                self._take_answer(found)
+            timeout_s = 0.0
+
+    def _take_lines(self, found: DraftLines) -> None:
+        """Keep what was drafted ahead for a sequence. Raises ProtocolError."""
+        sequence = self._begun.get(found.sequence)
+        if sequence is None or self._sequences.get(sequence.key) is not sequence:
+            return  # it has ended
+        if not 0 <= found.base <= len(sequence.tokens):
+            raise ProtocolError(f"drafts go on behind {found.base} tokens of {len(sequence.tokens)}")
+        line = self._check_line(found.line)
+        branches = {(branch.accepted, branch.token): self._join(line, branch) for branch in found.branches}
+        sequence.take_lines(found.base, line, branches)
+
+    def _join(self, line: Draft, branch: WireBranch) -> Draft:
+        """Return a branch with the tokens of the line that are in front of it."""
+        begin = line.truncate(branch.accepted)
+        if not 0 <= branch.accepted == len(begin.tokens):
+            raise ProtocolError(f"a branch leaves a line of {len(line.tokens)} tokens behind {branch.accepted}")
+        if not 0 <= branch.sureness <= _MOST_SURE:
+            raise ProtocolError("a chance is no probability")
+        first = self._check_line(WireDraft((branch.token,), bytes((branch.sureness,))))
+        rest = self._check_line(branch.draft)
+        confidences = (*begin.confidences, *first.confidences, *rest.confidences)
+        return Draft((*begin.tokens, *first.tokens, *rest.tokens), confidences, self.name)
+
+    def _check_line(self, guess: WireDraft) -> Draft:
+        return check_guess(guess, MOST_AHEAD, self._draft_vocabulary, self.name)
+
+    def _take_answer(self, answer: DraftResponse) -> None:
+        """Take in an answer. Raises ProtocolError."""
+        request, self._pending = self._pending, None
+        if request is None or answer.number != request.number:
+            raise ProtocolError(f"an answer to request {answer.number} came, which nobody waits for")
+        drafts = self._drafts(request, answer)
+        now_s = self._clock.monotonic_s()
+        waited = self._waits and now_s <= request.waited_until_s
+        if request.usual:
+            self._pace = draft_wait.observe_draft_answer(
+                self._pace, self._answer_ms(request, answer, now_s, waited=waited)
+            )
+        counts = self._counts
+        counts.in_time += waited
+        counts.late += not waited
+        counts.memory_bytes, counts.peak_rss_bytes = answer.memory_bytes, answer.peak_rss_bytes
+        counts.ahead_now = (answer.ahead_hits, answer.ahead_misses)
+        offsets = answer.offsets or [0] * len(drafts)
+        for (sequence, base, _), draft, offset in zip(request.asks, drafts, offsets, strict=True):
+            sequence.base, sequence.guess, sequence.open = base + offset, draft, True
+            sequence.met = sequence.met or bool(draft.tokens)
+            self._judge(sequence)
+
+    def _answer_ms(self, request: _PendingRequest, answer: DraftResponse, now_s: float, *, waited: bool) -> float:
+        """Return what it took to the answer; one that nobody waited for may have lain there for a while."""
+        took_ms = (now_s - request.sent_s) * MS_PER_S
+        if waited:
+            self._round_trip.observe(took_ms - answer.held_ms)
+            return took_ms
+        return min(took_ms, answer.took_ms + self._round_trip.best_ms)
+
+    def _drafts(self, request: _PendingRequest, answer: DraftResponse) -> list[Draft]:
+        """Return what an answer brings. Raises ProtocolError where it cannot be one."""
+        if len(answer.drafts) != len(request.asks):
+            raise ProtocolError(f"{len(answer.drafts)} drafts came for {len(request.asks)} sequences")
+        if answer.offsets and len(answer.offsets) != len(request.asks):
+            raise ProtocolError(f"{len(answer.offsets)} offsets came for {len(request.asks)} sequences")
+        for (sequence, base, _), offset in zip(request.asks, answer.offsets, strict=False):
+            if not 0 <= offset <= len(sequence.tokens) - base:
+                raise ProtocolError(f"a draft is {offset} tokens behind what was asked for")
+        return [
+            check_guess(guess, limit, self._draft_vocabulary, self.name)
+            for (_, _, limit), guess in zip(request.asks, answer.drafts, strict=True)
+        ]
+
+    def _judge(self, sequence: RemoteSequence) -> None:
+        right = sequence.verdict()
+        if right is not None:
+            self._pace = draft_wait.observe_accepted_tokens(self._pace, right)
+
+    def _offer(self, ask: Ask) -> Draft:
+        sequence = self._sequences.get(ask.key)
+        return NOTHING if sequence is None else sequence.rest(ask.limit)
+
+    def _take_new_link(self) -> None:
+        """Change over to a new link, if there is one, and tell it every running sequence."""
+        made = self._connector.take()
+        if made is None:
+            return
+        if self._link is not None:
+            self._counts.bytes_before = self._counts.bytes_with(self._link)
+            self._link.close()
+        self._link, welcome = made.link, made.welcome
+        self._round_trip = RoundTrip()
+        self._round_trip.observe(made.greeting_ms)
+        self._pending = None
+        self._state, self._reason = "ok", ""
+        self._described, self._apart, self._runs_ahead = welcome.drafter, welcome.apart, welcome.runs_ahead
+        self._draft_vocabulary = welcome.vocabulary_size
+        self._counts.connections += 1
+        self._counts.ahead = [self._counts.ahead_of(0), self._counts.ahead_of(1)]
+        self._counts.ahead_now = (0, 0)
+        for sequence in self._sequences.values():
+            sequence.met = False
+        self._begun, self._begins = {}, 0
+        for sequence in self._sequences.values():
+            sequence.drop_lines()
+        self._updates = [self._begin(sequence) for sequence in self._sequences.values()]
+
+    def _drop(self, state: Literal["lost", "hung", "garbage"], reason: str) -> None:
+        """Go on without the link; one that was merely lost is made again."""
+        if self._link is not None:
+            self._counts.bytes_before = self._counts.bytes_with(self._link)
+            self._link.close()
+            self._link = None
+        self._pending = None
+        self._updates = []
+        self._report(DraftLink(self.name, state, reason))
+        if state == "lost":
+            self._connector.again()
+
+    def _report(self, link: DraftLink) -> None:
+        if link.state != "connected":  # it is "ok" when the loop takes the link
+            if (link.state, link.reason) == (self._state, self._reason):
+                return  # it tries on, and nothing has changed
+            self._state, self._reason = link.state, link.reason
+        self._tell(link)
+
+    def _check(self, welcome: Welcome) -> None:
+        """Raise Refusal where the drafts cannot be this target's tokens."""
+        if self._fingerprint != welcome.vocabulary_fingerprint:
+            raise Refusal(
+                f"{welcome.drafter.source or welcome.drafter.name} has another vocabulary than the target: its tokens "
+                "mean other text; choose a draft of the target's family"
+            )

@@ -1,0 +1,273 @@
+"""One drafter for several targets: their sequences share its passes.
+
+Each target has a session with sequences of its own. A pass drafts one token more for every sequence that a token is
+wanted of, whichever target it is of. Those are the sequences of open asks, and ahead those of targets that this takes
+nothing from. No pass waits for company: what comes meanwhile is in the next (`policies/speculation/draft_pass`). An ask
+is answered as soon as it is fulfilled, or when its time does not allow for another pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+
+from orchestrator.clock import Clock
+from orchestrator.worker.drafting.load_meter import LoadMeter
+from orchestrator.worker.drafting.lookahead import Branch, LookaheadSequence
+from orchestrator.worker.drafting.port import NOTHING, Ask, BranchingDrafter, Draft, Drafter
+from orchestrator.worker.drafting.protocol import Begin, End, Extend, Update
+from policies.speculation.draft_pass import PassTimes, WantedRow, choose_rows, count_branches, price_branch
+
+
+@dataclass(slots=True, eq=False)
+class _OpenAsk:
+    """A draft request that is owed an answer. `waits`: a draft was missing when it came. `passes`: that had one of its
+    sequences. `moved`: how many tokens were committed to a sequence since, where its target went on meanwhile."""
+
+    number: int
+    asks: Sequence[Ask]
+    asked: list[tuple[LookaheadSequence, Ask]]
+    end_s: float
+    round_s: float
+    waits: bool
+    passes: int = 0
+    moved: Counter[str] = field(default_factory=Counter)
+
+    def list_growing(self, step_s: float) -> list[LookaheadSequence]:
+        """Return the sequences that another token is worth its time for. The first pass is free: without it nobody
+        would learn that passes have become cheaper."""
+        price = step_s / self.round_s if self.passes and self.round_s else 0.0
+        return [sequence for sequence, ask in self.asked if sequence.wants_more_for(ask, price)]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedAnswer:
+    """What is to be sent to a session: one draft for each ask of the request of this number. `offsets`: see
+    drafting.protocol.DraftResponse."""
+
+    session: DraftSession
+    number: int
+    drafts: list[Draft]
+    offsets: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class DraftSession:
+    """One connected target. `runs_ahead`: it is drafted for while it verifies, `lead`: so many tokens further than its
+    next drafts, as it is behind a link. `hits` and `misses`: see
+    drafting.protocol.DraftResponse. `in_company`: a pass since its last answer had rows of another target too."""
+
+    number: int
+    runs_ahead: bool
+    lead: int = 0
+    hits: int = 0
+    misses: int = 0
+    sequences: dict[str, LookaheadSequence] = field(default_factory=dict)
+    open_ask: _OpenAsk | None = None
+    in_company: bool = False
+    begun: int = 0
+
+    def key(self, key: str) -> str:
+        """Return what the drafter calls a sequence of this target: others may have one of the same name."""
+        return f"{self.number}/{key}"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLines:
+    """What is drafted ahead for a sequence and not asked for, to be sent to a session."""
+
+    session: DraftSession
+    sequence: LookaheadSequence
+
+
+_Wanted = tuple[DraftSession, LookaheadSequence, WantedRow]
+
+
+class SharedDrafter:
+    """See the module. Asked again for a longer draft of the same sequence, the drafter must go on where it was."""
+
+    def __init__(self, drafter: Drafter, clock: Clock) -> None:
+        self.drafter = drafter
+        self.meter = LoadMeter(clock)
+        self._clock = clock
+        self._branching = drafter if isinstance(drafter, BranchingDrafter) else None
+        self._numbers = count()
+        self._sessions: list[DraftSession] = []
+        self._times = PassTimes()
+        self._unread_passes = 0
+        self._due: list[SharedAnswer] = []
+
+    def join(self, *, runs_ahead: bool) -> DraftSession:
+        """Return a session of a target that has said nothing yet."""
+        session = DraftSession(next(self._numbers), runs_ahead)
+        self._sessions.append(session)
+        return session
+
+    def leave(self, session: DraftSession) -> None:
+        """Forget a target: its sequences give their places up."""
+        for key in tuple(session.sequences):
+            self.update(session, End(key, keep=False))
+        self._sessions.remove(session)
+        self._due = [answer for answer in self._due if answer.session is not session]
+
+    def update(self, session: DraftSession, update: Update) -> None:
+        """Take in what became of a sequence. An ask for one that begins anew or ends is answered before."""
+        one = session.open_ask
+        if one is not None and any(ask.key == update.key for _, ask in one.asked):
+            if isinstance(update, Extend):
+                one.moved[update.key] += len(update.tokens)
+            else:
+                self._close_ask(session, one)
+        match update:
+            case Begin(key, tokens, sampling):
+                if (before := session.sequences.get(key)) is not None:
+                    self._prune(before.branches)
+                session.begun += 1
+                session.sequences[key] = LookaheadSequence(session.key(key), session.begun, len(tokens))
+                self.drafter.begin(session.key(key), tokens, sampling)
+            case Extend(key, tokens):
+                if (sequence := session.sequences.get(key)) is not None:
+                    self._commit(sequence, tokens)
+                    if one is not None and session.open_ask is one:
+                        one.waits = one.waits or not all(sequence.ahead for sequence, _ in one.asked)
+            case End(key, keep):
+                if (sequence := session.sequences.pop(key, None)) is not None:
+                    self._prune(sequence.branches)
+                    self.drafter.end(sequence.key, keep=keep)
+
+    def _commit(self, sequence: LookaheadSequence, tokens: Sequence[int]) -> None:
+        """Go on from what the target chose: with what was guessed, or with the branch that was made for it."""
+        branch = sequence.find_branch(tokens)
+        over = sequence.commit(tokens)
+        self.drafter.extend(sequence.key, tokens)
+        if branch is not None and self._branching is not None:
+            over.remove(branch)
+            sequence.guess, sequence.stuck = branch.line.guess, branch.line.stuck
+            self._branching.adopt(sequence.key, branch.line.key)
+        self._prune(over)
+
+    def _prune(self, branches: Sequence[Branch]) -> None:
+        if self._branching is not None:
+            for branch in branches:
+                self._branching.prune(branch.line.key)
+
+    def ask(
+        self, session: DraftSession, number: int, asks: Sequence[Ask], within_s: float, round_s: float = 0.0
+    ) -> None:
+        """Owe a session one draft for each ask, within that time; an older request that is open is not answered.
+
+        Where the target waits, `round_s` is the time of one of its rounds. A token that is accepted with chance p saves
+        p * round_s, and is drafted while that is more than drafting it takes. 0: nobody waits, and time is free.
+        """
+        asked = [(session.sequences[ask.key], ask) for ask in asks if ask.key in session.sequences]
+        missing = sum(not sequence.ahead for sequence, _ in asked)
+        if session.runs_ahead:
+            session.hits += len(asked) - missing
+            session.misses += missing
+        end_s = self._clock.monotonic_s() + within_s
+        session.open_ask = _OpenAsk(number, asks, asked, end_s, round_s, missing > 0)
+
+    def take_answers(self) -> list[SharedAnswer]:
+        """Return the answers that are due now: what was there already, what is fulfilled, and what is out of time."""
+        for session in self._sessions:
+            one = session.open_ask
+            if one is not None and self._is_due(one):
+                self._close_ask(session, one)
+        found, self._due = self._due, []
+        return found
+
+    def list_lines(self) -> list[SharedLines]:
+        """Return what has grown, of what is drafted ahead, since it was sent to whoever verifies meanwhile."""
+        return [
+            SharedLines(session, sequence)
+            for session in self._sessions
+            if session.runs_ahead
+            for sequence in session.sequences.values()
+            if sequence.has_news
+        ]
+
+    def run_pass(self) -> bool:
+        """Draft one token further for every sequence that the next pass takes. False: there is nothing to do."""
+        wanted = [found for session in self._sessions for found in self._list_lines(session)]
+        row_share = self._times.row_share
+        for session in self._sessions:
+            self._branch_out(session, row_share, len(wanted))
+        wanted += [found for session in self._sessions for found in _list_branches(session)]
+        chosen = choose_rows([row for _, _, row in wanted], self._unread_passes, row_share)
+        if not chosen:
+            return False
+        taken = [wanted[number] for number in chosen]
+        unread = sum(row.reading for _, _, row in wanted) > sum(row.reading for _, _, row in taken)
+        self._unread_passes = self._unread_passes + 1 if unread else 0
+        sessions = {id(session): session for session, _, _ in taken}.values()
+        for session in sessions:
+            session.in_company = session.in_company or len(sessions) > 1
+        for session in {id(session): session for session, _, row in taken if row.asked}.values():
+            if session.open_ask is not None:
+                session.open_ask.passes += 1
+        self._grow([sequence for _, sequence, _ in taken], len(sessions))
+        return True
+
+    def _branch_out(self, session: DraftSession, row_share: float, lines: int) -> None:
+        """Begin branches for the likeliest outcomes of what the target verifies now. So many `lines` are to grow."""
+        if self._branching is None or not session.runs_ahead:
+            return
+        most, least = count_branches(row_share, len(session.sequences)), price_branch(row_share, lines)
+        for sequence in session.sequences.values() if most else ():
+            if not sequence.sent + session.lead or len(sequence.branches) >= most:
+                continue
+            outcomes = self._branching.list_outcomes(sequence.key)
+            for outcome in sequence.choose_outcomes(outcomes, most, least, session.lead):
+                key = f"{sequence.key}/{sequence.committed + outcome.accepted}/{outcome.token}"
+                if self._branching.branch(sequence.key, key, outcome):
+                    line = LookaheadSequence(key, reading=0, wanted=max(1, sequence.limit))
+                    sequence.branches.append(Branch(outcome, line))
+
+    def _list_lines(self, session: DraftSession) -> list[_Wanted]:
+        one = session.open_ask
+        asked = one.list_growing(self._times.mean_s) if one is not None else []
+        ahead = [sequence for sequence in session.sequences.values() if sequence.wants_ahead and sequence not in asked]
+        rows = [(sequence, True) for sequence in asked]
+        rows += [(sequence, False) for sequence in ahead if session.runs_ahead]
+        return [(session, sequence, WantedRow(asks, sequence.reading > 0, sequence.chance)) for sequence, asks in rows]
+
+    def _is_due(self, one: _OpenAsk) -> bool:
+        if not one.waits or not one.list_growing(self._times.mean_s):
+            return True
+        return bool(one.passes) and self._clock.monotonic_s() + self._times.safe_s > one.end_s
+
+    def _close_ask(self, session: DraftSession, one: _OpenAsk) -> None:
+        session.open_ask = None
+        cut = bool(one.list_growing(self._times.mean_s))
+        self.meter.observe_answer(crowded=cut and session.in_company)
+        session.in_company = False
+        found = {ask.key: sequence.draft(ask) for sequence, ask in one.asked}
+        for sequence, ask in one.asked:
+            sequence.sent, sequence.limit = len(found[ask.key].tokens), ask.limit
+            sequence.wanted = len(found[ask.key].tokens) + 1 + ask.limit + session.lead
+        drafts = [found.get(ask.key, NOTHING) for ask in one.asks]
+        offsets = [one.moved[ask.key] for ask in one.asks] if one.moved else []
+        self._due.append(SharedAnswer(session, one.number, drafts, offsets))
+
+    def _grow(self, sequences: Sequence[LookaheadSequence], targets: int) -> None:
+        """Ask for one token more than each sequence has."""
+        started_s = self._clock.monotonic_s()
+        drafts = self.drafter.propose([Ask(sequence.key, len(sequence.ahead) + 1) for sequence in sequences])
+        for sequence, draft in zip(sequences, drafts, strict=True):
+            sequence.grow(draft)
+        took_s = self._clock.monotonic_s() - started_s
+        reads = any(sequence.reading for sequence in sequences)  # who reads a prompt takes longer
+        self.meter.observe_pass(took_s, targets, reads=reads)
+        if not reads:
+            self._times.observe(len(sequences), took_s)
+
+
+def _list_branches(session: DraftSession) -> list[_Wanted]:
+    return [
+        (session, branch.line, WantedRow(asked=False, reading=False, chance=branch.chance, branch=True))
+        for sequence in session.sequences.values()
+        for branch in sequence.branches
+        if branch.line.wants_ahead
+    ]

@@ -1,0 +1,157 @@
+"""What a model says most often behind its own last tokens: a table in a file that workers map.
+
+An entry is a context of one to three tokens, the likeliest token behind it, and the chance that the target says that
+one, as measured on texts that the counts are not from (orchestrator.generating.counts). The longest known context
+answers. After REST (He et al., arXiv 2311.08252), which keeps the texts themselves: a draft needs one token a context.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.worker.drafting.mapped_file import (
+    MappedFileUnusable,
+    OtherMark,
+    read_mapped_header,
+    write_mapped_file,
+)
+
+MOST_CONTEXT = 3
+"""The longest context, in tokens."""
+TOKEN_BITS = 21
+"""Of a token in a key. A key has its context's tokens plus one, the last one lowest: keys of different lengths
+differ."""
+MOST_TOKEN = (1 << TOKEN_BITS) - 2
+"""The largest token id that a key can hold."""
+BYTES_PER_ENTRY = 13
+
+_MARK = b"OUTRIDS1"
+_MOST_CHANCE = 255
+AGAIN = "make it with `outrider drafts build`"
+
+
+class StatisticsUnusable(Exception):
+    """Statistics that cannot be used. The message says why, and what to do."""
+
+
+class StatisticsCard(msgspec.Struct, frozen=True):
+    """Where statistics come from. `tokens` of `texts` were counted, over all `prompts`, on the day `built`.
+    `agreement`: how often the entry for a position is the target's own first choice, by kind of prompt, over so many
+    `held_out` tokens that were not counted."""
+
+    prompts: str
+    built: str
+    texts: int
+    tokens: int
+    held_out: int
+    agreement: dict[str, float]
+
+
+class StatisticsHeader(msgspec.Struct, frozen=True):
+    """What statistics say of themselves. `model`: whose outputs were counted. `vocabulary`: its fingerprint."""
+
+    model: str
+    vocabulary: str
+    entries: int
+    card: StatisticsCard
+
+
+class Guess(NamedTuple):
+    """A token and the chance that the target says it."""
+
+    token: int
+    chance: float
+
+
+class Entries(NamedTuple):
+    """The table: `keys` (n,) uint64 in ascending order, `tokens` (n,) uint32, `chances` (n,) of 0 to 1."""
+
+    keys: NDArray[np.uint64]
+    tokens: NDArray[np.uint32]
+    chances: NDArray[np.float32]
+
+
+def write_statistics(
+    path: Path, entries: Entries, *, model: str, vocabulary: str, card: StatisticsCard
+) -> StatisticsHeader:
+    """Write statistics in place of what stands there, whole or not at all. Raises OSError."""
+    header = StatisticsHeader(model, vocabulary, len(entries.keys), card)
+    chances = np.rint(entries.chances * _MOST_CHANCE).astype(np.uint8)
+    write_mapped_file(path, _MARK, header, (entries.keys.astype("<u8"), entries.tokens.astype("<u4"), chances))
+    return header
+
+
+def read_header(path: Path) -> tuple[StatisticsHeader, int]:
+    """Return what statistics say of themselves, and where their table begins. Raises StatisticsUnusable."""
+    try:
+        header, start, end = read_mapped_header(path, _MARK, StatisticsHeader)
+    except OtherMark as error:
+        raise StatisticsUnusable(f"{path}: holds no statistics of a model; {AGAIN}") from error
+    except MappedFileUnusable as error:
+        raise StatisticsUnusable(f"{path}: {error}; {AGAIN}") from error
+    if header.entries < 0 or end != start + header.entries * BYTES_PER_ENTRY:
+        raise StatisticsUnusable(f"{path}: is damaged: it has {end} bytes; {AGAIN}")
+    return header, start
+
+
+def pack_context(context: Sequence[int]) -> int:
+    """Return the key of up to MOST_CONTEXT tokens."""
+    key = 0
+    for token in context:
+        key = key << TOKEN_BITS | token + 1
+    return key
+
+
+class Statistics:
+    """A mapped table. Its pages are the page cache's: workers of a host share them."""
+
+    def __init__(self, path: Path, vocabulary: str) -> None:
+        """Map statistics over a vocabulary, by its fingerprint. Raises StatisticsUnusable."""
+        self.header, start = read_header(path)
+        if self.header.vocabulary != vocabulary:
+            raise StatisticsUnusable(
+                f"{path}: has tokens of another vocabulary ({self.header.vocabulary}, the model's is {vocabulary}); "
+                "make it anew with `outrider drafts build`"
+            )
+        self.path = path
+        count = self.header.entries
+        self.size_bytes = count * BYTES_PER_ENTRY
+        try:
+            with path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise StatisticsUnusable(f"{path}: cannot be mapped: {error}") from error
+        whole = memoryview(self._map)
+        tokens, chances = start + 8 * count, start + 12 * count
+        self._keys = whole[start:tokens].cast("Q")
+        self._tokens = whole[tokens:chances].cast("I")
+        self._chances = whole[chances : chances + count]
+
+    def look(self, context: Sequence[int]) -> Guess | None:
+        """Return what the model says most often behind a sequence's end; None where nothing is known."""
+        keys = self._keys
+        key = pack_context(context[-MOST_CONTEXT:])
+        for length in range(min(MOST_CONTEXT, len(context)), 0, -1):
+            key &= (1 << TOKEN_BITS * length) - 1
+            at = bisect_left(keys, key)
+            if at < len(keys) and keys[at] == key:
+                return Guess(self._tokens[at], self._chances[at] / _MOST_CHANCE)
+        return None
+
+    def describe(self) -> str:
+        """Return in a few words what they are."""
+        return f"{self.path} ({self.header.card.tokens} tokens of {self.header.model})"
+
+    def close(self) -> None:
+        """Give the mapping back. Idempotent."""
+        for view in (self._keys, self._tokens, self._chances):
+            view.release()
+        self._map.close()

@@ -1,0 +1,210 @@
+"""The suffix drafter: continue as the text went on after its latest tokens, here or in an earlier output.
+
+After SuffixDecoding (Oliaro et al., arXiv 2411.04975): one index per request and a shared one over earlier outputs.
+Answers that a draft store found for a request are an index of that request's own. The
+longer a match, and the more of its occurrences agree, the deeper the draft. An index keeps the positions of every token
+and of every pair of tokens. Longer matches are found by comparing backwards from the most recent of them. So it costs
+tens of bytes a token where a suffix tree costs hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import msgspec
+
+from orchestrator.clock import Clock
+from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.packed_tokens import unpack_tokens
+from orchestrator.worker.drafting.merge import merge_draft
+from orchestrator.worker.drafting.meter import Meter
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
+from orchestrator.worker.drafting.statistics import Statistics
+from orchestrator.worker.drafting.suffix_vote import Voter, vote_draft, weigh_match
+from policies.sampling import Sampling
+
+_CANDIDATES = 24  # most recent occurrences that are looked at
+_PAIR_SHIFT = 32
+# Memory of one indexed token, measured over real outputs (CPython 3.11): its place in the list, its share of
+# two dictionaries and of their position lists.
+BYTES_PER_TOKEN = 240
+_SEAM = -1
+"""A token id that no text has ends each earlier output, so that no match runs over the seam."""
+
+
+class SuffixIndex:
+    """A growing text and where each token and pair of it stands."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._singles: dict[int, list[int]] = {}
+        self._pairs: dict[int, list[int]] = {}
+
+    def extend(self, tokens: Iterable[int]) -> None:
+        """Append tokens. Positions are those *after* the token or pair: where its continuation starts."""
+        text, singles, pairs = self.tokens, self._singles, self._pairs
+        before = text[-1] if text else -1
+        for token in tokens:
+            text.append(token)
+            after = len(text)
+            singles.setdefault(token, []).append(after)
+            pairs.setdefault((before << _PAIR_SHIFT) | token, []).append(after)
+            before = token
+
+    def candidates(self, context: Sequence[int], max_match: int) -> list[tuple[int, int]]:
+        """Return (match length, position of the continuation) of recent occurrences of the context's end."""
+        if not context:
+            return []
+        end = len(self.tokens)
+        last = context[-1]
+        if len(context) > 1:
+            found = self._pairs.get((context[-2] << _PAIR_SHIFT) | last, ())
+            recent = [place for place in found[-_CANDIDATES:] if place < end]
+            if recent:
+                return [(self._match(context, place, max_match), place) for place in recent]
+        found = self._singles.get(last, ())
+        return [(1, place) for place in found[-_CANDIDATES:] if place < end]
+
+    def _match(self, context: Sequence[int], place: int, max_match: int) -> int:
+        """Return how many tokens before `place` equal the context's end; two are known to."""
+        text = self.tokens
+        length = 2
+        bound = min(max_match, len(context), place)
+        while length < bound and text[place - length - 1] == context[-length - 1]:
+            length += 1
+        return length
+
+
+class OutputStore:
+    """Earlier outputs within a memory bound, in two generations: when the young one fills half of it, it
+    becomes the old one and the old one is forgotten."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self._half_tokens = memory_bytes // (2 * BYTES_PER_TOKEN)
+        self.generations = [SuffixIndex(), SuffixIndex()]
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Remember an output (its last tokens, where it alone is larger than half the bound)."""
+        if self._half_tokens < 2:
+            return
+        young = self.generations[0]
+        if len(young.tokens) + len(tokens) + 1 > self._half_tokens:
+            self.generations = [SuffixIndex(), young]
+        self.generations[0].extend([*tokens[-(self._half_tokens - 1) :], _SEAM])
+
+    def memory_bytes(self) -> int:
+        """Return an estimate of what is remembered."""
+        return sum(len(index.tokens) for index in self.generations) * BYTES_PER_TOKEN
+
+
+class SuffixDrafter:
+    """See the module. `max_match` is in tokens, `memory_bytes` bounds the store of earlier outputs. `beside`: whose
+    store it shares, and does not count as its own. `statistics` of the model, which it closes, are merged with what the
+    text votes for; `reason`: why there are none that there should be."""
+
+    def __init__(
+        self,
+        *,
+        max_match: int,
+        memory_bytes: int,
+        clock: Clock,
+        name: str = "suffix",
+        beside: SuffixDrafter | None = None,
+        statistics: Statistics | None = None,
+        reason: str = "",
+    ) -> None:
+        self.name = name
+        self._statistics = statistics
+        state = DrafterState(name, "suffix", reason=reason)
+        if statistics is not None:
+            state = msgspec.structs.replace(
+                state, source=statistics.describe(), planned_memory_bytes=statistics.size_bytes
+            )
+        self._meter = Meter(state, clock)
+        self._max_match, self._memory_bytes = max_match, memory_bytes
+        self._store: OutputStore = OutputStore(memory_bytes) if beside is None else beside._store
+        self._counts_store = beside is None
+        self._indexes: dict[str, SuffixIndex] = {}
+        self._recalled: dict[str, SuffixIndex] = {}
+        self._prompts: dict[str, int] = {}
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
+        """See the port."""
+        self._indexes[key] = index = SuffixIndex()
+        self._prompts[key] = len(tokens)
+        index.extend(tokens)
+        self._recalled.pop(key, None)
+        if hints.recalled:
+            found = self._recalled[key] = SuffixIndex()
+            for output in reversed(hints.recalled):  # the later ones count more in a vote: the likeliest goes last
+                found.extend([*unpack_tokens(output), _SEAM])
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        index = self._indexes.get(key)
+        if index is not None:  # a request with speculation off was never begun
+            index.extend(tokens)
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        index = self._indexes.pop(key, None)
+        self._recalled.pop(key, None)
+        prompt = self._prompts.pop(key, 0)
+        if index is not None and keep and len(index.tokens) > prompt:
+            self._store.add(index.tokens[prompt:])
+
+    def forget(self) -> None:
+        """Forget earlier outputs."""
+        self._store = OutputStore(self._memory_bytes)
+
+    def memory_bytes(self) -> int:
+        """See the port: what is mapped, too."""
+        if not self._counts_store:
+            return 0
+        return self._store.memory_bytes() + (self._statistics.size_bytes if self._statistics is not None else 0)
+
+    def states(self) -> list[DrafterState]:
+        """See the port."""
+        return [msgspec.structs.replace(self._meter.state, memory_bytes=self.memory_bytes())]
+
+    def close(self) -> None:
+        """See the port."""
+        if self._statistics is not None:
+            self._statistics.close()
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port."""
+        if not asks:
+            return []
+        with self._meter.round():
+            return [self._draft(ask.key, (), ask.limit, ask.least) for ask in asks]
+
+    def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
+        """See drafting.cascade.ContinuingDrafter."""
+        return self._draft(key, tokens, limit, 0.0)
+
+    def _draft(self, key: str, tokens: Sequence[int], limit: int, least: float) -> Draft:
+        own = self._indexes.get(key)
+        if own is None or limit <= 0:
+            return NOTHING
+        context = own.tokens if not tokens else [*own.tokens[-self._max_match :], *tokens]
+        if self._statistics is not None:
+            find = partial(self._find_voters, key, own)
+            return merge_draft(find, self._statistics, context, limit, least, self.name)
+        voters, longest = self._find_voters(key, own, context)
+        return vote_draft(voters, longest, limit, self.name) if voters else NOTHING
+
+    def _find_voters(self, key: str, own: SuffixIndex, context: Sequence[int]) -> tuple[list[Voter], int]:
+        """Return the occurrences of a context's end, and the length of the longest match, in tokens."""
+        voters: list[Voter] = []
+        longest = 0
+        recalled = self._recalled.get(key)
+        beside = self._store.generations if recalled is None else [*self._store.generations, recalled]
+        for source, index in enumerate((own, *beside)):
+            found = index.candidates(context, self._max_match)
+            for age, (length, place) in enumerate(found, start=1):
+                longest = max(longest, length)
+                recency = 1.0 + 3.0 * age / len(found)  # the latest occurrence counts up to four times the oldest
+                voters.append((weigh_match(length, own=source == 0) * recency, index.tokens, place))
+        return voters, longest

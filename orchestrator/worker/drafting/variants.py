@@ -1,0 +1,67 @@
+"""Each request is drafted for by its variant's drafter, so that two sets of drafters are compared on live traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from orchestrator.protocol.messages import DrafterShare
+from orchestrator.worker.drafting.group import DrafterGroup
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
+from orchestrator.worker.drafting.tally import TallyingDrafter
+from policies.sampling import Sampling
+
+
+class VariantDrafter(DrafterGroup):
+    """`variants`: the drafters of those that have their own; all other requests get `default` (None: nothing).
+
+    The drafters share nothing: what one learns, and whatever it remembers of outputs, is of its own requests. `joined`:
+    each sequence's variant, one table for the drafters of all flights (engine/flights.py).
+    """
+
+    def __init__(
+        self, default: Drafter | None, variants: Mapping[str, Drafter], joined: dict[str, str] | None = None
+    ) -> None:
+        super().__init__([*([default] if default is not None else []), *variants.values()])
+        self._default = default
+        self._variants = dict(variants)
+        self._joined = {} if joined is None else joined
+
+    def join(self, key: str, variant: str) -> None:
+        """Say which variant a sequence is in, before it begins."""
+        if variant in self._variants:
+            self._joined[key] = variant
+
+    def _of(self, key: str) -> Drafter | None:
+        variant = self._joined.get(key)
+        return self._default if variant is None else self._variants[variant]
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
+        """See the port."""
+        if (drafter := self._of(key)) is not None:
+            drafter.begin(key, tokens, sampling, hints)
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See the port."""
+        if (drafter := self._of(key)) is not None:
+            drafter.extend(key, tokens)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See the port. Each drafter is called once, with its own asks."""
+        drafts = [NOTHING] * len(asks)
+        for drafter in self._drafters:
+            places = [place for place, ask in enumerate(asks) if self._of(ask.key) is drafter]
+            found = drafter.propose([asks[place] for place in places])
+            for place, draft in zip(places, found, strict=True):
+                drafts[place] = draft
+        return drafts
+
+    def describe_shares(self, key: str) -> list[DrafterShare]:
+        """See drafting.tally."""
+        drafter = self._of(key)
+        return drafter.describe_shares(key) if isinstance(drafter, TallyingDrafter) else []
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See the port."""
+        if (drafter := self._of(key)) is not None:
+            drafter.end(key, keep=keep)
+        self._joined.pop(key, None)

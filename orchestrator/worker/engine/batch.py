@@ -1,0 +1,158 @@
+"""What the next forward holds: who decodes, who prefills, and how many rows each gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adapters.contract import Segment
+from device_profiles.units import ceil_div
+from orchestrator.worker.engine.sequence import SequenceState
+from policies.serving.prefill_shares import PrefillRows, share_rows
+
+SCORED_ROWS = 128
+"""The most rows of prompts that one forward scores: each of them is as wide as the vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """One sequence's share of a forward: `num_query_tokens` committed tokens, then its draft. `emits_logits`: the last
+    committed token is in it, so that its row (and the drafts' rows) choose tokens."""
+
+    sequence: SequenceState
+    num_query_tokens: int
+    emits_logits: bool
+
+    @property
+    def apart(self) -> bool:
+        """The numerical class of its rows (see adapters.contract.Capabilities.apart_tokens)."""
+        return self.sequence.apart and self.sequence.prompt_left == 0
+
+    @property
+    def drafts(self) -> bool:
+        """True where draft rows may follow: not where they would be of another class than the rows before them."""
+        return self.emits_logits and (self.apart or not self.sequence.apart)
+
+    @property
+    def is_prefill(self) -> bool:
+        """True for a prefill, of a prompt or of tokens that are replayed."""
+        return self.num_query_tokens > 1 or not self.emits_logits
+
+    @property
+    def rows(self) -> int:
+        """Rows that are run, drafts included, padding not."""
+        return self.num_query_tokens + (len(self.sequence.draft.tokens) if self.emits_logits else 0)
+
+    def segment(self) -> Segment:
+        """Return what the adapter runs."""
+        sequence = self.sequence
+        start = sequence.cached
+        tokens = [
+            *sequence.tokens[start : start + self.num_query_tokens],
+            *(sequence.draft.tokens if self.emits_logits else ()),
+        ]
+        return Segment(sequence.slot, start, tokens, self.wanted, self.apart)
+
+    @property
+    def wanted(self) -> tuple[int, int]:
+        """The rows whose logits are wanted: those that choose tokens, and a prompt's where it is scored."""
+        sequence = self.sequence
+        first = 0 if sequence.scores_prompt else self.num_query_tokens - 1
+        last = (
+            self.num_query_tokens + len(sequence.draft.tokens)
+            if self.emits_logits
+            else self.num_query_tokens * sequence.scores_prompt
+        )
+        return (first, last) if last > first else (0, 0)
+
+
+def schedule_rows(
+    running: Sequence[SequenceState], *, max_rows: int, prefill_rows: PrefillRows, paid_rows: int
+) -> list[ScheduledSequence]:
+    """Share the rows of one forward: first every decoding sequence, then replays, then other prefills.
+
+    Drafts are added later, into rows that are left; a sequence for which no row is left waits a round. Prefills
+    get `prefill_rows` beside decoding sequences, all rows where there are none.
+    """
+    parts: list[ScheduledSequence] = []
+    left = max_rows
+    for sequence in running:
+        if sequence.uncached == 1 and left >= paid_rows:
+            parts.append(ScheduledSequence(sequence, 1, emits_logits=True))
+            left -= paid_rows
+    filling = [sequence for sequence in running if sequence.uncached > 1]
+    filling = _computing_what_no_other_does(sorted(filling, key=lambda one: not one.replays))
+    filling = _list_scored_together(filling)
+    replays = [one for one in filling if one.replays]
+    prompts = [one for one in filling if not one.replays]
+    shares = share_rows(
+        [_count_wanted_rows(one) for one in replays],
+        [_count_wanted_rows(one) for one in prompts],
+        left,
+        bound=prefill_rows if parts else None,
+        paid_rows=paid_rows,
+    )
+    for of, given in ((replays, shares.replays), (prompts, shares.prompts)):
+        for place, rows in given:
+            sequence = of[place]
+            parts.append(ScheduledSequence(sequence, rows, emits_logits=rows == sequence.uncached))
+    return parts
+
+
+def _computing_what_no_other_does(filling: Sequence[SequenceState]) -> list[SequenceState]:
+    """Leave out whoever waits for rows that one in front of it computes in this forward."""
+    kept: list[SequenceState] = []
+    for sequence in filling:
+        if sequence.scores_prompt or not any(_same_rows(ahead, sequence) for ahead in kept):
+            kept.append(sequence)
+    return kept
+
+
+def _list_scored_together(filling: Sequence[SequenceState]) -> list[SequenceState]:
+    """Leave out prompts that are scored where SCORED_ROWS are taken: they wait for another forward."""
+    kept, left = [], SCORED_ROWS
+    for sequence in filling:
+        rows = _count_wanted_rows(sequence) if sequence.scores_prompt else 0
+        if rows <= left:
+            left -= rows
+            kept.append(sequence)
+    return kept
+
+
+def count_logits_rows(max_batch_rows: int, running: int, depth: int) -> int:
+    """Return the most rows of a forward whose logits are wanted: scored ones, and those that choose tokens of so many
+    sequences with drafts of such a depth."""
+    return min(max_batch_rows, SCORED_ROWS + running * (depth + 1))
+
+
+def _count_wanted_rows(sequence: SequenceState) -> int:
+    """Return the rows that a prefill can use in one forward: none of them reaches over the prompt's end."""
+    wanted = sequence.prompt_left or sequence.uncached
+    return min(wanted, SCORED_ROWS) if sequence.scores_prompt else wanted
+
+
+def _same_rows(ahead: SequenceState, behind: SequenceState) -> bool:
+    """True where waiting saves work: `ahead` is about to compute the block that `behind` needs next."""
+    end = behind.cached + behind.block_tokens
+    return (
+        ahead.cached == behind.cached
+        and end <= min(ahead.shared_limit, behind.shared_limit)
+        and ahead.tokens[:end] == behind.tokens[:end]
+    )
+
+
+def count_min_rows(part: ScheduledSequence, alone: bool, paid_rows: int) -> int:
+    """Return the rows that a part is charged for at least; `alone`: nothing else is in the forward."""
+    return 1 if part.apart and not alone else paid_rows
+
+
+def rows_of(parts: Sequence[ScheduledSequence], paid_rows: int) -> int:
+    """Return the rows that a forward of these parts is charged for, drafts included."""
+    alone = len(parts) == 1
+    return sum(max(count_min_rows(part, alone, paid_rows), part.rows) for part in parts)
+
+
+def most_blocks(parts: Sequence[ScheduledSequence], *, paid_rows: int, block_tokens: int) -> int:
+    """Return no less than the free blocks that parts without drafts need: found in less time than what they do need,
+    for where there are plenty."""
+    return sum(ceil_div(part.num_query_tokens + paid_rows, block_tokens) + 1 for part in parts)

@@ -1,0 +1,223 @@
+"""Rounds in flight: while one stage of a target runs one round, the next stage runs another one.
+
+A target in several stages (adapters.contract.StagedModel) can run as many forwards at a time. A sequence has one at a
+time, because its next tokens follow from the last. So sequences are split into flights. Each is a decode loop of its
+own, with slots of the target, and has one round under way. The field calls their forwards micro-batches (GPipe,
+Huang et al., arXiv 1811.06965) and the loops virtual engines (vLLM).
+
+Everything else is as in one loop. One thread runs all halves of rounds in turn. Flights share the KV blocks, the
+memory of prompts and the grammars. A request that is alone has the whole target, round after round.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from adapters.contract import CapacityError, LoadedModel
+from device_profiles.units import ceil_div
+from orchestrator.protocol.messages import (
+    Gauges,
+    MovedIn,
+    MovedOut,
+    PageLink,
+    Refused,
+    RoundReport,
+    SharedMemory,
+    Submit,
+)
+from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
+from orchestrator.worker.engine.loop import DecodeLoop
+from orchestrator.worker.engine.merged_gauges import merge_gauges
+from orchestrator.worker.engine.scheduler import ALL_RESERVED, Reserved
+from policies.serving.flights import FlightCosts, choose_flights, observe_flight
+
+
+class Flights:
+    """The decode loops of one target, as one: see DecodeLoop for what is not said here. `loops`: one for each flight
+    that there may be, over slots of `target` (adapters.borrowed_slots), or the only one there is. `joins`: tells
+    drafters of a request's variant. Not thread-safe: the engine's thread owns it, `prepare` excepted."""
+
+    def __init__(self, target: LoadedModel, loops: Sequence[DecodeLoop], *, max_running: int) -> None:
+        self.loops = tuple(loops)
+        self.max_running = min(max_running, sum(loop.max_running for loop in loops))
+        self.expected_ms = 0.0
+        self.joins: Callable[[Submit], None] = lambda request: None
+        self._target = target
+        self._costs = FlightCosts()
+        self._begun: deque[DecodeLoop] = deque()
+        self._ended: deque[RoundReport] = deque()
+        self._short: DecodeLoop | None = None
+        """The flight that found no KV blocks for any of its requests, the one with the oldest of several."""
+
+    @property
+    def mover(self) -> KvMover:
+        """See DecodeLoop."""
+        return self.loops[0].mover
+
+    @property
+    def idle(self) -> bool:
+        """True when no request runs or waits, and every round was returned."""
+        return not self._ended and all(loop.idle for loop in self.loops)
+
+    def prepare(self, request: Submit) -> None:
+        """See DecodeLoop."""
+        self.loops[0].prepare(request)
+
+    def submit(
+        self, request: Submit, arrived_s: float | None = None, pages: TakenPages | None = None
+    ) -> Refused | None:
+        """See DecodeLoop. The flight with the fewest requests gets it."""
+        used = self._list_used()
+        chosen = used if len(used) >= self._choose_count(1) else self.loops
+        loop = min(chosen, key=lambda one: (not one.has_place, one.sequences))
+        return loop.submit(request, arrived_s, pages)
+
+    def cancel(self, request_id: str) -> None:
+        """See DecodeLoop. What a round under way finds out of it is for nobody."""
+        self._find(request_id).cancel(request_id)
+
+    def move_out(self, request_id: str, memory: SharedMemory) -> MovedOut:
+        """See DecodeLoop. What a round under way finds out of it is computed again where it goes."""
+        return self._find(request_id).move_out(request_id, memory)
+
+    def send_out(self, request_id: str, link: PageLink) -> MovedOut | None:
+        """See DecodeLoop."""
+        return self._find(request_id).send_out(request_id, link)
+
+    def list_moved_out(self, round_ms: float) -> list[MovedOut]:
+        """See DecodeLoop. One that went to another flight meanwhile is forgotten there."""
+        moved = [one for loop in self.loops for one in loop.list_moved_out(round_ms)]
+        for one in moved:
+            self.cancel(one.request_id)
+        return moved
+
+    def _find(self, request_id: str) -> DecodeLoop:
+        return next((loop for loop in self.loops if loop.holds(request_id)), self.loops[0])
+
+    def failures(self) -> list[Refused]:
+        """See DecodeLoop."""
+        return [failed for loop in self.loops for failed in loop.failures()]
+
+    def list_moved_in(self) -> list[MovedIn]:
+        """See DecodeLoop."""
+        return [moved for loop in self.loops for moved in loop.list_moved_in()]
+
+    def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
+        """See DecodeLoop."""
+        return merge_gauges(
+            [loop.gauges(rss_bytes, peak_rss_bytes) for loop in self.loops], [loop.max_running for loop in self.loops]
+        )
+
+    def run_round(self) -> RoundReport:
+        """Begin a round of every flight that has something to do and none under way, and end the one that was begun
+        first; there must be something to do. Raises AdapterError: the target is of no more use.
+
+        Every committed token is in the round that is returned, so nothing is lost when the next one fails.
+        """
+        if not self._ended:
+            self._begin_rounds()
+            self._end_round()
+        return self._ended.popleft()
+
+    def settle(self) -> None:
+        """End the rounds that are under way; `run_round` returns them. To be called where something is to change
+        between two rounds. Raises AdapterError: the target is of no more use."""
+        while self._begun:
+            self._end_round()
+
+    def _list_used(self) -> list[DecodeLoop]:
+        return [loop for loop in self.loops if loop.sequences]
+
+    def _choose_count(self, more: int = 0) -> int:
+        """Return how many flights there are to be for all requests and so many more."""
+        if len(self.loops) == 1:
+            return 1
+        sequences = sum(loop.sequences for loop in self.loops) + more
+        running = min(sequences, self.max_running)
+        best = choose_flights(self._costs, sequences=running, most=len(self.loops), now=len(self._list_used()))
+        return min(len(self.loops), max(best, ceil_div(running, self.loops[0].max_running)))
+
+    def _balance(self) -> None:
+        """Let requests of flights that have no round under way go to others, until there are as many flights as there
+        are to be, of equal size."""
+        wanted = self._choose_count()
+        for loop in self.loops:
+            if loop in self._begun or not loop.sequences:
+                continue
+            used = self._list_used()
+            others = sorted((other for other in used if other is not loop), key=lambda one: one.sequences)
+            if len(used) > wanted and loop.sequences <= others[0].sequences:
+                self._move_requests(loop, others[0], loop.sequences)
+                continue
+            if len(used) < wanted:
+                others = [other for other in self.loops if not other.sequences]
+            if others:
+                self._move_requests(loop, others[0], (loop.sequences - others[0].sequences) // 2)
+
+    def _move_requests(self, giver: DecodeLoop, taker: DecodeLoop, count: int) -> None:
+        """Move so many requests, or as many as can be moved now."""
+        for _ in range(count):
+            if not taker.has_place or not giver.hand_over(taker, self.joins):
+                return
+
+    def _begin_rounds(self) -> None:
+        if len(self.loops) > 1:
+            self._balance()
+        if (short := self._short) is not None and not self._begin_round(short) and self._make_way():
+            self._begin_round(short)
+        for loop in self.loops:
+            self._begin_round(loop)
+        while not self._begun:
+            if not self._make_way():
+                raise CapacityError(f"{self._target.capabilities.device}: no KV blocks are left for any request")
+            for loop in self.loops:
+                self._begin_round(loop)
+        self.expected_ms = sum(loop.expected_ms for loop in self._begun)
+
+    def _begin_round(self, loop: DecodeLoop) -> bool:
+        """Begin a flight's round where it has none. False: it has no KV blocks for one."""
+        if loop in self._begun or not loop.sequences:
+            began = True
+        elif began := loop.begin_round(self._reserve(loop)):
+            self._begun.append(loop)
+        if began:
+            self._short = None if self._short is loop else self._short
+        elif not loop.running and sum(other.running for other in self.loops) >= self.max_running:
+            began = True  # what it has not is a slot, and that it will have in its turn
+        elif self._short is None or loop.since_s < self._short.since_s:
+            self._short = loop
+        return began
+
+    def _make_way(self) -> bool:
+        """Let the youngest request of every other flight give its blocks to the one that is short of them. False: none
+        did."""
+        short = self._short
+        if short is None:
+            return False
+        others = [loop for loop in self.loops if loop is not short and loop not in self._begun]
+        gave = [loop.give_way(short.since_s) for loop in others]
+        return any(gave)
+
+    def _reserve(self, loop: DecodeLoop) -> Reserved:
+        """Return what the requests of a flight leave to those of others when they start: slots and blocks that these
+        were admitted for, or all, so that nobody overtakes a flight without any blocks."""
+        if self._short is not None and self._short is not loop:
+            return ALL_RESERVED
+        others = [other for other in self.loops if other is not loop]
+        return Reserved(sum(one.promised_blocks for one in others), sum(one.running for one in others))
+
+    def _end_round(self) -> None:
+        count, loop = len(self._begun), self._begun.popleft()
+        done = loop.finish_round()
+        if loop.decoded_rows and len(self.loops) > 1:
+            self._costs = observe_flight(
+                self._costs,
+                rows=loop.decoded_rows,
+                sequences=done.sequences,
+                stage_ms=done.stage_ms,
+                alone_ms=done.round_ms if count == 1 else None,
+            )
+        self._ended.append(done if count == 1 else msgspec.structs.replace(done, in_flight=count))

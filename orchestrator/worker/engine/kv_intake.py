@@ -1,0 +1,87 @@
+"""Pages that come with requests are read and checked beside the command thread, while others decode."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+
+import msgspec
+
+from device_profiles.units import MS_PER_S
+from orchestrator.clock import Clock
+from orchestrator.protocol.links.pages import LinkBroken
+from orchestrator.protocol.messages import MovedIn, Submit
+from orchestrator.protocol.shared_memory import SharedMemoryFailed
+from orchestrator.side_lane import SideLane
+from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
+
+
+class KvIntake:
+    """A request goes to `accept` with the time of its arrival, whatever came of its pages. `tell` hears of those that
+    are of no use. Both are called in another thread."""
+
+    def __init__(
+        self, mover: KvMover, accept: Callable[[Submit, float], None], tell: Callable[[MovedIn], None], clock: Clock
+    ) -> None:
+        self._mover = mover
+        self._accept = accept
+        self._tell = tell
+        self._clock = clock
+        self._lane = SideLane("KV pages", gives_way=False)
+        self._changing = threading.Lock()
+        self._reading: dict[str, Submit] = {}
+        self._taken: dict[str, TakenPages] = {}
+
+    def add(self, request: Submit, arrived_s: float) -> None:
+        """Take in a request with pages."""
+        with self._changing:
+            self._reading[request.request_id] = request
+        if request.pages is not None and request.pages.transfer:  # it may wait for its link, as no other has to
+            threading.Thread(target=self._read, args=(request, arrived_s), name="KV pages", daemon=True).start()
+        else:
+            self._lane.submit(self._read, request, arrived_s)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request whose pages are not there yet, and the pages of one that was accepted."""
+        with self._changing:
+            self._reading.pop(request_id, None)
+            self._taken.pop(request_id, None)
+
+    def take(self, request_id: str) -> TakenPages | None:
+        """Return the pages of a request that was accepted, once."""
+        with self._changing:
+            return self._taken.pop(request_id, None)
+
+    def _read(self, request: Submit, arrived_s: float) -> None:
+        if self._reading.get(request.request_id) is not request:
+            return
+        taken, why = self._check(request)
+        with self._changing:  # a cancel comes before this, and finds it here, or behind it
+            if self._reading.get(request.request_id) is not request:
+                return
+            del self._reading[request.request_id]
+            if taken is not None:
+                self._taken[request.request_id] = taken
+            else:
+                self._tell(MovedIn(request.request_id, 0, 0.0, why))
+            self._accept(msgspec.structs.replace(request, pages=None), arrived_s)
+
+    def _check(self, request: Submit) -> tuple[TakenPages | None, str]:
+        pages = request.pages
+        if pages is None:
+            return None, ""
+        started_s = self._clock.monotonic_s()
+        try:
+            tokens = [*request.prompt, *request.committed]
+            if pages.transfer:
+                data, start_pages = self._mover.receive(pages, tokens)
+            else:
+                data, start_pages = self._mover.read(pages, tokens), (0,)
+        except (SharedMemoryFailed, LinkBroken, MemoryError) as error:
+            return None, str(error)
+        except Exception as error:  # the request is computed again
+            traceback.print_exc()
+            return None, f"{type(error).__name__}: {error}"
+        took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+        return TakenPages(pages.positions, data, took_ms, start_pages), ""

@@ -1,0 +1,158 @@
+"""One request while it decodes: its committed tokens and its seed are the only truth, everything else is cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from adapters.contract import Capabilities
+from orchestrator.protocol.messages import DrafterShare, RequestStats, Submit
+from orchestrator.worker.drafting.port import NOTHING, Draft
+from orchestrator.worker.engine.constraints import RowConstraints
+from orchestrator.worker.engine.kv_mover import TakenPages
+from orchestrator.worker.engine.logprobs import LogprobCollector
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True, eq=False)
+class SequenceState:
+    """`tokens` is the prompt and all committed tokens. `cached` counts the leading positions whose KV the slot
+    holds and may be trusted; the rest is (re)computed. `apart`: rows behind the prompt are of a numerical class of
+    their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock.
+    `tolerance_delta`, `predicted`, `predicted_right`, `tolerated`: see RequestStats. `pace_s`, `pace_tokens`: since
+    when its pace is measured, and how many tokens it had then (0: it is not yet). `turn`: the last round that it
+    decoded in. `queued_s`: when it was queued last, at first or because it gave way. `pages`: what it begins with once
+    it has a slot. `by_drafter`: tokens that were verified, and those of them that were accepted. `shares`: what its
+    drafters did, in those rounds that tell it."""
+
+    submit: Submit
+    tokens: list[int]
+    stop_tokens: frozenset[int]
+    submitted_s: float
+    apart: bool = False
+    rewinds: bool = True
+    block_tokens: int = 1
+    slot: int = NO_SLOT
+    cached: int = 0
+    reused: int = 0
+    begun: bool = False
+    queued_s: float = 0.0
+    admitted_s: float = 0.0
+    first_token_s: float = 0.0
+    pace_s: float = 0.0
+    pace_tokens: int = 0
+    turn: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    predicted: int = 0
+    predicted_right: int = 0
+    tolerance_delta: float = -1.0
+    tolerated: int = 0
+    by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)
+    shares: list[DrafterShare] = field(default_factory=list)
+    draft: Draft = field(default=NOTHING)
+    rules: RowConstraints | None = None
+    scores: LogprobCollector | None = None
+    pages: TakenPages | None = None
+
+    @classmethod
+    def open(
+        cls, submit: Submit, now_s: float, capabilities: Capabilities, rules: RowConstraints | None
+    ) -> SequenceState:
+        """Start from the prompt and what an earlier worker committed; `rules` stand behind that."""
+        return cls(
+            submit,
+            [*submit.prompt, *submit.committed],
+            frozenset(submit.stop_tokens),
+            now_s,
+            apart=len(submit.prompt) <= capabilities.apart_tokens,
+            rewinds=capabilities.rewinds,
+            block_tokens=capabilities.block_tokens,
+            rules=rules,
+            scores=LogprobCollector.of(submit),
+        )
+
+    @property
+    def key(self) -> str:
+        """The request's id."""
+        return self.submit.request_id
+
+    @property
+    def generated(self) -> int:
+        """Tokens committed behind the prompt, by earlier workers too."""
+        return len(self.tokens) - len(self.submit.prompt)
+
+    @property
+    def uncached(self) -> int:
+        """Committed tokens that the next forward still has to see; 1 while decoding."""
+        return len(self.tokens) - self.cached
+
+    @property
+    def replays(self) -> bool:
+        """True while what it was served before is computed again: its worker died, or it gave way."""
+        return self.generated > 0 and self.uncached > 1
+
+    @property
+    def prompt_left(self) -> int:
+        """Tokens of the prompt that the next forward still has to see."""
+        return max(0, len(self.submit.prompt) - self.cached)
+
+    @property
+    def shared_limit(self) -> int:
+        """How many leading tokens have the rows that any other request computes for them, and can be given to it: the
+        prompt's class; none where slots cannot be rolled back (adapters.contract.Capabilities.rewinds)."""
+        if not self.rewinds:
+            return 0
+        return len(self.submit.prompt) if self.apart else len(self.tokens)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True while the log-probabilities of the prompt are still to be found."""
+        return self.scores is not None and self.scores.wants_prompt
+
+    @property
+    def depth_bound(self) -> int:
+        """The most drafts that can become output: one token of the rest is always the target's own."""
+        return self.submit.max_tokens - self.generated - 1
+
+    def commit(self, chosen: tuple[int, ...]) -> tuple[list[int], str]:
+        """Append chosen tokens up to the first stop token or the limit; return them and why it ended ("" if not).
+
+        Raises GrammarFailed.
+        """
+        if self.submit.max_tokens == 0:
+            return [], "length"
+        taken: list[int] = []
+        finish = ""
+        for token in chosen:
+            taken.append(token)
+            if token in self.stop_tokens:
+                finish = "stop"
+                break
+            if self.generated + len(taken) >= self.submit.max_tokens:
+                finish = "length"
+                break
+        self.tokens.extend(taken)
+        if self.rules is not None and finish != "stop" and len(taken) == len(chosen):
+            self.rules.commit(chosen)
+            finish = "stop" if self.rules.ended else finish
+        return taken, finish
+
+    def stats(self) -> RequestStats:
+        """Return what the request cost so far."""
+        return RequestStats(
+            prompt_tokens=len(self.submit.prompt),
+            generated=self.generated,
+            steps=self.steps,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            queue_ms=(self.admitted_s - self.submitted_s) * 1000.0,
+            prefill_ms=(self.first_token_s - self.admitted_s) * 1000.0,
+            reused=self.reused,
+            tolerance_delta=self.tolerance_delta,
+            predicted=self.predicted,
+            predicted_right=self.predicted_right,
+            drafters=self.shares,
+            tolerated=self.tolerated,
+        )

@@ -1,0 +1,270 @@
+"""The engine: what runs inside a worker process. Commands come in from any thread, events go out."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+import psutil
+
+from adapters.contract import AdapterError
+from orchestrator.clock import Clock
+from orchestrator.machine.process_memory import peak_rss_bytes, sum_family_bytes
+from orchestrator.protocol.contract import Step
+from orchestrator.protocol.draft_messages import AttachDraft, ChooseDrafters, DraftLink
+from orchestrator.protocol.failures import describe_failure, describe_loading_failure
+from orchestrator.protocol.messages import Cancel, Command, Event, Gauges, MoveOut, Ready, Retune, Retuned, Stop, Submit
+from orchestrator.worker.engine.compile_lanes import CompileLanes
+from orchestrator.worker.engine.flights import Flights
+from orchestrator.worker.engine.kv_intake import KvIntake
+from orchestrator.worker.engine.loop import DecodeLoop
+from orchestrator.worker.engine.variants import SpeculationVariants
+
+COMPILE_TIMEOUT_S = 10.0
+_GAUGES_EVERY_S = 0.25
+_WARM_UP_AFTER_S = 2.0
+"""Without a request. A vocabulary of 150,000 tokens takes a second, which a first answer, or one that goes on after a
+loss, is not to wait for."""
+
+Emit = Callable[[Event], None]
+Retuning = Future[Callable[[], Ready]]
+ROUND = Step("round", 0.0)
+
+
+class Retuner(Protocol):
+    """Lets a loaded engine go on by other options."""
+
+    def prepare(self, options: dict[str, Any]) -> Callable[[], Ready]:
+        """Load what other options need, in any thread; returns what puts them into effect, between two rounds, and says
+        how the worker is then. Raises AdapterError."""
+        ...
+
+    def choose(self, names: Collection[str] | None) -> None:
+        """Let only drafters of these names propose from now on; None: all."""
+        ...
+
+
+class Watch(Protocol):
+    """Looks after what the worker has loaded, in a thread of its own. `corrupt`: files that it found damaged."""
+
+    corrupt: list[str]
+
+    def start(self, found: Callable[[], None]) -> None:
+        """Begin; `found` is called, from any thread, when there is another one."""
+        ...
+
+    def stop(self) -> None:
+        """End. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker. `variants`: how
+    requests are served that say nothing, and the other way where one is tried. `watch` looks after the model's files.
+    `retuner`: None takes no other options, and lets no drafter rest.
+    """
+
+    loop: DecodeLoop | Flights
+    ready: Ready
+    close: Callable[[], None]
+    attach: Callable[[AttachDraft], None]
+    variants: SpeculationVariants
+    watch: Watch | None = None
+    retuner: Retuner | None = None
+
+
+class WorkerEngine:
+    """Implements protocol.contract.Engine. `load` prepares and loads everything, reporting progress by `emit`."""
+
+    def __init__(self, load: Callable[[Emit], LoadedEngine], clock: Clock) -> None:
+        self._load = load
+        self._clock = clock
+        # None: tell the gauges
+        self._commands: queue.SimpleQueue[tuple[Command | Retuning | None, float]] = queue.SimpleQueue()
+        self._preparing = ThreadPoolExecutor(1, "prepare other options")
+        self._loop: DecodeLoop | Flights | None = None
+        self._lanes: CompileLanes | None = None
+        self._intake: KvIntake | None = None
+        self._process = psutil.Process()
+        self._gauges_s = 0.0
+        self._step: Step | None = Step("load", -1.0)
+        self._warm_up_in_s: float | None = _WARM_UP_AFTER_S
+
+    def submit(self, command: Command) -> None:
+        """See protocol.contract.Engine. What a request needs compiled or read is prepared elsewhere, while others
+        decode."""
+        arrived_s = self._clock.monotonic_s()
+        lanes, intake = self._lanes, self._intake
+        if intake is not None and isinstance(command, Submit) and command.pages is not None:
+            intake.add(command, arrived_s)
+            return
+        if intake is not None and isinstance(command, Cancel | MoveOut):
+            intake.cancel(command.request_id)
+        if lanes is not None and isinstance(command, Cancel | MoveOut):
+            lanes.cancel(command.request_id)
+        self._queue(command, arrived_s)
+
+    def _queue(self, command: Command, arrived_s: float) -> None:
+        """Queue a command; one whose grammar is to be compiled goes by that way."""
+        lanes = self._lanes
+        if lanes is not None and isinstance(command, Submit) and command.grammar is not None:
+            lanes.add(command, arrived_s)
+        else:
+            self._commands.put((command, arrived_s))
+
+    def describe_step(self) -> Step | None:
+        """See protocol.contract.Engine."""
+        loop = self._loop
+        return Step("round", loop.expected_ms) if self._step is ROUND and loop is not None else self._step
+
+    def run(self, emit: Emit) -> None:
+        """See protocol.contract.Engine. What an adapter raises becomes a Failed event with one line."""
+
+        def tell(event: Event) -> None:
+            emit(event)
+            if isinstance(event, DraftLink):
+                self._commands.put((None, 0.0))
+
+        try:
+            loaded = self._load(tell)
+        except AdapterError as error:
+            emit(describe_loading_failure(error))
+            return
+        self._loop = loaded.loop
+        self._lanes = CompileLanes(
+            loaded.loop.prepare, lambda *request: self._commands.put(request), emit, COMPILE_TIMEOUT_S
+        )
+        self._intake = KvIntake(loaded.loop.mover, self._queue, emit, self._clock)
+        emit(loaded.ready)
+        try:
+            if loaded.watch is not None:
+                loaded.watch.start(lambda: self._commands.put((None, 0.0)))
+            self._decode(loaded, emit)
+        except (AdapterError, MemoryError) as error:
+            emit(describe_failure(error))
+        finally:
+            self._preparing.shutdown(wait=True, cancel_futures=True)
+            if loaded.watch is not None:
+                loaded.watch.stop()
+            if loaded.loop.mover.inbox is not None:
+                loaded.loop.mover.inbox.close()
+            loaded.close()
+
+    def _decode(self, loaded: LoadedEngine, emit: Emit) -> None:
+        loop = loaded.loop
+        emit(self._gauges(loaded))
+        while True:
+            if not self._obey(loaded, emit):
+                return
+            if loop.idle:
+                continue
+            self._step = ROUND
+            done = loop.run_round()
+            for moved in loop.list_moved_in():
+                emit(moved)
+            emit(done)
+            for left in loop.list_moved_out(done.round_ms):
+                emit(left)
+            for failed in loop.failures():
+                emit(failed)
+            now = self._clock.monotonic_s()
+            if loop.idle or now - self._gauges_s >= _GAUGES_EVERY_S:
+                self._gauges_s = now
+                emit(self._gauges(loaded))
+
+    def _gauges(self, loaded: LoadedEngine) -> Gauges:
+        held = (self._process.memory_info().rss, peak_rss_bytes())
+        if loaded.ready.split:  # ranks are processes of their own
+            held = sum_family_bytes(self._process)
+        found = loaded.loop.gauges(*held)
+        if loaded.watch is None or not loaded.watch.corrupt:
+            return found
+        return msgspec.structs.replace(found, corrupt=loaded.watch.corrupt)
+
+    def _obey(self, loaded: LoadedEngine, emit: Emit) -> bool:
+        """Carry out queued commands, waiting for one when there is nothing to decode. False: stop."""
+        loop = loaded.loop
+        wait = loop.idle
+        while True:
+            if wait:
+                self._step = None
+            try:
+                command, arrived_s = self._commands.get(block=wait, timeout=self._warm_up_in_s)
+            except queue.Empty:
+                if not wait:
+                    return True
+                self._warm_up_grammars()
+                continue
+            wait = False
+            if isinstance(command, Stop):
+                return False
+            if command is None:
+                emit(self._gauges(loaded))
+            elif isinstance(command, Future):
+                emit(_finish_retune(command))
+                emit(self._gauges(loaded))
+            elif isinstance(command, Retune):
+                self._begin_retune(loaded, command, emit)
+            else:
+                self._carry_out(loaded, command, arrived_s, emit)
+
+    def _warm_up_grammars(self) -> None:
+        """Load what grammars need: no stream waits for it, and the first grammar seldom does."""
+        self._step, self._warm_up_in_s = Step("load", -1.0), None
+        if self._lanes is not None:
+            self._lanes.warm_up()
+
+    @staticmethod
+    def _move_out(loop: DecodeLoop | Flights, command: MoveOut, emit: Emit) -> None:
+        if command.link is None:
+            emit(loop.move_out(command.request_id, command.memory))
+        elif (left := loop.send_out(command.request_id, command.link)) is not None:
+            emit(left)
+
+    def _begin_retune(self, loaded: LoadedEngine, command: Retune, emit: Emit) -> None:
+        """Prepare other options while decoding goes on; the decoding thread puts them into effect."""
+        if loaded.retuner is None:
+            emit(Retuned(None, "it takes no other options while it runs"))
+            return
+        prepared = self._preparing.submit(loaded.retuner.prepare, command.options)
+        prepared.add_done_callback(lambda done: self._commands.put((done, 0.0)))
+
+    def _carry_out(self, loaded: LoadedEngine, command: Command, arrived_s: float, emit: Emit) -> None:
+        """Carry out a command that is not the last."""
+        loop = loaded.loop
+        if isinstance(command, Cancel | MoveOut):
+            if isinstance(command, MoveOut):
+                self._move_out(loop, command, emit)
+            else:
+                loop.cancel(command.request_id)
+            if loop.idle:
+                emit(self._gauges(loaded))
+        elif isinstance(command, Submit):
+            pages = self._intake.take(command.request_id) if self._intake is not None else None
+            refused = loop.submit(loaded.variants.apply_variant(command), arrived_s, pages)
+            if refused is not None:
+                emit(refused)
+            else:
+                loaded.variants.join_drafter(command)
+        elif isinstance(command, AttachDraft):
+            loaded.attach(command)
+        elif isinstance(command, ChooseDrafters) and loaded.retuner is not None:
+            loaded.retuner.choose(command.names)
+            emit(self._gauges(loaded))
+
+
+def _finish_retune(prepared: Retuning) -> Retuned:
+    """Put prepared options into effect; returns what came of it."""
+    try:
+        apply = prepared.result()
+    except Exception as error:  # a runtime raises what it likes; nothing has changed yet, and the worker goes on
+        return Retuned(None, str(error) or type(error).__name__)
+    try:
+        return Retuned(apply())
+    except AdapterError as error:
+        return Retuned(None, str(error) or type(error).__name__)

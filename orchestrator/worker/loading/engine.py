@@ -1,0 +1,276 @@
+"""Builds the engine of a target worker: its model, its drafters, its decode loop."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from adapters.borrowed_slots import borrow_slots
+from adapters.contract import NO_REWIND, LoadedModel, StagedModel
+from adapters.grammar import GrammarCompiler
+from adapters.tokenizer import load_tokenizer
+from orchestrator.clock import Clock, SystemClock
+from orchestrator.machine.cores import effective_cores
+from orchestrator.machine.devices import device_name
+from orchestrator.protocol.contract import NODE_ADDRESS
+from orchestrator.protocol.links.endpoint import host_id
+from orchestrator.protocol.load_options import EngineOptions, IndexOptions, SuffixOptions
+from orchestrator.protocol.messages import Event, PagesDoor, Progress, Ready
+from orchestrator.worker.drafting.port import Drafter
+from orchestrator.worker.drafting.variants import VariantDrafter
+from orchestrator.worker.engine.flights import Flights
+from orchestrator.worker.engine.grammar import Grammars
+from orchestrator.worker.engine.kv_mover import KvMover, describe_layout
+from orchestrator.worker.engine.loop import DecodeLoop
+from orchestrator.worker.engine.page_inbox import PageInbox
+from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
+from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
+from orchestrator.worker.expected_rounds import expect_rounds
+from orchestrator.worker.loading.artefact_watch import ArtefactWatch
+from orchestrator.worker.loading.class_words import describe_choice, describe_rejected
+from orchestrator.worker.loading.drafters import Remotes, build_variant_drafters
+from orchestrator.worker.loading.first_cost import FirstCost, find_stored_cost
+from orchestrator.worker.loading.flights import count_flights
+from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.loading.pipeline import list_planned_parts
+from orchestrator.worker.loading.retuner import EngineRetuner, list_identities, list_whole
+from orchestrator.worker.measuring.quick import quick_cost
+from policies.models.device_layers import describe_layers
+from policies.serving.canary import CanaryVariant
+from policies.serving.slo import NO_OBJECTIVES
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.cost_model import TYPICAL, start_cost_model
+from policies.speculation.policy import DepthPolicy
+
+Emit = Callable[[Event], None]
+
+_MEASURING_S = 0.6
+NOTHING_KNOWN: Final = FirstCost(TYPICAL, "nothing: no depth is chosen", known=False)
+
+
+def build_engine(options: dict[str, Any]) -> WorkerEngine:
+    """Return the engine of a target worker. Called inside the worker process."""
+    settings = msgspec.convert(options, EngineOptions)
+    return WorkerEngine(lambda emit: _load_engine(settings, emit), SystemClock())
+
+
+def build_loop(
+    target: LoadedTarget,
+    options: EngineOptions,
+    drafter: Drafter | None,
+    policy: DepthPolicy | None = None,
+    clock: Clock | None = None,
+    grammars: Grammars | None = None,
+) -> DecodeLoop:
+    """Return a decode loop over a loaded target. `policy`: where it is not to be the adaptive one, which begins with
+    `first_cost`; `clock`: where it is not to be the machine's; `grammars`: where other loops share them. Raises what
+    forwards raise."""
+    if policy is None:
+        policy = adaptive(first_cost(target, options, drafts=drafter is not None), options)
+    return DecodeLoop(
+        target.model,
+        drafter,
+        clock or SystemClock(),
+        policy=policy,
+        max_running=options.max_running,
+        max_depth=options.max_depth,
+        max_itl_ms=options.max_itl_ms,
+        prefix_reuse=options.prefix_reuse,
+        tolerance=options.tolerance,
+        grammars=grammars or build_grammars(target),
+        low_acceptance_rate=options.low_acceptance_rate,
+        objectives=options.objectives,
+        mover=KvMover(target.model, describe_kv_format(target, options)),
+    )
+
+
+def build_flights(
+    target: LoadedTarget, options: EngineOptions, drafters: Sequence[Drafter | None], first: FirstCost
+) -> Flights:
+    """Return the decode loops of a target, one for each of these drafters: as many as `count_flights` says."""
+    model, grammars = target.model, build_grammars(target)
+    views: Sequence[LoadedModel] = [model]
+    if len(drafters) > 1 and isinstance(model, StagedModel):
+        views = borrow_slots(model, len(drafters))
+    loops = [
+        build_loop(replace(target, model=view), options, drafter, adaptive(first, options), grammars=grammars)
+        for view, drafter in zip(views, drafters, strict=True)
+    ]
+    return Flights(model, loops, max_running=options.max_running)
+
+
+def first_cost(target: LoadedTarget, options: EngineOptions, *, drafts: bool = True) -> FirstCost:
+    """Return what is known of rounds before the first: the stored profile, else what a few forwards take. Raises what
+    forwards raise."""
+    known = find_stored_cost(target, options.model)
+    if known is not None:
+        return known
+    if not drafts and options.objectives == NO_OBJECTIVES:
+        return NOTHING_KNOWN
+    found = quick_cost(target.model, SystemClock(), budget_s=_MEASURING_S)
+    if found is not None:
+        return FirstCost(found, "a few forwards: no stored profile")
+    return FirstCost(TYPICAL, "a typical model's shape: no stored profile, and no KV blocks for forwards", known=False)
+
+
+def adaptive(first: FirstCost, options: EngineOptions) -> Adaptive:
+    """Return the policy that chooses depths."""
+    return Adaptive(start_cost_model(first.cost), options.pid, options.starting_depth)
+
+
+def build_grammars(target: LoadedTarget) -> Grammars:
+    """Return grammars over the target's tokens; its tokenizer is loaded for the first one."""
+    return GrammarCompiler(lambda: load_tokenizer(target.tokenizer_dir), target.model.spec.vocabulary_size)
+
+
+def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
+    def progress(stage: str, fraction: float) -> None:
+        emit(Progress(stage, fraction))
+
+    target = load_target(options, progress)
+    if not target.model.capabilities.rewinds:
+        options = options.without_drafts()
+    remotes = Remotes(emit)
+    try:
+        built = build_variant_drafters(options, target, progress, remotes, count_flights(target.model, options))
+    except BaseException:
+        target.model.close()
+        raise
+    first = first_cost(target, options, drafts=built[0].whole is not None)
+    deepest = msgspec.structs.replace(options, max_depth=options.deepest)
+    loop = build_flights(target, deepest, [one.whole for one in built], first)
+    _open_inbox(loop.mover, options, emit)
+
+    def describe(now: EngineOptions, its: Sequence[Drafter]) -> Ready:
+        return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first, its)
+
+    retuner = EngineRetuner(
+        *(target, options, (built, remotes), loop),
+        report=emit,
+        describe=describe,
+        arrange=build_speculation_variants,
+    )
+    watch = ArtefactWatch(Path(options.model.store), SystemClock())
+    ready = describe(options, list_whole(built))
+    return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, watch, retuner)
+
+
+def _open_inbox(mover: KvMover, options: EngineOptions, emit: Emit) -> None:
+    """Let workers on other hosts send pages, where there may be such and this one can be reached."""
+    host = os.environ.get(NODE_ADDRESS, "") if options.across_hosts else ""
+    if not host or not mover.moves:
+        return
+    try:
+        mover.inbox = PageInbox(host, mover.format)
+    except OSError as error:
+        sys.stderr.write(f"takes in no pages from other hosts at {host}: {error.strerror or error}\n")
+        return
+    emit(PagesDoor(mover.inbox.door))
+
+
+def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafter | None = None) -> SpeculationVariants:
+    """Return how a worker serves those who say nothing of speculation, and how the canary's requests."""
+    canary = options.canary
+    depths = {} if canary is None else {CanaryVariant.CANARY.value: VariantDepth(canary.max_depth, canary.fixed_depth)}
+    default = VariantDepth(options.max_depth, options.fixed_depth)
+    return SpeculationVariants(default, depths, by_variant, options.predicted_depth)
+
+
+def sum_planned_bytes(target: LoadedTarget, options: EngineOptions, drafters: Sequence[Drafter]) -> int:
+    """Return what this process was announced to hold: the target's plan, the drafters' stores, and the draft
+    models that are not in a process of their own. 0 where the target's costs are not known. `drafters` of flights share
+    models and stores."""
+    if target.plan is None:
+        return 0
+    suffix = sum(draft.memory_bytes for draft in options.all_drafters if isinstance(draft, SuffixOptions))
+    suffix += sum(draft.size_bytes for draft in options.all_drafters if isinstance(draft, IndexOptions))
+    states = drafters[0].states() if drafters else []
+    return target.plan.total + suffix + sum(state.planned_memory_bytes for state in states if state.remote is None)
+
+
+def describe_kv_format(target: LoadedTarget, options: EngineOptions) -> str:
+    """Return what decides that pages of a KV cache mean the same: the model, the class of its bits, and the layout.
+    "" where they cannot be moved."""
+    layout, _ = describe_layout(target.model)
+    caps = target.model.capabilities
+    parts = (_digest_of(target, options), target.class_fingerprint, caps.numerical_class, caps.weights, layout)
+    return "; ".join(map(str, parts)) if layout else ""
+
+
+def _digest_of(target: LoadedTarget, options: EngineOptions) -> str:
+    # The store keeps what is prepared from a file in a directory that is named after the file's content.
+    return Path(target.tokenizer_dir).parent.name or options.model.source
+
+
+def ready_of(
+    target: LoadedTarget,
+    options: EngineOptions,
+    slots: int,
+    planned: int,
+    first: FirstCost,
+    drafters: Sequence[Drafter] = (),
+) -> Ready:
+    """Return what a worker says of itself once its target is loaded."""
+    caps, spec, chosen = target.model.capabilities, target.model.spec, options.model
+    parts = [(part.adapter.name, part.device, part.device_name) for part in target.parts]
+    name = caps.device_name or device_name(chosen.adapter, caps.device)
+    places = parts or [(chosen.adapter, caps.device, name)]
+    return Ready(
+        model=target.name,
+        vocabulary_size=spec.vocabulary_size,
+        vocabulary_fingerprint=spec.vocabulary_fingerprint,
+        context_tokens=caps.max_context_tokens,
+        adapter="+".join(dict.fromkeys(adapter for adapter, _, _ in places)),
+        device="+".join(device for _, device, _ in places),
+        device_name=", ".join(dict.fromkeys(name for _, _, name in places)),
+        weights=caps.weights,
+        activations=caps.activations.value,
+        kv_cache=caps.kv_cache.value,
+        exactness=caps.exactness.value,
+        row_invariant=target.row_invariant,
+        slots=slots,
+        kv_blocks=caps.total_blocks,
+        block_tokens=caps.block_tokens,
+        drafters=[draft.name for draft in options.drafters],
+        max_depth=options.max_depth,
+        predicted_depth=options.predicted_depth,
+        starting_depth=options.starting_depth,
+        costs_from=first.source,
+        expected_rounds=expect_rounds(first.cost, slots) if first.known else None,
+        fixed_depth=options.fixed_depth,
+        canary_drafters=options.canary_drafters,
+        canary_depth=options.canary_depth,
+        canary_fixed=options.canary is not None and options.canary.fixed_depth,
+        pid=os.getpid(),
+        load_s=target.load_s,
+        model_digest=_digest_of(target, options),
+        source=target.source,
+        static_widths=list(caps.static_widths),
+        precision_reason=target.choice.reason if target.choice else "",
+        planned_memory_bytes=planned,
+        planned_memory=target.plan.parts if target.plan else {},
+        device_layers=describe_layers(target.layers, caps.device) if target.layers else "",
+        device_memory=target.layers.device.parts if target.layers else {},
+        cores=effective_cores(),
+        numerical_class=str(caps.numerical_class),
+        class_fingerprint=target.class_fingerprint,
+        class_reason=describe_choice(target.classes) if target.classes else "",
+        kv_format=describe_kv_format(target, options),
+        kv_page_bytes=describe_layout(target.model)[1],
+        classes_rejected=describe_rejected(target.classes) if target.classes else [],
+        memory_reduced=list(target.failed),
+        host=host_id(),
+        shards=list(target.shards),
+        split=target.split,
+        part_pids=[part.pid for part in target.parts if part.pid],
+        part_planned_bytes=list_planned_parts(target.model),
+        identities=list_identities(target, drafters),
+        no_drafts="" if caps.rewinds else NO_REWIND,
+        precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
+    )

@@ -1,0 +1,284 @@
+"""Chooses the numerical class that a model runs in: by measuring each once on a device, and keeping what came of it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from adapters.contract import (
+    Exactness,
+    FilesInPlace,
+    LoadedModel,
+    LoadOptions,
+    ModelLoader,
+    ModelRefused,
+    NumericalClass,
+    Progress,
+    list_classes,
+)
+from adapters.decoder.gguf_keys import NotConvertible
+from adapters.decoder.short_text import ShortText, read_short_text
+from adapters.decoder.source import open_source
+from adapters.device_memory import read_host_memory
+from adapters.held_lock import hold_lock
+from adapters.invariance import fingerprint_bits
+from device_profiles.numerical_class import ClassFinding, MeasuredClasses, choose_class
+from device_profiles.store import ProfileStore
+from orchestrator.clock import SystemClock
+from orchestrator.worker.loading.child_work import OnLook, run_child
+from orchestrator.worker.loading.class_trial import ClassJob, run_here, run_job
+from orchestrator.worker.measuring.class_trial import try_class
+
+CHEAPER = 0.95
+"""A class that fewer devices share is taken where it costs less than so much of one that more of them do."""
+_BUDGET_S = 12.0
+"""Behind a class that passed, the next ones are tried only so long."""
+_SHORT_TEXT = "short-text.json"
+_MOST_ELEMENTS = 1_000_000_000
+"""Of the matrices of a model that a float32 reference is computed for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassQuestion:
+    """Which class a prepared model is to run in. `asked` has the operator's options; the other fields are the key
+    of the answer (see MeasuredClasses). `file`: the model's own, None for a simulated one. `isolated`: each class is
+    tried in a process of its own. `soon`: the first class is tried on the model that then serves, on a short text."""
+
+    adapter: ModelLoader
+    prepared: Path
+    asked: LoadOptions
+    fingerprint: str
+    model: str
+    model_digest: str
+    weights: str
+    threads: int
+    file: Path | None
+    store: Path
+    isolated: bool
+    soon: bool = False
+
+    @property
+    def wanted_formats(self) -> str:
+        """The choice that the operator's options leave open, in words."""
+        formats = f"{self.asked.activations or 'auto'} {self.asked.kv_cache or 'auto'} {self.asked.exactness}"
+        return f"{formats} {self.adapter.__class__.__name__}"
+
+
+def load_in_class(
+    question: ClassQuestion, progress: Progress, *, refresh: bool = False
+) -> tuple[LoadedModel, MeasuredClasses]:
+    """Load a model in the class that was found for it on this device; where none is known, find it.
+
+    Raises ModelRefused where no class passes, which says why, and what adapters raise.
+    """
+    profiles = ProfileStore(question.store / "profiles")
+    known = None if refresh else _find_known(profiles, question)
+    with ExitStack() as alone:
+        if known is None:
+            # One after another: trials beside each other would measure each other.
+            alone.enter_context(_hold_lock(profiles.directory, progress))
+            known = None if refresh else _find_known(profiles, question)
+        if known is not None and known.finding is not None:
+            model = _load(question, known.finding, progress)
+            if fingerprint_bits(model) == known.finding.fingerprint:
+                return model, known
+            model.close()
+            progress("bits are not those that were measured: find the numerical class again", -1.0)
+        beside = None if refresh else _find_beside(profiles, question)
+        if question.soon and not refresh and beside is None:
+            loaded = _try_first(profiles, question, progress)
+            if loaded is not None:
+                return loaded
+        if isinstance(question.adapter, FilesInPlace):
+            question.adapter.drop_ahead()  # trials load the model in processes of their own
+        found = find_class(question, progress, beside, budget_s=math.inf if refresh else _BUDGET_S)
+        if found.finding is None:
+            raise ModelRefused(_describe_refusal(question, found))
+        with suppress(OSError):  # a read-only store serves; the next start measures again
+            profiles.save(found)
+    return _load(question, found.finding, progress), found
+
+
+def _try_first(
+    profiles: ProfileStore, question: ClassQuestion, progress: Progress
+) -> tuple[LoadedModel, MeasuredClasses] | None:
+    """Load a model in its first class, and return it where that passes a short check; None where it does not, or where
+    an earlier process did not come back from trying."""
+    begun = profiles.directory / f"{question.fingerprint}-{question.model_digest}-{question.adapter.name}.tried"
+    first = list_classes(question.adapter, question.prepared, question.asked)[0][0]
+    with suppress(OSError):
+        if begun.exists():
+            return None
+        begun.touch()
+    clock = SystemClock()
+    started_s = clock.monotonic_s()
+    model = question.adapter.load(question.prepared, replace(question.asked, numerical_class=first), progress)
+    progress(f"check that output does not depend on the batch: {first}", -1.0)
+    loaded_s = clock.monotonic_s()
+    found = try_class(model, _find_short_text(question), clock, loaded_s - started_s, brief=True)
+    with suppress(OSError):
+        begun.unlink(missing_ok=True)
+    if not found.passed:
+        model.close()
+        return None
+    measured = _describe_measured(question, [found], 0, clock.monotonic_s() - loaded_s)
+    with suppress(OSError):  # a read-only store serves; the next start measures again
+        profiles.save(measured)
+    return model, measured
+
+
+@contextmanager
+def _hold_lock(directory: Path, progress: Progress) -> Iterator[None]:
+    """Hold the lock of a store's trials; go on without it where nothing can be written."""
+    with ExitStack() as held:
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            held.enter_context(hold_lock(directory / "classes.lock", progress, "another worker that tries classes"))
+        yield
+
+
+def find_class(
+    question: ClassQuestion,
+    progress: Progress,
+    beside: NumericalClass | None = None,
+    *,
+    budget_s: float = _BUDGET_S,
+) -> MeasuredClasses:
+    """Try an adapter's classes, tier by tier, until one of a tier passes. `beside`: the class of workers of this model
+    on this device with another number of threads, which is taken if it passes. Raises what `list_classes` raises."""
+    text = _short_text(question, progress)
+    clock = SystemClock()
+    started_s = clock.monotonic_s()
+    findings: list[ClassFinding] = []
+    tiers = list_classes(question.adapter, question.prepared, question.asked)
+    for tier in tiers if beside is None else [[beside], *tiers]:
+        for one in tier:
+            if any(found.passed for found in findings) and clock.monotonic_s() - started_s > budget_s:
+                findings.append(ClassFinding(one, False, "not tried: a class passed, and trying took its time"))
+                continue
+            on_look = _say_again(progress, f"check that output does not depend on the batch: {one}")
+            findings.append(_try(question, one, text, on_look))
+        if any(found.passed for found in findings):
+            break
+    chosen = choose_class(tuple(findings), CHEAPER)
+    if chosen >= 0:
+        on_look = _say_again(progress, "check that output does not depend on the number of threads")
+        findings[chosen] = _check_one_thread(question, findings[chosen], on_look)
+    return _describe_measured(question, findings, chosen, clock.monotonic_s() - started_s)
+
+
+def _describe_measured(
+    question: ClassQuestion, findings: Sequence[ClassFinding], chosen: int, took_s: float
+) -> MeasuredClasses:
+    return MeasuredClasses(
+        fingerprint=question.fingerprint,
+        adapter=question.adapter.name,
+        device=question.asked.device,
+        model=question.model,
+        model_digest=question.model_digest,
+        weights=question.weights,
+        asked=question.wanted_formats,
+        threads=question.threads,
+        findings=tuple(findings),
+        chosen=chosen,
+        measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        took_s=round(took_s, 2),
+    )
+
+
+def _say_again(progress: Progress, stage: str) -> OnLook:
+    """Begin a stage, and return what says again that it goes on."""
+    progress(stage, -1.0)
+    return lambda cpu_s: progress(f"{stage}, {cpu_s:.0f} s of processor time so far", -1.0)
+
+
+def _try(question: ClassQuestion, one: NumericalClass, text: ShortText | None, on_look: OnLook) -> ClassFinding:
+    options = replace(question.asked, numerical_class=one)
+    # In this process nothing is said meanwhile, and a worker that waits for long is taken for hung.
+    job = ClassJob(question.adapter.name, str(question.prepared), options, text, far=question.isolated)
+    if not question.isolated:
+        return run_here(question.adapter, job)
+    return run_job(job, one, on_look)
+
+
+def _check_one_thread(question: ClassQuestion, found: ClassFinding, on_look: OnLook) -> ClassFinding:
+    """Return a finding that says whether one thread gives the same bits as all of them."""
+    if not question.isolated or question.threads < 2:
+        return found
+    options = replace(question.asked, numerical_class=found.numerical_class, threads=1)
+    job = ClassJob(question.adapter.name, str(question.prepared), options, only_bits=True)
+    same = run_job(job, found.numerical_class, on_look).fingerprint == found.fingerprint
+    return replace(found, why=f"{found.why}, {'nor' if same else 'but'} on the number of threads")
+
+
+def _find_known(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClasses | None:
+    for one in profiles.classes(question.fingerprint):
+        known = (one.adapter, one.device, one.model_digest, one.weights, one.asked, one.threads)
+        asked = (question.adapter.name, question.asked.device, question.model_digest, question.weights)
+        if known == (*asked, question.wanted_formats, question.threads):
+            return one
+    return None
+
+
+def _find_beside(profiles: ProfileStore, question: ClassQuestion) -> NumericalClass | None:
+    """Return the class that was taken with another number of threads: replicas of one daemon are to agree."""
+    for threads in {one.threads for one in profiles.classes(question.fingerprint)} - {question.threads}:
+        known = _find_known(profiles, replace(question, threads=threads))
+        if known is not None and known.finding is not None:
+            return known.finding.numerical_class
+    return None
+
+
+def _load(question: ClassQuestion, finding: ClassFinding, progress: Progress) -> LoadedModel:
+    options = replace(question.asked, numerical_class=finding.numerical_class)
+    return question.adapter.load(question.prepared, options, progress)
+
+
+def _find_short_text(question: ClassQuestion) -> ShortText | None:
+    """Return what the reference says where it has been computed."""
+    return read_short_text(question.prepared.parent / _SHORT_TEXT)
+
+
+def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None:
+    """Return what the reference says, computed once for a model; None for one that is too large for that, or that
+    only llama.cpp's library computes."""
+    if question.file is None:
+        return None
+    path = question.prepared.parent / _SHORT_TEXT
+    found = _find_short_text(question)
+    if found is not None:
+        return found
+    try:
+        elements = open_source(question.file).spec.matrix_elements
+    except NotConvertible:  # nor does the reference compute it
+        return None
+    if elements > _MOST_ELEMENTS or 8 * elements > read_host_memory().free_bytes:
+        return None
+    command = [sys.executable, "-m", "adapters.decoder.short_text", str(question.file), str(path)]
+    end = run_child(command, b"", _say_again(progress, "compute a short text in float32"))
+    return read_short_text(path) if not end.failure else None
+
+
+def _count_classes(names: Sequence[str]) -> str:
+    """Return what classes are called together: a reason is told once."""
+    return names[0] if len(names) == 1 else f"{names[0]}, and {len(names) - 1} more"
+
+
+def _describe_refusal(question: ClassQuestion, found: MeasuredClasses) -> str:
+    classes: defaultdict[str, list[str]] = defaultdict(list)
+    for one in found.findings:
+        classes[one.why].append(str(one.numerical_class))
+    tried = "; ".join(f"{_count_classes(names)}: {why}" for why, names in classes.items())
+    way = "Set exactness: kernel, or choose another adapter or device"
+    if question.asked.exactness is not Exactness.BIT:
+        way = "Choose another adapter or device"
+    return (
+        f"{question.model} on {question.adapter.name} {question.asked.device}: no numerical class is fit for "
+        f"exactness {question.asked.exactness} ({tried}). {way}."
+    )

@@ -1,0 +1,30 @@
+"""A worker that prepares a standby's model in the store, while the target serves, and holds nothing afterwards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from orchestrator.protocol.findings import Finding
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.worker.loading.models import prepare_model, prepare_tokenizer_of
+from orchestrator.worker.measuring.engine import MeasuringEngine, OnProgress
+
+_IDLE_PRIORITY = 19
+
+
+def build_preparing(options: dict[str, Any]) -> MeasuringEngine:
+    """Return the engine. Called inside the worker process, which takes only the time that nothing else wants."""
+    os.nice(_IDLE_PRIORITY)
+    wanted = msgspec.convert(options, EngineOptions)
+    return MeasuringEngine(lambda progress: _prepare(wanted, progress))
+
+
+def _prepare(options: EngineOptions, progress: OnProgress) -> Iterator[Finding]:
+    found = prepare_model(options.model, progress)
+    if found.file is not None:
+        prepare_tokenizer_of(options.model, found.file, progress)
+    yield from ()

@@ -1,0 +1,94 @@
+"""Builds the engine of a worker that holds some layers of a target, for the target's own worker to call."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+import psutil
+
+from adapters.contract import (
+    LayerRange,
+    LoadedShard,
+    LoadOptions,
+    NumericalClass,
+    ShardingAdapter,
+    Unsupported,
+)
+from adapters.model_source import check_model
+from orchestrator.machine.devices import class_mark_of, device_name, effective_device, find_device, threads_on
+from orchestrator.protocol.contract import NODE_ADDRESS
+from orchestrator.protocol.load_options import ShardWorkerOptions
+from orchestrator.protocol.messages import Progress
+from orchestrator.worker.loading.memory import predict_memory
+from orchestrator.worker.loading.models import PreparedModel, count_layers, prepare_part, silent
+from orchestrator.worker.loading.pipeline import check_whole_runtime
+from orchestrator.worker.shards.protocol import VERSION, Description
+from orchestrator.worker.shards.server import Emit, HostedLayers, ShardEngine
+
+
+def build_shard_engine(options: dict[str, Any]) -> ShardEngine:
+    """Return the engine of a worker for layers. Called inside the worker process."""
+    settings = msgspec.convert(options, ShardWorkerOptions)
+    return ShardEngine(lambda emit: _prepare(settings, emit))
+
+
+def _prepare(options: ShardWorkerOptions, emit: Emit) -> HostedLayers:
+    found = prepare_part(options.model, lambda stage, fraction: emit(Progress(stage, fraction)))
+    host = os.environ.get(NODE_ADDRESS, "") if options.across_hosts else ""
+    return HostedLayers(_PreparedLayers(options, found, host), host)
+
+
+class _PreparedLayers:
+    """Implements shards.server.LayerSource."""
+
+    def __init__(self, options: ShardWorkerOptions, found: PreparedModel, host: str) -> None:
+        model = options.model
+        adapter = check_whole_runtime(found.adapter)
+        if not isinstance(adapter, ShardingAdapter):
+            raise Unsupported(f"{adapter.name} runs whole models only; name another adapter for these layers")
+        self._adapter, self._loader = adapter, adapter
+        self._found = found
+        self._process_bytes = 0
+        self._spec = check_model(found.file, model.adapter) if found.file is not None else None
+        device = effective_device(model.adapter, model.device)
+        there = find_device(model.adapter, model.device)
+
+        self.description = Description(
+            VERSION,
+            model.adapter,
+            device,
+            device_name(model.adapter, device),
+            count_layers(model, found.file),
+            f"{class_mark_of(there)}/{threads_on(there, model.threads)}",
+            f"{host} pid {os.getpid()}".lstrip(),
+            os.getpid(),
+            found.prepared.name if found.file is not None else "",
+            found.choice.activations.value if found.choice and found.choice.activations else "",
+            found.choice.kv_cache.value if found.choice and found.choice.kv_cache else "",
+            found.prepared.parent.name if found.file is not None else "",
+        )
+
+    def classes(self, options: LoadOptions) -> list[list[NumericalClass]]:
+        """See shards.server.LayerSource."""
+        return [list(tier) for tier in self._adapter.classes(options)]
+
+    def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
+        """See shards.server.LayerSource."""
+        found = self._found
+        if self._spec is None:
+            return 0
+        # Before the first layers are loaded: by then the runtime has been asked for its devices and its classes.
+        self._process_bytes = self._process_bytes or psutil.Process().memory_info().rss
+        plan = predict_memory(
+            *(options, self._adapter, self._spec, found.prepared),
+            logits_rows=options.max_batch_rows,
+            layers=layers,
+            process_bytes=self._process_bytes,
+        )
+        return plan.total if plan is not None else 0
+
+    def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:
+        """See shards.server.LayerSource."""
+        return self._loader.load_layers(self._found.prepared, options, layers, silent)

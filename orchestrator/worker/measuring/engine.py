@@ -1,0 +1,49 @@
+"""The engine of a measuring worker: does one piece of work, tells what it found, and ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from adapters.contract import AdapterError
+from orchestrator.protocol.failures import describe_loading_failure
+from orchestrator.protocol.findings import KINDS, Finding
+from orchestrator.protocol.messages import Command, Event, Finished, MeasuredValue, Progress, Stop
+
+OnProgress = Callable[[str, float], None]
+
+
+class MeasuringEngine:
+    """Implements protocol.contract.Engine. `work` yields what it finds; what it raises becomes a Failed event."""
+
+    def __init__(self, work: Callable[[OnProgress], Iterator[Finding]]) -> None:
+        self._work = work
+        self._stopped = threading.Event()
+
+    def submit(self, command: Command) -> None:
+        """See protocol.contract.Engine. Before its work is done, a Stop ends nothing: who sent it ends the process."""
+        if isinstance(command, Stop):
+            self._stopped.set()
+
+    def describe_step(self) -> None:
+        """See protocol.contract.Engine. Whoever asked for it watches it."""
+
+    def run(self, emit: Callable[[Event], None]) -> None:
+        """See protocol.contract.Engine."""
+        try:
+            for found in self._work(lambda stage, fraction: emit(Progress(stage, fraction))):
+                emit(pack_finding(found))
+            emit(Finished())
+            self._stopped.wait()
+        except AdapterError as error:
+            emit(msgspec.structs.replace(describe_loading_failure(error), restartable=False))
+
+
+def pack_finding(found: Finding) -> MeasuredValue:
+    """Return a value as it crosses the process boundary."""
+    kind: Any = next(kind for kind, known in KINDS.items() if isinstance(found, known))
+    return MeasuredValue(kind, dataclasses.asdict(found))

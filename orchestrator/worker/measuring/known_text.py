@@ -1,0 +1,160 @@
+"""A target that says what another one is known to say, in no time.
+
+With it the worth of drafts where a policy chooses depths can be tried in the real decode loop. The loop runs any number
+of requests at once, without the target.
+
+A forward moves a clock of its own by its predicted time. So a policy that learns from times learns the same as on the
+device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from adapters.contract import Capabilities, ForwardResult, LoadedModel, Logits, Segment
+from device_profiles.acceptance import DepthYield, TargetTexts
+from device_profiles.cost import StepCost
+from device_profiles.measured import RoundOverhead
+from device_profiles.units import MS_PER_S
+from device_profiles.workload import ModelSpec
+from orchestrator.worker.measuring.watched import forward_of
+
+
+class Hours:
+    """A clock that only goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        """See orchestrator.clock.Clock."""
+        return self.now_s
+
+    def wall_s(self) -> float:
+        """See orchestrator.clock.Clock."""
+        return self.now_s
+
+
+class KnownText:
+    """Implements the contract's LoadedModel over texts. `like`: the model whose capabilities it has. A forward takes
+    `cost` and `overhead` by `clock`.
+
+    Only forwards without prompts are counted: `drafted[d]`: the drafts of d tokens; `accepted[i]`: those of which the
+    first i + 1 tokens are what the text says.
+    """
+
+    def __init__(
+        self, like: LoadedModel, texts: TargetTexts, cost: StepCost, overhead: RoundOverhead, clock: Hours, bound: int
+    ) -> None:
+        self._spec, self._caps = like.spec, like.capabilities
+        self._texts = {prompt: (*prompt, *said) for prompt, said in zip(texts.prompts, texts.outputs, strict=True)}
+        self._cost, self._overhead, self._clock = cost, overhead, clock
+        self._held: dict[int, list[int]] = {}
+        self._text: dict[int, tuple[int, ...]] = {}
+        self._rows = np.zeros((64, self._spec.outputs), np.float32)
+        self._ran = 0
+        self._rounds = self._changed = 0
+        self.drafted = [0] * (bound + 1)
+        self.accepted = [0] * bound
+
+    @property
+    def spec(self) -> ModelSpec:
+        """See the contract."""
+        return self._spec
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """See the contract."""
+        return self._caps
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """See the contract."""
+        said = [token for one in batch for token in self._read_next_tokens(one)]
+        of = forward_of(batch, self._caps.paid_rows)
+        changed = of.run_rows != self._ran
+        self._ran = of.run_rows
+        ms = self._overhead.ms(of.sequences, of.rows)
+        if of.sequences:
+            ms += self._cost.ms(of.rows, of.sequences, of.context_tokens, changes=float(changed))
+        if of.prompt_rows:
+            ms += self._cost.chunk_ms(of.prompt_rows, of.prompt_behind, beside=of.sequences > 0)
+        else:
+            self._count(batch, said, changed=changed)
+        self._clock.now_s += ms / MS_PER_S
+        return ForwardResult(self._logits(said), ms)
+
+    def result(self, depth: int) -> DepthYield:
+        """Return what was counted."""
+        turns = max(1, sum(self.drafted))
+        offered = tuple(sum(self.drafted[place + 1 :]) / turns for place in range(depth))
+        accepted = tuple(count / turns for count in self.accepted[:depth])
+        sequences = max(1.0, turns / max(1, self._rounds))
+        steady = 1.0 - self._changed / max(1, self._rounds)
+        return DepthYield(depth, offered, accepted, turns, 1.0 - steady ** (1.0 / sequences))
+
+    def count_cached_positions(self, slot: int) -> int:
+        """See the contract."""
+        return len(self._held.get(slot, ()))
+
+    def free_blocks(self) -> int:
+        """See the contract. There is always room."""
+        return self._caps.total_blocks
+
+    def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
+        """See the contract."""
+        return 0
+
+    def attach(self, slot: int, tokens: Sequence[int]) -> int:
+        """See the contract."""
+        return 0
+
+    def share(self, slot: int, tokens: Sequence[int]) -> None:
+        """See the contract."""
+
+    def release(self, slot: int) -> None:
+        """See the contract."""
+        self._held.pop(slot, None)
+        self._text.pop(slot, None)
+
+    def discard(self, slot: int) -> None:
+        """See the contract."""
+        self.release(slot)
+
+    def close(self) -> None:
+        """See the contract."""
+
+    def _read_next_tokens(self, one: Segment) -> list[int]:
+        """Return what the text says behind each wanted row of a segment."""
+        held = self._held.setdefault(one.slot, [])
+        held[one.start :] = one.tokens
+        if one.rows[0] == one.rows[1]:
+            return []
+        if one.slot not in self._text:
+            self._text[one.slot] = self._texts[tuple(held[: one.start + one.rows[0] + 1])]  # its prompt
+        text = self._text[one.slot]
+        places = range(one.start + one.rows[0] + 1, one.start + one.rows[1] + 1)
+        return [text[place] if place < len(text) else 0 for place in places]
+
+    def _logits(self, said: Sequence[int]) -> Logits:
+        if len(self._rows) < len(said):
+            self._rows = np.zeros((2 * len(said), self._spec.outputs), np.float32)
+        rows = self._rows[: len(said)]
+        rows[:] = 0.0
+        rows[np.arange(len(said)), said] = 1.0
+        return rows
+
+    def _count(self, batch: Sequence[Segment], said: Sequence[int], *, changed: bool) -> None:
+        self._rounds += 1
+        self._changed += changed
+        at = 0
+        for one in batch:
+            drafts = list(one.tokens[1:])
+            right = said[at : at + len(drafts)]
+            at += len(one.tokens)
+            wrong = [index for index, token in enumerate(drafts) if token != right[index]]
+            count = min(wrong, default=len(drafts))
+            self.drafted[len(drafts)] += 1
+            for index in range(count):
+                self.accepted[index] += 1

@@ -1,0 +1,294 @@
+"""Builds measuring workers: one process for each runtime, device and model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from adapters import registry
+from adapters.energy import EnergyMeter, energy_meter
+from adapters.hardware import cores, hardware, name_device_kind, runtime_version
+from adapters.model_source import check_model, resolve
+from adapters.rates import MeasuresRates
+from device_profiles.acceptance import PairAcceptance, TargetTexts
+from device_profiles.device_names import split_device
+from device_profiles.measured import DeviceRates, Energy, MeasuredDevice, MeasuredModel, RoundOverhead
+from device_profiles.profile import DeviceProfile
+from orchestrator.clock import SystemClock
+from orchestrator.fitting.profile_keys import formats_of, profiles_in, threads_of
+from orchestrator.machine.device_sampler import DeviceSampler
+from orchestrator.machine.devices import find_device, mark_of
+from orchestrator.machine.process_memory import peak_rss_bytes
+from orchestrator.protocol.findings import CHAT_WORKLOAD, Finding
+from orchestrator.protocol.load_options import ModelOptions, SuffixOptions
+from orchestrator.protocol.profile_job import ProfileJob
+from orchestrator.worker.drafting.suffix import SuffixDrafter
+from orchestrator.worker.engine.batch import count_logits_rows
+from orchestrator.worker.loading.class_words import describe_choice, describe_rejected
+from orchestrator.worker.loading.drafters import build_suffix
+from orchestrator.worker.loading.first_cost import find_loaded_digest
+from orchestrator.worker.loading.models import SIMULATED_PREFIX, LoadedSource, load_model
+from orchestrator.worker.loading.statistics import find_statistics
+from orchestrator.worker.measuring.engine import MeasuringEngine, OnProgress
+from orchestrator.worker.measuring.live_loop import LiveLoopResult, measure_policy_yield, prompts_of, talk
+from orchestrator.worker.measuring.others import OthersMeter, name_measured
+from orchestrator.worker.measuring.pairs import compare_choices, replay_drafter
+from orchestrator.worker.measuring.steps import Steps, measure_steps
+from policies.speculation.cascade import MOST_CHECKED
+
+SLOTS = 33
+_IDLE_S = 0.5
+_ENDED_FIRST = "500"
+_SEQUENCES = (1, 4, 16)
+_BOUNDS = (1, 4, 12)
+
+
+def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:
+    """Return the engine of a measuring worker. Called inside the worker process."""
+    job = msgspec.convert(options, ProfileJob)
+    with suppress(OSError):  # where memory runs out, this ends, and not what serves beside it
+        Path("/proc/self/oom_score_adj").write_text(_ENDED_FIRST, encoding="ascii")
+    return MeasuringEngine(lambda progress: _keep(job, _measure(job, progress)))
+
+
+def _keep(job: ProfileJob, found: Iterator[Finding]) -> Iterator[Finding]:
+    """Pass on what is found, stored on this host where that is wanted."""
+    store = profiles_in(Path(job.model.store))
+    for one in found:
+        if job.keep:
+            store.save(one)
+        yield one
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """What all measurements of a worker share."""
+
+    job: ProfileJob
+    device: DeviceProfile
+    meter: EnergyMeter
+    others: OthersMeter
+    progress: OnProgress
+    clock: SystemClock
+    started_s: float
+
+    @property
+    def threads(self) -> int:
+        return threads_of(self.job.model, self.device)
+
+    @property
+    def mark(self) -> str:
+        return mark_of(self.device)
+
+
+def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Finding]:
+    device = find_device(job.model.adapter, job.model.device)
+    index = int(split_device(device.name)[1] or 0) if name_device_kind(device) == "cuda" else 0
+    meter = energy_meter(name_device_kind(device), index)
+    others = _build_others(job.model, device)
+
+    def tell(stage: str, fraction: float) -> None:
+        others.look_when_due()
+        progress(stage, fraction)
+
+    bench = _Bench(job, device, meter, others, tell, SystemClock(), time.perf_counter())
+    if not job.known_device:
+        yield _measure_device(bench)
+    if job.device_only:
+        return
+    with ExitStack() as stack:
+        loaded, load_s = _load_timed(bench)
+        stack.callback(loaded.model.close)
+        others.begin()
+        steps = measure_steps(loaded.model, bench.clock, tell, budget_s=job.steps_s)
+        if job.role == "draft":
+            yield _describe_model(bench, loaded, steps, load_s, RoundOverhead(), None)
+            if job.texts is not None:
+                yield _draft_pair(bench, loaded)
+            return
+        texts = None if job.texts is None else msgspec.convert(job.texts, TargetTexts)
+        if job.early:  # what ends this now leaves something to plan with
+            described = _describe_model(bench, loaded, steps, load_s, RoundOverhead(), None)
+            yield replace(described, forwards_only=True)
+        tell("decode", -1.0)
+        engine = msgspec.structs.replace(job.engine, model=job.model)
+        real = talk(loaded, engine, steps.cost, bench.clock, meter, said=texts)
+        described = _describe_model(bench, loaded, steps, load_s, real.overhead, real.energy_j_per_token)
+        yield replace(described, cost=real.cost)
+        if texts is None and real.outputs:
+            texts = _texts(loaded, real)
+            yield texts
+        if texts is not None:
+            yield from _suffix_pairs(bench, loaded, texts, real)
+
+
+def _load_timed(bench: _Bench) -> tuple[LoadedSource, float]:
+    """Return the model, and how long it took from its prepared files into memory."""
+    begins: list[float] = []
+
+    def progress(stage: str, fraction: float) -> None:
+        if stage == "load" and not begins:
+            begins.append(time.perf_counter())
+        bench.progress(stage, fraction)
+
+    rows = count_logits_rows(bench.job.model.max_batch_rows, SLOTS, MOST_CHECKED)
+    loaded = load_model(bench.job.model, SLOTS, progress, logits_rows=rows, serves=bench.job.role == "target")
+    return loaded, time.perf_counter() - (begins[0] if begins else bench.started_s)
+
+
+def _build_others(model: ModelOptions, device: DeviceProfile) -> OthersMeter:
+    threads, kind = threads_of(model, device), name_device_kind(device)
+    counters = name_measured(kind, device.name)
+    return OthersMeter(DeviceSampler().sample, SystemClock(), counters, threads=threads, cores=cores())
+
+
+def _measure_device(bench: _Bench) -> MeasuredDevice:
+    bench.progress("measure products of matrices", -1.0)
+    bench.others.begin()
+    adapter = registry.get(bench.device.adapter)
+    idle = _power(bench.meter, lambda: time.sleep(_IDLE_S))
+    rates = DeviceRates()
+
+    def work() -> None:
+        nonlocal rates
+        if isinstance(adapter, MeasuresRates):
+            rates = adapter.rates(bench.device.name, bench.threads)
+
+    load = _power(bench.meter, work)
+    meter = bench.meter
+    energy = Energy(meter.name, meter.reason, idle, load if rates.matmul else None)
+    return MeasuredDevice(
+        fingerprint=bench.mark,
+        adapter=bench.device.adapter,
+        device=bench.device.name,
+        runtime_version=runtime_version(bench.device.adapter),
+        hardware=hardware(bench.device),
+        threads=bench.threads,
+        rates=rates,
+        energy=energy,
+        measured_at=_now(),
+        took_s=time.perf_counter() - bench.started_s,
+        others=bench.others.read(),
+    )
+
+
+def _power(meter: EnergyMeter, work: Callable[[], None]) -> float | None:
+    """Return the mean power, in watts, while something is done; None where the device does not tell."""
+    before, began = meter.joules(), time.perf_counter()
+    if before is None:
+        work()
+        return None
+    work()
+    after = meter.joules()
+    return None if after is None else (after - before) / (time.perf_counter() - began)
+
+
+def _texts(loaded: LoadedSource, real: LiveLoopResult) -> TargetTexts:
+    prompts = tuple(tuple(one.prompt) for one in prompts_of(loaded)[: len(real.outputs)])
+    return TargetTexts(loaded.name, find_loaded_digest(loaded), CHAT_WORKLOAD, prompts, real.outputs, _now())
+
+
+def _make_suffix(draft: SuffixOptions, model: ModelOptions, loaded: LoadedSource) -> SuffixDrafter:
+    return build_suffix(draft, statistics=find_statistics(draft, model, loaded))
+
+
+def _suffix_pairs(
+    bench: _Bench, loaded: LoadedSource, texts: TargetTexts, real: LiveLoopResult
+) -> Iterator[PairAcceptance]:
+    """Return the acceptance at fixed depths, and where the policy chooses them with so many sequences at once."""
+    for draft in bench.job.engine.drafters:
+        if not isinstance(draft, SuffixOptions):
+            continue
+        make = partial(_make_suffix, draft, bench.job.model, loaded)
+        fixed = replay_drafter(make, texts, paid_rows=loaded.model.capabilities.paid_rows, clock=bench.clock)
+        of = (texts.target, texts.target_digest, draft.name, texts.workload)
+        yield PairAcceptance(*of, "fixed", 1, fixed.by_depth, fixed.draft_ms, _now())
+        engine = msgspec.structs.replace(bench.job.engine, model=bench.job.model, drafters=[draft])
+        for sequences in _SEQUENCES:
+            found = tuple(measure_policy_yield(loaded, engine, texts, real, sequences, bound) for bound in _BOUNDS)
+            adapter = bench.job.model.adapter
+            yield PairAcceptance(*of, "policy", sequences, found, fixed.draft_ms, _now(), adapter=adapter)
+
+
+def _draft_pair(bench: _Bench, loaded: LoadedSource) -> PairAcceptance:
+    bench.progress("compare drafts with the target's texts", -1.0)
+    texts = msgspec.convert(bench.job.texts, TargetTexts)
+    return PairAcceptance(
+        texts.target,
+        texts.target_digest,
+        bench.job.drafter,
+        texts.workload,
+        "fixed",
+        1,
+        compare_choices(loaded.model, texts),
+        measured_at=_now(),
+        drafter_digest=find_loaded_digest(loaded),
+    )
+
+
+def _describe_model(
+    bench: _Bench,
+    loaded: LoadedSource,
+    steps: Steps,
+    load_s: float,
+    overhead: RoundOverhead,
+    energy_j_per_token: float | None,
+) -> MeasuredModel:
+    caps, spec, plan = loaded.model.capabilities, loaded.model.spec, loaded.plan
+    return MeasuredModel(
+        fingerprint=bench.mark,
+        adapter=bench.device.adapter,
+        device=bench.device.name,
+        role=bench.job.role,
+        model=loaded.name,
+        model_digest=find_loaded_digest(loaded),
+        weights=caps.weights,
+        activations=caps.activations.value,
+        kv_cache=caps.kv_cache.value,
+        exactness=bench.job.model.exactness,
+        formats=formats_of(bench.job.model),
+        threads=bench.threads,
+        cost=steps.cost,
+        decode_error=steps.decode.median_error,
+        prefill_error=steps.prefill.median_error,
+        worst_error=max(steps.decode.worst_error, steps.prefill.worst_error),
+        overhead=overhead,
+        load_s=load_s,
+        row_invariant=loaded.row_invariant,
+        paid_rows=caps.paid_rows,
+        numerical_class=str(caps.numerical_class),
+        class_fingerprint=loaded.class_fingerprint,
+        class_reason=describe_choice(loaded.classes) if loaded.classes else "",
+        classes_rejected=tuple(describe_rejected(loaded.classes)) if loaded.classes else (),
+        layers=spec.layers,
+        kv_bytes_per_token=spec.bytes_per_token,
+        matrix_elements=_elements(bench.job.model),
+        weights_bytes=sum(path.stat().st_size for path in loaded.prepared.iterdir() if path.is_file()),
+        planned_bytes=plan.total if plan else 0,
+        planned_parts=plan.parts if plan else {},
+        device_parts=loaded.layers.device.parts if loaded.layers and not loaded.layers.shared else {},
+        peak_bytes=peak_rss_bytes(),
+        energy_j_per_token=energy_j_per_token,
+        samples=steps.samples,
+        measured_at=_now(),
+        took_s=time.perf_counter() - bench.started_s,
+        others=bench.others.read(),
+    )
+
+
+def _elements(options: ModelOptions) -> int:
+    if options.source.startswith(SIMULATED_PREFIX):
+        return 0
+    return check_model(resolve(options.source, Path(options.base)), options.adapter).matrix_elements
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,182 @@
+"""Measures what number formats cost: perplexity and greedy choices beside the exact values in float32, and a step.
+
+The reference answers every prompt greedily. The model under test reads prompts and answers (teacher-forced).
+Perplexity is exp(-mean log-probability of the next token) over all positions; greedy agreement is the share of the
+answers' positions at which it chooses what the reference chose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from adapters import registry
+from adapters.artefact import read_manifest
+from adapters.contract import LoadedModel, ModelRefused, Precision, Segment
+from adapters.decoder.reference import Reference, TextCache
+from adapters.decoder.source import open_source
+from adapters.device_memory import read_host_memory
+from adapters.model_source import ModelSource, resolve
+from adapters.model_store import ModelStore
+from adapters.quality import add_quality
+from adapters.scoring import log_probabilities
+from device_profiles.units import human_bytes
+from orchestrator.protocol.load_options import EngineOptions
+from orchestrator.worker.loading.models import OnProgress, load_target
+from orchestrator.worker.measuring.steps import follow_on
+
+Rows = NDArray[np.float32]
+ANSWER_TOKENS = 64
+_TIMED_STEPS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTexts:
+    """Texts and what the reference said of them: where each answer begins, and log-probabilities of next tokens."""
+
+    tokens: list[list[int]]
+    begins: list[int]
+    log_probabilities: list[float]
+
+
+def measure_quality(options: EngineOptions, prompts: Sequence[list[int]], progress: OnProgress) -> dict[str, Any]:
+    """Measure the model that the options name, write the figures beside its weights, and return them.
+
+    Raises what adapters raise, ModelRefused where the reference does not fit into memory.
+    """
+    store = ModelStore(Path(options.model.store))
+    file = store.whole(resolve(options.model.source, Path(options.model.base), progress), progress)
+    target = load_target(options, progress)
+    try:
+        texts = reference_texts(store.root / target.prepared.parent.name, file, prompts, progress)
+        figures = _compare_answers(target.model, texts, progress)
+        figures["step_ms"], figures["step_rows"] = _step_ms(target.model, texts.tokens[0])
+        caps = target.model.capabilities
+        figures |= {
+            "model": target.name,
+            "adapter": options.model.adapter,
+            "weights": caps.weights,
+            "device": caps.device,
+            "activations": caps.activations.value,
+            "kv_cache": caps.kv_cache.value,
+            "exactness": caps.exactness.value,
+            "reference": "the file's exact values, float32, numpy",
+            "outrider": version("outrider"),
+            "recipe": (read_manifest(target.prepared) or {}).get("recipe", ""),
+            "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        add_quality(target.prepared, figures)
+    finally:
+        target.model.close()
+    return figures
+
+
+def reference_texts(
+    directory: Path, file: ModelSource, prompts: Sequence[list[int]], progress: OnProgress
+) -> ReferenceTexts:
+    """Return the reference's answers to the prompts; they are computed once and kept in `directory`."""
+    key = hashlib.blake2b(json.dumps([1, ANSWER_TOKENS, list(prompts)]).encode(), digest_size=6).hexdigest()
+    kept = directory / f"reference-{key}.json"
+    if kept.is_file():
+        return ReferenceTexts(**json.loads(kept.read_text(encoding="utf-8")))
+    weights = open_source(file.path, Precision.FP32)
+    needed, free = 4 * weights.spec.matrix_elements, read_host_memory().free_bytes
+    if needed > free:
+        raise ModelRefused(
+            f"{file.name}: the reference in float32 needs {human_bytes(needed)}, and {human_bytes(free)} are free"
+        )
+    with threadpool_limits(limits=1, user_api="blas"):  # on busy cores several threads took six times as long
+        found = _answer_prompts(Reference(weights), prompts, progress)
+    draft = kept.with_name(f".{kept.name}.new")
+    draft.write_text(json.dumps(vars_of(found)), encoding="utf-8")
+    draft.replace(kept)
+    return found
+
+
+def vars_of(texts: ReferenceTexts) -> dict[str, Any]:
+    """Return the fields as plain values."""
+    return {"tokens": texts.tokens, "begins": texts.begins, "log_probabilities": texts.log_probabilities}
+
+
+def _answer_prompts(reference: Reference, prompts: Sequence[list[int]], progress: OnProgress) -> ReferenceTexts:
+    texts = [TextCache() for _ in prompts]
+    tokens = [list(prompt) for prompt in prompts]
+    new: list[list[int]] = [list(prompt) for prompt in prompts]
+    scores: list[list[float]] = [[] for _ in prompts]
+    for step in range(ANSWER_TOKENS):
+        progress("the reference answers", step / ANSWER_TOKENS)
+        rows = reference.extend(texts, new)
+        chosen = [int(part[-1].argmax()) for part in rows]
+        for index, part in enumerate(rows):
+            tokens[index].append(chosen[index])
+            scores[index] += log_probabilities(part, [*new[index][1:], chosen[index]])
+        new = [[token] for token in chosen]
+    return ReferenceTexts(tokens, [len(prompt) - 1 for prompt in prompts], [one for text in scores for one in text])
+
+
+def _compare_answers(model: LoadedModel, texts: ReferenceTexts, progress: OnProgress) -> dict[str, Any]:
+    same, scores = [], []
+    for number, (tokens, begin) in enumerate(zip(texts.tokens, texts.begins, strict=True)):
+        progress("read the answers", number / len(texts.tokens))
+        rows = feed_tokens(model, tokens[:-1])
+        scores += log_probabilities(rows, tokens[1:])
+        same += list(rows[begin:].argmax(axis=1) == np.asarray(tokens[begin + 1 :]))
+        model.release(0)
+    perplexity, exact = (float(np.exp(-np.mean(part))) for part in (scores, texts.log_probabilities))
+    return {
+        "positions": len(scores),
+        "answer_positions": len(same),
+        "perplexity": perplexity,
+        "reference_perplexity": exact,
+        "perplexity_ratio": perplexity / exact,
+        "greedy_agreement": float(np.mean(same)),
+    }
+
+
+def feed_tokens(model: LoadedModel, tokens: list[int]) -> Rows:
+    """Return all rows of a text, fed to slot 0 in chunks."""
+    chunk, rows = model.capabilities.max_batch_rows, []
+    for start in range(0, len(tokens), chunk):
+        part = tokens[start : start + chunk]
+        rows.append(model.forward([Segment(0, start, part, (0, len(part)))]).logits.copy())
+    return np.concatenate(rows)
+
+
+def _step_ms(model: LoadedModel, tokens: list[int]) -> tuple[float, int]:
+    """Return the median time of a decode step behind a text, and its rows."""
+    rows = model.capabilities.paid_rows
+    feed_tokens(model, tokens)
+    times = []
+    for _ in range(_TIMED_STEPS):
+        started = time.perf_counter()
+        model.forward(follow_on(model, [Segment(0, len(tokens), tokens[:rows], (0, rows))]))
+        times.append((time.perf_counter() - started) * 1000.0)
+    model.release(0)
+    return statistics.median(times), rows
+
+
+def list_stored_quality(store: Path) -> list[dict[str, Any]]:
+    """Return what lies in a model store: one entry for each prepared model of a known runtime."""
+    from adapters.quality import read_quality
+
+    found = []
+    for path, manifest in ModelStore(store).all():
+        if manifest["recipe_name"] in registry.names():
+            size = sum(facts["bytes"] for facts in manifest["files"].values())
+            kept = {key: manifest.get(key, "") for key in ("source", "recipe_name", "recipe", "created")}
+            facts = path / "spec.json"
+            weights = json.loads(facts.read_text(encoding="utf-8")).get("weights", "") if facts.is_file() else ""
+            found.append({**kept, "weights": weights, "path": str(path), "bytes": size, "quality": read_quality(path)})
+    return found

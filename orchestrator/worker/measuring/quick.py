@@ -1,0 +1,75 @@
+"""What decoding costs, roughly, from a few forwards before a model serves: rounds correct it later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import accumulate
+from statistics import median
+
+from adapters.contract import LoadedModel, Segment
+from device_profiles.cost import StepCost
+from device_profiles.curve_fit import StepSample, fit_steps
+from orchestrator.clock import Clock
+from orchestrator.worker.measuring.steps import forward_ms, read_min_rows, segment
+
+_HELD = 16  # positions of each sequence
+_TOKENS = 32  # so many different ones: what they are does not change what they cost
+_SHAPES = ((1, 1), (1, 9), (4, 1), (4, 3), (1, 3), (1, 5), (16, 1), (16, 3))
+"""Sequences and the rows of each, those that tell most first."""
+_TURNS = ((1, 5), (1, 1)) * 3
+"""Run in turn, to see what a forward takes longer whose rows are not those of the one before."""
+
+
+def quick_cost(model: LoadedModel, clock: Clock, *, budget_s: float) -> StepCost | None:
+    """Measure a model with nothing in its slots for `budget_s` seconds at most, two forwards more excepted, and leave
+    it so. None where not even two shapes of one sequence fit in. Raises what `LoadedModel.forward` raises."""
+    until_s = clock.monotonic_s() + budget_s
+    taken: dict[tuple[int, int], float] = {}
+    held = 0
+    for shape in (one for one in _SHAPES if _fits(model, one)):
+        filling = [_segment(model, slot, 0, _HELD, prompt=True) for slot in range(held, shape[0])]
+        if clock.monotonic_s() > until_s or model.count_needed_blocks(filling) > model.free_blocks() - shape[0]:
+            break
+        if filling:
+            model.forward(filling)
+            held = shape[0]
+        taken[shape] = _run(model, shape, clock, times=2)[1]  # the first finds nothing in the processor's caches
+    longer = [
+        _run(model, shape, clock, times=1)[0] - taken[shape]
+        for shape in _TURNS
+        if shape in taken and clock.monotonic_s() <= until_s
+    ]
+    for slot in range(held):
+        model.release(slot)
+    return _fit_cost(model, taken, longer)
+
+
+def _fits(model: LoadedModel, shape: tuple[int, int]) -> bool:
+    sequences, rows = shape
+    caps = model.capabilities
+    return sequences <= caps.slots and sequences * max(rows, caps.paid_rows, _HELD) <= caps.max_batch_rows
+
+
+def _segment(model: LoadedModel, slot: int, start: int, rows: int, *, prompt: bool) -> Segment:
+    found = segment(model, slot, start, rows, prompt=prompt)
+    return replace(found, tokens=[token % min(_TOKENS, model.spec.vocabulary_size) for token in found.tokens])
+
+
+def _run(model: LoadedModel, shape: tuple[int, int], clock: Clock, *, times: int) -> list[float]:
+    batch = [_segment(model, slot, _HELD, shape[1], prompt=False) for slot in range(shape[0])]
+    return [forward_ms(model, batch, clock) for _ in range(times)]
+
+
+def _fit_cost(model: LoadedModel, taken: dict[tuple[int, int], float], longer: list[float]) -> StepCost | None:
+    alone = sorted((rows, ms) for (sequences, rows), ms in taken.items() if sequences == 1)
+    if len(alone) < 2:
+        return None
+    least_rows, least_forward_rows = read_min_rows(model.capabilities)
+    if len(taken) == len(_SHAPES):
+        samples = [StepSample((rows,) * sequences, (0,) * sequences, ms) for (sequences, rows), ms in taken.items()]
+        cost = fit_steps(samples, least_rows, least_forward_rows).cost
+    else:  # too few to tell rows from sequences
+        times = tuple(accumulate((ms for _, ms in alone), max))
+        knots = tuple(float(rows) for rows, _ in alone)
+        cost = StepCost(knots, times, least_rows=least_rows, least_forward_rows=least_forward_rows)
+    return replace(cost, changing_ms=max(0.0, median(longer))) if len(longer) > 2 else cost

@@ -1,0 +1,60 @@
+"""A loaded model as one of several decode loops that take turns on it sees it, and what its last forward was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from adapters.contract import ForwardResult, LoadedModel, Segment
+from orchestrator.worker.measuring.slots import SomeSlots
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a forward was of. `rows` and `sequences` that decoded, behind `context_tokens` on average; `prompt_rows` of
+    prompts, of which each had `prompt_behind` positions before it on average. `run_rows`: all, padding included."""
+
+    rows: int
+    sequences: int
+    context_tokens: float
+    prompt_rows: int
+    prompt_behind: float
+    run_rows: int
+
+
+class WatchedModel(SomeSlots):
+    """The slots of a loaded model from `first_slot` on, for a loop of its own.
+
+    `forward_was`: the last forward. `changed`: whether it ran another number of rows than the one before.
+    """
+
+    def __init__(self, model: LoadedModel, first_slot: int = 0) -> None:
+        super().__init__(model, first_slot)
+        self.forward_was = Forward(0, 0, 0.0, 0, 0.0, 0)
+        self.changed = False
+
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        """See the contract."""
+        result = super().forward(batch)
+        before, self.forward_was = self.forward_was, forward_of(batch, self.capabilities.paid_rows)
+        self.changed = before.run_rows != self.forward_was.run_rows
+        return result
+
+
+def forward_of(batch: Sequence[Segment], paid_rows: int) -> Forward:
+    """Return what a forward of these segments is of: those of which the first row is wanted decode."""
+    decoding = [one for one in batch if one.rows[0] == 0 < one.rows[1]]
+    prompts = [one for one in batch if not one.rows[0] == 0 < one.rows[1]]
+    alone = len(batch) == 1
+    return Forward(
+        rows=sum(len(one.tokens) for one in decoding),
+        sequences=len(decoding),
+        context_tokens=_mean_start(decoding),
+        prompt_rows=sum(len(one.tokens) for one in prompts),
+        prompt_behind=_mean_start(prompts),
+        run_rows=sum(max(len(one.tokens), 1 if one.apart and not alone else paid_rows) for one in batch),
+    )
+
+
+def _mean_start(segments: Sequence[Segment]) -> float:
+    return sum(one.start for one in segments) / max(1, len(segments))

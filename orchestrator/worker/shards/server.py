@@ -1,0 +1,236 @@
+"""A worker that holds some layers of a target: serves whoever has its key, the newest connection alone."""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from adapters.contract import (
+    AdapterError,
+    DeviceLost,
+    ForkableKv,
+    LayerRange,
+    LoadedShard,
+    LoadOptions,
+    NumericalClass,
+    OutOfMemory,
+    RuntimeFailed,
+    Unsupported,
+)
+from adapters.framing import ProtocolError
+from orchestrator.protocol.contract import Step
+from orchestrator.protocol.failures import describe_loading_failure
+from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
+from orchestrator.protocol.links.reception import Reception
+from orchestrator.protocol.messages import Command, Event, Stop
+from orchestrator.protocol.shard_messages import ShardReady
+from orchestrator.worker.shards.protocol import (
+    Answer,
+    Asking,
+    Attach,
+    Attached,
+    Call,
+    Classes,
+    Close,
+    Computed,
+    Describe,
+    Description,
+    Fork,
+    Forward,
+    Free,
+    ListClasses,
+    Load,
+    Loaded,
+    Refusal,
+    Result,
+    Rows,
+    ShardLink,
+    Share,
+    Telling,
+)
+from orchestrator.worker.shards.remote import pack_refusal
+
+Emit = Callable[[Event], None]
+_Guests = queue.SimpleQueue["ShardLink | None"]
+
+
+class LayerSource(Protocol):
+    """A prepared model on this host, and the runtime that loads its layers."""
+
+    @property
+    def description(self) -> Description: ...
+
+    def classes(self, options: LoadOptions) -> list[list[NumericalClass]]:
+        """See adapters.contract.ModelLoader.classes."""
+        ...
+
+    def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
+        """Return what this process will hold at its peak with these layers loaded, 0 where that is not known."""
+        ...
+
+    def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:
+        """See adapters.contract.ShardingAdapter.load_layers."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostedLayers:
+    """What is served. `host`: the address that other machines reach this one at, "" where none does."""
+
+    source: LayerSource
+    host: str
+
+
+class ShardEngine:
+    """Implements protocol.contract.Engine. `prepare` makes the model ready to be loaded from."""
+
+    def __init__(self, prepare: Callable[[Emit], HostedLayers]) -> None:
+        self._prepare = prepare
+        self._guests: _Guests = queue.SimpleQueue()
+        self._step: Step | None = Step("load", -1.0)
+        self._lock = threading.Lock()
+        self._served: ShardLink | None = None
+        self._stopped = False
+
+    def submit(self, command: Command) -> None:
+        """See protocol.contract.Engine. It takes Stop alone; all else comes over the link."""
+        if isinstance(command, Stop):
+            self._stopped = True
+            self._guests.put(None)
+            self._hang_up()
+
+    def describe_step(self) -> Step | None:
+        """See protocol.contract.Engine. What it is at once it is ready, its target's worker says."""
+        return self._step
+
+    def run(self, emit: Emit) -> None:
+        """See protocol.contract.Engine."""
+        try:
+            hosted = self._prepare(emit)
+        except AdapterError as error:
+            emit(describe_loading_failure(error))
+            return
+        self._step = None
+        server = EndpointServer(hosted.host)
+        reception = Reception(server, _meet_target, self._arrive)
+        reception.open()
+        try:
+            emit(ShardReady(server.endpoint, hosted.source.description.pid))
+            while not self._stopped and (link := self._guests.get()) is not None:
+                self._serve(link, hosted.source)
+        finally:
+            self._stopped = True
+            reception.close()
+            server.close()
+
+    def _arrive(self, link: ShardLink) -> None:
+        """A target has connected: whoever did before it is gone. Thread-safe."""
+        self._hang_up()
+        self._guests.put(link)
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            if self._served is not None:
+                self._served.close()
+
+    def _serve(self, link: ShardLink, source: LayerSource) -> None:
+        with self._lock:
+            self._served = link
+        served = _ServedTarget(link, source)
+        try:
+            while not self._stopped:
+                served.obey_next()
+        except (LinkLost, ProtocolError):
+            pass  # the target's worker ended, or another one has come
+        finally:
+            with self._lock:
+                self._served = None
+            link.close()
+            served.close()
+
+
+def _meet_target(admitted: socket.socket) -> ShardLink:
+    return ShardLink(admitted)
+
+
+class _ServedTarget:
+    """One connection, and the layers that it has loaded, by the numbers of the calls that did so."""
+
+    def __init__(self, link: ShardLink, source: LayerSource) -> None:
+        self._link = link
+        self._source = source
+        self._shards: dict[int, LoadedShard] = {}
+        self._failed: dict[int, AdapterError] = {}  # in calls that are not answered
+
+    def obey_next(self) -> None:
+        """Carry out the next call. Raises LinkLost, ProtocolError."""
+        call, rows = self._link.call()
+        if isinstance(call.call, Telling):
+            self._take(call.shard, call.call)
+            return
+        given: Rows | None = None
+        result: Result
+        try:
+            result, given = self._answer(call, call.call, rows)
+        except AdapterError as error:
+            result = pack_refusal(error)
+        except Exception as error:  # a runtime raises what it likes
+            result = Refusal(RuntimeFailed.__name__, f"{type(error).__name__}: {error}")
+        self._link.send(Answer(call.number, result), given)
+
+    def close(self) -> None:
+        """Give back what is loaded. Idempotent."""
+        while self._shards:
+            self._shards.popitem()[1].close()
+
+    def _answer(self, call: Call, asked: Asking, rows: Rows | None) -> tuple[Result, Rows | None]:
+        match asked:
+            case Describe():
+                return self._source.description, None
+            case ListClasses():
+                return Classes(self._source.classes(asked.options)), None
+            case Load():
+                planned = self._source.predict_bytes(asked.options, asked.layers)
+                self._shards[call.number] = shard = self._source.load(asked.options, asked.layers)
+                forks = isinstance(shard, ForkableKv)
+                return Loaded(shard.spec, shard.capabilities, shard.block_rules, forks, planned), None
+            case Forward():
+                found = self._find(call.shard).forward_layers([one.unpack() for one in asked.batch], rows)
+                return Computed(found.device_ms), found.output
+            case Attach():
+                return Attached(self._find(call.shard).attach(asked.slot, asked.tokens)), None
+
+    def _take(self, number: int, call: Telling) -> None:
+        """Carry out a call that is not answered; what goes wrong is said with the next one that is."""
+        if isinstance(call, Close):
+            self._failed.pop(number, None)
+            if (closed := self._shards.pop(number, None)) is not None:
+                closed.close()
+            return
+        if number in self._failed:
+            return
+        try:
+            shard = self._find(number)
+            match call:
+                case Share():
+                    shard.share(call.slot, call.tokens)
+                case Fork() if isinstance(shard, ForkableKv):
+                    shard.fork(call.slot, call.source, call.positions, call.shared)
+                case Fork():
+                    raise Unsupported(f"{shard.layers}: sequences cannot go on in several ways there")
+                case Free():
+                    (shard.discard if call.garbage else shard.release)(call.slot)
+        except AdapterError as error:
+            died = isinstance(error, DeviceLost) and not isinstance(error, OutOfMemory)
+            self._failed[number] = error if died else RuntimeFailed(f"out of step with its target: {error}")
+
+    def _find(self, number: int) -> LoadedShard:
+        if number in self._failed:
+            raise self._failed[number]
+        if number not in self._shards:
+            raise DeviceLost("no such layers are loaded")
+        return self._shards[number]
