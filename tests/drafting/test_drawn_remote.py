@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.draft_messages import DraftLink
+from orchestrator.worker.draft_server.shared import DraftSession, SharedAnswer, SharedDrafter
 from orchestrator.worker.drafting import server
 from orchestrator.worker.drafting.port import Ask, Draft
 from orchestrator.worker.drafting.protocol import DraftResponse, WireDraft, check_guess
-from orchestrator.worker.drafting.remote import RemoteDrafter, RemoteLimits
-from orchestrator.worker.drafting.shared import DraftSession, SharedAnswer, SharedDrafter
+from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from policies.sampling import PROPOSAL_WIDTH, DraftDistribution, Sampling, propose
 from tests.engine.test_drawn_drafts import LENGTH, chances, draft_model, submits, unlike
 from tests.support.drafters import FINGERPRINT, in_a_thread

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.protocol.messages import Sampling
-from orchestrator.worker.drafting.lookahead import Branch, LookaheadSequence
+from orchestrator.worker.draft_server.lookahead import Branch, LookaheadSequence
+from orchestrator.worker.draft_server.shared import DraftSession, SharedDrafter
 from orchestrator.worker.drafting.port import Ask, Draft, Outcome
 from orchestrator.worker.drafting.protocol import Begin, End, Extend, Update
-from orchestrator.worker.drafting.shared import DraftSession, SharedDrafter
 from tests.support.drafters import KnowingDrafter
 
 TEXT = list(range(1, 60))

@@ -18,7 +18,7 @@ from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
 from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.worker.drafting.port import Ask, Draft
 from orchestrator.worker.drafting.protocol import VERSION, DraftRequest, DraftResponse, Link, Welcome, WireDraft
-from orchestrator.worker.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.drafting.sparse_rows import SparseRow, pack_proposal
 from policies.sampling import DraftDistribution
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of

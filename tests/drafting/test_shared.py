@@ -18,7 +18,7 @@ from orchestrator.protocol.links.endpoint import GREETING_S, LinkLost, host_id, 
 from orchestrator.protocol.messages import RoundReport, Sampling, Submit
 from orchestrator.worker.drafting.port import Ask
 from orchestrator.worker.drafting.protocol import VERSION, Begin, DraftRequest, Extend, Hello, Link, Update, Welcome
-from orchestrator.worker.drafting.remote import RemoteDrafter
+from orchestrator.worker.drafting.remote.drafter import RemoteDrafter
 from tests.drafting.test_remote import expected as expected
 from tests.drafting.test_remote import remote, remote_of, requests, until
 from tests.drafting.test_remote import texts as texts

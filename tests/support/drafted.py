@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.messages import Event, Ready
-from orchestrator.worker.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
 from tests.support.drafters import FINGERPRINT, VOCABULARY

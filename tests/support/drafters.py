@@ -17,8 +17,8 @@ from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DrafterState, DraftReady
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.messages import Event, Sampling, Stop, Submit
+from orchestrator.worker.draft_server.server import DraftEngine, HostedDrafter
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
-from orchestrator.worker.drafting.server import DraftEngine, HostedDrafter
 
 ENTRY = "tests.support.drafters:script_texts"
 FINGERPRINT = vocabulary_fingerprint(byte_texts())

@@ -14,9 +14,9 @@ from orchestrator.machine.cores import effective_cores
 from orchestrator.protocol.contract import NODE_ADDRESS
 from orchestrator.protocol.load_options import DraftWorkerOptions, ModelDraftOptions, SuffixOptions
 from orchestrator.protocol.messages import Event, Progress
+from orchestrator.worker.draft_server.server import DraftEngine, HostedDrafter, RunsAhead
 from orchestrator.worker.drafting.cascade import Cascade, count_draft_rows
 from orchestrator.worker.drafting.model import ModelDrafter
-from orchestrator.worker.drafting.server import DraftEngine, HostedDrafter, RunsAhead
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.loading.drafters import build_suffix, draft_state
 from orchestrator.worker.loading.models import LoadedSource, load_model, shrink_model

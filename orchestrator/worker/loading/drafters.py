@@ -30,7 +30,7 @@ from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.passages import PassagesUnusable
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.drafting.prediction import PredictionDrafter
-from orchestrator.worker.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.drafting.variants import VariantDrafter
 from orchestrator.worker.loading.models import LoadedSource, LoadedTarget, OnProgress, load_model, silent

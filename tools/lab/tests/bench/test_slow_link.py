@@ -14,7 +14,7 @@ from outrider_lab.bench.overlap.measure import OverlapPair
 from outrider_lab.bench.wan.relay import DelayingRelay
 from outrider_lab.replay.fixed import FixedDepth
 
-from orchestrator.worker.drafting.remote import RemoteDrafter
+from orchestrator.worker.drafting.remote.drafter import RemoteDrafter
 from orchestrator.worker.engine.loop import DecodeLoop
 from tests.drafting.test_remote import REQUESTS, remote, remote_of, until
 from tests.drafting.test_remote import expected as expected

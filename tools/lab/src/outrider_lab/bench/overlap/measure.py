@@ -33,7 +33,7 @@ from orchestrator.recommend.decode import encode_prompts, warm_up
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding, tpot_ms
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.port import Ask
-from orchestrator.worker.drafting.remote import RemoteDrafter, RemoteLimits
+from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedTarget, load_target, silent
 from orchestrator.worker.loading.vocabularies import remote_pair

@@ -21,7 +21,7 @@ from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.decode import encode_prompts, warm_up
 from orchestrator.worker.drafting.chain import ChainDrafter
-from orchestrator.worker.drafting.remote import RemoteDrafter
+from orchestrator.worker.drafting.remote.drafter import RemoteDrafter
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import load_target, silent

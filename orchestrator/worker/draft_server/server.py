@@ -1,8 +1,8 @@
 """The draft worker: a drafter in a process of its own, perhaps on another host, behind an endpoint.
 
-It serves every target that connects; what they ask for shares the passes of the drafter (`drafting/shared`). One thread
-reads, drafts and answers. It waits for no target: whoever is slow, silent or gone holds up nobody. What it drafts is
-never needed: a target that gets no answer goes on without, so nothing here is saved or retried.
+It serves every target that connects; what they ask for shares the passes of the drafter (`draft_server/shared`). One
+thread reads, drafts and answers. It waits for no target: whoever is slow, silent or gone holds up nobody. What it
+drafts is never needed: a target that gets no answer goes on without, so nothing here is saved or retried.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from orchestrator.protocol.links.bell import Bell
 from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost, host_id
 from orchestrator.protocol.links.reception import Reception
 from orchestrator.protocol.messages import Command, Event, Failed, Stop
-from orchestrator.worker.drafting.load_meter import EVERY_S
-from orchestrator.worker.drafting.lookahead import LookaheadSequence
+from orchestrator.worker.draft_server.load_meter import EVERY_S
+from orchestrator.worker.draft_server.lookahead import LookaheadSequence
+from orchestrator.worker.draft_server.shared import DraftSession, SharedAnswer, SharedDrafter
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.drafting.protocol import (
     VERSION,
@@ -43,7 +44,6 @@ from orchestrator.worker.drafting.protocol import (
     WireBranch,
     WireDraft,
 )
-from orchestrator.worker.drafting.shared import DraftSession, SharedAnswer, SharedDrafter
 from policies.planning.overlap import ComputePlace, shares_compute
 
 Emit = Callable[[Event], None]

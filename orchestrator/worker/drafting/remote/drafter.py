@@ -19,7 +19,6 @@ from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState, DraftLink, RemoteState
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import LinkLost
-from orchestrator.worker.drafting.connection import ConnectionThread, Refusal
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
 from orchestrator.worker.drafting.protocol import (
     MOST_AHEAD,
@@ -36,8 +35,9 @@ from orchestrator.worker.drafting.protocol import (
     WireDraft,
     check_guess,
 )
-from orchestrator.worker.drafting.remote_sequence import RemoteSequence
-from orchestrator.worker.drafting.round_trip import RoundTrip
+from orchestrator.worker.drafting.remote.connection import ConnectionThread, Refusal
+from orchestrator.worker.drafting.remote.round_trip import RoundTrip
+from orchestrator.worker.drafting.remote.sequence import RemoteSequence
 from policies.sampling import Sampling
 from policies.speculation import draft_lead, draft_wait
 from policies.speculation.draft_chain import estimate_accepted_tokens

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from orchestrator.clock import Clock
-from orchestrator.worker.drafting.load_meter import LoadMeter
-from orchestrator.worker.drafting.lookahead import Branch, LookaheadSequence
+from orchestrator.worker.draft_server.load_meter import LoadMeter
+from orchestrator.worker.draft_server.lookahead import Branch, LookaheadSequence
 from orchestrator.worker.drafting.port import NOTHING, Ask, BranchingDrafter, Draft, Drafter
 from orchestrator.worker.drafting.protocol import Begin, End, Extend, Update
 from policies.speculation.draft_pass import PassTimes, WantedRow, choose_rows, count_branches, price_branch

@@ -1,0 +1,1 @@
+"""A draft worker's end of the links to its targets."""

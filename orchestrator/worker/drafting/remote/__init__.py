@@ -1,0 +1,1 @@
+"""The target's end of the link to a draft worker."""
