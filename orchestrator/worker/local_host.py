@@ -39,11 +39,7 @@ from orchestrator.protocol.messages import (
     Stop,
     Submit,
 )
-from orchestrator.worker.host import (
-    EngineHost,
-    die_before_the_daemon,
-    end_process_with_its_threads,
-)
+from orchestrator.worker.host import EngineHost, die_before_the_daemon, end_process_with_its_threads
 
 _FLUSH_S = 2.0
 _KNOCK_S = 2.0  # what whoever knocks may take to say who it is

@@ -151,10 +151,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
         return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first, its)
 
     retuner = EngineRetuner(
-        *(target, options, (built, remotes), loop),
-        report=emit,
-        describe=describe,
-        arrange=build_speculation_variants,
+        *(target, options, (built, remotes), loop), report=emit, describe=describe, arrange=build_speculation_variants
     )
     watch = ArtefactWatch(Path(options.model.store), SystemClock())
     ready = describe(options, list_whole(built))

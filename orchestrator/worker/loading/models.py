@@ -154,9 +154,7 @@ def shrink_model(options: ModelOptions, share: int) -> ModelOptions:
     """Return a model with a KV cache and forwards of one part in `share`: a shorter context, and smaller batches."""
     rows = max(_LEAST_BATCH_ROWS, options.max_batch_rows // share)
     return msgspec.structs.replace(
-        options,
-        kv_cache_bytes=options.kv_cache_bytes // share,
-        max_batch_rows=min(options.max_batch_rows, rows),
+        options, kv_cache_bytes=options.kv_cache_bytes // share, max_batch_rows=min(options.max_batch_rows, rows)
     )
 
 

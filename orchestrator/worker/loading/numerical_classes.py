@@ -144,11 +144,7 @@ def _hold_lock(directory: Path, progress: Progress) -> Iterator[None]:
 
 
 def find_class(
-    question: ClassQuestion,
-    progress: Progress,
-    beside: NumericalClass | None = None,
-    *,
-    budget_s: float = _BUDGET_S,
+    question: ClassQuestion, progress: Progress, beside: NumericalClass | None = None, *, budget_s: float = _BUDGET_S
 ) -> MeasuredClasses:
     """Try an adapter's classes, tier by tier, until one of a tier passes. `beside`: the class of workers of this model
     on this device with another number of threads, which is taken if it passes. Raises what `list_classes` raises."""

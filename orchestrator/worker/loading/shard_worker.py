@@ -8,14 +8,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from adapters.contract import (
-    LayerRange,
-    LoadedShard,
-    LoadOptions,
-    NumericalClass,
-    ShardingAdapter,
-    Unsupported,
-)
+from adapters.contract import LayerRange, LoadedShard, LoadOptions, NumericalClass, ShardingAdapter, Unsupported
 from adapters.model_source import check_model
 from orchestrator.machine.devices import class_mark_of, device_name, effective_device, find_device, threads_on
 from orchestrator.protocol.contract import NODE_ADDRESS

@@ -77,9 +77,7 @@ def talk(
     of each category is said again. Raises DeviceLost."""
     submits = prompts_of(loaded)
     engine = msgspec.structs.replace(
-        engine,
-        prefix_reuse=False,
-        drafters=[one for one in engine.drafters if isinstance(one, SuffixOptions)],
+        engine, prefix_reuse=False, drafters=[one for one in engine.drafters if isinstance(one, SuffixOptions)]
     )
     first = submits if said is None else submits[:CATEGORIES]
     loops = [
@@ -97,10 +95,7 @@ def talk(
     overhead, cost = fit_rounds(rounds, cost)
     outputs = tuple(tuple(decodings[0].outputs[one.request_id]) for one in first) if decodings else ()
     return LiveLoopResult(
-        at_pace(rounds, cost, overhead),
-        overhead,
-        outputs,
-        spent / tokens if spent is not None and tokens else None,
+        at_pace(rounds, cost, overhead), overhead, outputs, spent / tokens if spent is not None and tokens else None
     )
 
 

@@ -14,12 +14,7 @@ from orchestrator.machine.cores import effective_cores
 from orchestrator.protocol.draft_messages import DraftLink
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import GREETING_S, LinkLost, host_id, knock
-from orchestrator.worker.drafting.protocol import (
-    VERSION,
-    Hello,
-    Link,
-    Welcome,
-)
+from orchestrator.worker.drafting.protocol import VERSION, Hello, Link, Welcome
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 2.0
