@@ -30,7 +30,7 @@ from orchestrator.recommend.decode import read_prompts
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.loading.models import LoadedSource, load_target
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1000)}
 
@@ -69,7 +69,7 @@ class Found:
     reused: int
 
 
-def decode_requests(target: LoadedTarget, options: EngineOptions, requests: list[Submit], *, speculate: bool) -> Found:
+def decode_requests(target: LoadedSource, options: EngineOptions, requests: list[Submit], *, speculate: bool) -> Found:
     """Decode the requests, at most `options.max_running` at the same time."""
     outcome = ModeRun("spec")
     drafter = build_drafter(options, target) if speculate else None
@@ -82,7 +82,7 @@ def decode_requests(target: LoadedTarget, options: EngineOptions, requests: list
     return Found(tokens, gauges.preemptions, gauges.prefix_hits)
 
 
-def tight_bytes(target: LoadedTarget, prompts: Sequence[Prompt], max_tokens: int) -> int:
+def tight_bytes(target: LoadedSource, prompts: Sequence[Prompt], max_tokens: int) -> int:
     """Return a KV cache that the longest request just fits into."""
     longest = max(len(prompt.tokens) for prompt in prompts) + max_tokens
     return (longest + 3 * target.model.capabilities.block_tokens) * target.model.spec.bytes_per_token

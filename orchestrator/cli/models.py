@@ -110,11 +110,11 @@ def _options(config: Path | None, weights: str, adapter: str) -> EngineOptions:
 
 
 def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
-    from orchestrator.worker.loading.models import silent, tokenizer_of
+    from orchestrator.worker.loading.prepared import load_own_tokenizer, silent
     from orchestrator.worker.measuring.prompts import read_texts, spread
 
     texts = read_texts(path)
-    tokenizer = tokenizer_of(options.model, silent)
+    tokenizer = load_own_tokenizer(options.model, silent)
     chosen = spread(texts, min(limit, len(texts)) or len(texts))
     return [tokenizer.encode_chat([{"role": "user", "content": text.text}]) for text in chosen]
 

@@ -21,7 +21,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.generating.document_index import find_target, load_store_tokenizer, write_store
 from orchestrator.protocol.load_options import engine_options
 from orchestrator.protocol.packed_tokens import unpack_tokens
-from orchestrator.worker.loading.models import OnProgress
+from orchestrator.worker.loading.prepared import OnProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def index_answers(job: LearnJob, clock: Clock, progress: OnProgress) -> dict[str
     config, path = find_target(job.config, job.model)
     store, kept = _find_store(config, path, all_keys=job.all_keys)
     try:
-        patterns = [re.compile(one) for one in job.redact]
+        patterns = [re.compile(pattern) for pattern in job.redact]
     except re.error as error:
         raise ConfigError(f"--redact {error.pattern!r}: is no regular expression: {error}") from error
     options = engine_options(config, path.resolve().parent).model
@@ -61,7 +61,7 @@ def index_answers(job: LearnJob, clock: Clock, progress: OnProgress) -> dict[str
         except DamagedValue:
             damaged += 1
             continue
-        if patterns and any(one.search(tokenizer.decode(tokens)) for one in patterns):
+        if patterns and any(pattern.search(tokenizer.decode(tokens)) for pattern in patterns):
             redacted += 1
             continue
         count += len(tokens) + 1
@@ -70,8 +70,8 @@ def index_answers(job: LearnJob, clock: Clock, progress: OnProgress) -> dict[str
         documents.append(tokens)
     if not documents:
         raise ConfigError(f"{store}: has no answer to learn from ({redacted} left out by --redact, {damaged} damaged)")
-    found = write_store(job.output, documents[::-1], options, str(store), progress)
-    return found | {"answers": len(values), "redacted": redacted, "damaged": damaged}
+    facts = write_store(job.output, documents[::-1], options, str(store), progress)
+    return facts | {"answers": len(values), "redacted": redacted, "damaged": damaged}
 
 
 def _find_store(config: ClusterConfig, path: Path, *, all_keys: bool) -> tuple[Path, DraftStoreOptions]:

@@ -64,34 +64,34 @@ class Asked:
         return blake2b(whole.encode(), digest_size=8).hexdigest() if self.prompts or self.documents else ""
 
 
-def build_statistics(asked: Asked, show: Show) -> dict[str, Any]:
+def build_statistics(job: Asked, show: Show) -> dict[str, Any]:
     """Let the target write what is missing, count all there is, write the statistics and return what they are. A run
     that is interrupted once counts what there is. Raises ConfigError, DataError, and what loading a target raises."""
-    options = read_writer_options(asked.config, asked.model, asked.settings.concurrency)
-    shards = Shards(asked.data) if asked.data is not None else None
-    if shards is None or _count_tokens(shards) < asked.settings.tokens:
-        shards = _write_texts(asked, options, shards, show)
+    options = read_writer_options(job.config, job.model, job.settings.concurrency)
+    shards = Shards(job.data) if job.data is not None else None
+    if shards is None or _count_tokens(shards) < job.settings.tokens:
+        shards = _write_texts(job, options, shards, show)
     with show.stage("counting"):
-        return _count_texts(asked, options, shards)
+        return _count_texts(job, options, shards)
 
 
 def _count_tokens(shards: Shards) -> int:
     return sum(len(text.top_ids) for text in shards.texts())
 
 
-def _write_texts(asked: Asked, options: EngineOptions, shards: Shards | None, show: Show) -> Shards:
+def _write_texts(job: Asked, options: EngineOptions, shards: Shards | None, show: Show) -> Shards:
     with show.stage("loading the target"):
         target = load_target(options, lambda _stage, _fraction: None)
     try:
         tokenizer = load_tokenizer(target.tokenizer_dir)
-        base = (asked.config or default_config_path()).resolve().parent
-        facts = replace(describe_target(target, base, sorted(tokenizer.eos_ids)), prompts=asked.given)
+        base = (job.config or default_config_path()).resolve().parent
+        facts = replace(describe_target(target, base, sorted(tokenizer.eos_ids)), prompts=job.given)
         if shards is None:
-            shards = Shards(_default_path(options, facts).with_suffix(f".data{'-' * bool(asked.given)}{asked.given}"))
+            shards = Shards(_default_path(options, facts).with_suffix(f".data{'-' * bool(job.given)}{job.given}"))
         shards.bind(facts)
         loop = build_loop(target, options, build_drafter(options, target))
-        generator = Generator(loop, tokenizer, shards, asked.settings, _choose_wishes(asked))
-        wanted = asked.settings.tokens
+        generator = Generator(loop, tokenizer, shards, job.settings, _choose_wishes(job))
+        wanted = job.settings.tokens
         with interruptible() as stopped, show.tokens(generator.labelled, wanted) as tell:
             generator.run(tell, stopped)
     finally:
@@ -99,17 +99,17 @@ def _write_texts(asked: Asked, options: EngineOptions, shards: Shards | None, sh
     return shards
 
 
-def _choose_wishes(asked: Asked) -> Wishes:
-    if asked.prompts:
-        return wish_given(asked.prompts)
-    return wish_over(asked.documents) if asked.documents else wish
+def _choose_wishes(job: Asked) -> Wishes:
+    if job.prompts:
+        return wish_given(job.prompts)
+    return wish_over(job.documents) if job.documents else wish
 
 
 def _default_path(options: EngineOptions, facts: TargetFacts) -> Path:
     return place_statistics(Path(options.model.store).expanduser(), facts.name, facts.vocabulary_fingerprint)
 
 
-def _count_texts(asked: Asked, options: EngineOptions, shards: Shards) -> dict[str, Any]:
+def _count_texts(job: Asked, options: EngineOptions, shards: Shards) -> dict[str, Any]:
     facts = shards.target()
     texts = list(shards.texts())
     everything = list_positions(texts)
@@ -119,16 +119,16 @@ def _count_texts(asked: Asked, options: EngineOptions, shards: Shards) -> dict[s
     # What the target asks itself is the least like its neighbours: prompts of one template resemble each other.
     judged = held_out.get(KINDS[0]) or list_positions([text for text in texts if is_held_out(text.number)])
     without = count_contexts(list_positions([text for text in texts if not is_held_out(text.number)]))
-    entries = build_entries(count_contexts(everything), without, judged, asked.entries)
+    entries = build_entries(count_contexts(everything), without, judged, job.entries)
     card = StatisticsCard(
         prompts=facts.prompts or "broad",
         built=datetime.now(UTC).date().isoformat(),
         texts=len(texts),
         tokens=len(everything.labels),
-        held_out=sum(len(one.labels) for one in held_out.values()),
+        held_out=sum(len(positions.labels) for positions in held_out.values()),
         agreement=measure_agreement(without, held_out),
     )
-    path = asked.output or _default_path(options, facts)
+    path = job.output or _default_path(options, facts)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_statistics(path, entries, model=facts.name, vocabulary=facts.vocabulary_fingerprint, card=card)
@@ -136,7 +136,7 @@ def _count_texts(asked: Asked, options: EngineOptions, shards: Shards) -> dict[s
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}; name another --output") from error
     return {
         "path": str(path.resolve()),
-        "kept_beside_model": asked.output is None,
+        "kept_beside_model": job.output is None,
         "model": facts.name,
         "data": str(shards.directory.resolve()),
         "texts": card.texts,

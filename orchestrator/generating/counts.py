@@ -62,11 +62,11 @@ def list_positions(texts: Iterable[Text]) -> Positions:
         if len(tokens) == text.head or text.head < 1:
             continue
         key = np.zeros(len(tokens), np.int64)
-        found = np.zeros((MOST_CONTEXT, len(tokens)), np.int64)
+        by_length = np.zeros((MOST_CONTEXT, len(tokens)), np.int64)
         for length in range(1, min(MOST_CONTEXT, len(tokens)) + 1):
             key[length:] |= tokens[:-length] << TOKEN_BITS * (length - 1)
-            found[length - 1, length:] = key[length:]
-        keys.append(found[:, text.head :])
+            by_length[length - 1, length:] = key[length:]
+        keys.append(by_length[:, text.head :])
         labels.append(text.top_ids[:, 0].astype(np.int64))
     if not keys:
         return Positions(np.zeros((MOST_CONTEXT, 0), np.int64), np.zeros(0, np.int64))
@@ -78,20 +78,20 @@ def list_positions(texts: Iterable[Text]) -> Positions:
 
 def count_contexts(positions: Positions) -> list[Counted]:
     """Count all lengths of context, the shortest first."""
-    found: list[Counted] = []
+    counted: list[Counted] = []
     for length in range(1, MOST_CONTEXT + 1):
         keys = positions.keys[length - 1]
-        found.append(_count(keys, positions.labels, found[-1] if found else None, length))
-    return found
+        counted.append(_count(keys, positions.labels, counted[-1] if counted else None, length))
+    return counted
 
 
 def _count(keys: Longs, labels: Longs, below: Counted | None, length: int) -> Counted:
-    there = keys > 0
+    kept = keys > 0
     if length == MOST_CONTEXT:
         _, number, often = np.unique(keys, return_inverse=True, return_counts=True)
-        there &= (often >= _LEAST_COUNT)[number]
-    known, number, totals = np.unique(keys[there], return_inverse=True, return_counts=True)
-    pairs, counts = np.unique(number.astype(np.int64) << TOKEN_BITS | labels[there], return_counts=True)
+        kept &= (often >= _LEAST_COUNT)[number]
+    known, number, totals = np.unique(keys[kept], return_inverse=True, return_counts=True)
+    pairs, counts = np.unique(number.astype(np.int64) << TOKEN_BITS | labels[kept], return_counts=True)
     of, token = pairs >> TOKEN_BITS, pairs & _MASK
     distinct = np.bincount(of, minlength=len(known))
     own_share = totals / (totals + distinct)
@@ -123,11 +123,11 @@ def build_entries(counted: Sequence[Counted], judged_by: Sequence[Counted], held
         middle = (np.arange(_BUCKETS) + 0.5) / _BUCKETS
         rate = (np.bincount(bucket, right, _BUCKETS) + _PRIOR * middle) / (seen + _PRIOR)
         chances.append(rate[_bucket(counted[length - 1].best_p)])
-    totals = np.concatenate([one.totals for one in counted])
+    totals = np.concatenate([contexts.totals for contexts in counted])
     kept = np.sort(np.argsort(-totals, kind="stable")[:most])
     return Entries(
-        np.concatenate([one.keys for one in counted])[kept].astype(np.uint64),
-        np.concatenate([one.best for one in counted])[kept].astype(np.uint32),
+        np.concatenate([contexts.keys for contexts in counted])[kept].astype(np.uint64),
+        np.concatenate([contexts.best for contexts in counted])[kept].astype(np.uint32),
         np.concatenate(chances)[kept].astype(np.float32),
     )
 
@@ -151,7 +151,7 @@ def _find_entries(counted: Sequence[Counted], positions: Positions) -> tuple[Lon
 
 def measure_agreement(counted: Sequence[Counted], held_out: Mapping[str, Positions]) -> dict[str, float]:
     """Return by kind of prompt how often the entry for a held-out position is the target's first choice."""
-    found: dict[str, float] = {}
+    agreement: dict[str, float] = {}
     for kind, positions in held_out.items():
         length, place = _find_entries(counted, positions)
         right = sum(
@@ -159,5 +159,5 @@ def measure_agreement(counted: Sequence[Counted], held_out: Mapping[str, Positio
             for number, own in enumerate(counted, start=1)
         )
         if len(positions.labels):
-            found[kind] = round(right / len(positions.labels), 4)
-    return found
+            agreement[kind] = round(right / len(positions.labels), 4)
+    return agreement

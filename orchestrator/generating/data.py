@@ -113,14 +113,14 @@ def read(path: Path) -> list[Text]:
         with path.open("rb") as file, np.load(file) as stored:
             arrays = {name: stored[name] for name in stored.files}
         ends, label_ends = np.cumsum(arrays["lengths"]), np.cumsum(arrays["lengths"] - arrays["heads"])
-        found = []
+        texts = []
         for index, number in enumerate(arrays["numbers"]):
             length, head = int(arrays["lengths"][index]), int(arrays["heads"][index])
             own = slice(int(ends[index]) - length, int(ends[index]))
             labels = slice(int(label_ends[index]) - (length - head), int(label_ends[index]))
-            found.append(
+            texts.append(
                 Text(int(number), arrays["tokens"][own], head, arrays["top_ids"][labels], arrays["top_logs"][labels])
             )
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         raise DataError(f"{path}: it is damaged ({error}); delete it and run `generate` again") from error
-    return found
+    return texts

@@ -13,7 +13,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import ConfigError
 from orchestrator.protocol.load_options import ModelOptions, engine_options
 from orchestrator.worker.drafting.passages import write_passages
-from orchestrator.worker.loading.models import OnProgress, tokenizer_of
+from orchestrator.worker.loading.prepared import OnProgress, load_own_tokenizer
 
 
 def index_documents(
@@ -60,7 +60,7 @@ def write_store(
 
 def load_store_tokenizer(options: ModelOptions, progress: OnProgress) -> Tokenizer:
     """Return the tokenizer of a model whose tokens a store is to have."""
-    return load_tokenizer("") if options.source.startswith(SIMULATED_PREFIX) else tokenizer_of(options, progress)
+    return load_tokenizer("") if options.source.startswith(SIMULATED_PREFIX) else load_own_tokenizer(options, progress)
 
 
 def find_target(config_path: Path | None, name: str) -> tuple[ClusterConfig, Path]:
@@ -70,9 +70,9 @@ def find_target(config_path: Path | None, name: str) -> tuple[ClusterConfig, Pat
     path = config_path or default_config_path()
     config = load_config(path, sources=False)  # it may name the store that is to be made
     targets = config.targets
-    chosen = next((one for one in targets if one.model.name == name), None) if name else targets[0]
+    chosen = next((target for target in targets if target.model.name == name), None) if name else targets[0]
     if chosen is None:
-        raise ConfigError(f"{path}: has no model {name!r}; it has {', '.join(one.model.name for one in targets)}")
+        raise ConfigError(f"{path}: has no model {name!r}; it has {', '.join(target.model.name for target in targets)}")
     return chosen, path
 
 

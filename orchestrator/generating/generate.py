@@ -39,13 +39,13 @@ class Frame:
         """Find it by rendering two chats that differ in those words only. Raises DataError without a template."""
         if not tokenizer.has_chat_template:
             raise DataError("the target has no chat template: prompts cannot be put to it")
-        one, two = (tokenizer.encode_chat([{"role": "user", "content": word}]) for word in ("7", "x"))
-        return cls(_common(one, two), _common(one[::-1], two[::-1])[::-1])
+        seven, two = (tokenizer.encode_chat([{"role": "user", "content": word}]) for word in ("7", "x"))
+        return cls(_common(seven, two), _common(seven[::-1], two[::-1])[::-1])
 
 
-def _common(one: list[int], two: list[int]) -> list[int]:
-    length = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
-    return one[:length]
+def _common(left: list[int], two: list[int]) -> list[int]:
+    length = next((i for i, (a, b) in enumerate(zip(left, two, strict=False)) if a != b), min(len(left), len(two)))
+    return left[:length]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +104,16 @@ class Generator:
         self._store()
 
     def _begin(self) -> None:
-        asked = self._wishes(self._next, self._settings.seed, self._at_hand)
+        wish = self._wishes(self._next, self._settings.seed, self._at_hand)
         self._next += 1
-        if asked.kind == "own":
-            self._submit(_Open(asked, self._frame.before, asks=True), Sampling(1.0, top_p=0.95, seed=asked.number))
+        if wish.kind == "own":
+            self._submit(_Open(wish, self._frame.before, asks=True), Sampling(1.0, top_p=0.95, seed=wish.number))
         else:
-            self._answer(asked, self._tokenizer.encode(asked.text, special=False))
+            self._answer(wish, self._tokenizer.encode(wish.text, special=False))
 
-    def _answer(self, asked: Wish, words: list[int]) -> None:
+    def _answer(self, wish: Wish, words: list[int]) -> None:
         prompt = [*self._frame.before, *words, *self._frame.behind]
-        self._submit(_Open(asked, prompt, asks=False), Sampling(asked.temperature, seed=asked.number))
+        self._submit(_Open(wish, prompt, asks=False), Sampling(wish.temperature, seed=wish.number))
 
     def _submit(self, text: _Open, sampling: Sampling) -> None:
         key = f"{text.wish.number}{'-asks' if text.asks else ''}"

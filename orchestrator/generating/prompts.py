@@ -118,8 +118,8 @@ def wish_over(documents: Sequence[str]) -> Wishes:
 
     def wish_one(number: int, seed: int, texts: Sequence[str]) -> Wish:
         rng = random.Random(f"{seed}-{number}")  # noqa: S311  # variety, not secrecy
-        asked = rng.choice(_OVER_TEXT).format(**_words(rng), **_cuts(pieces[number % len(pieces)]))
-        return Wish(number, "over_text", asked, 0.0 if rng.random() < _GREEDY_SHARE else 0.7)
+        text = rng.choice(_OVER_TEXT).format(**_words(rng), **_cuts(pieces[number % len(pieces)]))
+        return Wish(number, "over_text", text, 0.0 if rng.random() < _GREEDY_SHARE else 0.7)
 
     return wish_one
 

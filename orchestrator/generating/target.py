@@ -11,7 +11,7 @@ from orchestrator.config.drafts import SuffixDraft
 from orchestrator.generating.data import TargetFacts
 from orchestrator.generating.document_index import find_target
 from orchestrator.protocol.load_options import EngineOptions, engine_options
-from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.loading.models import LoadedSource
 
 
 def read_writer_options(config: Path | None, model: str, concurrency: int) -> EngineOptions:
@@ -28,7 +28,7 @@ def read_writer_options(config: Path | None, model: str, concurrency: int) -> En
     return engine_options(chosen.model_copy(update=changes), path.resolve().parent)
 
 
-def describe_target(target: LoadedTarget, base: Path, end_ids: list[int]) -> TargetFacts:
+def describe_target(target: LoadedSource, base: Path, end_ids: list[int]) -> TargetFacts:
     """Return what data says of who wrote it. `base`: the directory of the configuration, where a relative source
     begins."""
     spec, source = target.model.spec, target.source

@@ -45,19 +45,19 @@ def list_candidates(config: ClusterConfig, stores: Sequence[Path], models: Seque
         every.append(SuffixDraft(method="suffix"))
     every += [IndexDraft(method="index", path=str(path.resolve())) for path in stores]
     every += [_model_draft(source, config.model) for source in models]
-    found: dict[str, Candidate] = {}
+    by_name: dict[str, Candidate] = {}
     seen: list[tuple[str, str]] = []
     for draft in every:
         if (what := _identify(draft)) not in seen:
             seen.append(what)
-            name = _choose_name(draft, found)
-            found[name] = Candidate(name, (draft,))
-    return list(found.values())
+            name = _choose_name(draft, by_name)
+            by_name[name] = Candidate(name, (draft,))
+    return list(by_name.values())
 
 
 def chain_candidates(config: ClusterConfig, loaded: Sequence[Candidate]) -> list[Candidate]:
     """Return the chains of those candidates that were loaded: the configuration's own, and all; no lone draft."""
-    all_drafts = tuple(sorted((one.drafts[0] for one in loaded), key=lambda draft: _COST[draft.method]))
+    all_drafts = tuple(sorted((candidate.drafts[0] for candidate in loaded), key=lambda draft: _COST[draft.method]))
     own = tuple(draft for draft in config.drafts if draft in all_drafts)
     chains = {CONFIGURED: own, CHAIN: all_drafts}
     if own == all_drafts:
@@ -89,5 +89,5 @@ def _choose_name(draft: AnyDraft, taken: dict[str, Candidate]) -> str:
         name = f"model {draft.source.rstrip('/').rsplit('/', 1)[-1]}"
     else:
         name = draft.method
-    count = sum(one == name or one.startswith(f"{name} #") for one in taken)
+    count = sum(other == name or other.startswith(f"{name} #") for other in taken)
     return f"{name} #{count + 1}" if count else name

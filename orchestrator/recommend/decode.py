@@ -17,19 +17,19 @@ from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.loading.models import LoadedSource
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS, PromptText, read_texts, spread
 
 _WARM_DEPTH = 4
 
 
-def read_prompts(path: Path, target: LoadedTarget, limit: int) -> list[Prompt]:
+def read_prompts(path: Path, target: LoadedSource, limit: int) -> list[Prompt]:
     """Read prompts and encode them as the chat API does. Raises MeasurementError naming file and line."""
     texts = read_texts(path)
     return encode_prompts(spread(texts, min(limit, len(texts)) or len(texts)), target)
 
 
-def encode_prompts(texts: Sequence[PromptText], target: LoadedTarget) -> list[Prompt]:
+def encode_prompts(texts: Sequence[PromptText], target: LoadedSource) -> list[Prompt]:
     """Return prompts as the chat API encodes them."""
     tokenizer = load_tokenizer(target.tokenizer_dir)
     stop_tokens = sorted(tokenizer.eos_ids)
@@ -39,7 +39,7 @@ def encode_prompts(texts: Sequence[PromptText], target: LoadedTarget) -> list[Pr
     ]
 
 
-def warm_up(target: LoadedTarget, options: EngineOptions, drafter: Drafter | None) -> None:
+def warm_up(target: LoadedSource, options: EngineOptions, drafter: Drafter | None) -> None:
     """Let runtimes compile their shapes, on prompts of our own: what a drafter learns of them helps with no other.
 
     Drafts have a fixed depth, so whether they pay is not tried here, unmeasured."""
@@ -52,7 +52,7 @@ def warm_up(target: LoadedTarget, options: EngineOptions, drafter: Drafter | Non
     measure_decoding(build_loop(target, options, drafter), fixed, ModeRun("spec"))
 
 
-def environment_of(target: LoadedTarget, options: EngineOptions) -> dict[str, Any]:
+def environment_of(target: LoadedSource, options: EngineOptions) -> dict[str, Any]:
     """Return what a result was measured with: versions, machine and loaded target."""
     caps = target.model.capabilities
     return {

@@ -51,15 +51,15 @@ def _draw_tpot(records: Sequence[Record], drawn: np.ndarray[Any, Any]) -> np.nda
     several = [len(record.tokens) > 1 for record in records]
     took_s = np.array([record.last_s - record.first_s for record in records]) * several
     steps = np.array([len(record.tokens) - 1 for record in records]) * several
-    found: np.ndarray[Any, Any] = took_s[drawn].sum(axis=1) / steps[drawn].sum(axis=1)
-    return found
+    drawn_s: np.ndarray[Any, Any] = took_s[drawn].sum(axis=1) / steps[drawn].sum(axis=1)
+    return drawn_s
 
 
 def describe_way(plain: Sequence[Record], records: Sequence[Record]) -> dict[str, Any]:
     """Return a candidate's figures over some prompts."""
     stats = [record.stats for record in records if record.stats]
-    drafted, accepted = sum(one.drafted for one in stats), sum(one.accepted for one in stats)
-    taken_ms, steps = tpot_ms(records), sum(one.steps for one in stats)
+    drafted, accepted = sum(stat.drafted for stat in stats), sum(stat.accepted for stat in stats)
+    taken_ms, steps = tpot_ms(records), sum(stat.steps for stat in stats)
     return {
         "tpot_ms": taken_ms,
         "tokens_per_s": MS_PER_S / taken_ms if taken_ms else 0.0,
@@ -68,7 +68,7 @@ def describe_way(plain: Sequence[Record], records: Sequence[Record]) -> dict[str
         "acceptance_rate": accepted / drafted if drafted else 0.0,
         "mean_acceptance_length": 1.0 + (accepted / steps if steps else 0.0),
         "drafted": drafted,
-        "identical": all(one.tokens == other.tokens for one, other in zip(plain, records, strict=True)),
+        "identical": all(stat.tokens == other.tokens for stat, other in zip(plain, records, strict=True)),
     }
 
 
@@ -105,7 +105,7 @@ def choose_drafts(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     paying = {name: way for name, way in drafting.items() if way["interval"] is not None and way["interval"][0] > 1.0}
     if not paying:
         return {"name": NONE, "speed_up": 1.0, "interval": None, "alike": []}
-    name = max(paying, key=lambda one: float(paying[one]["speed_up"]))
+    name = max(paying, key=lambda candidate: float(paying[candidate]["speed_up"]))
     best = paying[name]
-    alike = [one for one, way in paying.items() if one != name and way["interval"][1] >= best["speed_up"]]
+    alike = [other for other, way in paying.items() if other != name and way["interval"][1] >= best["speed_up"]]
     return {"name": name, "speed_up": best["speed_up"], "interval": best["interval"], "alike": alike}

@@ -29,7 +29,7 @@ from orchestrator.recommend.figures import (
 from orchestrator.recommend.record import ModeRun, Prompt
 from orchestrator.recommend.ways import Way, close_drafters, decode_in_turns
 from orchestrator.worker.loading.drafters import build_drafter
-from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS, MeasurementError
 
@@ -84,7 +84,7 @@ def recommend_drafts(job: RecommendJob, tell: Tell) -> dict[str, Any]:
     return _build_result(loaded, prompts, runs) | {"environment": environment, "formulas": FORMULAS}
 
 
-def _read(job: RecommendJob, target: LoadedTarget) -> list[Prompt]:
+def _read(job: RecommendJob, target: LoadedSource) -> list[Prompt]:
     if job.prompts is not None:
         return read_prompts(job.prompts, target, job.limit)
     return encode_prompts(OWN_PROMPTS[: job.limit or len(OWN_PROMPTS)], target)
@@ -96,7 +96,7 @@ def _build_options(config: ClusterConfig, base: Path, drafts: Sequence[AnyDraft]
     return msgspec.structs.replace(options, prefix_reuse=False, max_running=1)
 
 
-def _load_candidates(config: ClusterConfig, job: RecommendJob, target: LoadedTarget, plain: Way, tell: Tell) -> _Loaded:
+def _load_candidates(config: ClusterConfig, job: RecommendJob, target: LoadedSource, plain: Way, tell: Tell) -> _Loaded:
     """Load every draft alone, then the chains of those that can be loaded."""
     loaded = _Loaded([plain, Way(CONTROL, plain.options)])
     try:
@@ -111,7 +111,7 @@ def _load_candidates(config: ClusterConfig, job: RecommendJob, target: LoadedTar
 
 
 def _load(
-    candidate: Candidate, config: ClusterConfig, base: Path, target: LoadedTarget, loaded: _Loaded, tell: Tell
+    candidate: Candidate, config: ClusterConfig, base: Path, target: LoadedSource, loaded: _Loaded, tell: Tell
 ) -> None:
     tell(f"loading {candidate.name}", -1.0)
     try:
@@ -139,14 +139,14 @@ def _list_failed(ways: Sequence[Way]) -> dict[str, str]:
     """Return why drafters of these ways do not draft any more, by way."""
     states = {way.name: way.drafter.states() for way in ways if way.drafter is not None}
     return {
-        name: "; ".join(f"{one.name} failed: {one.reason}" for one in found if one.state == "failed")
-        for name, found in states.items()
-        if any(one.state == "failed" for one in found)
+        name: "; ".join(f"{state.name} failed: {state.reason}" for state in drafters if state.state == "failed")
+        for name, drafters in states.items()
+        if any(state.state == "failed" for state in drafters)
     }
 
 
 def _decode(
-    target: LoadedTarget, ways: Sequence[Way], prompts: Sequence[Prompt], max_tokens: int, tell: Tell
+    target: LoadedSource, ways: Sequence[Way], prompts: Sequence[Prompt], max_tokens: int, tell: Tell
 ) -> dict[str, ModeRun]:
     for number, way in enumerate(ways):
         tell("warming up", number / len(ways))

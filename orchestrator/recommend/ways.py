@@ -10,7 +10,7 @@ from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.record import ModeRun, measure_decoding
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.loading.models import LoadedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Way:
 
 
 def decode_in_turns(
-    target: LoadedTarget, ways: Sequence[Way], submits: Sequence[Submit], tell: Callable[[int], object]
+    target: LoadedSource, ways: Sequence[Way], submits: Sequence[Submit], tell: Callable[[int], object]
 ) -> dict[str, ModeRun]:
     """Decode every request in every way, one at a time; each way comes first, and last, as often as the others. Each
     has one loop, which learns what rounds cost, as a server's does.

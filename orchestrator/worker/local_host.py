@@ -228,8 +228,8 @@ def _await_daemon(door: socket.socket, digest: str, wait_s: float) -> tuple[sock
 
 def _is_ours(link: socket.socket) -> bool:
     """Whether a process of this user has knocked."""
-    told = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(told)[1] == os.getuid())
+    credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(credentials)[1] == os.getuid())
 
 
 def _block_on_output(blocking: bool) -> None:

@@ -17,7 +17,8 @@ from adapters.llama_cpp.adapter import LlamaCppAdapter
 from adapters.llama_cpp.native import NativeLibrary
 from orchestrator.config.load import load_config
 from orchestrator.protocol.load_options import EngineOptions, engine_options
-from orchestrator.worker.loading.models import load_target, silent
+from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.loading.prepared import silent
 from tests.daemon.test_replaced_models import truncate, write_over
 from tests.support.tiny_gguf import Tiny, write
 

@@ -13,7 +13,8 @@ from orchestrator.config.load import load_config
 from orchestrator.config.sources import FoundSources
 from orchestrator.protocol.load_options import RemoteOptions, engine_options
 from orchestrator.worker.loading.drafters import Remotes, build_drafter
-from orchestrator.worker.loading.models import load_target, silent
+from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.loading.prepared import silent
 from tests.support import tiny_gguf
 from tests.support.tiny_gguf import Tiny
 

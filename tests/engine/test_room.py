@@ -15,7 +15,8 @@ from device_profiles.units import GIB, MIB
 from orchestrator.config.load import load_config
 from orchestrator.fitting.room import check_room, refuse_for_room
 from orchestrator.protocol.load_options import engine_options
-from orchestrator.worker.loading.models import load_target, silent
+from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.loading.prepared import silent
 from tests.support.control_groups import memory_group, run_in_group
 from tests.support.daemon import configuration
 

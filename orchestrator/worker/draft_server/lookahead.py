@@ -88,23 +88,27 @@ class LookaheadSequence:
         branches that are over."""
         self.committed += len(tokens)
         count, self.stuck, self.sent = len(tokens), False, 0
-        before, right = self.branches, self.ahead[:count] == tuple(tokens)
+        right = self.ahead[:count] == tuple(tokens)
         reached = prod(self.guess.confidences[:count])
-        self.branches = [one.advance(count, reached) for one in before if right and one.outcome.accepted >= count]
-        over = [one for one in before if not right or one.outcome.accepted < count]
+        going, over = [], []
+        for branch in self.branches:
+            (going if right and branch.outcome.accepted >= count else over).append(branch)
+        self.branches = [branch.advance(count, reached) for branch in going]
         self.guess = self.guess.behind(count) if right else NOTHING
         return over
 
     def choose_outcomes(self, outcomes: Sequence[Outcome], most: int, least: float, lead: int = 0) -> list[Outcome]:
         """Return the likeliest outcomes of the draft that was sent, and of the `lead` tokens behind it, which have no
         branch yet, as many as make `most` branches; none that is less likely than `least`."""
-        known = {(one.outcome.accepted, one.outcome.token) for one in self.branches}
-        found = [
-            one
-            for one in outcomes
-            if one.accepted <= self.sent + lead and one.chance >= least and (one.accepted, one.token) not in known
+        known = {(branch.outcome.accepted, branch.outcome.token) for branch in self.branches}
+        likely = [
+            outcome
+            for outcome in outcomes
+            if outcome.accepted <= self.sent + lead
+            and outcome.chance >= least
+            and (outcome.accepted, outcome.token) not in known
         ]
-        return sorted(found, key=lambda one: -one.chance)[: max(0, most - len(self.branches))]
+        return sorted(likely, key=lambda outcome: -outcome.chance)[: max(0, most - len(self.branches))]
 
     def grow(self, draft: Draft) -> None:
         """Take in the draft that was asked for with one token more; without that it has no further guess."""
@@ -121,11 +125,11 @@ class LookaheadSequence:
 
     def take_news(self) -> list[Branch]:
         """Return the branches that have grown since the last call, or belong to fewer tokens that are not decided."""
-        found = [branch for branch in self.branches if branch.line.grown]
+        grown = [branch for branch in self.branches if branch.line.grown]
         self.grown = False
-        for branch in found:
+        for branch in grown:
             branch.line.grown = False
-        return found
+        return grown
 
     def draft(self, ask: Ask) -> Draft:
         """Return the leading part of `ahead` that is worth its verification."""

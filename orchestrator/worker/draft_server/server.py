@@ -201,7 +201,7 @@ class _Counter:
             self._answer()
             self._send_lines()
         load = self._shared.meter.take_report(
-            len(self._served), sum(len(one.session.sequences) for one in self._served.values())
+            len(self._served), sum(len(served.session.sequences) for served in self._served.values())
         )
         if load is not None:
             emit(load)
@@ -217,19 +217,19 @@ class _Counter:
         """Wait until there is something to do; return the targets that have sent something, or have room again."""
         rest = [served for served in self._served.values() if served.rest]
         timeout_ms = 0.0 if self._busy or rest else EVERY_S * MS_PER_S
-        found = {served.link.fileno(): served for served in rest}
+        ready = {served.link.fileno(): served for served in rest}
         for number, _ in self._poll.poll(timeout_ms):
             if number == self._bell.heard.fileno():
                 self._bell.hush()
             elif number in self._served:
-                found[number] = self._served[number]
-        return list(found.values())
+                ready[number] = self._served[number]
+        return list(ready.values())
 
     def _let_in(self) -> None:
         while not self._arrived.empty():
             greeted = self._arrived.get()
             link, hello = greeted.link, greeted.hello
-            for older in [one for one in self._served.values() if hello.target and one.name == hello.target]:
+            for older in [served for served in self._served.values() if hello.target and served.name == hello.target]:
                 self._hang_up(older)
             apart = _is_apart(self._hosted, hello)
             other = ""
@@ -311,8 +311,8 @@ class _Counter:
 
     def _send_line(self, sequence: LookaheadSequence, served: _Served) -> None:
         branches = [
-            WireBranch.of(one.outcome.accepted, one.outcome.token, one.outcome.chance, one.line.guess)
-            for one in sequence.take_news()
+            WireBranch.of(branch.outcome.accepted, branch.outcome.token, branch.outcome.chance, branch.line.guess)
+            for branch in sequence.take_news()
         ]
         line = WireDraft.of(sequence.guess)
         served.link.send(DraftLines(sequence.number, sequence.committed, line, branches))

@@ -28,7 +28,7 @@ class _OpenAsk:
 
     number: int
     asks: Sequence[Ask]
-    asked: list[tuple[LookaheadSequence, Ask]]
+    sequence_asks: list[tuple[LookaheadSequence, Ask]]
     end_s: float
     round_s: float
     waits: bool
@@ -39,7 +39,7 @@ class _OpenAsk:
         """Return the sequences that another token is worth its time for. The first pass is free: without it nobody
         would learn that passes have become cheaper."""
         price = step_s / self.round_s if self.passes and self.round_s else 0.0
-        return [sequence for sequence, ask in self.asked if sequence.wants_more_for(ask, price)]
+        return [sequence for sequence, ask in self.sequence_asks if sequence.wants_more_for(ask, price)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class DraftSession:
     sequences: dict[str, LookaheadSequence] = field(default_factory=dict)
     open_ask: _OpenAsk | None = None
     in_company: bool = False
-    begun: int = 0
+    begin_count: int = 0
 
     def key(self, key: str) -> str:
         """Return what the drafter calls a sequence of this target: others may have one of the same name."""
@@ -114,24 +114,24 @@ class SharedDrafter:
 
     def update(self, session: DraftSession, update: Update) -> None:
         """Take in what became of a sequence. An ask for one that begins anew or ends is answered before."""
-        one = session.open_ask
-        if one is not None and any(ask.key == update.key for _, ask in one.asked):
+        open_ask = session.open_ask
+        if open_ask is not None and any(ask.key == update.key for _, ask in open_ask.sequence_asks):
             if isinstance(update, Extend):
-                one.moved[update.key] += len(update.tokens)
+                open_ask.moved[update.key] += len(update.tokens)
             else:
-                self._close_ask(session, one)
+                self._close_ask(session, open_ask)
         match update:
             case Begin(key, tokens, sampling):
                 if (before := session.sequences.get(key)) is not None:
                     self._prune(before.branches)
-                session.begun += 1
-                session.sequences[key] = LookaheadSequence(session.key(key), session.begun, len(tokens))
+                session.begin_count += 1
+                session.sequences[key] = LookaheadSequence(session.key(key), session.begin_count, len(tokens))
                 self.drafter.begin(session.key(key), tokens, sampling)
             case Extend(key, tokens):
                 if (sequence := session.sequences.get(key)) is not None:
                     self._commit(sequence, tokens)
-                    if one is not None and session.open_ask is one:
-                        one.waits = one.waits or not all(sequence.ahead for sequence, _ in one.asked)
+                    if open_ask is not None and session.open_ask is open_ask:
+                        open_ask.waits |= not all(sequence.ahead for sequence, _ in open_ask.sequence_asks)
             case End(key, keep):
                 if (sequence := session.sequences.pop(key, None)) is not None:
                     self._prune(sequence.branches)
@@ -161,22 +161,22 @@ class SharedDrafter:
         Where the target waits, `round_s` is the time of one of its rounds. A token that is accepted with chance p saves
         p * round_s, and is drafted while that is more than drafting it takes. 0: nobody waits, and time is free.
         """
-        asked = [(session.sequences[ask.key], ask) for ask in asks if ask.key in session.sequences]
-        missing = sum(not sequence.ahead for sequence, _ in asked)
+        sequence_asks = [(session.sequences[ask.key], ask) for ask in asks if ask.key in session.sequences]
+        missing = sum(not sequence.ahead for sequence, _ in sequence_asks)
         if session.runs_ahead:
-            session.hits += len(asked) - missing
+            session.hits += len(sequence_asks) - missing
             session.misses += missing
         end_s = self._clock.monotonic_s() + within_s
-        session.open_ask = _OpenAsk(number, asks, asked, end_s, round_s, missing > 0)
+        session.open_ask = _OpenAsk(number, asks, sequence_asks, end_s, round_s, missing > 0)
 
     def take_answers(self) -> list[SharedAnswer]:
         """Return the answers that are due now: what was there already, what is fulfilled, and what is out of time."""
         for session in self._sessions:
-            one = session.open_ask
-            if one is not None and self._is_due(one):
-                self._close_ask(session, one)
-        found, self._due = self._due, []
-        return found
+            open_ask = session.open_ask
+            if open_ask is not None and self._is_due(open_ask):
+                self._close_ask(session, open_ask)
+        due, self._due = self._due, []
+        return due
 
     def list_lines(self) -> list[SharedLines]:
         """Return what has grown, of what is drafted ahead, since it was sent to whoever verifies meanwhile."""
@@ -190,11 +190,11 @@ class SharedDrafter:
 
     def run_pass(self) -> bool:
         """Draft one token further for every sequence that the next pass takes. False: there is nothing to do."""
-        wanted = [found for session in self._sessions for found in self._list_lines(session)]
+        wanted = [line for session in self._sessions for line in self._list_lines(session)]
         row_share = self._times.row_share
         for session in self._sessions:
             self._branch_out(session, row_share, len(wanted))
-        wanted += [found for session in self._sessions for found in _list_branches(session)]
+        wanted += [line for session in self._sessions for line in _list_branches(session)]
         chosen = choose_rows([row for _, _, row in wanted], self._unread_passes, row_share)
         if not chosen:
             return False
@@ -226,30 +226,31 @@ class SharedDrafter:
                     sequence.branches.append(Branch(outcome, line))
 
     def _list_lines(self, session: DraftSession) -> list[_Wanted]:
-        one = session.open_ask
-        asked = one.list_growing(self._times.mean_s) if one is not None else []
-        ahead = [sequence for sequence in session.sequences.values() if sequence.wants_ahead and sequence not in asked]
-        rows = [(sequence, True) for sequence in asked]
-        rows += [(sequence, False) for sequence in ahead if session.runs_ahead]
+        open_ask = session.open_ask
+        growing = open_ask.list_growing(self._times.mean_s) if open_ask is not None else []
+        rows = [(sequence, True) for sequence in growing]
+        for sequence in session.sequences.values() if session.runs_ahead else ():
+            if sequence.wants_ahead and sequence not in growing:
+                rows.append((sequence, False))
         return [(session, sequence, WantedRow(asks, sequence.reading > 0, sequence.chance)) for sequence, asks in rows]
 
-    def _is_due(self, one: _OpenAsk) -> bool:
-        if not one.waits or not one.list_growing(self._times.mean_s):
+    def _is_due(self, open_ask: _OpenAsk) -> bool:
+        if not open_ask.waits or not open_ask.list_growing(self._times.mean_s):
             return True
-        return bool(one.passes) and self._clock.monotonic_s() + self._times.safe_s > one.end_s
+        return bool(open_ask.passes) and self._clock.monotonic_s() + self._times.safe_s > open_ask.end_s
 
-    def _close_ask(self, session: DraftSession, one: _OpenAsk) -> None:
+    def _close_ask(self, session: DraftSession, open_ask: _OpenAsk) -> None:
         session.open_ask = None
-        cut = bool(one.list_growing(self._times.mean_s))
+        cut = bool(open_ask.list_growing(self._times.mean_s))
         self.meter.observe_answer(crowded=cut and session.in_company)
         session.in_company = False
-        found = {ask.key: sequence.draft(ask) for sequence, ask in one.asked}
-        for sequence, ask in one.asked:
-            sequence.sent, sequence.limit = len(found[ask.key].tokens), ask.limit
-            sequence.wanted = len(found[ask.key].tokens) + 1 + ask.limit + session.lead
-        drafts = [found.get(ask.key, NOTHING) for ask in one.asks]
-        offsets = [one.moved[ask.key] for ask in one.asks] if one.moved else []
-        self._due.append(SharedAnswer(session, one.number, drafts, offsets))
+        by_key = {ask.key: sequence.draft(ask) for sequence, ask in open_ask.sequence_asks}
+        for sequence, ask in open_ask.sequence_asks:
+            sequence.sent, sequence.limit = len(by_key[ask.key].tokens), ask.limit
+            sequence.wanted = len(by_key[ask.key].tokens) + 1 + ask.limit + session.lead
+        drafts = [by_key.get(ask.key, NOTHING) for ask in open_ask.asks]
+        offsets = [open_ask.moved[ask.key] for ask in open_ask.asks] if open_ask.moved else []
+        self._due.append(SharedAnswer(session, open_ask.number, drafts, offsets))
 
     def _grow(self, sequences: Sequence[LookaheadSequence], targets: int) -> None:
         """Ask for one token more than each sequence has."""

@@ -43,7 +43,7 @@ class DraftSequence:
     held: int = 0
     fixed: int = 0
     guessed: list[int] = field(default_factory=list)
-    asked: int = 0
+    asked_round: int = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Tokens were committed: guesses among them stay fed, the others are rolled back."""
@@ -120,27 +120,27 @@ class DraftCache:
 
     def catch_up(
         self,
-        asked: Sequence[DraftSequence],
+        sequences: Sequence[DraftSequence],
         beside: Sequence[DraftSequence] = (),
         guessed: Mapping[DraftSequence, Sequence[int]] | None = None,
     ) -> dict[DraftSequence, Row]:
         """Feed what the sequences are behind, within a round's bound; returns the logits behind the last token of
         those that are then caught up. The rest goes on in the next round. `beside`: who else drafts in this round.
         `guessed` is fed in the first forward that ends what a sequence is behind, as by `step`: to those `beside`, and
-        to asked ones which are that little behind."""
+        to `sequences` which are that little behind."""
         self._rounds += 1
-        for known in (*asked, *beside):
-            known.asked = self._rounds
-        going = [known for known in asked if self._seat(known)]
+        for known in (*sequences, *beside):
+            known.asked_round = self._rounds
+        going = [known for known in sequences if self._seat(known)]
         most = self._model.capabilities.max_batch_rows
         least = min(_LEAST_ROWS, most)
         left = rows_within(self._row_ms, decode_ms=self._close_ms, bound_ms=self._prefill_ms, most=most, least=least)
-        found: dict[DraftSequence, Row] = {}
+        rows_of: dict[DraftSequence, Row] = {}
         guesses = dict(guessed or {})
         steps = [_guess(known, guesses.pop(known)) for known in beside if known in guesses]
         while going or steps:
             feeds, steps = steps, []
-            for known in sorted(going, key=lambda one: one.missing):
+            for known in sorted(going, key=lambda known: known.missing):
                 close = known.missing <= _CLOSE_BEHIND
                 rows = min(known.missing, most if close else left)
                 if rows:
@@ -153,8 +153,8 @@ class DraftCache:
                 if wanted is None:
                     going.append(known)
                 else:
-                    found[known] = wanted
-        return found
+                    rows_of[known] = wanted
+        return rows_of
 
     def read(self, known: DraftSequence) -> None:
         """Feed a sequence as far as the model takes it in one forward, whatever that takes, as a prefill."""
@@ -189,7 +189,7 @@ class DraftCache:
         if held >= before.prompt:  # rows behind that prompt stay rows behind a prompt
             known.prompt, known.apart = before.prompt, before.apart
         self._seated[self._seated.index(before)] = known
-        known.slot, known.held, known.fixed, known.asked = before.slot, held, before.fixed, before.asked
+        known.slot, known.held, known.fixed, known.asked_round = before.slot, held, before.fixed, before.asked_round
         before.slot = NO_SLOT
 
     def fork(self, known: DraftSequence, source: DraftSequence) -> bool:
@@ -207,7 +207,12 @@ class DraftCache:
         except CapacityError:
             return False
         size = self._model.capabilities.block_tokens
-        known.slot, known.held, known.fixed, known.asked = self._free.pop(), held, kept // size * size, self._rounds
+        known.slot, known.held, known.fixed, known.asked_round = (
+            self._free.pop(),
+            held,
+            kept // size * size,
+            self._rounds,
+        )
         source.fixed = max(source.fixed, known.fixed)
         self._seated.append(known)
         return True
@@ -229,9 +234,9 @@ class DraftCache:
     def _evict(self, kept: Iterable[DraftSequence]) -> bool:
         """Drop the sequence asked for least recently, of those that are not asked for now. False: there is none."""
         keep = set(kept)
-        idle = [known for known in self._seated if known not in keep and known.asked < self._rounds]
+        idle = [known for known in self._seated if known not in keep and known.asked_round < self._rounds]
         if idle:
-            self.drop(min(idle, key=lambda known: known.asked))
+            self.drop(min(idle, key=lambda known: known.asked_round))
         return bool(idle)
 
     def _share(self, known: DraftSequence) -> None:
@@ -307,8 +312,8 @@ class DraftCache:
 def count_common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Return how many leading tokens two sequences share."""
     count = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
+    for token, other in zip(left, right, strict=False):
+        if token != other:
             break
         count += 1
     return count

@@ -110,9 +110,9 @@ class Cascade:
                 took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
                 cheaper.took_ms = update_mean(cheaper.took_ms, took_ms, _NEWEST)
             checked.proposed.append((cheaper, len(tokens), draft))
-            found = tuple(chance(cheaper.calibration, one) for one in draft.confidences)
-            if estimate_accepted_tokens(found) > estimate_accepted_tokens(chances):
-                best, chances = draft.tokens, found
+            calibrated = tuple(chance(cheaper.calibration, confidence) for confidence in draft.confidences)
+            if estimate_accepted_tokens(calibrated) > estimate_accepted_tokens(chances):
+                best, chances = draft.tokens, calibrated
         return best[: count_checked_tokens(chances, self.times, rows)]
 
     def _pays(self, cheaper: _Cheaper, chances: Sequence[float], rows: int) -> bool:

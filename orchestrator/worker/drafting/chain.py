@@ -35,10 +35,10 @@ class _DrafterStats:
     def note(self, key: str, draft: Draft) -> Draft:
         """Return a draft with calibrated confidences, and remember it until its verdict."""
         self.proposed[key] = draft
-        found = replace(draft, confidences=tuple(chance(self.calibration, c) for c in draft.confidences))
+        calibrated = replace(draft, confidences=tuple(chance(self.calibration, c) for c in draft.confidences))
         if not draft.is_drawn(0):  # later confidences tell of draws that may be proposed again: see _promises_more
-            self.usual = usual_after(self.usual, found.confidences)
-        return found
+            self.usual = usual_after(self.usual, calibrated.confidences)
+        return calibrated
 
     def learn(self, key: str, committed: Sequence[int]) -> None:
         """The verdict on a sequence came."""
@@ -56,9 +56,8 @@ class ChainDrafter(DrafterGroup):
     name = "chain"
 
     def __init__(self, drafters: Sequence[Drafter], predictions: PredictionDrafter | None = None) -> None:
-        cheapest: list[Drafter] = [] if predictions is None else [predictions]
-        every = [*cheapest, *drafters]
-        super().__init__([one if isinstance(one, GuardedDrafter) else GuardedDrafter(one) for one in every])
+        every = drafters if predictions is None else [predictions, *drafters]
+        super().__init__([own if isinstance(own, GuardedDrafter) else GuardedDrafter(own) for own in every])
         self._predictions = predictions
         self._greedy: dict[str, bool] = {}
         self._tallies: dict[str, list[DrafterTally]] = {}
@@ -109,11 +108,11 @@ class ChainDrafter(DrafterGroup):
         for number, drafter in enumerate(self._drafters[self._first :], start=self._first):
             places = [place for place, ask in enumerate(asks) if self._asks(number, ask, best[place])]
             # none, too: it hears that a round begins
-            found = drafter.propose([_beyond(asks[place], best[place]) for place in places])
-            for place, draft in zip(places, found, strict=True):
+            drafts = drafter.propose([_beyond(asks[place], best[place]) for place in places])
+            for place, draft in zip(places, drafts, strict=True):
                 key = asks[place].key
                 tally = self._tallies[key][number]
-                tally.asked += 1
+                tally.ask_count += 1
                 if draft.tokens:
                     tally.answered += 1
                     tally.proposed += len(draft.tokens)

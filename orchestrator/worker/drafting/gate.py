@@ -68,7 +68,7 @@ class DraftGate:
     @property
     def rests(self) -> bool:
         """Whether trials have shown under every rule so far that drafts do not pay."""
-        return bool(self._worths) and all(one.rounds and not one.asked for one in self._worths.values())
+        return bool(self._worths) and all(worth.rounds and not worth.asked for worth in self._worths.values())
 
     def choose_asks(self, asks: Sequence[Ask], known: Mapping[str, DraftSequence], step_ms: float) -> list[Ask]:
         """Return those to draft for in this round; a round with whoever asks was completed since the last call."""
@@ -78,11 +78,11 @@ class DraftGate:
         for ask in asks:
             if ask.cheap_only:
                 continue
-            one = known.get(ask.key)
-            if one is None or ask.fixed:
+            sequence = known.get(ask.key)
+            if sequence is None or ask.fixed:
                 kept.append(ask)
             else:
-                by_rule[one.sampling.rule].append((self.reading_ms(one), ask, one))
+                by_rule[sequence.sampling.rule].append((self.reading_ms(sequence), ask, sequence))
         for rule, candidates in by_rule.items():
             kept += self._worth_it(rule, sorted(candidates, key=lambda candidate: candidate[0]), step_ms, len(asks))
         return kept
@@ -112,7 +112,7 @@ class DraftGate:
         """Return what is known of a rule's drafts. A new rule borrows from the richest: a drafter that pays under one
         is tried under others soon, and one that did not has to save for it."""
         if rule not in self._worths and self._worths:
-            richest = max(self._worths, key=lambda one: self._worths[one].account)
+            richest = max(self._worths, key=lambda known_rule: self._worths[known_rule].account)
             lent = min(FIRST_ROUNDS, max(0.0, self._worths[richest].account / 2))
             self._worths[richest] = replace(self._worths[richest], account=self._worths[richest].account - lent)
             self._worths[rule] = GateState(account=lent)
@@ -122,16 +122,16 @@ class DraftGate:
         """The drafts that were chosen are there, after so long; `reading`: with more to read than verdicts."""
         made = list(drafts)
         for rule, ask, draft in made:
-            if not ask.fixed and (found := self._open.get(rule)) is not None:
-                found.cost_ms += took_ms / len(made)
-                found.rows_ms += ask.row_ms * max(0, len(draft.tokens) - ask.free)
-                found.promised += ask.promised if draft.tokens else 0.0
-                found.reading = reading
+            if not ask.fixed and (gated := self._open.get(rule)) is not None:
+                gated.cost_ms += took_ms / len(made)
+                gated.rows_ms += ask.row_ms * max(0, len(draft.tokens) - ask.free)
+                gated.promised += ask.promised if draft.tokens else 0.0
+                gated.reading = reading
 
     def observe_accepted(self, rule: Rule, accepted: int) -> None:
         """So many tokens of a sequence's draft became output."""
-        if (found := self._open.get(rule)) is not None:
-            found.accepted += accepted
+        if (gated := self._open.get(rule)) is not None:
+            gated.accepted += accepted
 
     def observe_sequence_end(self, known: DraftSequence) -> None:
         """A sequence ended: how long others will be is guessed from that."""
@@ -141,13 +141,13 @@ class DraftGate:
         self._ended += 1
 
     def _settle(self, last_ms: float) -> None:
-        for rule, found in self._open.items():
-            accepted = (found.accepted - found.promised) / found.sequences
+        for rule, gated in self._open.items():
+            accepted = (gated.accepted - gated.promised) / gated.sequences
             self._worths[rule] = observe_drafted_round(
                 self._worths[rule],
-                round_ms=found.round_ms,
+                round_ms=gated.round_ms,
                 accepted=accepted,
-                cost_ms=found.compute_added_ms(last_ms),
-                reading=found.reading,
+                cost_ms=gated.compute_added_ms(last_ms),
+                reading=gated.reading,
             )
         self._open.clear()

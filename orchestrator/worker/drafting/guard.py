@@ -59,8 +59,8 @@ class GuardedDrafter:
     def states(self) -> list[DrafterState]:
         """See the port."""
         nothing: list[DrafterState] = []
-        found = self._try(self._drafter.states, nothing)
-        return found if self._failed is None else self._failed
+        states = self._try(self._drafter.states, nothing)
+        return states if self._failed is None else self._failed
 
     def close(self) -> None:
         """See the port."""

@@ -71,12 +71,12 @@ class IndexDrafter:
         if not self._passages.is_replaced:
             return
         try:
-            found = Passages.of_vocabulary(self._path, self._vocabulary)
+            renewed = Passages.of_vocabulary(self._path, self._vocabulary)
         except PassagesUnusable:
             return
-        before, self._passages = self._passages, found
-        if found.size_bytes > self._most_bytes:
-            before, self._passages = found, before
+        before, self._passages = self._passages, renewed
+        if renewed.size_bytes > self._most_bytes:
+            before, self._passages = renewed, before
         before.close()
         self._brought = max(self._brought, _HOPED)
         self._meter.state = msgspec.structs.replace(self._meter.state, memory_bytes=self._passages.size_bytes)
@@ -97,10 +97,10 @@ class IndexDrafter:
             return [NOTHING] * len(asks)
         started_s = self._clock.monotonic_s()
         with self._meter.round():
-            found = [self._draft(ask) for ask in asks]
+            drafts = [self._draft(ask) for ask in asks]
         took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S / len(asks)
         self._ask_ms = update_mean(self._ask_ms, took_ms, _NEWEST)
-        return found
+        return drafts
 
     def _is_due(self, ask: Ask) -> bool:
         """Return whether to look in this round: what a look brings is to be worth what it takes, or it is tried."""
@@ -120,7 +120,8 @@ class IndexDrafter:
         if end is None or limit <= 0:
             return NOTHING
         matches = self._passages.find([*end, *tokens][-MATCH:], _PLACES, _LEAST_MATCH)
-        voters = [(weigh_match(one.length, own=False), self._passages.read(one.place, limit), 0) for one in matches]
+        read = self._passages.read
+        voters = [(weigh_match(match.length, own=False), read(match.place, limit), 0) for match in matches]
         draft = vote_draft(voters, matches[0].length, limit, self.name) if voters else NOTHING
         return draft if draft.tokens else NOTHING
 

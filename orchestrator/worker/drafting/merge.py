@@ -33,22 +33,22 @@ def merge_draft(
     end = list(context[-_CONTEXT:])
     tokens: list[int] = []
     confidences: list[float] = []
-    chance, begun, brought = 1.0, 0, 0
+    chance, base, brought = 1.0, 0, 0
     voters, longest = find_voters(context)
     while len(tokens) < limit:
-        step = len(tokens) - begun
+        step = len(tokens) - base
         voted = guess_by_vote(voters, longest, step)
-        found = choose_guess(voted, statistics.look(end))
-        if found is None or (chance := chance * found.chance) < least:
+        guess = choose_guess(voted, statistics.look(end))
+        if guess is None or (chance := chance * guess.chance) < least:
             break
-        brought |= (voted is None or voted.token != found.token) << len(tokens)
-        tokens.append(found.token)
-        confidences.append(found.chance)
-        end.append(found.token)
-        voters = keep_voters(voters, step, found.token)
+        brought |= (voted is None or voted.token != guess.token) << len(tokens)
+        tokens.append(guess.token)
+        confidences.append(guess.chance)
+        end.append(guess.token)
+        voters = keep_voters(voters, step, guess.token)
         if not voters:
             voters, longest = find_voters(end)
-            begun = len(tokens)
+            base = len(tokens)
     return Draft(tuple(tokens), tuple(confidences), name if tokens else "", from_statistics=brought)
 
 

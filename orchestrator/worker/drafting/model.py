@@ -13,28 +13,26 @@ then on.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from dataclasses import replace
 
 import msgspec
-import numpy as np
 
 from adapters.contract import AdapterError, LoadedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.worker.drafting.cache import NO_SLOT, DraftCache, DraftSequence, count_common_prefix
-from orchestrator.worker.drafting.cascade import Cascade, Checked
+from orchestrator.worker.drafting.cascade import Cascade
 from orchestrator.worker.drafting.draft_vocabulary import Outputs
 from orchestrator.worker.drafting.gate import DraftGate
+from orchestrator.worker.drafting.growing import GrowingDraft, Proposal, Rival, find_rivals, probability_of
 from orchestrator.worker.drafting.meter import Meter
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Outcome
 from policies.running_mean import update_mean
-from policies.sampling import DraftDistribution, NotFinite, Row, Rule, Sampling, choose, propose
+from policies.sampling import NotFinite, Row, Rule, Sampling, choose, propose
 from policies.sampling.penalties import Penalties
 from policies.speculation.break_even import token_price
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
@@ -43,60 +41,8 @@ from policies.speculation.cascade import MEASURED_ROWS, StepTimes
 _NEWEST_STEP = 0.1  # weight of the newest step in their mean time
 _MEASURED_ROWS = 128
 _MEASURED_STEPS = 4
-_RIVALS = 3  # of a token, that branches are made for
-_NEVER = np.float32(-1e30)  # a logit; infinity is refused
 _RESTS = "its last trial brought less than it took; it is tried again when rounds without it have paid for that"
 _FOLLOWED_TOKENS = 2  # fed anyway: the target's own token, and the last accepted one
-
-
-class _Rival(NamedTuple):
-    """A token that comes behind the chosen one. `share`: its probability among all that were not chosen."""
-
-    token: int
-    share: float
-
-
-@dataclass(slots=True, eq=False)
-class _GrowingDraft:
-    """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted: below `least` one more
-    token is not worth its time. `fed`: a cheaper drafter's tokens that are fed with the next step."""
-
-    ask: Ask
-    known: DraftSequence
-    least: float
-    counts: dict[int, int]
-    tokens: list[int] = field(default_factory=list)
-    probabilities: list[float] = field(default_factory=list)
-    confidences: list[float] = field(default_factory=list)
-    proposals: list[DraftDistribution] = field(default_factory=list)
-    rivals: list[list[_Rival]] = field(default_factory=list)
-    certainty: float = 1.0
-    fed: tuple[int, ...] = ()
-    checked: Checked = field(default_factory=Checked)
-
-    @property
-    def goes_on(self) -> bool:
-        return len(self.tokens) < self.ask.limit and self.certainty >= self.least
-
-    def draft(self, drafter: str) -> Draft:
-        whole = Draft(tuple(self.tokens), tuple(self.confidences), drafter, proposals=tuple(self.proposals))
-        return whole.truncate(self.ask.limit)
-
-
-@dataclass(frozen=True, slots=True)
-class _LastProposal:
-    """What was proposed last behind the committed tokens. `proposals` is empty where tokens are not drawn, `rivals`
-    where no branches are made."""
-
-    tokens: list[int]
-    probabilities: list[float]
-    proposals: list[DraftDistribution]
-    rivals: list[list[_Rival]]
-
-    def behind(self, count: int) -> _LastProposal:
-        return _LastProposal(
-            self.tokens[count:], self.probabilities[count:], self.proposals[count:], self.rivals[count:]
-        )
 
 
 class ModelDrafter:
@@ -133,7 +79,7 @@ class ModelDrafter:
         self._ahead = ahead
         self._known: dict[str, DraftSequence] = {}
         self._branch_keys: set[str] = set()
-        self._proposed: dict[str, _LastProposal] = {}
+        self._proposed: dict[str, Proposal] = {}
         # Greedy, coupled and drawn tokens are accepted at different rates.
         self._calibrations: defaultdict[Rule, Calibration] = defaultdict(Calibration)
         self._guard = DraftGate(self._reading_ms)
@@ -186,13 +132,13 @@ class ModelDrafter:
         known, made = self._known.get(key), self._proposed.get(key)
         if known is None or made is None:
             return []
-        found, reached = [], 1.0
+        outcomes, reached = [], 1.0
         calibration = self._calibrations[known.sampling.rule]
         for index, (rivals, probability) in enumerate(zip(made.rivals, made.probabilities, strict=False)):
             right = chance(calibration, probability)
-            found += [Outcome(index, rival.token, reached * (1.0 - right) * rival.share) for rival in rivals]
+            outcomes += [Outcome(index, rival.token, reached * (1.0 - right) * rival.share) for rival in rivals]
             reached *= right
-        return found
+        return outcomes
 
     def branch(self, key: str, branch: str, outcome: Outcome) -> bool:
         """See the port."""
@@ -249,14 +195,14 @@ class ModelDrafter:
         try:
             with self._meter.round():
                 known.extend(tokens)
-                one = _GrowingDraft(Ask(key, limit), known, 0.0, dict(known.counts))
-                self._grow({known: one})
+                growing = GrowingDraft(Ask(key, limit), known, 0.0, dict(known.counts))
+                self._grow({known: growing})
         except (AdapterError, NotFinite) as error:
             self._meter.fail(str(error))
             self.close()
             return NOTHING
         known.take_back(committed, counts)
-        return one.draft(self.name)
+        return growing.draft(self.name)
 
     def memory_bytes(self) -> int:
         """See the port: the KV cache, which is allocated whole, and what drafters of its own remember."""
@@ -311,14 +257,14 @@ class ModelDrafter:
         """Return what steps of one sequence take, by the rows that it may be fed at once."""
         most = 1 if self._cascade.is_empty else self._model.capabilities.max_batch_rows
         sizes = tuple(rows for rows in MEASURED_ROWS if rows <= most)
-        found: list[float] = []
+        times_ms: list[float] = []
         for size in sizes:
             took_ms = []
             for _ in range(_MEASURED_STEPS):
                 took_ms.append(self._step(cache, {known: [0] * size})[1])
                 known.keep_guessed(())
-            found.append(min(took_ms))
-        return StepTimes(sizes, tuple(found))
+            times_ms.append(min(took_ms))
+        return StepTimes(sizes, tuple(times_ms))
 
     def _reading_ms(self, known: DraftSequence) -> float:
         return max(0, known.missing - _FOLLOWED_TOKENS) * (self._cache.row_ms or self._step_ms)
@@ -328,7 +274,7 @@ class ModelDrafter:
         return max(tokens, default=0) < self._own
 
     def _drafts(self, asks: Sequence[Ask]) -> dict[str, Draft]:
-        drafting: dict[DraftSequence, _GrowingDraft] = {}
+        drafting: dict[DraftSequence, GrowingDraft] = {}
         for ask in asks:
             known = self._known.get(ask.key)
             if known is not None and known.slot == NO_SLOT and ask.key in self._branch_keys:
@@ -336,52 +282,52 @@ class ModelDrafter:
             if known is not None and ask.limit > 0 and len(known.tokens) + ask.limit <= self._context:
                 price = 0.0 if ask.fixed else token_price(self._step_ms + ask.row_ms, ask.round_ms)
                 least = max(ask.least, price)
-                drafting[known] = _GrowingDraft(ask, known, least, dict(known.counts))
+                drafting[known] = GrowingDraft(ask, known, least, dict(known.counts))
         follow = all(known.follows for known in drafting)
         started_s = self._clock.monotonic_s()
         self._grow(drafting)
-        for one in drafting.values():
-            self._proposed[one.ask.key] = _LastProposal(one.tokens, one.probabilities, one.proposals, one.rivals)
-        drafts = [(one, one.draft(self.name)) for one in drafting.values()]
+        for growing in drafting.values():
+            self._proposed[growing.ask.key] = growing
+        drafts = [(growing, growing.draft(self.name)) for growing in drafting.values()]
         took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
-        made = [(one.known.sampling.rule, one.ask, draft) for one, draft in drafts]
+        made = [(growing.known.sampling.rule, growing.ask, draft) for growing, draft in drafts]
         self._guard.observe_drafts(took_ms, made, reading=not follow)
-        return {one.ask.key: draft for one, draft in drafts if draft.tokens}
+        return {growing.ask.key: draft for growing, draft in drafts if draft.tokens}
 
-    def _grow(self, drafting: dict[DraftSequence, _GrowingDraft]) -> None:
+    def _grow(self, drafting: dict[DraftSequence, GrowingDraft]) -> None:
         """Append what the draft model chooses to each draft, until none is to go on. Raises NotFinite, AdapterError."""
-        resumed = [one for one in drafting.values() if self._resume(one)]
-        fresh = [one for one in drafting.values() if not one.tokens]
-        feeds = {one.known: self._feed(one, len(drafting)) for one in (*resumed, *fresh) if one.goes_on}
-        rows = self._cache.catch_up([one.known for one in fresh], [one.known for one in resumed], feeds)
+        resumed = [growing for growing in drafting.values() if self._resume(growing)]
+        fresh = [growing for growing in drafting.values() if not growing.tokens]
+        feeds = {growing.known: self._feed(growing, len(drafting)) for growing in (*resumed, *fresh) if growing.goes_on}
+        rows = self._cache.catch_up([growing.known for growing in fresh], [growing.known for growing in resumed], feeds)
         took_ms = 0.0  # reading is no step
         while rows:
-            growing = [drafting[known] for known in rows]
-            chosen = sum(self._choose_all(one, rows[one.known]) for one in growing)
-            self._observe_step(took_ms, chosen / len(growing))
-            feeds = {one.known: self._feed(one, len(growing)) for one in growing if one.goes_on}
+            stepping = [drafting[known] for known in rows]
+            chosen = sum(self._choose_all(growing, rows[growing.known]) for growing in stepping)
+            self._observe_step(took_ms, chosen / len(stepping))
+            feeds = {growing.known: self._feed(growing, len(stepping)) for growing in stepping if growing.goes_on}
             rows, took_ms = self._step(self._cache, feeds) if feeds else ({}, 0.0)
-        for one in drafting.values():
-            self._cascade.observe(one.checked, one.tokens)
+        for growing in drafting.values():
+            self._cascade.observe(growing.checked, growing.tokens)
 
-    def _feed(self, one: _GrowingDraft, sequences: int) -> list[int]:
+    def _feed(self, growing: GrowingDraft, sequences: int) -> list[int]:
         """Return what the next step is fed: a draft's last token, where it has one, and a cheaper drafter's tokens."""
-        most = max(one.ask.limit - len(one.tokens) - 1, self._ahead)
-        most = min(most, self._context - len(one.known.tokens) - len(one.tokens) - 1)
-        one.fed = self._cascade.propose(one.checked, one.ask.key, one.tokens, most, sequences)
-        return [*one.tokens[-1:], *one.fed]
+        most = max(growing.ask.limit - len(growing.tokens) - 1, self._ahead)
+        most = min(most, self._context - len(growing.known.tokens) - len(growing.tokens) - 1)
+        growing.fed = self._cascade.propose(growing.checked, growing.ask.key, growing.tokens, most, sequences)
+        return [*growing.tokens[-1:], *growing.fed]
 
-    def _choose_all(self, one: _GrowingDraft, rows: Row) -> int:
+    def _choose_all(self, growing: GrowingDraft, rows: Row) -> int:
         """Append what the model chooses behind the tokens of its own, and behind fed ones while they are its choice;
         returns how many that are. `rows`: shape (fed tokens and the one before, columns). Raises NotFinite and
         AdapterError."""
-        before = len(one.tokens)
+        before = len(growing.tokens)
         for number, row in enumerate(rows):
-            if number and one.tokens[-1] != one.fed[number - 1]:
+            if number and growing.tokens[-1] != growing.fed[number - 1]:
                 break
-            self._choose(one, row)
-        one.known.keep_guessed(one.tokens)
-        return len(one.tokens) - before
+            self._choose(growing, row)
+        growing.known.keep_guessed(growing.tokens)
+        return len(growing.tokens) - before
 
     def _observe_step(self, took_ms: float, tokens: float) -> None:
         """Learn what a drafted token takes from a step that made so many of each sequence (0 ms: it was none)."""
@@ -395,55 +341,55 @@ class ModelDrafter:
         rows = cache.step(feeds)
         return rows, (self._clock.monotonic_s() - started_s) * MS_PER_S
 
-    def _resume(self, one: _GrowingDraft) -> bool:
+    def _resume(self, growing: GrowingDraft) -> bool:
         """Go on from what was proposed before, as far as the target bore it out. False: there is nothing."""
-        before = self._proposed.get(one.ask.key)
-        if before is None or not before.tokens or not one.known.goes_on_from(before.tokens):
+        before = self._proposed.get(growing.ask.key)
+        if before is None or not before.tokens or not growing.known.goes_on_from(before.tokens):
             return False
-        one.proposals.extend(before.proposals)
-        one.rivals.extend(before.rivals)
+        growing.proposals.extend(before.proposals)
+        growing.rivals.extend(before.rivals)
         for token, probability in zip(before.tokens, before.probabilities, strict=True):
-            self._append(one, token, probability)
+            self._append(growing, token, probability)
         return True
 
-    def _choose(self, one: _GrowingDraft, row: Row) -> None:
+    def _choose(self, growing: GrowingDraft, row: Row) -> None:
         """Append the token that the draft model chooses from its logits. Raises NotFinite and AdapterError."""
-        sampling, penalties = one.known.sampling, one.known.penalties
+        sampling, penalties = growing.known.sampling, growing.known.penalties
         # Noise and penalties go by token; the best column is the best token without them.
         by_column = sampling.temperature == 0.0 and penalties is None
         if not by_column:
             row = self._outputs.spread(row)
         if penalties is not None:
-            row = penalties.apply_penalties(row, one.counts)
+            row = penalties.apply_penalties(row, growing.counts)
         row = row[: self._vocabulary]  # rows behind that fill its vocabulary up, and are no tokens of the target
-        behind = len(one.known.tokens)
+        behind = len(growing.known.tokens)
         if sampling.draws_drafts:
-            token, proposal = propose(row, sampling, behind + len(one.tokens), behind)
-            one.proposals.append(proposal)
+            token, proposal = propose(row, sampling, behind + len(growing.tokens), behind)
+            growing.proposals.append(proposal)
             self._append(
-                one, token, proposal.peak
+                growing, token, proposal.peak
             )  # of the row, not of the token: see policies/sampling/draft_distribution
             return
-        chosen = choose(row, sampling, behind + len(one.tokens))
+        chosen = choose(row, sampling, behind + len(growing.tokens))
         token = self._outputs.token(chosen) if by_column else chosen
         if token >= self._vocabulary:
             raise AdapterError(f"it drafted token {token}, and the target has {self._vocabulary}")
         probability = probability_of(row, chosen, sampling.temperature)
-        self._append(one, token, probability)
+        self._append(growing, token, probability)
         if self._branches:
-            rivals = find_rivals(row, chosen, sampling, behind + len(one.tokens) - 1)
-            one.rivals.append(
-                [_Rival(self._outputs.token(rival) if by_column else rival, share) for rival, share in rivals]
+            rivals = find_rivals(row, chosen, sampling, behind + len(growing.tokens) - 1)
+            growing.rivals.append(
+                [Rival(self._outputs.token(rival) if by_column else rival, share) for rival, share in rivals]
             )
 
-    def _append(self, one: _GrowingDraft, token: int, probability: float) -> None:
-        sampling = one.known.sampling
-        one.counts[token] = one.counts.get(token, 0) + 1
+    def _append(self, growing: GrowingDraft, token: int, probability: float) -> None:
+        sampling = growing.known.sampling
+        growing.counts[token] = growing.counts.get(token, 0) + 1
         confidence = chance(self._calibrations[sampling.rule], probability)
-        one.tokens.append(token)
-        one.probabilities.append(probability)
-        one.confidences.append(confidence)
-        one.certainty *= confidence
+        growing.tokens.append(token)
+        growing.probabilities.append(probability)
+        growing.confidences.append(confidence)
+        growing.certainty *= confidence
 
     def _learn(self, key: str, sampling: Sampling, committed: Sequence[int]) -> None:
         """Learn from what was committed; what was proposed behind it is kept while it bears that out."""
@@ -464,25 +410,3 @@ class ModelDrafter:
             base = len(before.tokens)
             right = count_common_prefix([*before.tokens, *made.tokens], tokens) - base
             self._guard.observe_accepted(before.sampling.rule, max(0, min(right, len(tokens) - base - 1)))
-
-
-def find_rivals(row: Row, column: int, sampling: Sampling, position: int) -> list[tuple[int, float]]:
-    """Return the columns that would be chosen at a position, one after the other, if a column and those before could
-    not be, each with its probability among all but that column. `row`: logits, float32, shape (columns,). Raises
-    NotFinite."""
-    left = row.copy()
-    left[column] = _NEVER
-    weights = np.exp((left - left.max()) / np.float32(sampling.temperature or 1.0))
-    every = float(weights.sum(dtype=np.float64))
-    found = []
-    for _ in range(min(_RIVALS, len(row) - 1)):
-        rival = choose(left, sampling, position)
-        found.append((rival, float(weights[rival]) / every))
-        left[rival] = _NEVER
-    return found
-
-
-def probability_of(row: Row, column: int, temperature: float) -> float:
-    """Return a column's probability under its logits (float32, shape (columns,)), at a temperature (0: at 1)."""
-    scaled = (row - row.max()) / np.float32(temperature or 1.0)
-    return math.exp(float(scaled[column])) / float(np.exp(scaled).sum(dtype=np.float64))

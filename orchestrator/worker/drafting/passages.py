@@ -96,8 +96,8 @@ def read_header(path: Path) -> tuple[PassagesHeader, int]:
     return header, start
 
 
-def _identify(found: os.stat_result) -> tuple[int, int, int]:
-    return found.st_dev, found.st_ino, found.st_mtime_ns
+def _identify(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 class Passages:
@@ -122,10 +122,10 @@ class Passages:
     @classmethod
     def of_vocabulary(cls, path: Path, vocabulary: str) -> Passages:
         """Map a store whose tokens are those of a vocabulary, by its fingerprint. Raises PassagesUnusable."""
-        found = read_header(path)[0].vocabulary
-        if found != vocabulary:
+        own = read_header(path)[0].vocabulary
+        if own != vocabulary:
             raise PassagesUnusable(
-                f"{path}: has tokens of another vocabulary ({found}, the model's is {vocabulary}); make it anew with "
+                f"{path}: has tokens of another vocabulary ({own}, the model's is {vocabulary}); make it anew with "
                 "`outrider drafts index DIR`"
             )
         return cls(path)
@@ -145,8 +145,8 @@ class Passages:
         longest = max((self._measure(at, wanted) for at in (low - 1, low)), default=0)
         if longest < least:
             return []
-        found = [*self._collect(low - 1, -1, longest, most // 2, wanted)]
-        return [*found, *self._collect(low, 1, longest, most - len(found), wanted)]
+        matches = [*self._collect(low - 1, -1, longest, most // 2, wanted)]
+        return [*matches, *self._collect(low, 1, longest, most - len(matches), wanted)]
 
     def read(self, place: int, count: int) -> list[int]:
         """Return up to `count` tokens from a place on, up to the end of its document."""
@@ -190,8 +190,8 @@ class Passages:
         return length
 
     def _collect(self, at: int, step: int, length: int, most: int, wanted: Sequence[int]) -> list[Match]:
-        found: list[Match] = []
-        while len(found) < most and self._measure(at, wanted) == length:
-            found.append(Match(length, self._order[at]))
+        matches: list[Match] = []
+        while len(matches) < most and self._measure(at, wanted) == length:
+            matches.append(Match(length, self._order[at]))
             at += step
-        return found
+        return matches

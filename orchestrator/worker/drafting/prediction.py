@@ -84,13 +84,13 @@ class PredictedText:
         self._index()
         output = self._output
         if len(output) > 1:
-            found = self._pairs.get((output[-2] << _PAIR_SHIFT) | output[-1])
-            if found:
-                at = bisect_left(found, self._left)
-                return found[at : at + _AHEAD] + found[max(0, at - _BEHIND) : at][::-1]
-        found = self._singles.get(output[-1], [])
-        at = bisect_left(found, self._left)
-        return [place for place in found[at : at + 1] if place - self._left <= _WINDOW]
+            places = self._pairs.get((output[-2] << _PAIR_SHIFT) | output[-1])
+            if places:
+                at = bisect_left(places, self._left)
+                return places[at : at + _AHEAD] + places[max(0, at - _BEHIND) : at][::-1]
+        places = self._singles.get(output[-1], [])
+        at = bisect_left(places, self._left)
+        return [place for place in places[at : at + 1] if place - self._left <= _WINDOW]
 
     def _measure(self, after: int) -> int:
         """Return how many tokens before a place equal the output's end, up to what settles it and a few more."""

@@ -248,9 +248,9 @@ class Link:
         """Return the next answer, passing over what was drafted ahead; None when there is none within `timeout_s`.
         Raises LinkLost, ProtocolError."""
         end_s = time.perf_counter() + timeout_s
-        while isinstance(found := self.drafts(timeout_s), DraftLines):
+        while isinstance(message := self.drafts(timeout_s), DraftLines):
             timeout_s = max(0.0, end_s - time.perf_counter())
-        return found
+        return message
 
     def drafts(self, timeout_s: float) -> DraftResponse | DraftLines | None:
         """Return the draft's side's next word; None when there is none within `timeout_s`. Raises LinkLost,

@@ -59,12 +59,12 @@ class SuffixIndex:
         end = len(self.tokens)
         last = context[-1]
         if len(context) > 1:
-            found = self._pairs.get((context[-2] << _PAIR_SHIFT) | last, ())
-            recent = [place for place in found[-_CANDIDATES:] if place < end]
+            places = self._pairs.get((context[-2] << _PAIR_SHIFT) | last, ())
+            recent = [place for place in places[-_CANDIDATES:] if place < end]
             if recent:
                 return [(self._match(context, place, max_match), place) for place in recent]
-        found = self._singles.get(last, ())
-        return [(1, place) for place in found[-_CANDIDATES:] if place < end]
+        places = self._singles.get(last, ())
+        return [(1, place) for place in places[-_CANDIDATES:] if place < end]
 
     def _match(self, context: Sequence[int], place: int, max_match: int) -> int:
         """Return how many tokens before `place` equal the context's end; two are known to."""
@@ -136,9 +136,9 @@ class SuffixDrafter:
         index.extend(tokens)
         self._recalled.pop(key, None)
         if hints.recalled:
-            found = self._recalled[key] = SuffixIndex()
+            recalled = self._recalled[key] = SuffixIndex()
             for output in reversed(hints.recalled):  # the later ones count more in a vote: the likeliest goes last
-                found.extend([*unpack_tokens(output), _SEAM])
+                recalled.extend([*unpack_tokens(output), _SEAM])
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
         """See the port."""
@@ -202,9 +202,9 @@ class SuffixDrafter:
         recalled = self._recalled.get(key)
         beside = self._store.generations if recalled is None else [*self._store.generations, recalled]
         for source, index in enumerate((own, *beside)):
-            found = index.candidates(context, self._max_match)
-            for age, (length, place) in enumerate(found, start=1):
+            candidates = index.candidates(context, self._max_match)
+            for age, (length, place) in enumerate(candidates, start=1):
                 longest = max(longest, length)
-                recency = 1.0 + 3.0 * age / len(found)  # the latest occurrence counts up to four times the oldest
+                recency = 1.0 + 3.0 * age / len(candidates)  # the latest occurrence counts up to four times the oldest
                 voters.append((weigh_match(length, own=source == 0) * recency, index.tokens, place))
         return voters, longest

@@ -45,10 +45,10 @@ def vote_draft(voters: list[Voter], longest: int, limit: int, name: str) -> Draf
     tokens: list[int] = []
     confidences: list[float] = []
     for step in range(limit):
-        found = guess_by_vote(voters, longest, step)
-        if found is None:
+        guess = guess_by_vote(voters, longest, step)
+        if guess is None:
             break
-        tokens.append(found.token)
-        confidences.append(found.chance)
-        voters = keep_voters(voters, step, found.token)
+        tokens.append(guess.token)
+        confidences.append(guess.chance)
+        voters = keep_voters(voters, step, guess.token)
     return Draft(tuple(tokens), tuple(confidences), name)

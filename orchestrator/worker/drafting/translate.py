@@ -72,11 +72,15 @@ class TranslatingDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """See the port."""
         known = [self._known.get(ask.key) for ask in asks]
-        asked = [replace(ask, limit=_inner_limit(one, ask.limit)) for ask, one in zip(asks, known, strict=True) if one]
-        drafts = iter(self._inner.propose(asked))
+        inner_asks = [
+            replace(ask, limit=_inner_limit(sequence, ask.limit))
+            for ask, sequence in zip(asks, known, strict=True)
+            if sequence
+        ]
+        drafts = iter(self._inner.propose(inner_asks))
         return [
-            NOTHING if one is None else self._translate_draft(one, next(drafts), ask.limit)
-            for ask, one in zip(asks, known, strict=True)
+            NOTHING if sequence is None else self._translate_draft(sequence, next(drafts), ask.limit)
+            for ask, sequence in zip(asks, known, strict=True)
         ]
 
     def end(self, key: str, *, keep: bool) -> None:

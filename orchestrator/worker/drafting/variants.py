@@ -50,8 +50,8 @@ class VariantDrafter(DrafterGroup):
         drafts = [NOTHING] * len(asks)
         for drafter in self._drafters:
             places = [place for place, ask in enumerate(asks) if self._of(ask.key) is drafter]
-            found = drafter.propose([asks[place] for place in places])
-            for place, draft in zip(places, found, strict=True):
+            proposed = drafter.propose([asks[place] for place in places])
+            for place, draft in zip(places, proposed, strict=True):
                 drafts[place] = draft
         return drafts
 

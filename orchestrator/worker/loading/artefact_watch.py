@@ -38,9 +38,9 @@ class ArtefactWatch:
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, found: Callable[[], None]) -> None:
+    def start(self, report: Callable[[], None]) -> None:
         """Begin; `found` is called, in the thread, when another artefact is damaged."""
-        self._thread = threading.Thread(target=self._run, args=(found,), name="artefacts", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(report,), name="artefacts", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -49,20 +49,20 @@ class ArtefactWatch:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self, found: Callable[[], None]) -> None:
+    def _run(self, report: Callable[[], None]) -> None:
         if sys.platform == "linux":  # there, a thread has a priority of its own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         while not self._stopped.wait(self._pace.look_s):
             try:
-                self._read(found)
+                self._read(report)
             except OSError as error:  # the store is gone, say: the model that is loaded serves on
                 print(f"prepared models cannot be read again: {error}", flush=True)  # noqa: T201
 
-    def _read(self, found: Callable[[], None]) -> None:
+    def _read(self, report: Callable[[], None]) -> None:
         before_s = self._clock.wall_s() - self._pace.period_s
         for artefact, problem in self._store.read_again(before_s, self._wait_after):
             self.corrupt = [*self.corrupt, f"{artefact}: {problem}"]
-            found()
+            report()
 
     def _wait_after(self, count: int) -> bool:
         """Wait for what reading so many bytes may take. True: stop reading."""

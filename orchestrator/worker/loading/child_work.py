@@ -61,5 +61,5 @@ def _wait(child: subprocess.Popen[bytes], job: bytes, on_look: OnLook) -> tuple[
 def _describe_end(status: int, errors: bytes) -> str:
     if status < 0:
         return f"its process ended by {signal.Signals(-status).name}"
-    said = errors.decode(errors="replace").strip().splitlines()
-    return (said[-1] if said else "it failed") if status else ""
+    lines = errors.decode(errors="replace").strip().splitlines()
+    return (lines[-1] if lines else "it failed") if status else ""

@@ -74,12 +74,12 @@ def main() -> int:
     end_with_parent()
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=ClassJob)
     try:
-        found = run_here(registry.get_for(job.adapter, job.options.device, job.options.static), job)
+        finding = run_here(registry.get_for(job.adapter, job.options.device, job.options.static), job)
     except (AdapterError, MemoryError) as error:
         sys.stderr.write(f"{str(error) or 'there is no memory for it'}\n")
         return _NO_MEMORY if isinstance(error, OutOfMemory | MemoryError) else 1
     sys.stdout.flush()
-    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(found) + b"\n")
+    sys.stdout.buffer.write(b"\n" + msgspec.json.encode(finding) + b"\n")
     return 0
 
 

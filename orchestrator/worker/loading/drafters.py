@@ -33,7 +33,8 @@ from orchestrator.worker.drafting.prediction import PredictionDrafter
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.drafting.variants import VariantDrafter
-from orchestrator.worker.loading.models import LoadedSource, LoadedTarget, OnProgress, load_model, silent
+from orchestrator.worker.loading.models import LoadedSource, load_model
+from orchestrator.worker.loading.prepared import OnProgress, silent
 from orchestrator.worker.loading.statistics import NO_STATISTICS, FoundStatistics, find_statistics
 from orchestrator.worker.loading.vocabularies import (
     VocabularyPair,
@@ -56,7 +57,7 @@ class Remotes:
         self._drafters: dict[str, list[RemoteDrafter]] = {}
 
     def build(
-        self, options: ModelDraftOptions, remote: RemoteOptions, target: LoadedTarget, pair: VocabularyPair
+        self, options: ModelDraftOptions, remote: RemoteOptions, target: LoadedSource, pair: VocabularyPair
     ) -> Drafter:
         """Return a drafter that waits to be attached. Raises what preparing its tokenizer does."""
         tokenizer_dir = prepare_tokenizer(options) if pair.match is Match.DIFFERS else ""
@@ -99,7 +100,7 @@ class _Flight:
 
 
 def build_drafter(
-    options: EngineOptions, target: LoadedTarget, progress: OnProgress = silent, remotes: Remotes | None = None
+    options: EngineOptions, target: LoadedSource, progress: OnProgress = silent, remotes: Remotes | None = None
 ) -> ChainDrafter | None:
     """Return the drafter, with nothing remembered; None where speculation is off. A canary has no part in it.
 
@@ -110,25 +111,25 @@ def build_drafter(
 
 
 def build_variant_drafters(
-    options: EngineOptions, target: LoadedTarget, progress: OnProgress, remotes: Remotes, flights: int = 1
+    options: EngineOptions, target: LoadedSource, progress: OnProgress, remotes: Remotes, flights: int = 1
 ) -> list[BuiltDrafters]:
     """Return the drafters of a worker, the canary's among them, for each of so many flights. They share the models, in
     slots of their own, and what is remembered of outputs. Raises as `build_drafter`."""
-    found: list[BuiltDrafters] = []
+    every: list[BuiltDrafters] = []
     flight = _Flight(count=flights)
     try:
         for flight.number in range(flights):
-            found.append(_build_variants(options, target, progress, remotes, flight))
+            every.append(_build_variants(options, target, progress, remotes, flight))
     except BaseException:
-        for one in found:
-            if one.whole is not None:
-                one.whole.close()
+        for built in every:
+            if built.whole is not None:
+                built.whole.close()
         raise
-    return found
+    return every
 
 
 def _build_variants(
-    options: EngineOptions, target: LoadedTarget, progress: OnProgress, remotes: Remotes, flight: _Flight
+    options: EngineOptions, target: LoadedSource, progress: OnProgress, remotes: Remotes, flight: _Flight
 ) -> BuiltDrafters:
     default = _build_chain(options.drafters, options, target, progress, remotes, flight)
     canary = options.canary
@@ -147,7 +148,7 @@ def _build_variants(
 def _build_chain(
     drafters: Sequence[DraftOptions],
     options: EngineOptions,
-    target: LoadedTarget,
+    target: LoadedSource,
     progress: OnProgress,
     remotes: Remotes | None,
     flight: _Flight,
@@ -161,9 +162,9 @@ def _build_chain(
             if remotes is not None and isinstance(draft, ModelDraftOptions) and draft.remote is not None:
                 built.append(_build_remote(draft, draft.remote, options, target, remotes))
                 continue
-            found = _build(draft, options, target, progress, flight, cheaper)
-            built.append(guarded := GuardedDrafter(found))
-            if isinstance(found, ContinuingDrafter):
+            drafter = _build(draft, options, target, progress, flight, cheaper)
+            built.append(guarded := GuardedDrafter(drafter))
+            if isinstance(drafter, ContinuingDrafter):
                 cheaper.append(guarded)
     except BaseException:
         for drafter in built:
@@ -174,7 +175,7 @@ def _build_chain(
 
 
 def _build_remote(
-    options: ModelDraftOptions, remote: RemoteOptions, engine: EngineOptions, target: LoadedTarget, remotes: Remotes
+    options: ModelDraftOptions, remote: RemoteOptions, engine: EngineOptions, target: LoadedSource, remotes: Remotes
 ) -> Drafter:
     try:
         return remotes.build(options, remote, target, remote_pair(options, engine.model, target))
@@ -185,22 +186,22 @@ def _build_remote(
 def _build(
     options: DraftOptions,
     engine: EngineOptions,
-    target: LoadedTarget,
+    target: LoadedSource,
     progress: OnProgress,
     flight: _Flight,
     cheaper: Sequence[ContinuingDrafter],
 ) -> Drafter:
     if isinstance(options, SuffixOptions):
         statistics = find_statistics(options, engine.model, target)
-        found = build_suffix(options, flight.suffixes.get(options.name), statistics)
-        flight.suffixes.setdefault(options.name, found)
-        return found
+        drafter = build_suffix(options, flight.suffixes.get(options.name), statistics)
+        flight.suffixes.setdefault(options.name, drafter)
+        return drafter
     if isinstance(options, IndexOptions):
         return _build_index(options, target)
     return _build_model(options, engine, target, progress, flight, cheaper)
 
 
-def _build_index(options: IndexOptions, target: LoadedTarget) -> IndexDrafter:
+def _build_index(options: IndexOptions, target: LoadedSource) -> IndexDrafter:
     """Return a drafter from a store. Raises ModelRefused where the store cannot be used."""
     vocabulary = target.model.spec.vocabulary_fingerprint
     try:
@@ -234,7 +235,7 @@ def build_suffix(
 def _build_model(
     options: ModelDraftOptions,
     engine: EngineOptions,
-    target: LoadedTarget,
+    target: LoadedSource,
     progress: OnProgress,
     flight: _Flight,
     cheaper: Sequence[ContinuingDrafter],

@@ -37,7 +37,7 @@ from orchestrator.worker.loading.class_words import describe_choice, describe_re
 from orchestrator.worker.loading.drafters import Remotes, build_variant_drafters
 from orchestrator.worker.loading.first_cost import FirstCost, find_stored_cost
 from orchestrator.worker.loading.flights import count_flights
-from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.loading.pipeline import list_planned_parts
 from orchestrator.worker.loading.retuner import EngineRetuner, list_identities, list_whole
 from orchestrator.worker.measuring.quick import quick_cost
@@ -61,7 +61,7 @@ def build_engine(options: dict[str, Any]) -> WorkerEngine:
 
 
 def build_loop(
-    target: LoadedTarget,
+    target: LoadedSource,
     options: EngineOptions,
     drafter: Drafter | None,
     policy: DepthPolicy | None = None,
@@ -91,7 +91,7 @@ def build_loop(
 
 
 def build_flights(
-    target: LoadedTarget, options: EngineOptions, drafters: Sequence[Drafter | None], first: FirstCost
+    target: LoadedSource, options: EngineOptions, drafters: Sequence[Drafter | None], first: FirstCost
 ) -> Flights:
     """Return the decode loops of a target, one for each of these drafters: as many as `count_flights` says."""
     model, grammars = target.model, build_grammars(target)
@@ -105,7 +105,7 @@ def build_flights(
     return Flights(model, loops, max_running=options.max_running)
 
 
-def first_cost(target: LoadedTarget, options: EngineOptions, *, drafts: bool = True) -> FirstCost:
+def first_cost(target: LoadedSource, options: EngineOptions, *, drafts: bool = True) -> FirstCost:
     """Return what is known of rounds before the first: the stored profile, else what a few forwards take. Raises what
     forwards raise."""
     known = find_stored_cost(target, options.model)
@@ -113,9 +113,9 @@ def first_cost(target: LoadedTarget, options: EngineOptions, *, drafts: bool = T
         return known
     if not drafts and options.objectives == NO_OBJECTIVES:
         return NOTHING_KNOWN
-    found = quick_cost(target.model, SystemClock(), budget_s=_MEASURING_S)
-    if found is not None:
-        return FirstCost(found, "a few forwards: no stored profile")
+    cost = quick_cost(target.model, SystemClock(), budget_s=_MEASURING_S)
+    if cost is not None:
+        return FirstCost(cost, "a few forwards: no stored profile")
     return FirstCost(TYPICAL, "a typical model's shape: no stored profile, and no KV blocks for forwards", known=False)
 
 
@@ -124,7 +124,7 @@ def adaptive(first: FirstCost, options: EngineOptions) -> Adaptive:
     return Adaptive(start_cost_model(first.cost), options.pid, options.starting_depth)
 
 
-def build_grammars(target: LoadedTarget) -> Grammars:
+def build_grammars(target: LoadedSource) -> Grammars:
     """Return grammars over the target's tokens; its tokenizer is loaded for the first one."""
     return GrammarCompiler(lambda: load_tokenizer(target.tokenizer_dir), target.model.spec.vocabulary_size)
 
@@ -144,7 +144,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
         raise
     first = first_cost(target, options, drafts=built[0].whole is not None)
     deepest = msgspec.structs.replace(options, max_depth=options.deepest)
-    loop = build_flights(target, deepest, [one.whole for one in built], first)
+    loop = build_flights(target, deepest, [drafters.whole for drafters in built], first)
     _open_inbox(loop.mover, options, emit)
 
     def describe(now: EngineOptions, its: Sequence[Drafter]) -> Ready:
@@ -179,7 +179,7 @@ def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafte
     return SpeculationVariants(default, depths, by_variant, options.predicted_depth)
 
 
-def sum_planned_bytes(target: LoadedTarget, options: EngineOptions, drafters: Sequence[Drafter]) -> int:
+def sum_planned_bytes(target: LoadedSource, options: EngineOptions, drafters: Sequence[Drafter]) -> int:
     """Return what this process was announced to hold: the target's plan, the drafters' stores, and the draft
     models that are not in a process of their own. 0 where the target's costs are not known. `drafters` of flights share
     models and stores."""
@@ -191,7 +191,7 @@ def sum_planned_bytes(target: LoadedTarget, options: EngineOptions, drafters: Se
     return target.plan.total + suffix + sum(state.planned_memory_bytes for state in states if state.remote is None)
 
 
-def describe_kv_format(target: LoadedTarget, options: EngineOptions) -> str:
+def describe_kv_format(target: LoadedSource, options: EngineOptions) -> str:
     """Return what decides that pages of a KV cache mean the same: the model, the class of its bits, and the layout.
     "" where they cannot be moved."""
     layout, _ = describe_layout(target.model)
@@ -200,13 +200,13 @@ def describe_kv_format(target: LoadedTarget, options: EngineOptions) -> str:
     return "; ".join(map(str, parts)) if layout else ""
 
 
-def _digest_of(target: LoadedTarget, options: EngineOptions) -> str:
+def _digest_of(target: LoadedSource, options: EngineOptions) -> str:
     # The store keeps what is prepared from a file in a directory that is named after the file's content.
     return Path(target.tokenizer_dir).parent.name or options.model.source
 
 
 def ready_of(
-    target: LoadedTarget,
+    target: LoadedSource,
     options: EngineOptions,
     slots: int,
     planned: int,
@@ -269,5 +269,5 @@ def ready_of(
         part_planned_bytes=list_planned_parts(target.model),
         identities=list_identities(target, drafters),
         no_drafts="" if caps.rewinds else NO_REWIND,
-        precision_rejected=[f"{one.what}: {one.why}" for one in target.choice.rejected] if target.choice else [],
+        precision_rejected=[f"{other.what}: {other.why}" for other in target.choice.rejected] if target.choice else [],
     )

@@ -11,7 +11,8 @@ from device_profiles.cost import StepCost, with_row_ms
 from orchestrator.fitting.profile_keys import build_profile_key, find_profile, profiles_in, threads_of
 from orchestrator.machine.devices import find_device, mark_of
 from orchestrator.protocol.load_options import ModelOptions
-from orchestrator.worker.loading.models import SIMULATED_PREFIX, LoadedSource
+from orchestrator.worker.loading.models import LoadedSource
+from orchestrator.worker.loading.prepared import SIMULATED_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,11 @@ def find_stored_cost(target: LoadedSource, options: ModelOptions) -> FirstCost |
     except (AdapterUnavailable, Unsupported):  # a name that the runtime takes and does not list
         return None
     known = (mark_of(device), threads_of(options, device), find_loaded_digest(target))
-    found = find_profile(profiles_in(Path(options.store)), build_profile_key(options, "target", *known))
-    if found is None:
+    profile = find_profile(profiles_in(Path(options.store)), build_profile_key(options, "target", *known))
+    if profile is None:
         return None
-    doubt = f", {found.doubt}" if found.doubt else ""
-    return FirstCost(with_row_ms(found.cost, found.overhead.row_ms), f"stored profile of {found.measured_at}{doubt}")
+    source = f"stored profile of {profile.measured_at}{f', {profile.doubt}' if profile.doubt else ''}"
+    return FirstCost(with_row_ms(profile.cost, profile.overhead.row_ms), source)
 
 
 def find_loaded_digest(loaded: LoadedSource) -> str:

@@ -25,7 +25,7 @@ _KV_VALUE_BYTES = 2
 
 
 def predict_memory(
-    asked: LoadOptions,
+    options: LoadOptions,
     adapter: Adapter,
     spec: DecoderSizes,
     prepared: Path,
@@ -41,13 +41,13 @@ def predict_memory(
     `process_bytes`: what that was, where something has been loaded and closed since. `logits_rows`: of a forward, whose
     logits may be wanted. Activations that are not known yet count as 32 bits.
     """
-    device = next((found for found in adapter.devices() if found.name == asked.device), None)
+    device = next((profile for profile in adapter.devices() if profile.name == options.device), None)
     if device is None or device.memory_costs is None:
         return None
-    activations = asked.numerical_class.activations if asked.numerical_class is not None else asked.activations
-    fixed = Footprint(asked.kv_cache_bytes, 0, 0)
+    activations = options.numerical_class.activations if options.numerical_class is not None else options.activations
+    fixed = Footprint(options.kv_cache_bytes, 0, 0)
     if isinstance(adapter, FixedShapes):
-        fixed = adapter.footprint(prepared, asked)
+        fixed = adapter.footprint(prepared, options)
     held = layers or spec.all_layers
     first, last = held.first == 0, held.end == spec.layers
     element_bytes = _bytes(prepared) / spec.matrix_elements
@@ -72,8 +72,8 @@ def predict_memory(
         device.memory_costs,
         shape,
         kv_cache_bytes=fixed.kv_cache,
-        batch_rows=asked.max_batch_rows,
-        slots=asked.slots,
+        batch_rows=options.max_batch_rows,
+        slots=options.slots,
         logits_rows=logits_rows,
         activations_16bit=activations in (Precision.BF16, Precision.FP16),
         process_bytes=process_bytes or max(0, psutil.Process().memory_info().rss - count_ahead_bytes(adapter)),

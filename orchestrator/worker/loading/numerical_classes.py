@@ -46,13 +46,13 @@ _MOST_ELEMENTS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ClassQuestion:
-    """Which class a prepared model is to run in. `asked` has the operator's options; the other fields are the key
+    """Which class a prepared model is to run in. `options` has the operator's options; the other fields are the key
     of the answer (see MeasuredClasses). `file`: the model's own, None for a simulated one. `isolated`: each class is
     tried in a process of its own. `soon`: the first class is tried on the model that then serves, on a short text."""
 
     adapter: ModelLoader
     prepared: Path
-    asked: LoadOptions
+    options: LoadOptions
     fingerprint: str
     model: str
     model_digest: str
@@ -66,7 +66,7 @@ class ClassQuestion:
     @property
     def wanted_formats(self) -> str:
         """The choice that the operator's options leave open, in words."""
-        formats = f"{self.asked.activations or 'auto'} {self.asked.kv_cache or 'auto'} {self.asked.exactness}"
+        formats = f"{self.options.activations or 'auto'} {self.options.kv_cache or 'auto'} {self.options.exactness}"
         return f"{formats} {self.adapter.__class__.__name__}"
 
 
@@ -97,12 +97,12 @@ def load_in_class(
                 return loaded
         if isinstance(question.adapter, FilesInPlace):
             question.adapter.drop_ahead()  # trials load the model in processes of their own
-        found = find_class(question, progress, beside, budget_s=math.inf if refresh else _BUDGET_S)
-        if found.finding is None:
-            raise ModelRefused(_describe_refusal(question, found))
+        measured = find_class(question, progress, beside, budget_s=math.inf if refresh else _BUDGET_S)
+        if measured.finding is None:
+            raise ModelRefused(_describe_refusal(question, measured))
         with suppress(OSError):  # a read-only store serves; the next start measures again
-            profiles.save(found)
-    return _load(question, found.finding, progress), found
+            profiles.save(measured)
+    return _load(question, measured.finding, progress), measured
 
 
 def _try_first(
@@ -110,24 +110,24 @@ def _try_first(
 ) -> tuple[LoadedModel, MeasuredClasses] | None:
     """Load a model in its first class, and return it where that passes a short check; None where it does not, or where
     an earlier process did not come back from trying."""
-    begun = profiles.directory / f"{question.fingerprint}-{question.model_digest}-{question.adapter.name}.tried"
-    first = list_classes(question.adapter, question.prepared, question.asked)[0][0]
+    mark = profiles.directory / f"{question.fingerprint}-{question.model_digest}-{question.adapter.name}.tried"
+    first = list_classes(question.adapter, question.prepared, question.options)[0][0]
     with suppress(OSError):
-        if begun.exists():
+        if mark.exists():
             return None
-        begun.touch()
+        mark.touch()
     clock = SystemClock()
     started_s = clock.monotonic_s()
-    model = question.adapter.load(question.prepared, replace(question.asked, numerical_class=first), progress)
+    model = question.adapter.load(question.prepared, replace(question.options, numerical_class=first), progress)
     progress(f"check that output does not depend on the batch: {first}", -1.0)
     loaded_s = clock.monotonic_s()
-    found = try_class(model, _find_short_text(question), clock, loaded_s - started_s, brief=True)
+    finding = try_class(model, _find_short_text(question), clock, loaded_s - started_s, brief=True)
     with suppress(OSError):
-        begun.unlink(missing_ok=True)
-    if not found.passed:
+        mark.unlink(missing_ok=True)
+    if not finding.passed:
         model.close()
         return None
-    measured = _describe_measured(question, [found], 0, clock.monotonic_s() - loaded_s)
+    measured = _describe_measured(question, [finding], 0, clock.monotonic_s() - loaded_s)
     with suppress(OSError):  # a read-only store serves; the next start measures again
         profiles.save(measured)
     return model, measured
@@ -152,15 +152,15 @@ def find_class(
     clock = SystemClock()
     started_s = clock.monotonic_s()
     findings: list[ClassFinding] = []
-    tiers = list_classes(question.adapter, question.prepared, question.asked)
+    tiers = list_classes(question.adapter, question.prepared, question.options)
     for tier in tiers if beside is None else [[beside], *tiers]:
-        for one in tier:
-            if any(found.passed for found in findings) and clock.monotonic_s() - started_s > budget_s:
-                findings.append(ClassFinding(one, False, "not tried: a class passed, and trying took its time"))
+        for candidate in tier:
+            if any(finding.passed for finding in findings) and clock.monotonic_s() - started_s > budget_s:
+                findings.append(ClassFinding(candidate, False, "not tried: a class passed, and trying took its time"))
                 continue
-            on_look = _say_again(progress, f"check that output does not depend on the batch: {one}")
-            findings.append(_try(question, one, text, on_look))
-        if any(found.passed for found in findings):
+            on_look = _say_again(progress, f"check that output does not depend on the batch: {candidate}")
+            findings.append(_try(question, candidate, text, on_look))
+        if any(finding.passed for finding in findings):
             break
     chosen = choose_class(tuple(findings), CHEAPER)
     if chosen >= 0:
@@ -175,7 +175,7 @@ def _describe_measured(
     return MeasuredClasses(
         fingerprint=question.fingerprint,
         adapter=question.adapter.name,
-        device=question.asked.device,
+        device=question.options.device,
         model=question.model,
         model_digest=question.model_digest,
         weights=question.weights,
@@ -194,37 +194,37 @@ def _say_again(progress: Progress, stage: str) -> OnLook:
     return lambda cpu_s: progress(f"{stage}, {cpu_s:.0f} s of processor time so far", -1.0)
 
 
-def _try(question: ClassQuestion, one: NumericalClass, text: ShortText | None, on_look: OnLook) -> ClassFinding:
-    options = replace(question.asked, numerical_class=one)
+def _try(question: ClassQuestion, candidate: NumericalClass, text: ShortText | None, on_look: OnLook) -> ClassFinding:
+    options = replace(question.options, numerical_class=candidate)
     # In this process nothing is said meanwhile, and a worker that waits for long is taken for hung.
     job = ClassJob(question.adapter.name, str(question.prepared), options, text, far=question.isolated)
     if not question.isolated:
         return run_here(question.adapter, job)
-    return run_job(job, one, on_look)
+    return run_job(job, candidate, on_look)
 
 
-def _check_one_thread(question: ClassQuestion, found: ClassFinding, on_look: OnLook) -> ClassFinding:
+def _check_one_thread(question: ClassQuestion, finding: ClassFinding, on_look: OnLook) -> ClassFinding:
     """Return a finding that says whether one thread gives the same bits as all of them."""
     if not question.isolated or question.threads < 2:
-        return found
-    options = replace(question.asked, numerical_class=found.numerical_class, threads=1)
+        return finding
+    options = replace(question.options, numerical_class=finding.numerical_class, threads=1)
     job = ClassJob(question.adapter.name, str(question.prepared), options, only_bits=True)
-    same = run_job(job, found.numerical_class, on_look).fingerprint == found.fingerprint
-    return replace(found, why=f"{found.why}, {'nor' if same else 'but'} on the number of threads")
+    same = run_job(job, finding.numerical_class, on_look).fingerprint == finding.fingerprint
+    return replace(finding, why=f"{finding.why}, {'nor' if same else 'but'} on the number of threads")
 
 
 def _find_known(profiles: ProfileStore, question: ClassQuestion) -> MeasuredClasses | None:
-    for one in profiles.classes(question.fingerprint):
-        known = (one.adapter, one.device, one.model_digest, one.weights, one.asked, one.threads)
-        asked = (question.adapter.name, question.asked.device, question.model_digest, question.weights)
-        if known == (*asked, question.wanted_formats, question.threads):
-            return one
+    wanted = (question.adapter.name, question.options.device, question.model_digest, question.weights)
+    for known in profiles.classes(question.fingerprint):
+        model = (known.adapter, known.device, known.model_digest, known.weights)
+        if (*model, known.asked, known.threads) == (*wanted, question.wanted_formats, question.threads):
+            return known
     return None
 
 
 def _find_beside(profiles: ProfileStore, question: ClassQuestion) -> NumericalClass | None:
     """Return the class that was taken with another number of threads: replicas of one daemon are to agree."""
-    for threads in {one.threads for one in profiles.classes(question.fingerprint)} - {question.threads}:
+    for threads in {measured.threads for measured in profiles.classes(question.fingerprint)} - {question.threads}:
         known = _find_known(profiles, replace(question, threads=threads))
         if known is not None and known.finding is not None:
             return known.finding.numerical_class
@@ -232,7 +232,7 @@ def _find_beside(profiles: ProfileStore, question: ClassQuestion) -> NumericalCl
 
 
 def _load(question: ClassQuestion, finding: ClassFinding, progress: Progress) -> LoadedModel:
-    options = replace(question.asked, numerical_class=finding.numerical_class)
+    options = replace(question.options, numerical_class=finding.numerical_class)
     return question.adapter.load(question.prepared, options, progress)
 
 
@@ -247,9 +247,9 @@ def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None
     if question.file is None:
         return None
     path = question.prepared.parent / _SHORT_TEXT
-    found = _find_short_text(question)
-    if found is not None:
-        return found
+    text = _find_short_text(question)
+    if text is not None:
+        return text
     try:
         elements = open_source(question.file).spec.matrix_elements
     except NotConvertible:  # nor does the reference compute it
@@ -266,15 +266,15 @@ def _count_classes(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]}, and {len(names) - 1} more"
 
 
-def _describe_refusal(question: ClassQuestion, found: MeasuredClasses) -> str:
+def _describe_refusal(question: ClassQuestion, measured: MeasuredClasses) -> str:
     classes: defaultdict[str, list[str]] = defaultdict(list)
-    for one in found.findings:
-        classes[one.why].append(str(one.numerical_class))
+    for finding in measured.findings:
+        classes[finding.why].append(str(finding.numerical_class))
     tried = "; ".join(f"{_count_classes(names)}: {why}" for why, names in classes.items())
     way = "Set exactness: kernel, or choose another adapter or device"
-    if question.asked.exactness is not Exactness.BIT:
+    if question.options.exactness is not Exactness.BIT:
         way = "Choose another adapter or device"
     return (
-        f"{question.model} on {question.adapter.name} {question.asked.device}: no numerical class is fit for "
-        f"exactness {question.asked.exactness} ({tried}). {way}."
+        f"{question.model} on {question.adapter.name} {question.options.device}: no numerical class is fit for "
+        f"exactness {question.options.exactness} ({tried}). {way}."
     )

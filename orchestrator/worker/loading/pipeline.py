@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Protocol
 
@@ -100,7 +99,7 @@ class PipelineLoader:
         first = self._parts[0]
         return first.adapter.classes(first.fit(options))
 
-    def describe(self, model: LoadedModel) -> tuple[str, ...]:
+    def describe_parts(self, model: LoadedModel) -> tuple[str, ...]:
         """Return which layers of a loaded model are where, in which formats, a line for each range."""
         assert isinstance(model, PipelineModel)  # noqa: S101  # this loads nothing else
         loaded = zip(self._parts, (shard.capabilities for shard in model.shards), strict=True)
@@ -135,15 +134,17 @@ class PipelineLoader:
         """Return the class in which a part runs where the first one runs in `wanted`: of a tier as far from the first,
         the same class, else one of the same formats, of the same activations, or any. Hidden states go between the
         parts in float32, so formats may differ."""
-        asked = replace(options, numerical_class=None)
-        tiers = part.adapter.classes(part.fit(asked))
-        there = tiers[_place_tier(self.classes(asked), wanted, len(tiers))]
-        same = [
-            [one for one in there if one == wanted],
-            [one for one in there if (one.activations, one.kv_cache) == (wanted.activations, wanted.kv_cache)],
-            [one for one in there if one.activations is wanted.activations],
-        ]
-        return next(chain(*same, there))
+        open_options = replace(options, numerical_class=None)
+        tiers = part.adapter.classes(part.fit(open_options))
+        tier = tiers[_place_tier(self.classes(open_options), wanted, len(tiers))]
+        return max(
+            tier,
+            key=lambda own: (
+                own == wanted,
+                (own.activations, own.kv_cache) == (wanted.activations, wanted.kv_cache),
+                own.activations is wanted.activations,
+            ),
+        )
 
 
 def _place_tier(firsts: Sequence[Sequence[NumericalClass]], wanted: NumericalClass, count: int) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from orchestrator.protocol.findings import Finding
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.worker.loading.models import prepare_model, prepare_tokenizer_of
+from orchestrator.worker.loading.prepared import prepare_model, prepare_tokenizer_of
 from orchestrator.worker.measuring.engine import MeasuringEngine, OnProgress
 
 _IDLE_PRIORITY = 19
@@ -24,7 +24,7 @@ def build_preparing(options: dict[str, Any]) -> MeasuringEngine:
 
 
 def _prepare(options: EngineOptions, progress: OnProgress) -> Iterator[Finding]:
-    found = prepare_model(options.model, progress)
-    if found.file is not None:
-        prepare_tokenizer_of(options.model, found.file, progress)
+    prepared = prepare_model(options.model, progress)
+    if prepared.file is not None:
+        prepare_tokenizer_of(options.model, prepared.file, progress)
     yield from ()

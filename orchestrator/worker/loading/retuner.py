@@ -19,7 +19,8 @@ from orchestrator.worker.engine.flights import Flights
 from orchestrator.worker.engine.loop import DecodeLoop, LoopTuning
 from orchestrator.worker.engine.variants import SpeculationVariants
 from orchestrator.worker.loading.drafters import BuiltDrafters, Remotes, build_variant_drafters
-from orchestrator.worker.loading.models import LoadedTarget, silent
+from orchestrator.worker.loading.models import LoadedSource
+from orchestrator.worker.loading.prepared import silent
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.policy import DepthPolicy
 
@@ -32,7 +33,7 @@ class EngineRetuner:
 
     def __init__(
         self,
-        target: LoadedTarget,
+        target: LoadedSource,
         options: EngineOptions,
         drafters: _Drafters,
         loop: Flights,
@@ -101,7 +102,7 @@ class EngineRetuner:
         """Return options that say the content of all models that are loaded, so that others differ from them, and have
         no drafts where there can be none."""
         loaded = list_identities(self._target, list_whole(self._built))
-        pinned = _pin(options, {one.source: one for one in loaded})
+        pinned = _pin(options, {identity.source: identity for identity in loaded})
         return pinned if self._target.model.capabilities.rewinds else pinned.without_drafts()
 
     def _choose_policy(self, options: EngineOptions, loop: DecodeLoop) -> DepthPolicy:
@@ -116,14 +117,14 @@ class EngineRetuner:
 
 def list_whole(built: Sequence[BuiltDrafters]) -> list[Drafter]:
     """Return the drafters that loops ask: one for each, or none."""
-    return [one.whole for one in built if one.whole is not None]
+    return [drafters.whole for drafters in built if drafters.whole is not None]
 
 
-def list_identities(target: LoadedTarget, drafters: Sequence[Drafter]) -> list[ModelIdentity]:
+def list_identities(target: LoadedSource, drafters: Sequence[Drafter]) -> list[ModelIdentity]:
     """Return the content of all models that this process has loaded, the target's first."""
     states = drafters[0].states() if drafters else []
     drafts = [state.identity for state in states if state.remote is None]
-    return [one for one in (target.identity, *drafts) if one is not None]
+    return [identity for identity in (target.identity, *drafts) if identity is not None]
 
 
 def _pin(options: dict[str, Any], known: Mapping[str, ModelIdentity]) -> EngineOptions:

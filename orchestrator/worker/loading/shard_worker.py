@@ -15,8 +15,8 @@ from orchestrator.protocol.contract import NODE_ADDRESS
 from orchestrator.protocol.load_options import ShardWorkerOptions
 from orchestrator.protocol.messages import Progress
 from orchestrator.worker.loading.memory import predict_memory
-from orchestrator.worker.loading.models import PreparedModel, count_layers, prepare_part, silent
 from orchestrator.worker.loading.pipeline import check_whole_runtime
+from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part, silent
 from orchestrator.worker.shards.protocol import VERSION, Description
 from orchestrator.worker.shards.server import Emit, HostedLayers, ShardEngine
 
@@ -28,39 +28,39 @@ def build_shard_engine(options: dict[str, Any]) -> ShardEngine:
 
 
 def _prepare(options: ShardWorkerOptions, emit: Emit) -> HostedLayers:
-    found = prepare_part(options.model, lambda stage, fraction: emit(Progress(stage, fraction)))
+    prepared = prepare_part(options.model, lambda stage, fraction: emit(Progress(stage, fraction)))
     host = os.environ.get(NODE_ADDRESS, "") if options.across_hosts else ""
-    return HostedLayers(_PreparedLayers(options, found, host), host)
+    return HostedLayers(_PreparedLayers(options, prepared, host), host)
 
 
 class _PreparedLayers:
     """Implements shards.server.LayerSource."""
 
-    def __init__(self, options: ShardWorkerOptions, found: PreparedModel, host: str) -> None:
+    def __init__(self, options: ShardWorkerOptions, prepared: PreparedModel, host: str) -> None:
         model = options.model
-        adapter = check_whole_runtime(found.adapter)
+        adapter = check_whole_runtime(prepared.adapter)
         if not isinstance(adapter, ShardingAdapter):
             raise Unsupported(f"{adapter.name} runs whole models only; name another adapter for these layers")
         self._adapter, self._loader = adapter, adapter
-        self._found = found
+        self._found = prepared
         self._process_bytes = 0
-        self._spec = check_model(found.file, model.adapter) if found.file is not None else None
+        self._spec = check_model(prepared.file, model.adapter) if prepared.file is not None else None
         device = effective_device(model.adapter, model.device)
-        there = find_device(model.adapter, model.device)
+        profile = find_device(model.adapter, model.device)
 
         self.description = Description(
             VERSION,
             model.adapter,
             device,
             device_name(model.adapter, device),
-            count_layers(model, found.file),
-            f"{class_mark_of(there)}/{threads_on(there, model.threads)}",
+            count_layers(model, prepared.file),
+            f"{class_mark_of(profile)}/{threads_on(profile, model.threads)}",
             f"{host} pid {os.getpid()}".lstrip(),
             os.getpid(),
-            found.prepared.name if found.file is not None else "",
-            found.choice.activations.value if found.choice and found.choice.activations else "",
-            found.choice.kv_cache.value if found.choice and found.choice.kv_cache else "",
-            found.prepared.parent.name if found.file is not None else "",
+            prepared.prepared.name if prepared.file is not None else "",
+            prepared.choice.activations.value if prepared.choice and prepared.choice.activations else "",
+            prepared.choice.kv_cache.value if prepared.choice and prepared.choice.kv_cache else "",
+            prepared.prepared.parent.name if prepared.file is not None else "",
         )
 
     def classes(self, options: LoadOptions) -> list[list[NumericalClass]]:
@@ -69,13 +69,13 @@ class _PreparedLayers:
 
     def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
         """See shards.server.LayerSource."""
-        found = self._found
+        prepared = self._found
         if self._spec is None:
             return 0
         # Before the first layers are loaded: by then the runtime has been asked for its devices and its classes.
         self._process_bytes = self._process_bytes or psutil.Process().memory_info().rss
         plan = predict_memory(
-            *(options, self._adapter, self._spec, found.prepared),
+            *(options, self._adapter, self._spec, prepared.prepared),
             logits_rows=options.max_batch_rows,
             layers=layers,
             process_bytes=self._process_bytes,

@@ -14,10 +14,10 @@ def describe_split(options: ModelOptions, adapter: Adapter) -> str:
         return ""
     if not isinstance(adapter, TensorParallelAdapter):
         raise Unsupported(f"{adapter.name} cannot split layers; take another adapter, or leave tensor_parallel out")
-    asked = LoadOptions(
+    load = LoadOptions(
         device=options.device, threads=options.threads, static=options.static, tensor_parallel=options.tensor_parallel
     )
-    places = adapter.list_rank_places(asked)
+    places = adapter.list_rank_places(load)
     return f"tensor parallel over {len(places)} ranks: {' + '.join(places)}"
 
 

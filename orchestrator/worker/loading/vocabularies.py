@@ -17,7 +17,8 @@ from orchestrator.protocol.load_options import ModelDraftOptions, ModelOptions
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.drafting.retokenize import Bridge
 from orchestrator.worker.drafting.translate import TranslatingDrafter
-from orchestrator.worker.loading.models import LoadedTarget, OnProgress, find_model, prepare_own_tokenizer, silent
+from orchestrator.worker.loading.models import LoadedSource
+from orchestrator.worker.loading.prepared import OnProgress, find_model, prepare_own_tokenizer, silent
 from policies.models.vocabulary import Match, compare, refusal
 
 
@@ -39,7 +40,7 @@ def compare_vocabularies(
     return _pair(draft, ours, theirs)
 
 
-def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: LoadedTarget) -> VocabularyPair:
+def remote_pair(draft: ModelDraftOptions, target: ModelOptions, loaded: LoadedSource) -> VocabularyPair:
     """Compare the vocabularies of a target and a draft whose worker may be on another machine.
 
     Where the draft's files are not here and it is not to be translated, its worker has to say that its vocabulary is
@@ -63,7 +64,7 @@ def _read_at_hand(draft: ModelOptions, target: Sequence[str]) -> list[str] | Non
     return vocabulary_at_hand(draft.source, Path(draft.base), target)
 
 
-def translating(drafter: Drafter, target: LoadedTarget, draft_tokenizer_dir: str) -> Drafter:
+def translating(drafter: Drafter, target: LoadedSource, draft_tokenizer_dir: str) -> Drafter:
     """Put a drafter of another vocabulary behind a translation."""
     bridge = Bridge(load_tokenizer(target.tokenizer_dir), load_tokenizer(draft_tokenizer_dir))
     return TranslatingDrafter(drafter, bridge)
@@ -87,7 +88,7 @@ def _read_vocabulary(
 
 
 def _pair(draft: ModelDraftOptions, ours: list[str], theirs: list[str]) -> VocabularyPair:
-    found = compare(ours, theirs)
-    if found.match is Match.DIFFERS and not draft.translate:
-        raise ModelRefused(f"{draft.place}: {refusal(draft.model.source, found)}")
-    return VocabularyPair(found.match, vocabulary_fingerprint(theirs))
+    comparison = compare(ours, theirs)
+    if comparison.match is Match.DIFFERS and not draft.translate:
+        raise ModelRefused(f"{draft.place}: {refusal(draft.model.source, comparison)}")
+    return VocabularyPair(comparison.match, vocabulary_fingerprint(theirs))

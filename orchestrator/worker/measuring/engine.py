@@ -35,15 +35,15 @@ class MeasuringEngine:
     def run(self, emit: Callable[[Event], None]) -> None:
         """See protocol.contract.Engine."""
         try:
-            for found in self._work(lambda stage, fraction: emit(Progress(stage, fraction))):
-                emit(pack_finding(found))
+            for finding in self._work(lambda stage, fraction: emit(Progress(stage, fraction))):
+                emit(pack_finding(finding))
             emit(Finished())
             self._stopped.wait()
         except AdapterError as error:
             emit(msgspec.structs.replace(describe_loading_failure(error), restartable=False))
 
 
-def pack_finding(found: Finding) -> MeasuredValue:
+def pack_finding(finding: Finding) -> MeasuredValue:
     """Return a value as it crosses the process boundary."""
-    kind: Any = next(kind for kind, known in KINDS.items() if isinstance(found, known))
-    return MeasuredValue(kind, dataclasses.asdict(found))
+    kind: Any = next(kind for kind, known in KINDS.items() if isinstance(finding, known))
+    return MeasuredValue(kind, dataclasses.asdict(finding))

@@ -49,7 +49,7 @@ class KnownText:
         self, like: LoadedModel, texts: TargetTexts, cost: StepCost, overhead: RoundOverhead, clock: Hours, bound: int
     ) -> None:
         self._spec, self._caps = like.spec, like.capabilities
-        self._texts = {prompt: (*prompt, *said) for prompt, said in zip(texts.prompts, texts.outputs, strict=True)}
+        self._texts = {prompt: (*prompt, *output) for prompt, output in zip(texts.prompts, texts.outputs, strict=True)}
         self._cost, self._overhead, self._clock = cost, overhead, clock
         self._held: dict[int, list[int]] = {}
         self._text: dict[int, tuple[int, ...]] = {}
@@ -71,7 +71,7 @@ class KnownText:
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        said = [token for one in batch for token in self._read_next_tokens(one)]
+        tokens = [token for segment in batch for token in self._read_next_tokens(segment)]
         of = forward_of(batch, self._caps.paid_rows)
         changed = of.run_rows != self._ran
         self._ran = of.run_rows
@@ -81,9 +81,9 @@ class KnownText:
         if of.prompt_rows:
             ms += self._cost.chunk_ms(of.prompt_rows, of.prompt_behind, beside=of.sequences > 0)
         else:
-            self._count(batch, said, changed=changed)
+            self._count(batch, tokens, changed=changed)
         self._clock.now_s += ms / MS_PER_S
-        return ForwardResult(self._logits(said), ms)
+        return ForwardResult(self._logits(tokens), ms)
 
     def result(self, depth: int) -> DepthYield:
         """Return what was counted."""
@@ -125,34 +125,34 @@ class KnownText:
     def close(self) -> None:
         """See the contract."""
 
-    def _read_next_tokens(self, one: Segment) -> list[int]:
+    def _read_next_tokens(self, segment: Segment) -> list[int]:
         """Return what the text says behind each wanted row of a segment."""
-        held = self._held.setdefault(one.slot, [])
-        held[one.start :] = one.tokens
-        if one.rows[0] == one.rows[1]:
+        held = self._held.setdefault(segment.slot, [])
+        held[segment.start :] = segment.tokens
+        if segment.rows[0] == segment.rows[1]:
             return []
-        if one.slot not in self._text:
-            self._text[one.slot] = self._texts[tuple(held[: one.start + one.rows[0] + 1])]  # its prompt
-        text = self._text[one.slot]
-        places = range(one.start + one.rows[0] + 1, one.start + one.rows[1] + 1)
+        if segment.slot not in self._text:
+            self._text[segment.slot] = self._texts[tuple(held[: segment.start + segment.rows[0] + 1])]  # its prompt
+        text = self._text[segment.slot]
+        places = range(segment.start + segment.rows[0] + 1, segment.start + segment.rows[1] + 1)
         return [text[place] if place < len(text) else 0 for place in places]
 
-    def _logits(self, said: Sequence[int]) -> Logits:
-        if len(self._rows) < len(said):
-            self._rows = np.zeros((2 * len(said), self._spec.outputs), np.float32)
-        rows = self._rows[: len(said)]
+    def _logits(self, tokens: Sequence[int]) -> Logits:
+        if len(self._rows) < len(tokens):
+            self._rows = np.zeros((2 * len(tokens), self._spec.outputs), np.float32)
+        rows = self._rows[: len(tokens)]
         rows[:] = 0.0
-        rows[np.arange(len(said)), said] = 1.0
+        rows[np.arange(len(tokens)), tokens] = 1.0
         return rows
 
-    def _count(self, batch: Sequence[Segment], said: Sequence[int], *, changed: bool) -> None:
+    def _count(self, batch: Sequence[Segment], outputs: Sequence[int], *, changed: bool) -> None:
         self._rounds += 1
         self._changed += changed
         at = 0
-        for one in batch:
-            drafts = list(one.tokens[1:])
-            right = said[at : at + len(drafts)]
-            at += len(one.tokens)
+        for segment in batch:
+            drafts = list(segment.tokens[1:])
+            right = outputs[at : at + len(drafts)]
+            at += len(segment.tokens)
             wrong = [index for index, token in enumerate(drafts) if token != right[index]]
             count = min(wrong, default=len(drafts))
             self.drafted[len(drafts)] += 1

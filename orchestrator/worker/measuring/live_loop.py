@@ -17,7 +17,7 @@ from orchestrator.protocol.load_options import EngineOptions, SuffixOptions
 from orchestrator.protocol.messages import Submit
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedSource, LoadedTarget
+from orchestrator.worker.loading.models import LoadedSource
 from orchestrator.worker.measuring.known_text import Hours, KnownText
 from orchestrator.worker.measuring.rounds import Decoding, RoundSample, at_pace, fit_rounds, in_turns
 from orchestrator.worker.measuring.texts import CATEGORIES, TEXTS
@@ -71,15 +71,15 @@ def talk(
     clock: Clock,
     meter: EnergyMeter,
     *,
-    said: TargetTexts | None,
+    texts: TargetTexts | None,
 ) -> LiveLoopResult:
-    """Decode. `cost`: of forwards, as fitted. `said`: what the target says, where that is known: then only one prompt
+    """Decode. `cost`: of forwards, as fitted. `texts`: what the target says, where that is known: then only one prompt
     of each category is said again. Raises DeviceLost."""
     submits = prompts_of(loaded)
     engine = msgspec.structs.replace(
-        engine, prefix_reuse=False, drafters=[one for one in engine.drafters if isinstance(one, SuffixOptions)]
+        engine, prefix_reuse=False, drafters=[draft for draft in engine.drafters if isinstance(draft, SuffixOptions)]
     )
-    first = submits if said is None else submits[:CATEGORIES]
+    first = submits if texts is None else submits[:CATEGORIES]
     loops = [
         _Loop(first, _TOGETHER, drafts=False),
         _Loop(submits[:1], 1, drafts=False),
@@ -89,11 +89,11 @@ def talk(
     before = meter.joules()
     decodings = _decode_loops(loaded, engine, [loop for loop in loops if loop.submits], cost, clock)
     after = meter.joules()
-    rounds: list[RoundSample] = [one for decoding in decodings for one in decoding.rounds]
+    rounds: list[RoundSample] = [sample for decoding in decodings for sample in decoding.rounds]
     spent = None if before is None or after is None else after - before
-    tokens = sum(one.tokens for one in rounds)
+    tokens = sum(sample.tokens for sample in rounds)
     overhead, cost = fit_rounds(rounds, cost)
-    outputs = tuple(tuple(decodings[0].outputs[one.request_id]) for one in first) if decodings else ()
+    outputs = tuple(tuple(decodings[0].outputs[submit.request_id]) for submit in first) if decodings else ()
     return LiveLoopResult(
         at_pace(rounds, cost, overhead), overhead, outputs, spent / tokens if spent is not None and tokens else None
     )
@@ -109,12 +109,12 @@ def measure_policy_yield(
     """
     clock = Hours()
     known = KnownText(loaded.model, texts, real.cost, real.overhead, clock, bound)
-    target = replace(LoadedTarget.of(loaded), model=known)
+    target = replace(loaded, model=known)
     engine = msgspec.structs.replace(engine, prefix_reuse=False, max_running=sequences, max_depth=bound)
     drafter = build_drafter(engine, target)
     loop = build_loop(target, engine, drafter, Adaptive(start_cost_model(real.cost)), clock)
-    for number, (prompt, said) in enumerate(zip(texts.prompts, texts.outputs, strict=True)):
-        loop.submit(Submit(f"{number}", [*prompt], len(said)))
+    for number, (prompt, output) in enumerate(zip(texts.prompts, texts.outputs, strict=True)):
+        loop.submit(Submit(f"{number}", [*prompt], len(output)))
     while not loop.idle:
         loop.run_round_strictly()
     if drafter is not None:
@@ -131,14 +131,14 @@ def _decode_loops(
     drafters = []
     for loop in loops:
         watched = WatchedModel(loaded.model, slot)
-        target = replace(LoadedTarget.of(loaded), model=watched)
+        target = replace(loaded, model=watched)
         drafter = build_drafter(engine, target) if loop.drafts else None
         if drafter is not None:
             drafters.append(drafter)
         alike = msgspec.structs.replace(engine, max_running=loop.at_once)
         made = build_loop(target, alike, drafter, Adaptive(start_cost_model(cost)))
         decodings.append(Decoding(made, watched, loop.submits, clock))
-        longest = max(len(one.prompt) + one.max_tokens for one in loop.submits) + caps.paid_rows
+        longest = max(len(submit.prompt) + submit.max_tokens for submit in loop.submits) + caps.paid_rows
         blocks += made.max_running * (ceil_div(longest, caps.block_tokens) + 1)
         slot += loop.at_once
     parts = _PARTS if blocks <= caps.total_blocks and slot <= caps.slots else 1

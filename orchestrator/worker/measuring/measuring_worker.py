@@ -35,7 +35,8 @@ from orchestrator.worker.engine.batch import count_logits_rows
 from orchestrator.worker.loading.class_words import describe_choice, describe_rejected
 from orchestrator.worker.loading.drafters import build_suffix
 from orchestrator.worker.loading.first_cost import find_loaded_digest
-from orchestrator.worker.loading.models import SIMULATED_PREFIX, LoadedSource, load_model
+from orchestrator.worker.loading.models import LoadedSource, load_model
+from orchestrator.worker.loading.prepared import SIMULATED_PREFIX
 from orchestrator.worker.loading.statistics import find_statistics
 from orchestrator.worker.measuring.engine import MeasuringEngine, OnProgress
 from orchestrator.worker.measuring.live_loop import LiveLoopResult, measure_policy_yield, prompts_of, talk
@@ -59,13 +60,13 @@ def build_measuring_engine(options: dict[str, Any]) -> MeasuringEngine:
     return MeasuringEngine(lambda progress: _keep(job, _measure(job, progress)))
 
 
-def _keep(job: ProfileJob, found: Iterator[Finding]) -> Iterator[Finding]:
+def _keep(job: ProfileJob, findings: Iterator[Finding]) -> Iterator[Finding]:
     """Pass on what is found, stored on this host where that is wanted."""
     store = profiles_in(Path(job.model.store))
-    for one in found:
+    for finding in findings:
         if job.keep:
-            store.save(one)
-        yield one
+            store.save(finding)
+        yield finding
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ def _power(meter: EnergyMeter, work: Callable[[], None]) -> float | None:
 
 
 def _texts(loaded: LoadedSource, real: LiveLoopResult) -> TargetTexts:
-    prompts = tuple(tuple(one.prompt) for one in prompts_of(loaded)[: len(real.outputs)])
+    prompts = tuple(tuple(submit.prompt) for submit in prompts_of(loaded)[: len(real.outputs)])
     return TargetTexts(loaded.name, find_loaded_digest(loaded), CHAT_WORKLOAD, prompts, real.outputs, _now())
 
 
@@ -213,9 +214,9 @@ def _suffix_pairs(
         yield PairAcceptance(*of, "fixed", 1, fixed.by_depth, fixed.draft_ms, _now())
         engine = msgspec.structs.replace(bench.job.engine, model=bench.job.model, drafters=[draft])
         for sequences in _SEQUENCES:
-            found = tuple(measure_policy_yield(loaded, engine, texts, real, sequences, bound) for bound in _BOUNDS)
+            yields = tuple(measure_policy_yield(loaded, engine, texts, real, sequences, bound) for bound in _BOUNDS)
             adapter = bench.job.model.adapter
-            yield PairAcceptance(*of, "policy", sequences, found, fixed.draft_ms, _now(), adapter=adapter)
+            yield PairAcceptance(*of, "policy", sequences, yields, fixed.draft_ms, _now(), adapter=adapter)
 
 
 def _draft_pair(bench: _Bench, loaded: LoadedSource) -> PairAcceptance:

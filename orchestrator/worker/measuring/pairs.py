@@ -51,7 +51,7 @@ class _Counts:
 def replay_drafter(make: Callable[[], Drafter], texts: TargetTexts, *, paid_rows: int, clock: Clock) -> Replayed:
     """Let a new drafter of each depth draft along the texts, one after another, and verify all that it drafts.
     `paid_rows`: of a sequence at least."""
-    found, drafting_s, asked = [], 0.0, 0
+    by_depth, drafting_s, asks = [], 0.0, 0
     for depth in DEPTHS:
         counts, drafter = _Counts(depth, paid_rows), make()
         for number, (prompt, output) in enumerate(zip(texts.prompts, texts.outputs, strict=True)):
@@ -62,7 +62,7 @@ def replay_drafter(make: Callable[[], Drafter], texts: TargetTexts, *, paid_rows
                 limit = min(depth, len(output) - done)
                 began = clock.monotonic_s()
                 draft = drafter.propose([Ask(key, limit)])[0]
-                drafting_s, asked = drafting_s + clock.monotonic_s() - began, asked + 1
+                drafting_s, asks = drafting_s + clock.monotonic_s() - began, asks + 1
                 accepted = count_common_prefix(draft.tokens, output[done:])
                 counts.add(len(draft.tokens), accepted)
                 taken = output[done : done + accepted + 1]
@@ -70,8 +70,8 @@ def replay_drafter(make: Callable[[], Drafter], texts: TargetTexts, *, paid_rows
                 done += len(taken)
             drafter.end(key, keep=True)
         drafter.close()
-        found.append(counts.result())
-    return Replayed(tuple(found), drafting_s * MS_PER_S / max(1, asked))
+        by_depth.append(counts.result())
+    return Replayed(tuple(by_depth), drafting_s * MS_PER_S / max(1, asks))
 
 
 def compare_choices(model: LoadedModel, texts: TargetTexts) -> tuple[DepthYield, ...]:

@@ -43,12 +43,12 @@ def read_texts(path: Path) -> list[PromptText]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise MeasurementError(f"{path}: cannot be read: {reason}") from error
-    found = [_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
-    if not found:
+    prompts = [_parse(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not prompts:
         raise MeasurementError(
             f"{path}: there is no prompt in it; write one JSON object with `turns` or `prompt` a line"
         )
-    return found
+    return prompts
 
 
 def _parse(path: Path, number: int, line: str) -> PromptText:

@@ -34,7 +34,8 @@ from adapters.quality import add_quality
 from adapters.scoring import log_probabilities
 from device_profiles.units import human_bytes
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.worker.loading.models import OnProgress, load_target
+from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.loading.prepared import OnProgress
 from orchestrator.worker.measuring.steps import follow_on
 
 Rows = NDArray[np.float32]
@@ -98,11 +99,11 @@ def reference_texts(
             f"{file.name}: the reference in float32 needs {human_bytes(needed)}, and {human_bytes(free)} are free"
         )
     with threadpool_limits(limits=1, user_api="blas"):  # on busy cores several threads took six times as long
-        found = _answer_prompts(Reference(weights), prompts, progress)
+        texts = _answer_prompts(Reference(weights), prompts, progress)
     draft = kept.with_name(f".{kept.name}.new")
-    draft.write_text(json.dumps(vars_of(found)), encoding="utf-8")
+    draft.write_text(json.dumps(vars_of(texts)), encoding="utf-8")
     draft.replace(kept)
-    return found
+    return texts
 
 
 def vars_of(texts: ReferenceTexts) -> dict[str, Any]:
@@ -123,7 +124,7 @@ def _answer_prompts(reference: Reference, prompts: Sequence[list[int]], progress
             tokens[index].append(chosen[index])
             scores[index] += log_probabilities(part, [*new[index][1:], chosen[index]])
         new = [[token] for token in chosen]
-    return ReferenceTexts(tokens, [len(prompt) - 1 for prompt in prompts], [one for text in scores for one in text])
+    return ReferenceTexts(tokens, [len(prompt) - 1 for prompt in prompts], [score for text in scores for score in text])
 
 
 def _compare_answers(model: LoadedModel, texts: ReferenceTexts, progress: OnProgress) -> dict[str, Any]:
@@ -171,12 +172,12 @@ def list_stored_quality(store: Path) -> list[dict[str, Any]]:
     """Return what lies in a model store: one entry for each prepared model of a known runtime."""
     from adapters.quality import read_quality
 
-    found = []
+    models = []
     for path, manifest in ModelStore(store).all():
         if manifest["recipe_name"] in registry.names():
             size = sum(facts["bytes"] for facts in manifest["files"].values())
             kept = {key: manifest.get(key, "") for key in ("source", "recipe_name", "recipe", "created")}
             facts = path / "spec.json"
             weights = json.loads(facts.read_text(encoding="utf-8")).get("weights", "") if facts.is_file() else ""
-            found.append({**kept, "weights": weights, "path": str(path), "bytes": size, "quality": read_quality(path)})
-    return found
+            models.append({**kept, "weights": weights, "path": str(path), "bytes": size, "quality": read_quality(path)})
+    return models

@@ -26,7 +26,7 @@ def quick_cost(model: LoadedModel, clock: Clock, *, budget_s: float) -> StepCost
     until_s = clock.monotonic_s() + budget_s
     taken: dict[tuple[int, int], float] = {}
     held = 0
-    for shape in (one for one in _SHAPES if _fits(model, one)):
+    for shape in (wanted for wanted in _SHAPES if _fits(model, wanted)):
         filling = [_segment(model, slot, 0, _HELD, prompt=True) for slot in range(held, shape[0])]
         if clock.monotonic_s() > until_s or model.count_needed_blocks(filling) > model.free_blocks() - shape[0]:
             break
@@ -51,8 +51,8 @@ def _fits(model: LoadedModel, shape: tuple[int, int]) -> bool:
 
 
 def _segment(model: LoadedModel, slot: int, start: int, rows: int, *, prompt: bool) -> Segment:
-    found = segment(model, slot, start, rows, prompt=prompt)
-    return replace(found, tokens=[token % min(_TOKENS, model.spec.vocabulary_size) for token in found.tokens])
+    whole = segment(model, slot, start, rows, prompt=prompt)
+    return replace(whole, tokens=[token % min(_TOKENS, model.spec.vocabulary_size) for token in whole.tokens])
 
 
 def _run(model: LoadedModel, shape: tuple[int, int], clock: Clock, *, times: int) -> list[float]:

@@ -59,15 +59,15 @@ class Decoding:
     def __init__(self, loop: DecodeLoop, model: WatchedModel, submits: Sequence[Submit], clock: Clock) -> None:
         """Submit all. Raises OutriderError for one that is refused."""
         self._loop, self._model, self._clock = loop, model, clock
-        self._most = {one.request_id: one.max_tokens for one in submits}
+        self._most = {submit.request_id: submit.max_tokens for submit in submits}
         self._wanted = sum(self._most.values())
         self._said = 0
-        self.outputs: dict[str, list[int]] = {one.request_id: [] for one in submits}
+        self.outputs: dict[str, list[int]] = {submit.request_id: [] for submit in submits}
         self.rounds: list[RoundSample] = []
-        for one in submits:
-            refused = loop.submit(one)
+        for submit in submits:
+            refused = loop.submit(submit)
             if refused is not None:
-                raise OutriderError(f"request {one.request_id}: {refused.message}")
+                raise OutriderError(f"request {submit.request_id}: {refused.message}")
 
     @property
     def done(self) -> bool:
@@ -112,8 +112,8 @@ def in_turns(decodings: Sequence[Decoding], parts: int) -> Iterator[int]:
     """Decode all to their ends, each the same share of its work at a time, in the opposite order every other time.
     Yield the number of each part when all have come so far. Raises DeviceLost."""
     for part in range(1, parts + 1):
-        for one in decodings if part % 2 else reversed(decodings):
-            one.advance(part / parts)
+        for decoding in decodings if part % 2 else reversed(decodings):
+            decoding.advance(part / parts)
         yield part
 
 
@@ -126,18 +126,18 @@ def fit_rounds(rounds: Sequence[RoundSample], cost: StepCost) -> tuple[RoundOver
     without a part below zero. Of no rounds it is nothing.
     """
     groups: dict[tuple[int, int, bool], list[tuple[float, float]]] = {}
-    for one in rounds:
-        if not one.prompt_rows:
-            beside_ms = one.ms - cost.ms(one.rows, one.sequences, one.context_tokens)
-            groups.setdefault((one.sequences, one.rows, one.changed), []).append((beside_ms, one.ms))
+    for sample in rounds:
+        if not sample.prompt_rows:
+            beside_ms = sample.ms - cost.ms(sample.rows, sample.sequences, sample.context_tokens)
+            groups.setdefault((sample.sequences, sample.rows, sample.changed), []).append((beside_ms, sample.ms))
     if not groups:
         return RoundOverhead(), cost
-    times = np.array([max(0.0, float(np.median([beside for beside, _ in found]))) for found in groups.values()])
-    whole = np.array([float(np.median([ms for _, ms in found])) for found in groups.values()])
-    weights = np.sqrt([len(found) for found in groups.values()]) / whole
+    times = np.array([max(0.0, float(np.median([beside for beside, _ in times_ms]))) for times_ms in groups.values()])
+    whole = np.array([float(np.median([ms for _, ms in times_ms])) for times_ms in groups.values()])
+    weights = np.sqrt([len(times_ms) for times_ms in groups.values()]) / whole
     features = np.array([(1.0, sequences, rows, float(changed)) for sequences, rows, changed in groups])
-    found = nonnegative_least_squares(features * weights[:, None], times * weights)
-    return RoundOverhead(float(found[0]), float(found[1]), float(found[2])), replace(cost, changing_ms=float(found[3]))
+    parts = nonnegative_least_squares(features * weights[:, None], times * weights)
+    return RoundOverhead(float(parts[0]), float(parts[1]), float(parts[2])), replace(cost, changing_ms=float(parts[3]))
 
 
 def at_pace(rounds: Sequence[RoundSample], cost: StepCost, overhead: RoundOverhead) -> StepCost:
@@ -145,30 +145,31 @@ def at_pace(rounds: Sequence[RoundSample], cost: StepCost, overhead: RoundOverhe
     machine's other work takes its share. Decoding and prompts each by their own rounds; where too few had prompts,
     those as decoding."""
     decode = [
-        (one.ms - overhead.ms(one.sequences, one.rows), _decode_ms(one, cost))
-        for one in rounds
-        if one.sequences and not one.prompt_rows
+        (sample.ms - overhead.ms(sample.sequences, sample.rows), _decode_ms(sample, cost))
+        for sample in rounds
+        if sample.sequences and not sample.prompt_rows
     ]
     known = cost.scale_by(_ratio(decode))
     prompts = [
-        (one.ms - overhead.ms(one.sequences, one.rows) - _decode_ms(one, known), _prompt_ms(one, cost))
-        for one in rounds
-        if one.prompt_rows
+        (sample.ms - overhead.ms(sample.sequences, sample.rows) - _decode_ms(sample, known), _prompt_ms(sample, cost))
+        for sample in rounds
+        if sample.prompt_rows
     ]
     if len(prompts) < _LEAST_PROMPTS or cost.prefill is None:
         return known
     return replace(known, prefill=cost.prefill.scale_by(_ratio(prompts)))
 
 
-def _decode_ms(one: RoundSample, cost: StepCost) -> float:
+def _decode_ms(sample: RoundSample, cost: StepCost) -> float:
     """Return what the forward is predicted to take for what decodes in it."""
-    if not one.sequences:
+    if not sample.sequences:
         return 0.0
-    return cost.ms(one.rows, one.sequences, one.context_tokens, changes=float(one.changed and not one.prompt_rows))
+    changes = float(sample.changed and not sample.prompt_rows)
+    return cost.ms(sample.rows, sample.sequences, sample.context_tokens, changes=changes)
 
 
-def _prompt_ms(one: RoundSample, cost: StepCost) -> float:
-    return cost.chunk_ms(one.prompt_rows, one.prompt_behind, beside=one.sequences > 0)
+def _prompt_ms(sample: RoundSample, cost: StepCost) -> float:
+    return cost.chunk_ms(sample.prompt_rows, sample.prompt_behind, beside=sample.sequences > 0)
 
 
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:

@@ -66,4 +66,5 @@ class SomeSlots:
 
     def _shift_slots(self, batch: Sequence[Segment]) -> list[Segment]:
         """Also from slot 0 on: loops that are compared take the same time for it."""
-        return [Segment(self._first + one.slot, one.start, one.tokens, one.rows, one.apart) for one in batch]
+        first = self._first
+        return [Segment(first + part.slot, part.start, part.tokens, part.rows, part.apart) for part in batch]

@@ -75,7 +75,7 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
     for slot in range(min(len(lengths) + 1, model.capabilities.slots)):
         model.release(slot)
     decode: list[StepSample] = []
-    for point in (one for one in points if times[one]):
+    for point in (visited for visited in points if times[visited]):
         sample = StepSample((point.rows,) * len(point.slots), point.starts, _take_lower_quartile(times[point]))
         (prefill if point.prompt else decode).append(sample)
     caps = model.capabilities
@@ -132,16 +132,16 @@ def _lengths(model: LoadedModel) -> list[int]:
     """Return the positions that each slot is to hold: the wanted ones, as far as four fifths of all blocks do."""
     caps = model.capabilities
     room = caps.total_blocks * 4 // 5
-    found: list[int] = []
+    lengths: list[int] = []
     for wished in (*_LONG, *_SHORT)[: max(1, caps.slots - 1)]:  # one is left free, for chunks of prompts
         length = min(wished, max(1, caps.max_context_tokens - 2 * max(_ROWS_ALONE)))
         while length > 16 and _blocks(length, caps.block_tokens) > room // 2:
             length //= 2
         room -= _blocks(length, caps.block_tokens)
-        if room < 0 and found:
+        if room < 0 and lengths:
             break
-        found.append(length)
-    return found
+        lengths.append(length)
+    return lengths
 
 
 def _blocks(length: int, block_tokens: int) -> int:
@@ -197,10 +197,10 @@ def _visit(model: LoadedModel, point: _Point, clock: Clock) -> list[float]:
         return []
     first = forward_ms(model, batch, clock)
     count = 2 if first <= _CHEAP_MS else 1
-    found = [first] if first > _LONG_MS else [forward_ms(model, batch, clock) for _ in range(count)]
+    times = [first] if first > _LONG_MS else [forward_ms(model, batch, clock) for _ in range(count)]
     if point.prompt and not point.starts[0]:
         model.release(point.slots[0])
-    return found
+    return times
 
 
 def segment(model: LoadedModel, slot: int, start: int, rows: int, *, prompt: bool) -> Segment:
@@ -217,12 +217,12 @@ def follow_on(model: LoadedModel, batch: Sequence[Segment]) -> Sequence[Segment]
     caps = model.capabilities
     if caps.rewinds:
         return batch
-    found = []
-    for one in batch:
-        held = model.count_cached_positions(one.slot)
-        full = held + len(one.tokens) > min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens)
-        found.append(replace(one, start=0 if full or not one.start else held))
-    return found
+    following = []
+    for segment in batch:
+        held = model.count_cached_positions(segment.slot)
+        full = held + len(segment.tokens) > min(caps.max_context_tokens, caps.total_blocks * caps.block_tokens)
+        following.append(replace(segment, start=0 if full or not segment.start else held))
+    return following
 
 
 def forward_ms(model: LoadedModel, batch: Sequence[Segment], clock: Clock) -> float:

@@ -43,18 +43,18 @@ class WatchedModel(SomeSlots):
 
 def forward_of(batch: Sequence[Segment], paid_rows: int) -> Forward:
     """Return what a forward of these segments is of: those of which the first row is wanted decode."""
-    decoding = [one for one in batch if one.rows[0] == 0 < one.rows[1]]
-    prompts = [one for one in batch if not one.rows[0] == 0 < one.rows[1]]
+    decoding = [segment for segment in batch if segment.rows[0] == 0 < segment.rows[1]]
+    prompts = [segment for segment in batch if not segment.rows[0] == 0 < segment.rows[1]]
     alone = len(batch) == 1
     return Forward(
-        rows=sum(len(one.tokens) for one in decoding),
+        rows=sum(len(segment.tokens) for segment in decoding),
         sequences=len(decoding),
         context_tokens=_mean_start(decoding),
-        prompt_rows=sum(len(one.tokens) for one in prompts),
+        prompt_rows=sum(len(segment.tokens) for segment in prompts),
         prompt_behind=_mean_start(prompts),
-        run_rows=sum(max(len(one.tokens), 1 if one.apart and not alone else paid_rows) for one in batch),
+        run_rows=sum(max(len(segment.tokens), 1 if segment.apart and not alone else paid_rows) for segment in batch),
     )
 
 
 def _mean_start(segments: Sequence[Segment]) -> float:
-    return sum(one.start for one in segments) / max(1, len(segments))
+    return sum(segment.start for segment in segments) / max(1, len(segments))

@@ -187,22 +187,22 @@ class _ServedTarget:
         while self._shards:
             self._shards.popitem()[1].close()
 
-    def _answer(self, call: Call, asked: Asking, rows: Rows | None) -> tuple[Result, Rows | None]:
-        match asked:
+    def _answer(self, call: Call, question: Asking, rows: Rows | None) -> tuple[Result, Rows | None]:
+        match question:
             case Describe():
                 return self._source.description, None
             case ListClasses():
-                return Classes(self._source.classes(asked.options)), None
+                return Classes(self._source.classes(question.options)), None
             case Load():
-                planned = self._source.predict_bytes(asked.options, asked.layers)
-                self._shards[call.number] = shard = self._source.load(asked.options, asked.layers)
+                planned = self._source.predict_bytes(question.options, question.layers)
+                self._shards[call.number] = shard = self._source.load(question.options, question.layers)
                 forks = isinstance(shard, ForkableKv)
                 return Loaded(shard.spec, shard.capabilities, shard.block_rules, forks, planned), None
             case Forward():
-                found = self._find(call.shard).forward_layers([one.unpack() for one in asked.batch], rows)
-                return Computed(found.device_ms), found.output
+                computed = self._find(call.shard).forward_layers([segment.unpack() for segment in question.batch], rows)
+                return Computed(computed.device_ms), computed.output
             case Attach():
-                return Attached(self._find(call.shard).attach(asked.slot, asked.tokens)), None
+                return Attached(self._find(call.shard).attach(question.slot, question.tokens)), None
 
     def _take(self, number: int, call: Telling) -> None:
         """Carry out a call that is not answered; what goes wrong is said with the next one that is."""

@@ -208,7 +208,8 @@ class RemoteDrafter:
     def _begin(self, sequence: RemoteSequence) -> Begin:
         """Return the word that a sequence begins on this connection."""
         self._begins += 1
-        self._begun = {number: one for number, one in self._begun.items() if self._sequences.get(one.key) is one}
+        running = self._sequences
+        self._begun = {number: known for number, known in self._begun.items() if running.get(known.key) is known}
         self._begun[self._begins] = sequence
         return Begin(sequence.key, list(sequence.tokens), sequence.sampling)
 
@@ -256,7 +257,8 @@ class RemoteDrafter:
             self._take(link, 0.0)
             while self._pending is request:
                 passed_ms = (self._clock.monotonic_s() - request.sent_s) * MS_PER_S
-                served = [estimate_accepted_tokens(one.rest(limit).confidences) for one, _, limit in request.asks]
+                rests = [sequence.rest(limit) for sequence, _, limit in request.asks]
+                served = [estimate_accepted_tokens(rest.confidences) for rest in rests]
                 if min(served, default=0.0) > 0.0:
                     left_ms = draft_wait.gain_ms(self._pace, round_ms, sum(served) / len(served))
                     if passed_ms + left_ms < self._pace.answer_ms:
@@ -271,25 +273,25 @@ class RemoteDrafter:
         """Take in all that has come: an answer, and what was drafted ahead; wait so long for the first of it. Raises
         LinkLost, ProtocolError."""
         for _ in range(_MOST_MESSAGES):
-            found = link.drafts(timeout_s)
-            if found is None:
+            message = link.drafts(timeout_s)
+            if message is None:
                 return
-            if isinstance(found, DraftLines):
-                self._take_lines(found)
+            if isinstance(message, DraftLines):
+                self._take_lines(message)
             else:
-                self._take_answer(found)
+                self._take_answer(message)
             timeout_s = 0.0
 
-    def _take_lines(self, found: DraftLines) -> None:
+    def _take_lines(self, lines: DraftLines) -> None:
         """Keep what was drafted ahead for a sequence. Raises ProtocolError."""
-        sequence = self._begun.get(found.sequence)
+        sequence = self._begun.get(lines.sequence)
         if sequence is None or self._sequences.get(sequence.key) is not sequence:
             return  # it has ended
-        if not 0 <= found.base <= len(sequence.tokens):
-            raise ProtocolError(f"drafts go on behind {found.base} tokens of {len(sequence.tokens)}")
-        line = self._check_line(found.line)
-        branches = {(branch.accepted, branch.token): self._join(line, branch) for branch in found.branches}
-        sequence.take_lines(found.base, line, branches)
+        if not 0 <= lines.base <= len(sequence.tokens):
+            raise ProtocolError(f"drafts go on behind {lines.base} tokens of {len(sequence.tokens)}")
+        line = self._check_line(lines.line)
+        branches = {(branch.accepted, branch.token): self._join(line, branch) for branch in lines.branches}
+        sequence.take_lines(lines.base, line, branches)
 
     def _join(self, line: Draft, branch: WireBranch) -> Draft:
         """Return a branch with the tokens of the line that are in front of it."""

@@ -31,11 +31,11 @@ class RemoteSequence:
         """Return what is left behind the tokens of what they bear out: of the guess or the first line, the longer one,
         or of the branch that they took."""
         line = self.line
-        found = max(self._rest_of(self.guess, self.base), self._rest_of(line, self.lines_base), key=_length)
-        if not found.tokens and not self._bears_out(line, self.lines_base):
+        longest = max(self._rest_of(self.guess, self.base), self._rest_of(line, self.lines_base), key=_length)
+        if not longest.tokens and not self._bears_out(line, self.lines_base):
             rests = (self._rest_of(branch, self.lines_base) for branch in self.branches.values())
-            found = max(rests, key=_length, default=NOTHING)
-        return found.truncate(limit)
+            longest = max(rests, key=_length, default=NOTHING)
+        return longest.truncate(limit)
 
     def take_lines(self, base: int, line: Draft, branches: dict[tuple[int, int], Draft]) -> None:
         """Keep what was drafted ahead behind the first `base` tokens, beside what is known there already."""

@@ -17,7 +17,7 @@ from orchestrator.recommend.record import Mode, ModeRun, Prompt, measure_decodin
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.summary import FORMULAS, control_ratio, list_rows, summarise_modes
@@ -50,7 +50,7 @@ def read_decode_options(config: Path | None, exactness: str, adapter: str, concu
     return options.with_model(**changes)
 
 
-def load_target_with_status(options: EngineOptions) -> LoadedTarget:
+def load_target_with_status(options: EngineOptions) -> LoadedSource:
     """Load the target, and say meanwhile what is being done."""
     from rich.console import Console
 
@@ -60,7 +60,7 @@ def load_target_with_status(options: EngineOptions) -> LoadedTarget:
 
 
 def measure_modes(
-    target: LoadedTarget,
+    target: LoadedSource,
     options: EngineOptions,
     drafter: Drafter | None,
     prompts: Sequence[Prompt],

@@ -11,7 +11,7 @@ from adapters.contract import AdapterError, Segment
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.protocol.messages import Sampling
 from orchestrator.worker.loading.drafters import build_drafter
-from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS, PromptText
 from orchestrator.worker.measuring.steps import follow_on
 from outrider_lab.bench.errors import BenchError
@@ -44,7 +44,7 @@ def _texts(prompts: Path | None, limit: int) -> Sequence[PromptText]:
     return spread(texts, min(limit, len(texts)) or len(texts))
 
 
-def _load(options: EngineOptions, *, refresh: bool = False) -> LoadedTarget:
+def _load(options: EngineOptions, *, refresh: bool = False) -> LoadedSource:
     from rich.console import Console
 
     with Console(stderr=True).status("loading the target") as status:
@@ -117,13 +117,13 @@ def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: i
 
 def _quality(options: EngineOptions, texts: Sequence[PromptText], limit: int) -> dict[str, Any]:
     from orchestrator.cli.progress import show_progress
-    from orchestrator.worker.loading.models import silent, tokenizer_of
+    from orchestrator.worker.loading.prepared import load_own_tokenizer, silent
     from orchestrator.worker.measuring.prompts import spread
     from orchestrator.worker.measuring.quality import measure_quality
 
     if not limit or options.model.source.startswith("simulated:"):
         return {"perplexity_ratio": None, "agreement": None}
-    tokenizer = tokenizer_of(options.model, silent)
+    tokenizer = load_own_tokenizer(options.model, silent)
     chosen = [
         tokenizer.encode_chat([{"role": "user", "content": text.text}])
         for text in spread(texts, min(limit, len(texts)))
@@ -137,7 +137,7 @@ def _step_vs_fast(options: EngineOptions) -> float | None:
     taken in turn. None where there are no other weights to compare with."""
     if options.model.weights not in ("auto", "as_file"):
         return None
-    targets: list[LoadedTarget] = []
+    targets: list[LoadedSource] = []
     try:
         for weights in (options.model.weights, FAST):
             targets.append(_load(options.with_model(weights=weights)))
@@ -151,7 +151,7 @@ def _step_vs_fast(options: EngineOptions) -> float | None:
             target.model.close()
 
 
-def _ratio_at(rows: int, left: LoadedTarget, right: LoadedTarget) -> float:
+def _ratio_at(rows: int, left: LoadedSource, right: LoadedSource) -> float:
     times: dict[int, list[float]] = {0: [], 1: []}
     for number in range(2 * _TURNS):
         side = number % 2
@@ -159,7 +159,7 @@ def _ratio_at(rows: int, left: LoadedTarget, right: LoadedTarget) -> float:
     return statistics.median(times[0]) / statistics.median(times[1])
 
 
-def _step_ms(target: LoadedTarget, rows: int) -> float:
+def _step_ms(target: LoadedSource, rows: int) -> float:
     """Return the second of two forwards of so many rows: the first prepares the shape."""
     model = target.model
     tokens = [place % 50 for place in range(_HELD + rows)]

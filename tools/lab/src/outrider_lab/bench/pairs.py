@@ -30,7 +30,7 @@ from orchestrator.recommend.decode import encode_prompts, read_prompts, warm_up
 from orchestrator.recommend.record import Prompt
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.drafters import build_drafter
-from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS
 from outrider_lab.bench.decode import measure_modes
@@ -152,12 +152,12 @@ def _select_pairings(only: str, every: Sequence[Pairing]) -> list[Pairing]:
 def _measure_pairings(
     chosen: Sequence[Pairing],
     options: EngineOptions,
-    read: Callable[[LoadedTarget], list[Prompt]],
+    read: Callable[[LoadedSource], list[Prompt]],
     max_tokens: int,
     depth: int | None,
 ) -> Iterator[dict[str, Any]]:
     """Measure the pairings, each target loaded once. What cannot be run is told as such."""
-    loaded: LoadedTarget | None = None
+    loaded: LoadedSource | None = None
     target: ModelOptions | None = None
     reason = ""
     for pair in chosen:
@@ -179,7 +179,7 @@ def _measure_pairings(
 
 def _measure(
     pair: Pairing,
-    target: LoadedTarget,
+    target: LoadedSource,
     options: EngineOptions,
     prompts: Sequence[Prompt],
     max_tokens: int,
@@ -224,7 +224,7 @@ def _is_translated(drafter: Drafter | None) -> bool:
 
 
 def _run(
-    target: LoadedTarget,
+    target: LoadedSource,
     options: EngineOptions,
     drafter: Drafter | None,
     prompts: Sequence[Prompt],
@@ -297,7 +297,7 @@ def _options_of(pair: Pairing, options: EngineOptions) -> EngineOptions:
     return msgspec.structs.replace(options, model=pair.target, drafters=list(pair.drafters))
 
 
-def _prompts(path: Path | None, target: LoadedTarget, limit: int) -> list[Prompt]:
+def _prompts(path: Path | None, target: LoadedSource, limit: int) -> list[Prompt]:
     if path is not None:
         return read_prompts(path, target, limit)
     return encode_prompts(OWN_PROMPTS[: limit or len(OWN_PROMPTS)], target)

@@ -24,7 +24,7 @@ from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.record import ModeRun, Prompt, Record, measure_decoding, tpot_ms
 from orchestrator.recommend.ways import Way, close_drafters, decode_in_turns
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.loading.models import LoadedSource
 
 PLAIN, SUFFIX, BOTH, ALONE = "plain", "suffix", "suffix + draft", "draft"
 FORMULAS = {
@@ -38,7 +38,7 @@ _STEP_CONTEXT, _STEPS = 200, 200
 
 
 def compare(
-    target: LoadedTarget,
+    target: LoadedSource,
     ways: Sequence[Way],
     prompts: Sequence[Prompt],
     max_tokens: int,

@@ -17,7 +17,8 @@ from orchestrator.recommend.record import ModeRun, Record, measure_decoding
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedTarget, load_target, silent
+from orchestrator.worker.loading.models import LoadedSource, load_target
+from orchestrator.worker.loading.prepared import silent
 from orchestrator.worker.measuring.quality import feed_tokens
 from outrider_lab.peers.contract import Answer, PeerPrompt, Score
 
@@ -39,7 +40,7 @@ def load(options: OutriderOptions) -> OutriderEngine:
 class OutriderEngine:
     """One decode loop over all requests, which learns what rounds cost, as a server's does."""
 
-    def __init__(self, target: LoadedTarget, options: EngineOptions, speculate: bool) -> None:
+    def __init__(self, target: LoadedSource, options: EngineOptions, speculate: bool) -> None:
         """Take a loaded target."""
         self._target, self._options, self._speculate = target, options, speculate
         self._requests = 0

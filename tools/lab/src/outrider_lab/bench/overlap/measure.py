@@ -35,7 +35,8 @@ from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.port import Ask
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedTarget, load_target, silent
+from orchestrator.worker.loading.models import LoadedSource, load_target
+from orchestrator.worker.loading.prepared import silent
 from orchestrator.worker.loading.vocabularies import remote_pair
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.draft_process import start_draft_process
@@ -134,7 +135,7 @@ def _measure(
 
 
 def _measure_ways(
-    target: LoadedTarget,
+    target: LoadedSource,
     options: EngineOptions,
     endpoints: dict[str, LinkEndpoint],
     texts: Sequence[PromptText],
@@ -163,7 +164,7 @@ def _measure_ways(
     return _describe(ways, waited_ms, pass_ms, hits)
 
 
-def connect_drafter(target: LoadedTarget, options: EngineOptions, endpoint: LinkEndpoint) -> RemoteDrafter:
+def connect_drafter(target: LoadedSource, options: EngineOptions, endpoint: LinkEndpoint) -> RemoteDrafter:
     """Return the drafter behind an endpoint, connected. Raises BenchError."""
     draft = next(one for one in options.drafters if isinstance(one, ModelDraftOptions))
     remote = draft.remote or RemoteOptions("", "auto", 100.0, 20.0)

@@ -21,7 +21,7 @@ from orchestrator.protocol.messages import Submit
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.loading.models import LoadedSource
 from orchestrator.worker.measuring.rounds import Decoding, RoundSample
 from orchestrator.worker.measuring.steps import follow_on
 from orchestrator.worker.measuring.watched import WatchedModel
@@ -136,7 +136,7 @@ def prompts(tokenizer: Tokenizer, load: RunLoad, requests: int) -> list[list[int
 class LoopRunner:
     """A loaded target, and the loops of its configurations."""
 
-    def __init__(self, options: EngineOptions, target: LoadedTarget) -> None:
+    def __init__(self, options: EngineOptions, target: LoadedSource) -> None:
         self._target = target
         self._options = msgspec.structs.replace(
             options,

@@ -16,7 +16,7 @@ from orchestrator.protocol.load_options import EngineOptions, SuffixOptions
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.worker.loading.drafters import build_suffix
-from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.loading.models import LoadedSource
 from orchestrator.worker.loading.statistics import find_statistics
 from outrider_lab.bench.errors import BenchError
 from policies.sampling import Sampling
@@ -131,7 +131,7 @@ class Drafters:
     benchmarks send the same prompts again. `options`: of `with_suffix_alone`.
     """
 
-    def __init__(self, options: EngineOptions, target: LoadedTarget, *, seed: int = 0) -> None:
+    def __init__(self, options: EngineOptions, target: LoadedSource, *, seed: int = 0) -> None:
         vocabulary = target.model.spec.vocabulary_size
         own = [one for one in options.drafters if isinstance(one, SuffixOptions)]
         good, turning = (

@@ -16,7 +16,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.recommend.decode import environment_of
 from orchestrator.worker.loading.engine import first_cost
-from orchestrator.worker.loading.models import LoadedTarget, load_target
+from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.prompts import PromptText
 from orchestrator.worker.measuring.slots import SomeSlots
 from outrider_lab.bench.policy.arms import ADAPTIVE
@@ -77,13 +77,13 @@ def _show_stages(bar: Progress) -> Callable[[str, float], None]:
 
 def _load_target(
     stack: ExitStack, options: EngineOptions, told: Callable[[str, float], None], *, slots: int = 0
-) -> LoadedTarget:
+) -> LoadedSource:
     target = load_target(options, told, slots=slots)
     stack.callback(target.model.close)
     return target
 
 
-def _halves(target: LoadedTarget, slots: int) -> list[LoadedTarget]:
+def _halves(target: LoadedSource, slots: int) -> list[LoadedSource]:
     """Return a target that was loaded with twice as many `slots` as two, for decode loops in turns. Two copies would
     do as well, if one were not faster than the other by 2 %."""
     return [replace(target, model=SomeSlots(target.model, first, slots)) for first in (0, slots)]
@@ -93,7 +93,7 @@ def _run_visits(
     bar: Progress,
     plan: VisitPlan,
     requests: Requests,
-    targets: Sequence[LoadedTarget],
+    targets: Sequence[LoadedSource],
     options: EngineOptions,
     costs: Costs,
     known: StepCost,
@@ -130,7 +130,7 @@ def _record_drafts(
     requests: Requests,
     found: ComparisonResult,
     options: EngineOptions,
-    target: LoadedTarget,
+    target: LoadedSource,
     costs: Costs,
     known: StepCost,
 ) -> Recording:
@@ -153,7 +153,7 @@ def _record_drafts(
     )
 
 
-def _environment(target: LoadedTarget, options: EngineOptions, plan: VisitPlan) -> dict[str, Any]:
+def _environment(target: LoadedSource, options: EngineOptions, plan: VisitPlan) -> dict[str, Any]:
     return {
         **environment_of(target, options),
         "max_depth": options.max_depth,

@@ -14,7 +14,7 @@ from orchestrator.clock import Clock
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.protocol.messages import Submit
 from orchestrator.worker.drafting.port import Ask, Drafter
-from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.loading.models import LoadedSource
 from orchestrator.worker.measuring.rounds import RoundSample, fit_rounds
 from orchestrator.worker.measuring.steps import measure_steps
 from outrider_lab.bench.policy.drafters import KINDS, Drafters
@@ -87,7 +87,7 @@ def record_drafts(
     submits: Iterable[Submit],
     outputs: Mapping[str, Sequence[int]],
     options: EngineOptions,
-    target: LoadedTarget,
+    target: LoadedSource,
     advanced: Callable[[], None],
 ) -> dict[str, list[RecordedRequest]]:
     """Return for each kind of drafter what it proposes along the outputs, one request after another, as a server with

@@ -27,7 +27,7 @@ from orchestrator.protocol.messages import RoundReport, Submit
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.loading.models import LoadedSource
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.policy.arms import Timed
 
@@ -86,7 +86,7 @@ class Visit:
 class VisitRunner:
     """Visits on a loaded target. `advanced` hears of every output token."""
 
-    def __init__(self, target: LoadedTarget, options: EngineOptions, advanced: Callable[[int], None]) -> None:
+    def __init__(self, target: LoadedSource, options: EngineOptions, advanced: Callable[[int], None]) -> None:
         self.target = target
         self._options = msgspec.structs.replace(options, prefix_reuse=True)
         self._advanced = advanced

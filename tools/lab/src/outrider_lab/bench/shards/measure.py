@@ -21,7 +21,7 @@ from orchestrator.errors import OutriderError, WorkerError
 from orchestrator.protocol.contract import Cluster, Worker
 from orchestrator.protocol.load_options import ModelOptions, engine_options, worker_specs
 from orchestrator.protocol.messages import Event, Failed, Ready, Refused, RoundReport, Sampling, Submit
-from orchestrator.worker.loading.models import silent, tokenizer_of
+from orchestrator.worker.loading.prepared import load_own_tokenizer, silent
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
 
@@ -142,7 +142,7 @@ async def _load_tokenizer(options: ModelOptions, ready: Ready) -> Tokenizer:
     if ready.target_identity is None:
         return load_tokenizer("")
     return await asyncio.to_thread(
-        tokenizer_of, msgspec.structs.replace(options, identity=ready.target_identity), silent
+        load_own_tokenizer, msgspec.structs.replace(options, identity=ready.target_identity), silent
     )
 
 

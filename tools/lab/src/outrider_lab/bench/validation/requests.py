@@ -13,7 +13,7 @@ from adapters.tokenizer import load_tokenizer
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.protocol.messages import Submit
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import LoadedTarget
+from orchestrator.worker.loading.models import LoadedSource
 from orchestrator.worker.measuring.prompts import PromptText, read_texts
 from outrider_lab.bench.policy.recorder import record_drafts
 from outrider_lab.bench.validation.runs import Place, ValidationRun
@@ -109,7 +109,7 @@ def record_runs(
     runs: Sequence[ValidationRun],
     texts: Sequence[Sequence[PromptText]],
     options: EngineOptions,
-    target: LoadedTarget,
+    target: LoadedSource,
     max_tokens: int,
 ) -> list[RunRequests]:
     """Let the target say what it says to the prompts of all runs, several at a time and each once, and ask the drafter

@@ -24,7 +24,8 @@ from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.loading.engine import build_loop
-from orchestrator.worker.loading.models import load_target, silent
+from orchestrator.worker.loading.models import load_target
+from orchestrator.worker.loading.prepared import silent
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.overlap.measure import OverlapPair, connect_drafter
 

@@ -1,0 +1,91 @@
+"""A draft of a model while it grows, and what is read from the logits that it grows by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from orchestrator.worker.drafting.cache import DraftSequence
+from orchestrator.worker.drafting.cascade import Checked
+from orchestrator.worker.drafting.port import Ask, Draft
+from policies.sampling import DraftDistribution, Row, Sampling, choose
+
+_RIVALS = 3  # of a token, that branches are made for
+_NEVER = np.float32(-1e30)  # a logit; infinity is refused
+
+
+class Rival(NamedTuple):
+    """A token that comes behind the chosen one. `share`: its probability among all that were not chosen."""
+
+    token: int
+    share: float
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Proposal:
+    """What was proposed behind the committed tokens. `proposals` is empty where tokens are not drawn, `rivals` where no
+    branches are made."""
+
+    tokens: list[int] = field(default_factory=list)
+    probabilities: list[float] = field(default_factory=list)
+    proposals: list[DraftDistribution] = field(default_factory=list)
+    rivals: list[list[Rival]] = field(default_factory=list)
+
+    def behind(self, count: int) -> Proposal:
+        """Return what is left behind the first `count` tokens."""
+        return Proposal(
+            tokens=self.tokens[count:],
+            probabilities=self.probabilities[count:],
+            proposals=self.proposals[count:],
+            rivals=self.rivals[count:],
+        )
+
+
+@dataclass(slots=True, eq=False)
+class GrowingDraft(Proposal):
+    """One sequence's draft while it grows. `certainty` is the chance that all of it is accepted: below `least` one more
+    token is not worth its time. `fed`: a cheaper drafter's tokens that are fed with the next step."""
+
+    ask: Ask
+    known: DraftSequence
+    least: float
+    counts: dict[int, int]
+    confidences: list[float] = field(default_factory=list)
+    certainty: float = 1.0
+    fed: tuple[int, ...] = ()
+    checked: Checked = field(default_factory=Checked)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether one more token is worth its time."""
+        return len(self.tokens) < self.ask.limit and self.certainty >= self.least
+
+    def draft(self, drafter: str) -> Draft:
+        """Return it as a drafter's draft, no longer than was asked for."""
+        whole = Draft(tuple(self.tokens), tuple(self.confidences), drafter, proposals=tuple(self.proposals))
+        return whole.truncate(self.ask.limit)
+
+
+def find_rivals(row: Row, column: int, sampling: Sampling, position: int) -> list[tuple[int, float]]:
+    """Return the columns that would be chosen at a position, one after the other, if a column and those before could
+    not be, each with its probability among all but that column. `row`: logits, float32, shape (columns,). Raises
+    NotFinite."""
+    left = row.copy()
+    left[column] = _NEVER
+    weights = np.exp((left - left.max()) / np.float32(sampling.temperature or 1.0))
+    every = float(weights.sum(dtype=np.float64))
+    rivals = []
+    for _ in range(min(_RIVALS, len(row) - 1)):
+        rival = choose(left, sampling, position)
+        rivals.append((rival, float(weights[rival]) / every))
+        left[rival] = _NEVER
+    return rivals
+
+
+def probability_of(row: Row, column: int, temperature: float) -> float:
+    """Return a column's probability under its logits (float32, shape (columns,)), at a temperature (0: at 1)."""
+    scaled = (row - row.max()) / np.float32(temperature or 1.0)
+    return math.exp(float(scaled[column])) / float(np.exp(scaled).sum(dtype=np.float64))
