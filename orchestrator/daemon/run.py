@@ -265,19 +265,19 @@ class Daemon:
             return
         _log.info(
             "serving",
-            model=ready.model,
+            model=ready.model.name,
             api=f"{url}/v1",
             admin=str(admin_path),
-            adapter=ready.adapter,
-            device=ready.device_name,
-            activations=ready.activations,
-            exactness=ready.exactness,
-            row_invariant=ready.row_invariant,
-            numerical_class=ready.numerical_class,
-            class_fingerprint=ready.class_fingerprint,
-            drafters=ready.drafters,
-            no_drafts=ready.no_drafts,
-            max_depth=ready.max_depth,
+            adapter=ready.device.adapter,
+            device=ready.device.full_name,
+            activations=ready.precision.activations,
+            exactness=ready.precision.exactness,
+            row_invariant=ready.precision.row_invariant,
+            numerical_class=ready.precision.numerical_class,
+            class_fingerprint=ready.precision.class_fingerprint,
+            drafters=ready.drafting.drafters,
+            no_drafts=ready.drafting.no_drafts,
+            max_depth=ready.drafting.max_depth,
         )
         show_banner(self._config, ready, f"{url}/v1")
         if self._kept is not None:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from adapters.model_identity import ModelIdentity
 from device_profiles.device_load import DeviceLoad
 from orchestrator.protocol.draft_messages import (
     AttachDraft,
@@ -22,6 +21,7 @@ from orchestrator.protocol.draft_messages import (
     DraftReady,
 )
 from orchestrator.protocol.links.address import LinkEndpoint
+from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.shard_messages import ShardReady
 from orchestrator.protocol.trace_messages import RoundTrace, TraceContext
 from policies.sampling import Sampling as Sampling
@@ -165,104 +165,6 @@ class StillWorking(msgspec.Struct, frozen=True, tag="working"):
 
     stage: str
     pulse: Pulse
-
-
-class ExpectedRounds(msgspec.Struct, frozen=True):
-    """What rounds without drafts will take by the costs of the profile, in ms: with one sequence, with all places
-    taken, and a row of a prompt."""
-
-    alone_ms: float
-    full_ms: float
-    prefill_row_ms: float
-
-
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """The worker serves. All fields are effective, not configured, state: `source` of a model of the Hugging Face hub
-    ends in its commit. `model_digest`: of the model's files. `static_widths`: where shapes are static, the rows of
-    the forwards that there are graphs for. `precision_reason` says why the number formats are what they are,
-    `precision_rejected` what else was possible and why not ("int8: not measured on this device").
-    `fixed_depth`: requests that say nothing get up to `max_depth` drafts in every round, as many as are proposed.
-    `drafters`: of whoever is not the canary's; `canary_drafters`: those that only the canary has. `canary_depth`: the
-    most drafts that one of its requests gets in a round, `canary_fixed`: as `fixed_depth`, for these.
-    `planned_memory_bytes`: what the worker was announced to hold at its peak before it loaded (0: its costs on this
-    device are not known), `planned_memory` its parts. `costs_from`: what the depth policy knew of rounds before the
-    first; requests begin at `starting_depth`. `numerical_class`: how rows are computed;
-    `class_fingerprint`: of its bits, the same where replicas are interchangeable; `class_reason` and
-    `classes_rejected`: why that one, and why not the others. `kv_format`: the same where pages of the KV cache mean the
-    same ("": they cannot be moved), `kv_page_bytes` their length, for `block_tokens` positions.
-    `device_layers`: where layers may be in the host's memory, how many the device has, and why. `device_memory`: what
-    was planned of the device for them, by part; `planned_memory` has it too where that is the host's memory.
-    `memory_reduced`: larger KV caches and forwards that the device had no memory for. `host`:
-    as in DraftReady.
-    `shards`: which layers are where, a line for each range, where several devices hold them; `adapter`, `device` and
-    `device_name` are of all of them then. `part_pids`: of the processes beside its own that hold some,
-    `part_planned_bytes`: as planned_memory_bytes, of each. `split`: over what each layer is split,
-    "" where it is not. `predicted_depth`: the most drafts of a request with a prediction, where that is more than
-    `max_depth` and depths are not fixed. `expected_rounds`: None where costs are not known. `identities`: the content
-    of each model that it has loaded, the target's first. `no_drafts`: why nothing can be drafted for this model, ""
-    where it can."""
-
-    model: str
-    vocabulary_size: int
-    vocabulary_fingerprint: str
-    context_tokens: int
-    adapter: str
-    device: str
-    device_name: str
-    weights: str
-    activations: str
-    kv_cache: str
-    exactness: str
-    row_invariant: bool
-    slots: int
-    kv_blocks: int
-    block_tokens: int
-    drafters: list[str]
-    max_depth: int
-    pid: int
-    load_s: float
-    model_digest: str = ""
-    source: str = ""
-    static_widths: list[int] = []
-    precision_reason: str = ""
-    precision_rejected: list[str] = []
-    planned_memory_bytes: int = 0
-    planned_memory: dict[str, int] = {}
-    cores: list[int] = []
-    costs_from: str = ""
-    starting_depth: float = 0.0
-    fixed_depth: bool = False
-    canary_drafters: list[str] = []
-    canary_depth: int = 0
-    canary_fixed: bool = False
-    numerical_class: str = ""
-    class_fingerprint: str = ""
-    class_reason: str = ""
-    classes_rejected: list[str] = []
-    kv_format: str = ""
-    kv_page_bytes: int = 0
-    device_layers: str = ""
-    device_memory: dict[str, int] = {}
-    memory_reduced: list[str] = []
-    host: str = ""
-    shards: list[str] = []
-    split: str = ""
-    part_pids: list[int] = []
-    part_planned_bytes: list[int] = []
-    predicted_depth: int = 0
-    expected_rounds: ExpectedRounds | None = None
-    identities: list[ModelIdentity] = []
-    no_drafts: str = ""
-
-    @property
-    def all_drafters(self) -> list[str]:
-        """Every drafter that this worker asks, whoever it is for."""
-        return [*self.drafters, *self.canary_drafters]
-
-    @property
-    def target_identity(self) -> ModelIdentity | None:
-        """The content of the target's model; None for the simulated one."""
-        return next((one for one in self.identities if one.digest == self.model_digest), None)
 
 
 class Retuned(msgspec.Struct, frozen=True, tag="retuned"):

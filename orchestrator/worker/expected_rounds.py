@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from device_profiles.cost import StepCost
-from orchestrator.protocol.messages import ExpectedRounds
+from orchestrator.protocol.ready import ExpectedRounds
 
 _CONTEXT_TOKENS: Final = 256
 _PROMPT_ROWS: Final = 64

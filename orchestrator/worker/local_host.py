@@ -33,12 +33,12 @@ from orchestrator.protocol.messages import (
     Gauges,
     MovedOut,
     Progress,
-    Ready,
     Refused,
     RoundReport,
     Stop,
     Submit,
 )
+from orchestrator.protocol.ready import Ready
 from orchestrator.worker.host import EngineHost, die_before_the_daemon, end_process_with_its_threads
 
 _FLUSH_S = 2.0

@@ -26,10 +26,12 @@ from orchestrator.daemon.control.step import State
 from orchestrator.daemon.journal.book import AnswerBook
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Delta, Gauges, Ready, RequestStats, Submit
+from orchestrator.protocol.messages import Delta, Gauges, RequestStats, Submit
+from orchestrator.protocol.ready import Ready
 from policies.serving.failover.health import Held, PartKind
 from policies.serving.overrides import EffectiveBound, Override
 from tests.support.drafters import FINGERPRINT
+from tests.support.ready import PLAIN, change_ready
 
 TERMS = {field.name for field in dataclasses.fields(TargetTerms)}
 CONTEXT_TOKENS = 64
@@ -37,26 +39,14 @@ EOS = 256
 TOKENIZER = Tokenizer.bytes_only()
 _SANDBOX = Sandbox()  # of all apps: a process of its own takes a while to start
 atexit.register(_SANDBOX.close)
-READY = Ready(
-    model="toy",
+READY = change_ready(
+    PLAIN,
     vocabulary_size=TOKENIZER.vocabulary_size,
     vocabulary_fingerprint=FINGERPRINT,
     context_tokens=CONTEXT_TOKENS,
-    adapter="scripted",
-    device="CPU",
-    device_name="none",
-    weights="none",
-    activations="none",
-    kv_cache="none",
-    exactness="bit",
-    row_invariant=True,
-    slots=4,
     kv_blocks=8,
     block_tokens=16,
-    drafters=[],
     max_depth=4,
-    pid=1,
-    load_s=0.0,
 )
 
 

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 from openai import BadRequestError
 
 from orchestrator.daemon.api.acceptance import AcceptanceBounds
 from orchestrator.daemon.api.fingerprint import system_fingerprint
 from tests.api.support import READY, ScriptedControl, app_over, client_of
+from tests.support.ready import change_ready
 
 ALL = AcceptanceBounds(tolerance=True)
 
@@ -87,7 +87,7 @@ async def test_the_answer_has_the_tolerance_that_drafts_were_judged_with():
 
 
 def test_the_fingerprint_has_what_the_tokens_depend_on():
-    deeper = msgspec.structs.replace(READY, max_depth=9)
+    deeper = change_ready(READY, max_depth=9)
     assert system_fingerprint(READY, "greedy") == system_fingerprint(READY, "coupled") == system_fingerprint(READY)
     assert system_fingerprint(deeper, "coupled") == system_fingerprint(READY)
     told = {system_fingerprint(ready, rule) for ready in (READY, deeper) for rule in ("rejection", "tolerance")}

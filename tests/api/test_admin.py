@@ -12,6 +12,33 @@ from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.control.port import Totals
 from orchestrator.protocol.messages import Gauges
 from tests.api.support import READY, ScriptedControl
+from tests.support.ready import change_ready
+
+READY_NAMES = """
+    model vocabulary_size vocabulary_fingerprint context_tokens adapter device device_name weights activations kv_cache
+    exactness row_invariant slots kv_blocks block_tokens drafters max_depth pid load_s model_digest source static_widths
+    precision_reason precision_rejected planned_memory_bytes planned_memory cores costs_from starting_depth fixed_depth
+    canary_drafters canary_depth canary_fixed numerical_class class_fingerprint class_reason classes_rejected kv_format
+    kv_page_bytes device_layers device_memory memory_reduced host shards split part_pids part_planned_bytes
+    predicted_depth expected_rounds identities no_drafts
+"""
+OTHER = {
+    "model": "m",
+    "model_digest": "d",
+    "device": "GPU.0",
+    "device_name": "a GPU",
+    "device_layers": "2 of 4",
+    "device_memory": {"weights": 7},
+    "precision_reason": "measured",
+    "precision_rejected": ["int8: not measured"],
+    "kv_blocks": 9,
+    "kv_format": "pages",
+    "kv_page_bytes": 8,
+    "shards": ["layers 0 to 1 on SIM"],
+    "part_pids": [3],
+    "part_planned_bytes": [4],
+    "drafters": ["suffix"],
+}
 
 
 async def status(control: ScriptedControl) -> dict[str, Any]:
@@ -34,8 +61,11 @@ async def test_status_before_the_first_worker():
 
 async def test_status_of_a_running_worker():
     totals = Totals(drafts=4, drafted=10, accepted=6, accepted_per_position=(4, 2), generated=20, rounds=9, restarts=1)
-    found = await status(ScriptedControl(gauges=Gauges(1, 2, 3, 8, 0, 0, 9, 0), totals=totals))
-    assert found["ready"]["model"] == READY.model
+    control = ScriptedControl(gauges=Gauges(1, 2, 3, 8, 0, 0, 9, 0), totals=totals, ready=change_ready(READY, **OTHER))
+    found = await status(control)
+    assert set(found["ready"]) == {"type", *READY_NAMES.split()}
+    assert found["ready"] == found["ready"] | OTHER
+    assert found["replicas"][0]["ready"] == found["ready"]
     assert found["gauges"]["waiting"] == 2
     assert found["totals"]["acceptance_rate"] == 0.6
     assert found["totals"]["mean_acceptance_length"] == 2.5

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -32,6 +31,7 @@ from orchestrator.daemon.api.request_lives import LifeMark, RequestLives
 from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, StateView, Totals
 from tests.api.support import READY, HandClock, ScriptedControl, app_over, serving
 from tests.api.test_keys import ASK, key_file
+from tests.support.ready import change_ready
 
 ROOT = Path(__file__).parents[2]
 DEPENDENCIES = ROOT / "docs" / "dependencies.md"
@@ -341,7 +341,7 @@ async def test_a_model_that_never_served_is_shown_as_well(phase):
 
 def test_a_target_that_is_cut_is_on_the_map_once_for_each_shard():
     cut = ["layers 0 to 1 on simulated SIM", "layers 2 to 3 on simulated SIM.1"]
-    ready = msgspec.structs.replace(READY, device="SIM+SIM.1", shards=cut)
+    ready = change_ready(READY, device="SIM+SIM.1", shards=cut)
     replica = ReplicaView(0, "target", "ready", "", "", ready, None, Totals(), 0)
     view = StateView("ready", "", "", "local", ready, None, replicas=(replica,))
     found = build_map(view, None, [])

@@ -19,6 +19,7 @@ from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.messages import AcceptanceWarning, Delta, Gauges, RequestStats, RoundReport
 from policies.serving.acceptance_alarm import Cause
 from tests.api.support import READY, HandClock, ScriptedControl, app_over, serving
+from tests.support.ready import change_ready
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "four"}
 STATS = RequestStats(prompt_tokens=7, generated=3, steps=1, drafted=4, accepted=2, queue_ms=1.0, prefill_ms=2.0)
@@ -81,13 +82,13 @@ def test_planned_and_peak_memory_are_told_by_worker_and_device():
     seen = msgspec.structs.replace(remote, remote=RemoteState(peak_rss_bytes=250))
     ready = DraftReady("model", LinkEndpoint([], b""), remote, 272, "", "auto", 7, 0.1)
     control = ScriptedControl(
-        ready=msgspec.structs.replace(READY, planned_memory_bytes=900),
+        ready=change_ready(READY, planned_memory_bytes=900),
         gauges=Gauges(0, 0, 1, 1, 0, 0, 0, 0, drafters=[seen], peak_rss_bytes=800),
         drafts=(DraftView("model", "ready", "", "", ready, 0, targets=("r0",)),),
     )
     metrics = Metrics(control, HandClock())
     text = metrics.render()
-    target, draft = {"worker": "target", "device": READY.device}, {"worker": "model", "device": "GPU.0"}
+    target, draft = {"worker": "target", "device": READY.device.name}, {"worker": "model", "device": "GPU.0"}
     assert [value(text, "planned_memory_bytes", **one) for one in (target, draft)] == [900, 300]
     assert [value(text, "peak_memory_bytes", **one) for one in (target, draft)] == [800, 250]
     control.ready, control.drafts = READY, ()  # a new worker on a device whose costs are not known
@@ -186,7 +187,7 @@ def test_counts_of_a_worker_go_on_growing_when_it_is_replaced():
     control = ScriptedControl(gauges=Gauges(0, 0, 8, 8, 3, 0, 9, 0, prefix_queries=50, prefix_hits=20))
     metrics = Metrics(control, HandClock())
     metrics.render()
-    control.ready = msgspec.structs.replace(READY, pid=2)
+    control.ready = change_ready(READY, pid=2)
     control.gauges = Gauges(0, 0, 8, 8, 4, 0, 9, 0, prefix_queries=10, prefix_hits=5)
     text = metrics.render()
     assert value(text, "num_preemptions_total") == 7
@@ -198,9 +199,7 @@ def test_counts_of_a_worker_go_on_growing_when_it_is_replaced():
 def test_each_replica_has_series_of_its_own():
     gauges = Gauges(2, 1, 6, 8, 4, 0, 9, 0, prefix_queries=10, prefix_hits=5)
     control = ScriptedControl(gauges=gauges)
-    control.others = [
-        (msgspec.structs.replace(READY, pid=2), msgspec.structs.replace(gauges, running=3, preemptions=1))
-    ]
+    control.others = [(change_ready(READY, pid=2), msgspec.structs.replace(gauges, running=3, preemptions=1))]
     metrics = Metrics(control, HandClock())
     for engine in (0, 1, 1):
         metrics.observe_round(msgspec.structs.replace(ROUND, engine=engine))

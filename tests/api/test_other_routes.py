@@ -15,6 +15,7 @@ from orchestrator.daemon.api.liveness import Liveness
 from orchestrator.daemon.control.port import StateView
 from orchestrator.protocol.messages import Delta, RoundReport
 from tests.api.support import CONTEXT_TOKENS, READY, TOKENIZER, HandClock, ScriptedControl, app_over, client_of, serving
+from tests.support.ready import change_ready
 
 ROUND = RoundReport([Delta("a", [1])], 1, 2, 0, 0, 0, [], 1.0, 1.0, 0.0)
 
@@ -146,9 +147,9 @@ def test_the_fingerprint_follows_what_decides_the_bits_and_nothing_else():
         "model_digest": "abc",
         "model": "other",
     }.items():
-        assert system_fingerprint(msgspec.structs.replace(READY, **{name: value})) != before, name
+        assert system_fingerprint(change_ready(READY, **{name: value})) != before, name
     for name, value in {"pid": 7, "load_s": 9.0, "max_depth": 1, "drafters": ["suffix"], "slots": 1}.items():
-        assert system_fingerprint(msgspec.structs.replace(READY, **{name: value})) == before, name
+        assert system_fingerprint(change_ready(READY, **{name: value})) == before, name
     assert system_fingerprint(None) is None
 
 

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import httpx
-import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.journal.book import AnswerBook, BookLimits
 from orchestrator.errors import RequestError
 from tests.api.support import EOS, READY, ScriptedControl, app_over, serving
+from tests.support.ready import change_ready
 
 COMPLETION: dict[str, Any] = {"model": "toy", "prompt": "x", "max_tokens": 20}
 CHAT: dict[str, Any] = {"model": "toy", "messages": [{"role": "user", "content": "x"}], "max_tokens": 40}
@@ -89,7 +89,7 @@ ANSWERS: dict[str, tuple[str, dict[str, Any], list[list[int]], str]] = {
 async def test_behind_each_event_an_answer_goes_on_with_the_next(which):
     path, body, steps, finish = ANSWERS[which]
     body = body | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-    control = ScriptedControl(steps=steps, finish=finish, ready=msgspec.structs.replace(READY, context_tokens=2000))
+    control = ScriptedControl(steps=steps, finish=finish, ready=change_ready(READY, context_tokens=2000))
     async with client_over(control, book_of()) as client:
         whole = await stream(client, path, body, SSE)
         names = [event.name for event in whole[:-1]]

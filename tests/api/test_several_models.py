@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import httpx
-import msgspec
 import pytest
 
 from adapters.tokenizer import Tokenizer
@@ -20,9 +19,10 @@ from orchestrator.daemon.api.app import ApiSettings, create_app
 from orchestrator.daemon.api.served import ServedTarget
 from orchestrator.daemon.control.port import RouteView
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Ready
+from orchestrator.protocol.ready import Ready
 from policies.serving.routing import RoutedRequest
 from tests.api.support import READY, TOKENIZER, ScriptedControl, serving
+from tests.support.ready import change_ready
 
 FULL = RequestError("full", status=429, kind="rate_limit_error", code="queue_full", retry_after_s=3)
 ASK = {"prompt": "hello", "max_tokens": 4}
@@ -34,7 +34,7 @@ def build_control(name: str, word: bytes = b"lo", **fields: Any) -> ScriptedCont
 
 
 def replace_ready(name: str) -> Ready:
-    return msgspec.structs.replace(READY, model=name, context_tokens=64 if name == "a" else 32)
+    return change_ready(READY, model=name, context_tokens=64 if name == "a" else 32)
 
 
 def find_tokenizer(control: ScriptedControl) -> Tokenizer | None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
 import openai
 import pydantic
 import pytest
@@ -17,6 +16,7 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.protocol.messages import Grammar
 from tests.api.support import EOS, READY, TOKENIZER, ScriptedControl, app_over, client_of
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.ready import change_ready
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 ADD = {
@@ -46,7 +46,7 @@ def answering(text: str, each: int = 1, finish: str = "stop") -> ScriptedControl
     """A control whose model answers with this text, so many bytes a delta."""
     raw = list(text.encode())
     steps = [raw[start : start + each] for start in range(0, len(raw), each)]
-    return ScriptedControl(steps=steps, finish=finish, ready=msgspec.structs.replace(READY, context_tokens=4096))
+    return ScriptedControl(steps=steps, finish=finish, ready=change_ready(READY, context_tokens=4096))
 
 
 def prompt_of(control: ScriptedControl) -> str:

@@ -9,7 +9,6 @@ import time
 from typing import Any
 
 import httpx
-import msgspec
 import psutil
 import pytest
 
@@ -18,6 +17,7 @@ from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.daemon.sandbox.templates import SandboxedTemplate
 from tests.api.support import _SANDBOX, READY, TOKENIZER, ScriptedControl, app_over, serving
 from tests.api.test_overload import Watched
+from tests.support.ready import change_ready
 from tests.support.untrusted import DEADLY, SATISFIABLE, UNSATISFIABLE, Schema, nest_names
 
 BOUND_S = 3.0
@@ -77,7 +77,7 @@ def ask_everywhere(schema: Schema) -> dict[str, tuple[str, dict[str, Any], str]]
 
 def control_of_room() -> ScriptedControl:
     """A control whose context has room for tools."""
-    return ScriptedControl(ready=msgspec.structs.replace(READY, context_tokens=100_000))
+    return ScriptedControl(ready=change_ready(READY, context_tokens=100_000))
 
 
 DOORS = list(ask_everywhere({}))

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import jsonschema
-import msgspec
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.responses import Response, ResponseStreamEvent
@@ -17,6 +16,7 @@ from pydantic import TypeAdapter
 
 from tests.api.support import READY, ScriptedControl, app_over, serving
 from tests.support.daemon import Daemon, configuration, running
+from tests.support.ready import change_ready
 
 RECORDED = Path(__file__).parent / "recorded"
 CONTEXT_TOKENS = 100_000
@@ -129,7 +129,7 @@ async def ask(path: str, body: dict[str, Any], text: str) -> tuple[Any, Any, Scr
     """What a client reads of an answer with this text, whole and streamed."""
     raw = text.encode()
     steps = [list(raw[start : start + 5]) for start in range(0, len(raw), 5)]
-    ready = msgspec.structs.replace(READY, context_tokens=CONTEXT_TOKENS)
+    ready = change_ready(READY, context_tokens=CONTEXT_TOKENS)
     control = ScriptedControl(steps=steps, finish="stop", ready=ready)
     async with serving(app_over(control, max_body_bytes=2**20)) as url, httpx.AsyncClient(base_url=url) as client:
         plain = {key: value for key, value in body.items() if key not in ("stream", "stream_options")}

@@ -33,6 +33,7 @@ from policies.serving.replica_load import (
 from policies.serving.routing import FULL, Route
 from tests.api.support import READY
 from tests.control.test_step import ControlMachine, spec
+from tests.support.ready import change_ready
 
 SLOW, FAST = 30.0, 10.0
 _OFTEN = settings(max_examples=60, stateful_step_count=50, deadline=None, phases=[Phase.generate])
@@ -153,8 +154,8 @@ def price(one: Replica, every: Sequence[Replica], live: int, prompt: int, output
     service = plain - saved + prefill
     waiting = live - running
     queue = (waiting + 1) * service / one.places if waiting or running >= one.places else 0.0
-    tokens = ready.kv_blocks * ready.block_tokens
-    taken = tokens - gauges.free_blocks * ready.block_tokens + prompt + output - cached
+    tokens = ready.kv.blocks * ready.kv.block_tokens
+    taken = tokens - gauges.free_blocks * ready.kv.block_tokens + prompt + output - cached
     filled = taken / tokens if tokens else 0.0
     return queue + service * max(0.0, filled - FULL) / (1.0 - FULL) + prefill + plain - saved
 
@@ -168,7 +169,7 @@ def test_the_choice_is_that_of_pricing_each_replica_as_it_is_documented(
     tokens, expected = list(range(prompt)), []
     for replica, told in zip(state.replicas.serving, wanted, strict=True):
         small = ["small"] if told["draft_ms"] else []
-        ready = msgspec.structs.replace(READY, slots=told["slots"], kv_blocks=told["blocks"], drafters=small)
+        ready = change_ready(READY, slots=told["slots"], kv_blocks=told["blocks"], drafters=small)
         step(state, WorkerSaid(replica.worker, ready), 1.0)
         drafters = [DrafterState("small", "model", "ok")] if told["draft_ms"] else []
         gauges = Gauges(0, 0, min(told["free"], told["blocks"]), 40, 0, 0, 0, 0, drafters=drafters)

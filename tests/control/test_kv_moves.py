@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
@@ -27,6 +26,7 @@ from orchestrator.daemon.control.streams.kv_moves import PLACE_PATIENCE_S
 from orchestrator.protocol.messages import KvPages, MovedIn, MovedOut, SharedMemory, Submit
 from tests.api.support import READY
 from tests.control.test_step import INDEXES, MAX_TOKENS, ControlMachine, World, serve, spec
+from tests.support.ready import change_ready
 
 PROMPT = [7] * 600
 PAGE_BYTES = 16 * 1024
@@ -83,7 +83,7 @@ class MovingWorld(World):
         process.ready = not process.stopping
         says: dict[str, Any] = {"slots": 2, "activations": process.spec.options["kind"], "block_tokens": 16}
         says |= {"kv_format": self.format_of(worker), "kv_page_bytes": PAGE_BYTES}
-        self.tell(Said(worker, msgspec.structs.replace(READY, **says)))
+        self.tell(Said(worker, change_ready(READY, **says)))
 
     def open(self, key: str, prompt: list[int]) -> None:
         self.delivered[key], self.prompts[key] = [], prompt
@@ -305,7 +305,7 @@ def test_only_so_many_move_at_a_time() -> None:
     world.tell(ClusterOpened())
     world.start(0)
     many = {"slots": 8, "activations": "fp32", "block_tokens": 16, "kv_page_bytes": PAGE_BYTES}
-    ready = msgspec.structs.replace(READY, kv_format="pages of fp32", **many)
+    ready = change_ready(READY, kv_format="pages of fp32", **many)
     world.processes[0].ready = True
     world.tell(Said(0, ready))
     for number in range(8):

@@ -22,6 +22,7 @@ from orchestrator.protocol.messages import Delta, Gauges, RoundReport, Submit
 from policies.serving.replica_load import PairPaces, SeenRound
 from policies.serving.routing import ReplicaState, RoutedRequest, route
 from tests.control.test_step import World, open_stream, spec
+from tests.support.ready import change_ready
 
 PINNED = [msgspec.structs.replace(spec(f"t{core}", device="CPU"), cores=[core]) for core in (0, 1)]
 
@@ -137,7 +138,7 @@ def with_draft(world: World, worker: int, state: str = "ok") -> None:
     """Its worker says that a draft works there; a token takes 5 ms with it and 12 without."""
     replica = world.state.replicas.serving[worker]
     assert replica.state.ready is not None
-    replica.state.ready = msgspec.structs.replace(replica.state.ready, drafters=["small"])
+    replica.state.ready = change_ready(replica.state.ready, drafters=["small"])
     gauges = Gauges(0, 0, 1024, 1024, 0, 0, 0, 0, drafters=[DrafterState("small", "model", state)])
     world.tell(WorkerSaid(worker, gauges))
     paces = PairPaces()

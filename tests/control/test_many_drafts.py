@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-import msgspec
 import pytest
 
 from orchestrator.daemon.control.actions import Action, Send, StartWorker, WakeAfter
@@ -24,6 +23,7 @@ from orchestrator.protocol.draft_messages import AttachDraft, DrafterState, Draf
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.messages import Event
 from tests.api.support import READY
+from tests.support.ready import change_ready
 
 
 class Cluster:
@@ -64,7 +64,7 @@ class Cluster:
 
     def make_ready(self, number: int, spec: WorkerSpec) -> Event:
         if spec.name != "small":
-            return msgspec.structs.replace(READY, host=spec.node, drafters=["small"])
+            return change_ready(READY, host=spec.node, drafters=["small"])
         host = f"h{(number - self.replicas) // 8}"
         door = LinkEndpoint([f"tcp:{host}:{number}"], b"")
         return DraftReady("small", door, DrafterState("small", "model"), 100, "", "auto", 1, 1.0, host)

@@ -30,6 +30,7 @@ from orchestrator.protocol.messages import Delta, Failed, RoundReport, Submit
 from orchestrator.protocol.model_pins import drop_identities, list_pinned, pin_spec
 from policies.serving.failover.standby import NO_RULES
 from tests.api.support import READY
+from tests.support.ready import change_ready
 
 FIRST, OTHER = ModelIdentity("m.gguf", "1" * 16, "m"), ModelIdentity("m.gguf", "2" * 16, "m")
 IDENTITIES = st.builds(ModelIdentity, st.sampled_from(["a", "b", "c"]), st.sampled_from(["1" * 16, "2" * 16]))
@@ -83,17 +84,17 @@ def test_what_was_told_first_counts(told: list[ModelIdentity]) -> None:
     first: dict[str, ModelIdentity] = {}
     for one in told:
         first.setdefault(one.source, one)
-        why = found.learn(WorkerSpec("t", "no:where", {}), msgspec.structs.replace(READY, identities=[one]))
+        why = found.learn(WorkerSpec("t", "no:where", {}), change_ready(READY, identities=[one]))
         assert bool(why) is (first[one.source].digest != one.digest)
     assert found.known == first
 
 
 def test_what_a_spec_asks_for_goes_before_and_is_no_first() -> None:
     found = ModelIdentities()
-    assert not found.learn(model_spec(OTHER), msgspec.structs.replace(READY, identities=[OTHER]))
-    assert not found.learn(model_spec(), msgspec.structs.replace(READY, identities=[FIRST]))
+    assert not found.learn(model_spec(OTHER), change_ready(READY, identities=[OTHER]))
+    assert not found.learn(model_spec(), change_ready(READY, identities=[FIRST]))
     assert found.known == {"m.gguf": FIRST}
-    assert "instead of 2222" in found.learn(model_spec(OTHER), msgspec.structs.replace(READY, identities=[FIRST]))
+    assert "instead of 2222" in found.learn(model_spec(OTHER), change_ready(READY, identities=[FIRST]))
 
 
 class Target:
@@ -111,7 +112,7 @@ class Target:
 
     def make_ready(self, worker: int, *identities: ModelIdentity, vocabulary: str = "v") -> list[Any]:
         self.tell(WorkerStarted(worker, "here"))
-        ready = msgspec.structs.replace(
+        ready = change_ready(
             READY,
             identities=list(identities),
             model_digest=identities[0].digest if identities else "",

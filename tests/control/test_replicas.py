@@ -255,7 +255,7 @@ async def test_a_replica_is_replaced_while_streams_go_on(count: int) -> None:
         after = replicas(control)[0]
         assert before.ready is not None
         assert after.ready is not None
-        assert (after.name, after.ready.slots, after.ready.device_name) == ("target-0.2", 7, "new")
+        assert (after.name, after.ready.slots, after.ready.device.full_name) == ("target-0.2", 7, "new")
         assert len(workers()) == count
         assert await asyncio.gather(*tasks) == [engines.tokens([n], 150) for n in range(4)]
         view = control.view()
@@ -291,7 +291,7 @@ async def test_streams_stay_with_a_replica_of_another_kind_that_is_replaced_unti
         task = asyncio.create_task(decode(control, "long", PROMPT, 400))
         await until(lambda: list_generated(control)[0] > 5)
         replaced = asyncio.create_task(control.change([engines.spec(activations="fp32")], []))
-        await until(lambda: (ready := replicas(control)[0].ready) is not None and ready.activations == "fp32")
+        await until(lambda: (ready := replicas(control)[0].ready) is not None and ready.precision.activations == "fp32")
         assert await decode(control, "new", [4], 5) == engines.tokens([4], 5)
         assert replicas(control)[0].totals.generated < 400
         assert len(workers()) == 2

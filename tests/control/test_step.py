@@ -70,6 +70,7 @@ from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from policies.serving.failover.health import LONGEST_OPEN_S, Health
 from policies.serving.failover.standby import FailoverRules, OtherBits, Readiness
 from tests.api.support import READY
+from tests.support.ready import change_ready
 
 MAX_TOKENS = 40
 INDEXES = st.integers(0, 7)
@@ -197,7 +198,7 @@ class World:
             process.ready = False
             self.tell(WorkerSaid(worker, Finished()))
             return
-        self.tell(WorkerSaid(worker, msgspec.structs.replace(READY, slots=2, activations=process.spec.options["kind"])))
+        self.tell(WorkerSaid(worker, change_ready(READY, slots=2, activations=process.spec.options["kind"])))
 
     def decode(self, worker: int, counts: list[int]) -> None:
         """A round of a worker: tokens for what it has, each as many as `counts` says, until they have all."""

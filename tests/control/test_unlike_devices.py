@@ -14,10 +14,12 @@ from orchestrator.daemon.control.events import ClusterOpened, StreamOpened, Work
 from orchestrator.daemon.control.routing.affinity import block_keys
 from orchestrator.daemon.control.step import step
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import ExpectedRounds, Gauges, Ready, RoundReport, Submit
+from orchestrator.protocol.messages import Gauges, RoundReport, Submit
+from orchestrator.protocol.ready import ExpectedRounds, Ready
 from policies.serving.narrowing import PRICED_ALL
 from tests.api.support import READY
 from tests.control.test_step import spec
+from tests.support.ready import change_ready
 
 DRAFT = "small"
 
@@ -25,7 +27,7 @@ DRAFT = "small"
 def device(name: str, alone_ms: float = 0.0) -> Ready:
     """A worker on a device of this name; its profile says so long of a token, or nothing."""
     expected = ExpectedRounds(alone_ms, 2.0 * alone_ms, 0.1 * alone_ms) if alone_ms else None
-    return msgspec.structs.replace(READY, device_name=name, slots=4, drafters=[DRAFT], expected_rounds=expected)
+    return change_ready(READY, device_name=name, slots=4, drafters=[DRAFT], expected_rounds=expected)
 
 
 def build_fleet(devices: Sequence[Ready]) -> State:
@@ -33,7 +35,7 @@ def build_fleet(devices: Sequence[Ready]) -> State:
     state = State(max_restarts=3)
     step(state, WorkersChosen([spec(f"r{number:03}", device="") for number in range(len(devices))], []), 0.0)
     step(state, ClusterOpened(), 0.0)
-    gauges = Gauges(0, 0, READY.kv_blocks, READY.kv_blocks, 0, 0, 0, 0, drafters=[DrafterState(DRAFT, "model", "ok")])
+    gauges = Gauges(0, 0, READY.kv.blocks, READY.kv.blocks, 0, 0, 0, 0, drafters=[DrafterState(DRAFT, "model", "ok")])
     for worker, ready in enumerate(devices):
         step(state, WorkerStarted(worker, "here"), 0.0)
         step(state, WorkerSaid(worker, ready), 0.0)

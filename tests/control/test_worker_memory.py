@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +13,7 @@ from orchestrator.protocol.messages import Failed
 from policies.models.kv_shares import SHARES
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from tests.api.support import READY
+from tests.support.ready import change_ready
 
 KILLED = "worker target was killed for want of memory"
 
@@ -65,7 +65,7 @@ def test_a_device_that_ran_out_of_memory_under_a_worker_that_served_is_asked_for
 
 def test_what_a_worker_found_by_itself_counts() -> None:
     life = begin()
-    life.observe(msgspec.structs.replace(READY, memory_reduced=["loading with all of it: no memory"]), 0.5)
+    life.observe(change_ready(READY, memory_reduced=["loading with all of it: no memory"]), 0.5)
     assert share_of(lose(life, "memory")) == 4
 
 
@@ -73,7 +73,7 @@ def test_what_a_worker_found_by_itself_counts() -> None:
 def test_a_stream_that_needs_the_whole_cache_keeps_it(longest: int, share: int) -> None:
     life = begin()
     life.observe(READY, 0.5)
-    assert READY.kv_blocks * READY.block_tokens == 128
+    assert READY.kv.blocks * READY.kv.block_tokens == 128
     assert share_of(lose(life, "memory", longest_tokens=longest)) == share
 
 
@@ -85,7 +85,7 @@ def test_the_size_only_shrinks_for_memory_and_never_below_the_last_part(
     for kind, ready, longest in ends:
         before = life.memory_share
         if ready:
-            life.observe(msgspec.structs.replace(READY, memory_reduced=["smaller"] * SHARES.index(before)), 0.5)
+            life.observe(change_ready(READY, memory_reduced=["smaller"] * SHARES.index(before)), 0.5)
         share = share_of(lose(life, kind, longest_tokens=longest))
         assert share in SHARES
         assert share == 1 if kind != "memory" else share >= before

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from adapters.contract import AdapterError
@@ -28,11 +27,12 @@ from orchestrator.daemon.control.state import READY as SERVES
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import DaemonError
 from orchestrator.protocol.contract import Worker, WorkerSpec
-from orchestrator.protocol.messages import Ready
+from orchestrator.protocol.ready import Ready
 from tests.api.support import READY
 from tests.daemon.test_first_start import FakeCluster
 from tests.support import tiny_gguf
 from tests.support.config import parse_config
+from tests.support.ready import change_ready
 from tests.support.tiny_gguf import Tiny
 
 WORDS = (*map(chr, range(33, 126)), "xy")
@@ -68,7 +68,7 @@ def load_far(base: Path) -> Ready:
     store.prepare(file, TokenizerRecipe(), lambda *_: None)
     digest = store.digest(file)
     identity = ModelIdentity("m.gguf", digest, file.name, file.source)
-    return msgspec.structs.replace(READY, model_digest=digest, identities=[identity])
+    return change_ready(READY, model_digest=digest, identities=[identity])
 
 
 async def wait_ready(base: Path, ready: Ready, sandbox: Sandbox) -> tuple[str, str, list[int]]:
@@ -144,7 +144,7 @@ def test_a_daemon_without_the_workers_files_says_where_to_put_them(tmp_path: Pat
         asyncio.run(wait_ready(tmp_path, ready, sandbox))
     told = str(refusal.value)
     why = "there is no m.gguf in" if here == "nothing" else "another one at its place"
-    for part in ("m.gguf: ", "10.0.0.1", "process of target", ready.model_digest, why, "at the same place"):
+    for part in ("m.gguf: ", "10.0.0.1", "process of target", ready.model.digest, why, "at the same place"):
         assert part in told
 
 

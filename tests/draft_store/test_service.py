@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
@@ -18,6 +17,7 @@ from orchestrator.daemon.draft_store.sketch import SKETCH_BLOCKS, count_least_sh
 from orchestrator.protocol.messages import Submit
 from orchestrator.protocol.packed_tokens import unpack_tokens
 from tests.api.support import READY
+from tests.support.ready import change_ready
 
 SCOPE = b"scope"
 
@@ -83,7 +83,7 @@ async def test_answers_help_their_key_and_others_only_where_that_is_wanted(share
 @pytest.mark.parametrize("field", ["source", "model_digest", "vocabulary_fingerprint", "class_fingerprint", "weights"])
 async def test_another_model_revision_or_class_shares_nothing(field: str):
     service = service_of(Shelf(), shared=True)
-    other = msgspec.structs.replace(READY, **{field: "other"})
+    other = change_ready(READY, **{field: "other"})
     assert not {*service.sketch(ask(), READY)} & {*service.sketch(ask(), other)}
     await service.close()
 

@@ -69,7 +69,7 @@ def test_a_target_is_loaded_smaller_where_memory_is_short_and_says_so(
     caps = found.model.capabilities
     assert caps.total_blocks == whole.model.capabilities.total_blocks // 2
     assert caps.max_batch_rows == 256
-    assert ready_of(found, wanted, 4, 0, NOTHING_KNOWN).memory_reduced == [
+    assert ready_of(found, wanted, 4, 0, NOTHING_KNOWN).device.memory_reduced == [
         f"loading with 64.0 MiB of KV cache and 512 rows a forward: no memory for {wanted.model.kv_cache_bytes} bytes"
     ]
     found.model.close()

@@ -30,18 +30,8 @@ from adapters.model_store import ModelStore, StoreFull, StoreUnwritable
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.control.event_log import tell_changes
 from orchestrator.daemon.control.state import add_gauges
-from orchestrator.protocol.messages import (
-    Event,
-    Failed,
-    Gauges,
-    Ready,
-    Refused,
-    Retune,
-    Retuned,
-    RoundReport,
-    Stop,
-    Submit,
-)
+from orchestrator.protocol.messages import Event, Failed, Gauges, Refused, Retune, Retuned, RoundReport, Stop, Submit
+from orchestrator.protocol.ready import Ready
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.worker.loading.artefact_watch import ArtefactWatch, WatchPace

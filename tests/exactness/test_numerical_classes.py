@@ -24,6 +24,7 @@ from orchestrator.worker.loading.engine import NOTHING_KNOWN, ready_of
 from orchestrator.worker.loading.models import load_target
 from tests.support.conformance import NO_FORK, NO_MAINLINE
 from tests.support.llama_vocabulary import MAINLINE
+from tests.support.ready import change_ready
 from tests.support.tiny_gguf import Tiny, write
 
 _CHECKED = "check that output does not depend on the batch: "
@@ -237,12 +238,11 @@ def test_replicas_are_alike_by_their_bits_whatever_computes_them(tmp_path):
     options = options_of(tmp_path)
     target, _ = load(options)
     ready = ready_of(target, options, 1, 0, NOTHING_KNOWN)
-    fields = {name: getattr(ready, name) for name in ready.__struct_fields__}
-    elsewhere = type(ready)(**(fields | {"adapter": "another", "activations": "bf16"}))
+    elsewhere = change_ready(ready, adapter="another", activations="bf16")
     assert unlike(elsewhere, ready) == ""
-    other = type(ready)(**(fields | {"class_fingerprint": "other"}))
+    other = change_ready(ready, class_fingerprint="other")
     assert "class_fingerprint other instead of" in unlike(other, ready)
-    left, right = (type(ready)(**(fields | {"exactness": "kernel", "activations": one})) for one in ("bf16", "fp32"))
+    left, right = (change_ready(ready, exactness="kernel", activations=name) for name in ("bf16", "fp32"))
     assert "activations bf16" in unlike(left, right)
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Event, Ready
+from orchestrator.protocol.messages import Event
+from orchestrator.protocol.ready import Ready
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
 from tests.support.drafters import FINGERPRINT, VOCABULARY
 from tests.support.loops import loop_over, toy
+from tests.support.ready import PLAIN, change_ready
 
 
 def target(options: dict[str, Any]) -> WorkerEngine:
@@ -47,24 +49,20 @@ def target_spec(*, script: str = "", **limits: float) -> WorkerSpec:
 
 
 def _ready() -> Ready:
-    return Ready(
-        model="toy",
+    return change_ready(
+        PLAIN,
+        pid=os.getpid(),
         vocabulary_size=VOCABULARY,
         vocabulary_fingerprint=FINGERPRINT,
-        context_tokens=4096,
         adapter="simulated",
         device="SIM",
         device_name="simulated",
         weights="fp32",
         activations="fp32",
         kv_cache="fp32",
-        exactness="bit",
-        row_invariant=True,
         slots=8,
         kv_blocks=4096,
         block_tokens=16,
         drafters=["knowing"],
         max_depth=12,
-        pid=os.getpid(),
-        load_s=0.0,
     )

@@ -29,14 +29,15 @@ from orchestrator.protocol.messages import (
     Failed,
     Gauges,
     Progress,
-    Ready,
     Refused,
     RequestStats,
     RoundReport,
     Stop,
     Submit,
 )
+from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.trace_messages import RoundTrace, SequenceTrace
+from tests.support.ready import PLAIN, change_ready
 
 ENTRY = "tests.support.engines:script_engine"
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,26 +177,14 @@ class ScriptedEngine:
         return Gauges(min(len(self._live), self._slots), 0, 1024, 1024, 0, 0, self._rounds, 0)
 
     def _ready(self) -> Ready:
-        return Ready(
-            model="scripted",
-            vocabulary_size=1000,
-            vocabulary_fingerprint="scripted",
-            context_tokens=4096,
-            adapter="scripted",
-            device="CPU",
-            device_name=os.environ.get(self._shown, "none"),
-            weights="none",
-            activations=self._activations,
-            kv_cache="none",
-            exactness="bit",
-            row_invariant=True,
-            slots=self._slots,
-            kv_blocks=1024,
-            block_tokens=32,
-            drafters=[],
-            max_depth=0,
+        return change_ready(
+            PLAIN,
             pid=os.getpid(),
-            load_s=0.0,
+            model="scripted",
+            vocabulary_fingerprint="scripted",
+            device_name=os.environ.get(self._shown, "none"),
+            activations=self._activations,
+            slots=self._slots,
             cores=CORES_AT_IMPORT,
         )
 

@@ -14,7 +14,8 @@ import psutil
 
 from orchestrator.errors import ClusterAway
 from orchestrator.protocol.contract import Cluster, Worker
-from orchestrator.protocol.messages import Delta, Event, Ready, RoundReport
+from orchestrator.protocol.messages import Delta, Event, RoundReport
+from orchestrator.protocol.ready import Ready
 from tests.support import engines
 
 

@@ -23,7 +23,8 @@ from orchestrator.launch.ray_runtime import RayCluster
 from orchestrator.planning.profiling.link_work import echo_spec, name_of, paths, probe_spec
 from orchestrator.planning.profiling.run import Watch, measure_path
 from orchestrator.protocol.contract import Cluster, WorkerSpec
-from orchestrator.protocol.messages import Cancel, Event, Failed, Ready, Refused, RoundReport, Stop, Submit
+from orchestrator.protocol.messages import Cancel, Event, Failed, Refused, RoundReport, Stop, Submit
+from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.trace_messages import TraceContext
 from tests.support import engines
 from tests.support.workers import collect, deltas, is_gone, rays_environment, start_worker, tokens_until
@@ -261,14 +262,14 @@ async def test_the_spec_adds_to_the_workers_environment(cluster: Cluster) -> Non
     worker = await cluster.start(spec)
     ready = await anext(event async for event in worker.events() if isinstance(event, Ready))
     await worker.stop(5.0)
-    assert ready.device_name == "a device"
+    assert ready.device.full_name == "a device"
 
 
 async def test_a_library_of_llama_cpp_that_is_named_is_every_workers(cluster: Cluster) -> None:
     worker = await cluster.start(engines.spec(shown=VARIABLE))
     ready = await anext(event async for event in worker.events() if isinstance(event, Ready))
     await worker.stop(5.0)
-    assert ready.device_name == LIBRARY
+    assert ready.device.full_name == LIBRARY
 
 
 async def test_a_worker_is_on_its_cores_before_its_engine_is_imported(cluster: Cluster) -> None:
@@ -277,7 +278,7 @@ async def test_a_worker_is_on_its_cores_before_its_engine_is_imported(cluster: C
     ready = await anext(event async for event in worker.events() if isinstance(event, Ready))
     threads = {thread.id: os.sched_getaffinity(thread.id) for thread in psutil.Process(ready.pid).threads()}
     await worker.stop(5.0)
-    assert ready.cores == [here]
+    assert ready.device.cores == [here]
     assert set(map(frozenset, threads.values())) == {frozenset({here})}
 
 

@@ -21,7 +21,8 @@ from orchestrator.errors import WorkerLost
 from orchestrator.launch.local import LocalCluster
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.frames import encode
-from orchestrator.protocol.messages import Cancel, Event, Finished, Ready, Submit
+from orchestrator.protocol.messages import Cancel, Event, Finished, Submit
+from orchestrator.protocol.ready import Ready
 from tests.support import engines
 from tests.support.workers import is_gone, start_worker, tokens_until
 

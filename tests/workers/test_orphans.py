@@ -19,7 +19,8 @@ import structlog
 
 from orchestrator.launch.homes import list_homes, read_guard
 from orchestrator.launch.local import LocalCluster, LocalWorker, OrphanPolicy
-from orchestrator.protocol.messages import Event, Gauges, Ready, RoundReport, Submit
+from orchestrator.protocol.messages import Event, Gauges, RoundReport, Submit
+from orchestrator.protocol.ready import Ready
 from tests.support import engines
 from tests.support.workers import collect, is_gone, tokens_until
 
@@ -31,7 +32,8 @@ import asyncio, sys
 from pathlib import Path
 from orchestrator.launch.local import LocalCluster, OrphanPolicy
 from orchestrator.launch.ray_runtime import RayCluster
-from orchestrator.protocol.messages import Ready, RoundReport, Submit
+from orchestrator.protocol.messages import RoundReport, Submit
+from orchestrator.protocol.ready import Ready
 from tests.support import engines
 
 async def main():

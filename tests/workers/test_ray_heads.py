@@ -11,7 +11,8 @@ import pytest
 from orchestrator.errors import ClusterAway, WorkerLost
 from orchestrator.launch.ray_runtime import RayCluster
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Ready, Submit
+from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.ready import Ready
 from tests.support import engines
 from tests.support.hosts import Hosts, RayNodes, ray_over, two_hosts
 from tests.support.workers import is_gone, start_on, tokens_until

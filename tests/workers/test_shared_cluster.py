@@ -14,7 +14,7 @@ from orchestrator.launch.homes import list_homes
 from orchestrator.launch.local import LocalCluster, OrphanPolicy
 from orchestrator.launch.ray_runtime import RayCluster
 from orchestrator.protocol.contract import Cluster
-from orchestrator.protocol.messages import Ready
+from orchestrator.protocol.ready import Ready
 from tests.support import engines
 from tests.support.workers import is_gone
 

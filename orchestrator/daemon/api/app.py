@@ -247,7 +247,7 @@ class ApiRoutes:
                     question.body,
                     request_id,
                     tokenizer,
-                    ready.context_tokens,
+                    ready.model.context_tokens,
                     _seed,
                     model.terms.acceptance,
                     written,
@@ -255,7 +255,7 @@ class ApiRoutes:
                 )
             except RequestError as error:
                 raise rename_parameters(error, question.names) from None
-            made_for = {"model_digest": ready.model_digest, "vocabulary": ready.vocabulary_fingerprint}
+            made_for = {"model_digest": ready.model.digest, "vocabulary": ready.model.vocabulary_fingerprint}
             asked = [msgspec.structs.replace(one, owner=owner, route=question.route, **made_for) for one in submits]
             return replace(question, warnings=written.warnings), asked, tokenizer
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 
 from orchestrator.daemon.control.port import StateView
-from orchestrator.protocol.messages import Ready
+from orchestrator.protocol.ready import Ready
 from policies.sampling import Rule
 
 STANDBY_HEADER = "X-Outrider-Standby"
@@ -44,21 +44,21 @@ def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | Non
     if ready is None:
         return None
     parts: tuple[str, ...] = (
-        ready.model,
-        ready.vocabulary_fingerprint,
-        ready.model_digest,
-        ready.weights,
-        ready.activations,
-        ready.kv_cache,
-        ready.adapter,
-        ready.device,
-        ready.device_name,
-        ready.exactness,
-        str(ready.row_invariant),
-        ready.numerical_class,
-        f"static {ready.context_tokens}" if ready.static_widths else "dynamic",
+        ready.model.name,
+        ready.model.vocabulary_fingerprint,
+        ready.model.digest,
+        ready.precision.weights,
+        ready.precision.activations,
+        ready.precision.kv_cache,
+        ready.device.adapter,
+        ready.device.name,
+        ready.device.full_name,
+        ready.precision.exactness,
+        str(ready.precision.row_invariant),
+        ready.precision.numerical_class,
+        f"static {ready.model.context_tokens}" if ready.device.static_widths else "dynamic",
         version("outrider"),
     )
     if rule in ("rejection", "tolerance"):
-        parts += (rule, *ready.drafters, str(ready.max_depth))
+        parts += (rule, *ready.drafting.drafters, str(ready.drafting.max_depth))
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

@@ -20,7 +20,7 @@ from orchestrator.daemon.control.rollout.canary import CanaryTrial
 from orchestrator.daemon.control.state import FAILED, READY
 from orchestrator.daemon.control.streams.admission import describe_held
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Ready
+from orchestrator.protocol.ready import Ready
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 NOT_READY_RETRY_S = 5
@@ -93,13 +93,13 @@ class ServedModel:
             if tokenizer is None or ready is None:
                 return None
             now = self.control.view().ready
-            if now is not None and now.model_digest == ready.model_digest:  # a reload may put another model there
+            if now is not None and now.model.digest == ready.model.digest:  # a reload may put another model there
                 return tokenizer, ready
 
     def find_ready(self) -> tuple[TokenizerPort, int] | None:
         """Return the tokenizer and the context's length, once a worker was ready."""
         found = self.find_served()
-        return None if found is None else (found[0], found[1].context_tokens)
+        return None if found is None else (found[0], found[1].model.context_tokens)
 
     def require_served(self) -> tuple[TokenizerPort, Ready]:
         """Return what `find_served` does. Raises RequestError 503 before a worker was ready."""
@@ -111,7 +111,7 @@ class ServedModel:
     def require_ready(self) -> tuple[TokenizerPort, int]:
         """Return the tokenizer and the context's length. Raises RequestError 503 before a worker was ready."""
         tokenizer, ready = self.require_served()
-        return tokenizer, ready.context_tokens
+        return tokenizer, ready.model.context_tokens
 
     def check_room(self, wanted: int = 1) -> None:
         """See control.port.Control."""
@@ -135,7 +135,7 @@ class ServedModel:
             "owned_by": "outrider",
         }
         if view.ready is not None:
-            entry["max_model_len"] = view.ready.context_tokens
+            entry["max_model_len"] = view.ready.model.context_tokens
         return entry
 
 

@@ -8,7 +8,7 @@ import sys
 from typing import TextIO
 
 from orchestrator.config.model import ClusterConfig
-from orchestrator.protocol.messages import Ready
+from orchestrator.protocol.ready import Ready, ReadyDrafting
 
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104  # one cannot connect to these
 
@@ -36,32 +36,34 @@ def show_banner(config: ClusterConfig, ready: Ready, url: str, out: TextIO | Non
 
 def build_banner(ready: Ready, url: str, *, keys: bool) -> str:
     """Return where the model is, how it runs, and a first request. `keys`: one is asked for."""
+    device = ready.device
     rows = (
         ("URL", url),
-        ("model", ready.model),
-        ("device", f"{ready.adapter} {ready.device}: {ready.device_name}; activations {ready.activations}"),
-        ("drafts", describe_drafting(ready)),
+        ("model", ready.model.name),
+        ("device", f"{device.adapter} {device.name}: {device.full_name}; activations {ready.precision.activations}"),
+        ("drafts", describe_drafting(ready.drafting)),
         ("try", _build_request(ready, url, keys=keys)),
         ("more", "outrider status; Ctrl-C finishes running streams and ends"),
     )
     return "\n".join(["", *(f"  {name:<7}{text}" for name, text in rows), "", ""])
 
 
-def describe_drafting(ready: Ready) -> str:
+def describe_drafting(drafting: ReadyDrafting) -> str:
     """Return who drafts, and how many tokens."""
-    if not ready.drafters or not ready.max_depth:
-        why = ready.no_drafts or "every token is the target's own"
+    if not drafting.drafters or not drafting.max_depth:
+        why = drafting.no_drafts or "every token is the target's own"
         return f"none: {why}"
-    who = ", then ".join(ready.drafters)
-    if ready.fixed_depth:
-        return f"{who}; up to {ready.max_depth} tokens in every round, as many as it proposes"
-    return f"{who}; {ready.starting_depth:g} tokens at first, then as many as pay, up to {ready.max_depth}"
+    who = ", then ".join(drafting.drafters)
+    if drafting.fixed_depth:
+        return f"{who}; up to {drafting.max_depth} tokens in every round, as many as it proposes"
+    return f"{who}; {drafting.starting_depth:g} tokens at first, then as many as pay, up to {drafting.max_depth}"
 
 
 def _build_request(ready: Ready, url: str, *, keys: bool) -> str:
     for any_address, one in _ANY_ADDRESS.items():
         url = url.replace(f"//{any_address}:", f"//{one}:")
-    body = {"model": ready.model, "messages": [{"role": "user", "content": "Why do ships float?"}], "max_tokens": 100}
+    messages = [{"role": "user", "content": "Why do ships float?"}]
+    body = {"model": ready.model.name, "messages": messages, "max_tokens": 100}
     head = "-H 'Content-Type: application/json'"
     key = ' -H "Authorization: Bearer $KEY"' if keys else ""
     return f"curl {url}/chat/completions {head}{key} -d {shlex.quote(json.dumps(body))}"

@@ -60,7 +60,8 @@ from orchestrator.planning.basis import plain
 from orchestrator.planning.neighbours import TakenPlace
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.load_options import ModelOptions, list_draft_pools, objectives_of
-from orchestrator.protocol.messages import Progress, Ready
+from orchestrator.protocol.messages import Progress
+from orchestrator.protocol.ready import Ready
 from orchestrator.telemetry import get_logger
 from policies.serving.routing import RoutingWeights
 
@@ -117,7 +118,7 @@ class TargetLife:
         if self.config.model.name:
             return self.config.model.name
         ready = self.control.view().ready
-        return ready.model if ready is not None else ""
+        return ready.model.name if ready is not None else ""
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -21,7 +21,8 @@ from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.daemon.sandbox.templates import SandboxedTemplate
 from orchestrator.errors import DaemonError
-from orchestrator.protocol.messages import Progress, Ready
+from orchestrator.protocol.messages import Progress
+from orchestrator.protocol.ready import Ready
 
 
 class TargetTokenizers:
@@ -35,7 +36,7 @@ class TargetTokenizers:
 
     def find(self, ready: Ready | None) -> Tokenizer | None:
         """Return the tokenizer of the model that a worker has loaded; None while it is not there. Thread-safe."""
-        return self._loaded.get(_name_content(ready.target_identity)) if ready is not None else None
+        return self._loaded.get(_name_content(ready.model.identity)) if ready is not None else None
 
     def explain_missing(self, ready: Ready) -> str:
         """Return why requests of a worker that is ready cannot be translated; "" where they can."""
@@ -47,22 +48,22 @@ class TargetTokenizers:
 
     def keep(self, ready: Iterable[Ready], prepared: Tokenizer) -> None:
         """Forget those of models that no worker has, but for one that is `prepared` for those to come."""
-        used = {_name_content(one.target_identity) for one in ready}
+        used = {_name_content(one.model.identity) for one in ready}
         self._loaded = {name: one for name, one in self._loaded.items() if name in used or one is prepared}
 
     async def load_served(self, ready: Ready, worker: str, node: str) -> Tokenizer:
         """Load the tokenizer of the model that a `worker` has loaded, for people. `node`: what its cluster calls this
         host, "" where it has one only. Raises DaemonError, with both hosts and the way out."""
-        identity = ready.target_identity
+        identity = ready.model.identity
         try:
             found = self._add("", "") if identity is None else await self.load(identity.source, identity)
         except AdapterError as error:
             host = " ".join(filter(None, (socket.gethostname(), node)))
             why = (error.why if isinstance(error, ModelReplaced) else str(error)).rstrip(".")
-            source = identity.source if identity is not None else ready.model
+            source = identity.source if identity is not None else ready.model.name
             self._missing = (
                 f"{source}: the daemon's host ({host}) has no tokenizer of the model that {worker or 'its worker'} has "
-                f"loaded (digest {ready.model_digest}): {why}."
+                f"loaded (digest {ready.model.digest}): {why}."
             )
             if isinstance(error, ModelReplaced):
                 self._missing += " Put the files that the worker's host has at the same place on the daemon's host."

@@ -93,7 +93,8 @@ from orchestrator.daemon.control.streams.overrides import (
 )
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.protocol.contract import Cluster, WorkerSpec
-from orchestrator.protocol.messages import Delta, MoveOut, Progress, Ready, Retune, RoundReport, SharedMemory, Submit
+from orchestrator.protocol.messages import Delta, MoveOut, Progress, Retune, RoundReport, SharedMemory, Submit
+from orchestrator.protocol.ready import Ready
 from orchestrator.protocol.shared_memory import SharedMemories
 from orchestrator.protocol.trace_messages import ResumedStream
 from orchestrator.telemetry import get_logger
@@ -348,7 +349,7 @@ class TargetControl:
         replicas = self._state.replicas.list_ranked(*Rank)
         targets = [ready for one in replicas if (ready := one.state.ready) is not None]
         drafts = [one.ready.pid for one in self._state.drafts.views() if one.ready is not None]
-        parts = [pid for ready in targets for pid in ready.part_pids]
+        parts = [pid for ready in targets for pid in ready.shards.pids]
         return [*(ready.pid for ready in targets), *parts, *drafts]
 
     def explain(self, request_id: str) -> list[RouteView]:

@@ -109,7 +109,8 @@ class OperatorDesk:
         if not concerned:
             there = ", ".join(str(one.engine) for one in serving) or "none"
             raise RequestError(f"there is no engine {engine}; there is {there}", status=404, code="engine_not_found")
-        known = dict.fromkeys(name for one in concerned if one.state.ready for name in one.state.ready.drafters)
+        described = [replica.state.ready for replica in concerned if replica.state.ready is not None]
+        known = dict.fromkeys(name for ready in described for name in ready.drafting.drafters)
         unknown = [name for name in names or () if name not in known]
         if unknown:
             text = f"no drafter is called '{unknown[0]}'; there is {', '.join(known) or 'none'}"

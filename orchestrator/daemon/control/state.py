@@ -10,7 +10,8 @@ from operator import attrgetter
 from typing import Any, Final
 
 from orchestrator.daemon.control.port import ReplicaView, StateView, Totals
-from orchestrator.protocol.messages import Event, Gauges, Progress, Ready, RoundReport
+from orchestrator.protocol.messages import Event, Gauges, Progress, RoundReport
+from orchestrator.protocol.ready import Ready
 
 STARTING: Final = "starting"
 READY: Final = "ready"
@@ -93,25 +94,36 @@ def _add_counts(counts: Sequence[Mapping[str, tuple[int, int]]]) -> dict[str, tu
 
 _MODEL = ("model_digest", "vocabulary_fingerprint", "exactness")
 _FORMATS = ("adapter", "weights", "activations", "kv_cache")
+_BITS = "class_fingerprint"
 
 
-def _alike(ready: Ready) -> tuple[str, ...]:
+def _list_facts(ready: Ready) -> dict[str, str]:
+    model, precision = ready.model, ready.precision
+    formats = (ready.device.adapter, precision.weights, precision.activations, precision.kv_cache)
+    values = (model.digest, model.vocabulary_fingerprint, precision.exactness, *formats, precision.class_fingerprint)
+    return dict(zip((*_MODEL, *_FORMATS, _BITS), values, strict=True))
+
+
+def _list_decisive(facts: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of what decides a replica's tokens: the bits of its numerical class where they were measured,
     whatever computes them; else the formats that it computes in."""
-    exact = ready.exactness == "bit" and ready.class_fingerprint
-    return (*_MODEL, "class_fingerprint") if exact else (*_MODEL, *_FORMATS)
+    exact = facts["exactness"] == "bit" and facts[_BITS]
+    return (*_MODEL, _BITS) if exact else (*_MODEL, *_FORMATS)
 
 
 def kind_of(ready: Ready | None) -> tuple[str, ...]:
     """Return what decides a replica's tokens: two of one kind say the same. () where it is not known."""
-    return tuple(str(getattr(ready, name)) for name in _alike(ready)) if ready is not None else ()
+    if ready is None:
+        return ()
+    facts = _list_facts(ready)
+    return tuple(facts[name] for name in _list_decisive(facts))
 
 
 def unlike(ready: Ready, other: Ready) -> str:
     """Return in what a replica differs from another so that its tokens may too; "" where it does not."""
-    names = dict.fromkeys((*_alike(ready), *_alike(other)))
-    differs = [name for name in names if getattr(ready, name) != getattr(other, name)]
-    return ", ".join(f"{name} {getattr(ready, name)} instead of {getattr(other, name)}" for name in differs)
+    mine, theirs = _list_facts(ready), _list_facts(other)
+    names = dict.fromkeys((*_list_decisive(mine), *_list_decisive(theirs)))
+    return ", ".join(f"{name} {mine[name]} instead of {theirs[name]}" for name in names if mine[name] != theirs[name])
 
 
 def effective_places(ready: Ready, gauges: Gauges | None) -> int:

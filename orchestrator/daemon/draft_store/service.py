@@ -17,8 +17,9 @@ from orchestrator.daemon.draft_store.breaker import Breaker
 from orchestrator.daemon.draft_store.codec import MAX_ENTRY_TOKENS, DamagedValue, decode_answer, encode_answer
 from orchestrator.daemon.draft_store.port import DraftStore, Entry, StoreFailed, StoreRefused
 from orchestrator.daemon.draft_store.sketch import count_least_shared, sketch_prompt
-from orchestrator.protocol.messages import Ready, Submit
+from orchestrator.protocol.messages import Submit
 from orchestrator.protocol.packed_tokens import BYTES_PER_TOKEN, pack_tokens
+from orchestrator.protocol.ready import Ready
 from orchestrator.telemetry import get_logger
 
 MOST_ANSWERS = 4
@@ -145,8 +146,8 @@ class DraftStoreService:
 
     def _scope(self, submit: Submit, ready: Ready) -> bytes:
         owner = "" if self._terms.shared else submit.owner
-        model = (ready.source, ready.model_digest, ready.vocabulary_fingerprint)
-        numbers = (ready.numerical_class, ready.class_fingerprint, ready.weights)
+        model = (ready.model.source, ready.model.digest, ready.model.vocabulary_fingerprint)
+        numbers = (ready.precision.numerical_class, ready.precision.class_fingerprint, ready.precision.weights)
         parts = [_VERSION, *(one.encode() for one in (*model, *numbers, owner))]
         text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return blake2b(text, digest_size=_SCOPE_BYTES).digest()

@@ -28,7 +28,7 @@ class LinkBroken(Exception):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What the sender says first: the transfer's name, what its pages are (Ready.kv_format), and their most bytes."""
+    """What the sender says first: the transfer's name, what its pages are (ReadyKv.format), and their most bytes."""
 
     transfer: str
     format: str

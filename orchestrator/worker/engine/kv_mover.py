@@ -37,7 +37,7 @@ class TakenPages:
 
 
 class KvMover:
-    """Moves pages out of a target and into it. `kv_format`: what decides that they mean the same (Ready.kv_format);
+    """Moves pages out of a target and into it. `kv_format`: what decides that they mean the same (ReadyKv.format);
     "" where they cannot be moved."""
 
     def __init__(self, target: LoadedModel, kv_format: str) -> None:

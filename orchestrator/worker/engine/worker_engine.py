@@ -17,7 +17,8 @@ from orchestrator.machine.process_memory import peak_rss_bytes, sum_family_bytes
 from orchestrator.protocol.contract import Step
 from orchestrator.protocol.draft_messages import AttachDraft, ChooseDrafters, DraftLink
 from orchestrator.protocol.failures import describe_failure, describe_loading_failure
-from orchestrator.protocol.messages import Cancel, Command, Event, Gauges, MoveOut, Ready, Retune, Retuned, Stop, Submit
+from orchestrator.protocol.messages import Cancel, Command, Event, Gauges, MoveOut, Retune, Retuned, Stop, Submit
+from orchestrator.protocol.ready import Ready
 from orchestrator.worker.engine.compile_lanes import CompileLanes
 from orchestrator.worker.engine.flights import Flights
 from orchestrator.worker.engine.kv_intake import KvIntake
@@ -179,7 +180,7 @@ class WorkerEngine:
 
     def _gauges(self, loaded: LoadedEngine) -> Gauges:
         held = (self._process.memory_info().rss, peak_rss_bytes())
-        if loaded.ready.split:  # ranks are processes of their own
+        if loaded.ready.shards.split:  # ranks are processes of their own
             held = sum_family_bytes(self._process)
         found = loaded.loop.gauges(*held)
         if loaded.watch is None or not loaded.watch.corrupt:

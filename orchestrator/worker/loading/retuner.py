@@ -11,8 +11,8 @@ from adapters.contract import ModelRefused
 from adapters.model_identity import ModelIdentity
 from orchestrator.protocol.draft_messages import AttachDraft, DraftLink
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.protocol.messages import Ready
 from orchestrator.protocol.model_pins import list_pinned, pin_options
+from orchestrator.protocol.ready import Ready
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.drafting.variants import VariantDrafter
 from orchestrator.worker.engine.flights import Flights

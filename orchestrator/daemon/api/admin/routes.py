@@ -25,7 +25,9 @@ from orchestrator.daemon.api.trace_scope import NO_TELEMETRY
 from orchestrator.daemon.control.port import DeviceView, DraftView, ReplicaView, Totals
 from orchestrator.daemon.control.replicas.shortfall import describe_missing, list_missing, list_wanted
 from orchestrator.daemon.journal.standing import JournalView
+from orchestrator.protocol.ready import Ready
 
+_READY_PARTS = ("model", "device", "precision", "drafting", "kv", "shards")
 _SHOWN = tuple(one.name for one in dataclasses.fields(DeviceLoad) if one.name != "sampled_s")
 
 
@@ -113,7 +115,7 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "uptime_s": view.uptime_s,
         "streams": view.streams,
         "acceptance": {"default": bounds.default, "tolerance_allowed": bounds.tolerance_allowed},
-        "ready": msgspec.to_builtins(view.ready),
+        "ready": ready_of(view.ready) if view.ready is not None else None,
         "gauges": msgspec.to_builtins(view.gauges),
         "totals": totals_of(view.totals),
         "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
@@ -162,9 +164,19 @@ def describe_device(device: DeviceView) -> dict[str, Any]:
 
 def replica_of(replica: ReplicaView) -> dict[str, Any]:
     """Return a replica's state."""
-    shown = msgspec.to_builtins(dataclasses.replace(replica, route=None))
+    shown = msgspec.to_builtins(dataclasses.replace(replica, route=None, ready=None))
     del shown["route"]
+    if replica.ready is not None:
+        shown["ready"] = ready_of(replica.ready)
     return {**shown, "last_route": replica.last_route, "totals": totals_of(replica.totals)}
+
+
+def ready_of(ready: Ready) -> dict[str, Any]:
+    """Return what a target's worker says of itself, all of it in one object."""
+    shown: dict[str, Any] = msgspec.to_builtins(ready)
+    for part in _READY_PARTS:
+        shown |= shown.pop(part)
+    return shown
 
 
 def draft_of(draft: DraftView) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def _take_shards(planned: list[Any], replica: ReplicaView, known: Sequence[str])
                 }
                 for shard in shards
             ]
-    cut = replica.ready.shards if replica.ready is not None else []
+    cut = replica.ready.shards.layers if replica.ready is not None else []
     if not cut:
         return [{"device": _find_device(name, known) or replica.device, "layers": ""}]
     return [
@@ -91,7 +91,7 @@ def _take_shards(planned: list[Any], replica: ReplicaView, known: Sequence[str])
 
 
 def _name_device(replica: ReplicaView) -> str:
-    return replica.ready.device if replica.ready is not None else ""
+    return replica.ready.device.name if replica.ready is not None else ""
 
 
 def _find_device(name: str, known: Sequence[str]) -> str:
@@ -110,11 +110,11 @@ def _describe_replica(replica: ReplicaView, shard: Mapping[str, Any]) -> dict[st
         "phase": replica.phase,
         "detail": replica.detail,
         "held": replica.held,
-        "draft": replica.draft or ", ".join(ready.drafters if ready is not None else ()),
+        "draft": replica.draft or ", ".join(ready.drafting.drafters if ready is not None else ()),
         "streams": replica.streams,
-        "max_depth": ready.max_depth if ready is not None else 0,
-        "adapter": ready.adapter if ready is not None else "",
-        "weights": ready.weights if ready is not None else "",
+        "max_depth": ready.drafting.max_depth if ready is not None else 0,
+        "adapter": ready.device.adapter if ready is not None else "",
+        "weights": ready.precision.weights if ready is not None else "",
         "running": gauges.running if gauges is not None else 0,
         "waiting": gauges.waiting if gauges is not None else 0,
         **shard,

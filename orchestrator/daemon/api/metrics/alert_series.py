@@ -90,15 +90,15 @@ class AlertSeries:
         """Tell what is so now."""
         self._quarantined.labels(model, "0").set(view.quarantined + self._count_deadly())
         for replica in view.replicas:
-            if replica.ready is not None and replica.ready.class_fingerprint:
-                now = replica.ready.class_fingerprint
+            if replica.ready is not None and replica.ready.precision.class_fingerprint:
+                now = replica.ready.precision.class_fingerprint
                 self._changes.labels(model, str(replica.engine)).inc(now != self._classes.get(replica.engine, now))
                 self._classes[replica.engine] = now
         drafters = [one for replica in view.replicas if replica.gauges for one in replica.gauges.drafters]
         found = {
             "drafter": any(one.state not in ("ok", "starting") for one in drafters),
             "override": view.overrides != NO_OVERRIDES,
-            "memory": any(one.ready.memory_reduced for one in view.replicas if one.ready is not None),
+            "memory": any(one.ready.device.memory_reduced for one in view.replicas if one.ready is not None),
             "standby": any(one.unlike for one in view.replicas),
             "cluster": bool(view.cluster_away),
         }

@@ -145,7 +145,7 @@ class Metrics:
 
     def _of(self, engine: int) -> Engine:
         ready = self._glance().ready
-        return (ready.model if ready is not None else "", str(engine))
+        return (ready.model.name if ready is not None else "", str(engine))
 
     def _glance(self) -> StateView:
         """Return control's state as it was a moment ago. It is asked for with every token, and put together anew from
@@ -156,7 +156,7 @@ class Metrics:
             took_s = self._clock.monotonic_s() - now_s
             self._look_s = now_s + max(_GLANCE_S, _GLANCE_SHARE * took_s)
             if self._seen.ready is not None:
-                self._count_workers(self._seen.ready.model, self._seen.replicas)
+                self._count_workers(self._seen.ready.model.name, self._seen.replicas)
         return self._seen
 
     def observe_round(self, done: RoundReport) -> None:
@@ -164,7 +164,7 @@ class Metrics:
         view = self._glance()
         if view.ready is None:
             return
-        of = (view.ready.model, str(done.engine))
+        of = (view.ready.model.name, str(done.engine))
         self._rounds.observe(of, done)
         self._alerts.observe(of, done)
         tokens = sum(len(delta.tokens) for delta in done.deltas)
@@ -203,7 +203,7 @@ class Metrics:
         """Take control's own figures as they are now."""
         view = self._seen = self._control.view()
         if view.ready is not None:
-            model = view.ready.model
+            model = view.ready.model.name
             self._count_workers(model, view.replicas)
             replicas = [((model, str(replica.engine)), replica) for replica in view.replicas]
             self._rounds.refresh([of for of, _ in replicas])

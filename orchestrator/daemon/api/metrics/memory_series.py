@@ -28,9 +28,9 @@ class MemoryMetrics:
         for replica in view.replicas:
             gauges = replica.gauges
             if replica.ready is not None:
-                labels = (model, str(replica.engine), TARGET, replica.ready.device)
+                labels = (model, str(replica.engine), TARGET, replica.ready.device.name)
                 peak = gauges.peak_rss_bytes if gauges is not None else 0
-                self._tell(labels, replica.ready.planned_memory_bytes, peak)
+                self._tell(labels, replica.ready.device.planned_memory_bytes, peak)
             drafters |= {(replica.name, state.name): state.remote for state in (gauges.drafters if gauges else [])}
         for draft in view.drafts:
             if draft.ready is not None:

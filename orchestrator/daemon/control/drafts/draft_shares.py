@@ -10,7 +10,7 @@ from typing import Final
 from orchestrator.daemon.control.actions import Action, Send
 from orchestrator.daemon.control.drafts.draft_worker import DraftWorker
 from orchestrator.protocol.draft_messages import AttachDraft, DraftLink
-from orchestrator.protocol.messages import Ready
+from orchestrator.protocol.ready import Ready
 from policies.serving.draft_sharing import assign_drafts
 
 _NOBODY: Final[Mapping[str, int]] = MappingProxyType({})
@@ -44,7 +44,7 @@ class DraftShares:
 
     def set_target(self, replica: str, number: int, ready: Ready) -> None:
         """A replica serves by a worker of this number, which is connected to nothing yet."""
-        self._targets[replica] = _Target(number, ready.host, ready.all_drafters)
+        self._targets[replica] = _Target(number, ready.host, ready.drafting.all_drafters)
         self.forget_links(replica)
 
     def drop_target(self, replica: str) -> None:

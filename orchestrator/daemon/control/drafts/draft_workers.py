@@ -27,7 +27,7 @@ from orchestrator.daemon.control.replicas.worker_life import WorkerLife, WorkerL
 from orchestrator.daemon.control.state import tell_nobody
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DraftLink, DraftReady
-from orchestrator.protocol.messages import Ready
+from orchestrator.protocol.ready import Ready
 from policies.serving.draft_pool import PoolSize, PoolTrend, choose_leaver, follow_pool
 
 NO_POOLS: Final[Mapping[str, PoolSize]] = MappingProxyType({})

@@ -262,7 +262,7 @@ class Fleet:
 
     def _take_cache(self, replica: Replica) -> None:
         standing, ready, gauges = replica.standing, replica.state.ready, replica.state.gauges
-        block_tokens, blocks = (ready.block_tokens, ready.kv_blocks) if ready is not None else (0, 0)
+        block_tokens, blocks = (ready.kv.block_tokens, ready.kv.blocks) if ready is not None else (0, 0)
         standing.kv_tokens = block_tokens * blocks
         standing.kv_free_tokens = block_tokens * (gauges.free_blocks if gauges is not None else blocks)
         standing.draft = replica.draft

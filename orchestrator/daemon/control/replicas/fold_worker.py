@@ -36,12 +36,12 @@ from orchestrator.protocol.messages import (
     MovedOut,
     PagesDoor,
     Progress,
-    Ready,
     Refused,
     Retuned,
     RoundReport,
     StillWorking,
 )
+from orchestrator.protocol.ready import Ready
 from policies.serving.failover.blame import LossKind
 
 _NOT_SERVING = (Rank.JOINING, Rank.LEAVING, Rank.STANDBY)
@@ -85,7 +85,7 @@ def _hear(state: State, replica: Replica, said: Event, now_s: float) -> list[Act
     if isinstance(said, Ready):
         replica.forget_prompts(said)
         replica.state.start_s = now_s - replica.state.due_s
-        chosen = state.steering.observe_ready(replica, said.drafters)
+        chosen = state.steering.observe_ready(replica, said.drafting.drafters)
     return [*replica.life.observe(said, now_s), *_fold_said(state, replica, said, now_s), *chosen]
 
 
@@ -185,7 +185,7 @@ def _fold_retuned(state: State, replica: Replica, answer: Retuned) -> list[Actio
     if answer.ready is None:
         return told
     replica.state.ready = answer.ready
-    chosen = state.steering.observe_ready(replica, answer.ready.drafters)
+    chosen = state.steering.observe_ready(replica, answer.ready.drafting.drafters)
     return [*told, *state.drafts.target_ready(replica.name, replica.worker, answer.ready), *chosen]
 
 

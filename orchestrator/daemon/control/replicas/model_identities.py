@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from adapters.model_identity import ModelIdentity
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DraftReady
-from orchestrator.protocol.messages import Event, Ready, Retuned
+from orchestrator.protocol.messages import Event, Retuned
 from orchestrator.protocol.model_pins import list_pinned, pin_options, pin_spec
+from orchestrator.protocol.ready import Ready
 
 
 class ModelIdentities:
@@ -51,9 +52,9 @@ def list_told(event: Event) -> list[ModelIdentity]:
     """Return what an event says of the content of models that were loaded."""
     match event:
         case Ready():
-            return event.identities
+            return event.model.identities
         case Retuned(ready) if ready is not None:
-            return ready.identities
+            return ready.model.identities
         case DraftReady():
             return [event.drafter.identity] if event.drafter.identity is not None else []
         case _:

@@ -28,7 +28,8 @@ from orchestrator.daemon.control.state import (
     unlike,
 )
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Gauges, Ready, RoundReport
+from orchestrator.protocol.messages import Gauges, RoundReport
+from orchestrator.protocol.ready import Ready
 from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, expect_pace
 from policies.serving.routing import Route
 
@@ -187,13 +188,17 @@ class Replica:
             return
         self._ready_read = ready
         self._kind = kind_of(ready)
-        self._alike = (ready.adapter, ready.device_name, ready.weights, str(len(ready.cores)), *ready.shards)
-        told = ready.expected_rounds
+        device, expected = ready.device, ready.expected_rounds
+        formats = (device.adapter, device.full_name, ready.precision.weights)
+        self._alike = (*formats, str(len(device.cores)), *ready.shards.layers)
         self._expected_pace = (
             expect_pace(
-                places=ready.slots, alone_ms=told.alone_ms, full_ms=told.full_ms, prefill_ms=told.prefill_row_ms
+                places=ready.slots,
+                alone_ms=expected.alone_ms,
+                full_ms=expected.full_ms,
+                prefill_ms=expected.prefill_row_ms,
             )
-            if told is not None
+            if expected is not None
             else ReplicaPace()
         )
 
@@ -205,8 +210,8 @@ class Replica:
             self._drafted_by = (ready, gauges)
             self._draft = ""
             if ready is not None and gauges is not None:
-                works = [one.name for one in gauges.drafters if one.state == "ok" and one.name in ready.drafters]
-                self._draft = "+".join(works)
+                working = [drafter.name for drafter in gauges.drafters if drafter.state == "ok"]
+                self._draft = "+".join(name for name in working if name in ready.drafting.drafters)
         return self._draft
 
     def see_round(self, done: RoundReport, *, sampled: bool) -> None:
@@ -253,7 +258,7 @@ class Replica:
     def forget_prompts(self, ready: Ready) -> None:
         """Another worker is ready: its cache is empty."""
         self.prefixes.tell(None, "", 0)
-        self.prefixes = SeenPrefixes(ready.kv_blocks * ready.block_tokens)
+        self.prefixes = SeenPrefixes(ready.kv.tokens)
 
 
 class Replicas:
@@ -405,8 +410,9 @@ def compare(replica: Replica, ready: Ready, others: Sequence[Replica]) -> tuple[
         if other is replica or known is None or other.state.phase == FAILED:
             continue
         told: list[Action] = []
-        if ready.device_name != known.device_name and not ready.class_fingerprint:
+        mine, theirs = ready.device.full_name, known.device.full_name
+        if mine != theirs and not ready.precision.class_fingerprint:
             text = "%s runs on %s and %s on %s: tokens are the same to the bit on processors of one kind only"
-            told = [LogLine("warning", text, (replica.name, ready.device_name, other.name, known.device_name))]
+            told = [LogLine("warning", text, (replica.name, mine, other.name, theirs))]
         return unlike(ready, known), told
     return "", []

@@ -14,7 +14,8 @@ from orchestrator.daemon.control.actions import Action, LogLine, StartWorker, St
 from orchestrator.daemon.control.state import tell_nobody
 from orchestrator.protocol.contract import MEMORY_SHARE, WorkerSpec
 from orchestrator.protocol.draft_messages import DraftReady
-from orchestrator.protocol.messages import Event, Failed, FailureKind, Ready, RoundReport, StillWorking
+from orchestrator.protocol.messages import Event, Failed, FailureKind, RoundReport, StillWorking
+from orchestrator.protocol.ready import Ready
 from policies.models.kv_shares import SHARES, find_next_share, name_share
 from policies.running_mean import update_mean
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
@@ -150,8 +151,8 @@ class WorkerLife:
         if isinstance(event, Ready | DraftReady):
             self._ready_s = now_s
         if isinstance(event, Ready):
-            self._kv_tokens = event.kv_blocks * event.block_tokens
-            self.memory_share = SHARES[min(len(event.memory_reduced), len(SHARES) - 1)]
+            self._kv_tokens = event.kv.tokens
+            self.memory_share = SHARES[min(len(event.device.memory_reduced), len(SHARES) - 1)]
         if not isinstance(event, Failed) or self._ended_here:
             return []
         self._failure = event

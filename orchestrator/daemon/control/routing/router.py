@@ -391,7 +391,7 @@ def choose_route(
 def fits(stream: Stream, replica: Replica) -> bool:
     """Return whether a stream's prompt is of a replica's vocabulary, as far as that is known."""
     ready, wanted = replica.state.ready, stream.submit.vocabulary
-    return ready is None or not wanted or wanted == ready.vocabulary_fingerprint
+    return ready is None or not wanted or wanted == ready.model.vocabulary_fingerprint
 
 
 def find_other_model(stream: Stream, replica: Replica) -> RequestError | None:
@@ -401,7 +401,7 @@ def find_other_model(stream: Stream, replica: Replica) -> RequestError | None:
     if ready is None:
         return None
     known = stream.kind[0] if stream.kind else stream.submit.model_digest
-    if fits(stream, replica) and not (begun and known and ready.model_digest and known != ready.model_digest):
+    if fits(stream, replica) and not (begun and known and ready.model.digest and known != ready.model.digest):
         return None
     return build_replaced_error(begun=begun)
 

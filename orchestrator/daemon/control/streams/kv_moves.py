@@ -21,7 +21,8 @@ from orchestrator.daemon.control.port import KvMoveTotals
 from orchestrator.daemon.control.replicas.replicas import Replica
 from orchestrator.daemon.control.streams.streams import Stream, Streams
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.messages import Cancel, KvPages, MovedIn, MovedOut, PageLink, Ready, Submit
+from orchestrator.protocol.messages import Cancel, KvPages, MovedIn, MovedOut, PageLink, Submit
+from orchestrator.protocol.ready import Ready
 from policies.serving.kv_move import CopyRate, MovePrice, may_begin, observe_copy, price_move
 from policies.serving.replica_load import ReplicaPace, predict_prefill_ms
 
@@ -199,7 +200,7 @@ class KvMoves:
             self._rate,
             tokens=len(stream.submit.prompt) + len(stream.committed),
             remembered_tokens=remembered,
-            bytes_per_token=ready.kv_page_bytes / ready.block_tokens if ready is not None else 0.0,
+            bytes_per_token=ready.kv.page_bytes / ready.kv.block_tokens if ready is not None else 0.0,
             prefill_ms_per_token=predict_prefill_ms(_list_paces(source, target)),
         )
         if _format_of(target) != _format_of(source):
@@ -289,7 +290,7 @@ def _tell_sum(name: str, done: KvMoveTotals) -> list[Action]:
 
 def _format_of(replica: Replica) -> str:
     ready = replica.state.ready
-    return ready.kv_format if ready is not None else ""
+    return ready.kv.format if ready is not None else ""
 
 
 def _list_paces(source: Replica, target: Replica) -> list[ReplicaPace]:
@@ -302,4 +303,4 @@ def _most_bytes(stream: Stream, ready: Ready | None) -> int:
     if ready is None:
         return 0
     tokens = len(stream.submit.prompt) + len(stream.committed) + _MORE_TOKENS
-    return ceil_div(min(tokens, ready.context_tokens), ready.block_tokens) * ready.kv_page_bytes
+    return ceil_div(min(tokens, ready.model.context_tokens), ready.kv.block_tokens) * ready.kv.page_bytes

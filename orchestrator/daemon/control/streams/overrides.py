@@ -15,7 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Ready, Submit
+from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.ready import Ready
 from policies.serving.canary import CanaryVariant
 from policies.serving.overrides import EffectiveBound, OperatorBounds, Override, Scope, effective
 
@@ -84,11 +85,12 @@ def bounds_of(ready: Ready | None, least: int, lane: str = "", *, predicted: boo
     drafter nobody gets drafts. `least`: see OperatorBounds; `predicted`: the requests bring predictions."""
     if ready is None:
         return OperatorBounds(least=least)
+    drafting = ready.drafting
     canary = lane == CanaryVariant.CANARY.value
-    most = ready.canary_depth if canary else ready.max_depth if ready.drafters else 0
-    fixed = ready.canary_fixed if canary else ready.fixed_depth
+    most = drafting.canary_depth if canary else drafting.max_depth if drafting.drafters else 0
+    fixed = drafting.canary_fixed if canary else drafting.fixed_depth
     if predicted and most > 0 and not fixed:
-        most = max(most, ready.predicted_depth)
+        most = max(most, drafting.predicted_depth)
     return OperatorBounds(most > 0, most, min(least, most), fixed)
 
 

@@ -18,8 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
 from device_profiles.cost import StepCost
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.control.actions import Send, StartWorker
@@ -53,6 +51,7 @@ from policies.planning.plan import (
     Workload,
 )
 from tests.api.support import READY
+from tests.support.ready import change_ready
 
 SIZES = (1, 8, 100, 1000, 10_000)
 _MOST_LIVE = 3000
@@ -108,7 +107,7 @@ class Fleet:
                 state, door = DrafterState(name, "model"), LinkEndpoint([f"tcp:{host}:1"], b"")
                 self.post(WorkerSaid(action.worker, DraftReady(name, door, state, 100, "", "auto", 1, 1.0, host)))
             else:
-                ready = msgspec.structs.replace(READY, kv_blocks=4000, host=host, drafters=drafters)
+                ready = change_ready(READY, kv_blocks=4000, host=host, drafters=drafters)
                 due += self.post(WorkerSaid(action.worker, ready))
 
     def wake(self) -> None:

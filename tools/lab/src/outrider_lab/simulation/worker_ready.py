@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from orchestrator.protocol.messages import Ready
+from orchestrator.protocol.ready import Ready, ReadyDevice, ReadyDrafting, ReadyKv, ReadyModel, ReadyPrecision
 from orchestrator.worker.expected_rounds import expect_rounds
 from outrider_lab.simulation.fleet import PlacedReplica
 
@@ -17,26 +17,16 @@ def build_ready(replica: PlacedReplica, pid: int = 1) -> Ready:
     kind = replica.kind
     drafters = [SUFFIX] if kind.max_depth and len(kind.book) else []
     return Ready(
-        model="simulated",
-        vocabulary_size=1 << 16,
-        vocabulary_fingerprint="simulated",
-        context_tokens=1 << 20,
-        adapter="simulated",
-        device=replica.device,
-        device_name=kind.name,
-        weights="as_file",
-        activations="auto",
-        kv_cache="auto",
-        exactness="bit",
-        row_invariant=True,
+        ReadyModel("simulated", 1 << 16, "simulated", 1 << 20),
+        ReadyDevice("simulated", replica.device, kind.name),
+        ReadyPrecision("as_file", "auto", "auto", "bit", row_invariant=True, class_fingerprint="simulated"),
+        ReadyKv(kind.kv_tokens // BLOCK_TOKENS, BLOCK_TOKENS),
         slots=kind.places,
-        kv_blocks=kind.kv_tokens // BLOCK_TOKENS,
-        block_tokens=BLOCK_TOKENS,
-        drafters=[*drafters, *([kind.draft.name] if kind.draft is not None else [])],
-        max_depth=kind.max_depth,
         pid=pid,
         load_s=kind.load_s,
-        class_fingerprint="simulated",
+        drafting=ReadyDrafting(
+            [*drafters, *([kind.draft.name] if kind.draft is not None else [])], max_depth=kind.max_depth
+        ),
         host=replica.host,
         expected_rounds=expect_rounds(kind.costs.forward, kind.places),
     )

@@ -20,7 +20,8 @@ from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.errors import OutriderError, WorkerError
 from orchestrator.protocol.contract import Cluster, Worker
 from orchestrator.protocol.load_options import ModelOptions, engine_options, worker_specs
-from orchestrator.protocol.messages import Event, Failed, Ready, Refused, RoundReport, Sampling, Submit
+from orchestrator.protocol.messages import Event, Failed, Refused, RoundReport, Sampling, Submit
+from orchestrator.protocol.ready import Ready
 from orchestrator.worker.loading.prepared import load_own_tokenizer, silent
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
@@ -94,8 +95,8 @@ class MeasuredTarget:
 
     async def fill(self) -> None:
         """Read a prompt that fills the KV cache and score all of it, which takes the largest forwards there are."""
-        held = self.ready.kv_blocks * self.ready.block_tokens
-        tokens = min(held, self.ready.context_tokens) - 2 * self.ready.block_tokens
+        held = self.ready.kv.blocks * self.ready.kv.block_tokens
+        tokens = min(held, self.ready.model.context_tokens) - 2 * self.ready.kv.block_tokens
         prompt = [self._number % 7 + 40 + one % 50 for one in range(tokens)]
         self._number += 1
         self._worker.send(Submit(f"bench-{self._number}", prompt, 1, depth=0, prompt_logprobs=True, logprobs=0))
@@ -110,7 +111,7 @@ class MeasuredTarget:
         """Return for each process of layers, where they are on this machine and their costs are known, the bytes that
         were planned and those that it held at its peak."""
         found = []
-        for pid, planned in zip(self.ready.part_pids, self.ready.part_planned_bytes, strict=True):
+        for pid, planned in zip(self.ready.shards.pids, self.ready.shards.planned_bytes, strict=True):
             peak = _read_peak_bytes(pid)
             if planned and peak:
                 found.append((planned, peak))
@@ -139,10 +140,10 @@ def _read_peak_bytes(pid: int) -> int:
 
 async def _load_tokenizer(options: ModelOptions, ready: Ready) -> Tokenizer:
     """Return the tokenizer of the model that a worker has loaded, made on this host. Raises AdapterError."""
-    if ready.target_identity is None:
+    if ready.model.identity is None:
         return load_tokenizer("")
     return await asyncio.to_thread(
-        load_own_tokenizer, msgspec.structs.replace(options, identity=ready.target_identity), silent
+        load_own_tokenizer, msgspec.structs.replace(options, identity=ready.model.identity), silent
     )
 
 

@@ -137,11 +137,11 @@ async def _measure(
         sharded = await _run_ways(cut, prompts, max_tokens)
         await cut.fill()
         memory = cut.read_memory()
-    same_class = cut.ready.class_fingerprint == whole.ready.class_fingerprint
+    same_class = cut.ready.precision.class_fingerprint == whole.ready.precision.class_fingerprint
     return {
         "target": target.name,
         "shards": len(target.shards),
-        "runtimes": cut.ready.adapter,
+        "runtimes": cut.ready.device.adapter,
         "hosts": target.hosts,
         "same_class": same_class,
         "identical": _is_identical(sharded, unsharded if same_class else sharded)
