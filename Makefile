@@ -72,6 +72,7 @@ check: setup
 lint:
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/python tools/check_words.py
 
 types:
 	$(BIN)/mypy

@@ -54,7 +54,7 @@ def check_tokenizer(header: GgufHeader) -> None:
     if header.text("tokenizer.ggml.model") == _PIECES:
         read_scores(header, tokens)
         adds_space(header)
-        _unknown(header, tokens)
+        _token_id(header, "unknown", len(tokens))
     else:
         _merges(header, tokens)
 
@@ -196,11 +196,7 @@ def _merges(header: GgufHeader, tokens: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _pieces(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> Any:
-    return library_of(header, tokens, _of_kind(kinds, {_NORMAL}), _unknown(header, tokens))
-
-
-def _unknown(header: GgufHeader, tokens: Sequence[str]) -> int | None:
-    return _token_id(header, "unknown", len(tokens))
+    return library_of(header, tokens, _of_kind(kinds, {_NORMAL}), _token_id(header, "unknown", len(tokens)))
 
 
 def _add(tokenizer: Any, header: GgufHeader, tokens: Sequence[str], meta: TokenizerMeta) -> None:

@@ -14,7 +14,7 @@ from tests.support.loops import toy
 SIZE = 4
 
 
-def held(pool: BlockPool, slot: int, tokens: int) -> None:
+def hold_tokens(pool: BlockPool, slot: int, tokens: int) -> None:
     pool.reserve([Segment(slot, 0, range(tokens), (0, 0))])
 
 
@@ -23,7 +23,7 @@ def test_a_fork_shares_whole_blocks_and_copies_the_rest(tokens, data):
     positions = data.draw(st.integers(1, tokens))
     shared = data.draw(st.integers(0, positions))
     pool = BlockPool(BlockRules(32, SIZE, 4))
-    held(pool, 0, tokens)
+    hold_tokens(pool, 0, tokens)
     free = pool.free
     copies = pool.fork(1, 0, positions, shared)
     ours, theirs = pool.table(1, positions), pool.table(0, positions)
@@ -44,7 +44,7 @@ def test_a_fork_shares_whole_blocks_and_copies_the_rest(tokens, data):
 
 def test_without_room_nothing_changes():
     pool = BlockPool(BlockRules(4, SIZE, 4))
-    held(pool, 0, 3 * SIZE)
+    hold_tokens(pool, 0, 3 * SIZE)
     with pytest.raises(CapacityError, match="2 KV blocks are needed and 1 of 4 are free"):
         pool.fork(1, 0, 3 * SIZE, SIZE)
     assert pool.count_cached_positions(1) == 0

@@ -29,13 +29,13 @@ from tests.control.test_replicas import LIMITS
 from tests.support import engines
 
 
-def named(name: str, **options: object) -> WorkerSpec:
+def name_worker(name: str, **options: object) -> WorkerSpec:
     """A worker on a device of that name."""
     return msgspec.structs.replace(engines.spec(**options), name=name, device=name.upper())
 
 
 @asynccontextmanager
-async def started(
+async def start_control(
     *specs: WorkerSpec, drafts: tuple[WorkerSpec, ...] = (), standbys: tuple[StandbySpec, ...] = ()
 ) -> AsyncIterator[TargetControl]:
     limits = replace(LIMITS, max_restarts=1, failover=FailoverRules(2.0, 10.0, "never"))
@@ -61,7 +61,7 @@ def list_out(view: StateView) -> list[tuple[str, str, str]]:
     ids=["said by the worker", "said of its tokens"],
 )
 async def test_a_refused_replica_is_named_and_neither_its_device_nor_a_crash_is(one, other, told) -> None:
-    async with started(named("one", **one), named("other", **other)) as control:
+    async with start_control(name_worker("one", **one), name_worker("other", **other)) as control:
         await until(lambda: any(map(is_out, control.view().replicas)))
         view = control.view()
         (missing,) = list_missing(view)
@@ -75,7 +75,7 @@ async def test_a_refused_replica_is_named_and_neither_its_device_nor_a_crash_is(
 
 
 async def test_a_replica_that_ends_at_each_start_is_named_while_it_is_tried_again() -> None:
-    async with started(named("good"), named("bad", fail_start="exit")) as control:
+    async with start_control(name_worker("good"), name_worker("bad", fail_start="exit")) as control:
         await until(lambda: control.view().replicas[1].spent)
         view = control.view()
         (part,) = [one for one in view.health if one.kind == "worker"]
@@ -84,8 +84,8 @@ async def test_a_replica_that_ends_at_each_start_is_named_while_it_is_tried_agai
 
 
 async def test_a_standby_with_other_bits_is_named_though_nothing_is_left_of_it() -> None:
-    spare = StandbySpec(named("spare", activations="fp32"), Readiness.HOT)
-    async with started(named("good", activations="bf16"), standbys=(spare,)) as control:
+    spare = StandbySpec(name_worker("spare", activations="fp32"), Readiness.HOT)
+    async with start_control(name_worker("good", activations="bf16"), standbys=(spare,)) as control:
         await until(lambda: bool(control.view().health))
         view = control.view()
         assert list_out(view) == [("worker", "spare", "failed")]
@@ -94,7 +94,7 @@ async def test_a_standby_with_other_bits_is_named_though_nothing_is_left_of_it()
 
 
 async def test_a_draft_worker_that_cannot_start_is_named() -> None:
-    async with started(named("good"), drafts=(named("small", fail_start="final"),)) as control:
+    async with start_control(name_worker("good"), drafts=(name_worker("small", fail_start="final"),)) as control:
         await until(lambda: bool(control.view().health))
         assert list_out(control.view()) == [("worker", "small", "failed")]
 
@@ -102,7 +102,7 @@ async def test_a_draft_worker_that_cannot_start_is_named() -> None:
 async def test_what_serves_of_a_plan_is_what_its_replicas_reach_that_are_ready(tmp_path) -> None:
     proposal = first_plan(tmp_path, {"SIM": 2.0, "SIM.1": 2.5}, replicas=2)
     keeper = PlanKeeper(Planned(proposal), Workers(), Making(), DriftPolicy(0.2, 3.0), Clock())
-    async with started(named("good"), named("bad", fail_start="final")) as control:
+    async with start_control(name_worker("good"), name_worker("bad", fail_start="final")) as control:
         control.plan_view = keeper.view
         await until(lambda: any(map(is_out, control.view().replicas)))
         plan = control.view().plan
@@ -129,7 +129,7 @@ class HeadAway(LocalCluster):
 
 async def test_while_the_head_of_a_cluster_is_away_status_and_metrics_say_so_and_requests_are_served() -> None:
     cluster = HeadAway()
-    control = TargetControl(cluster, [named("good")], LIMITS, SystemClock(), at_once)
+    control = TargetControl(cluster, [name_worker("good")], LIMITS, SystemClock(), at_once)
     await control.start()
     try:
         await control.wait_settled()

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_life import collect
 from tests.support.daemon import Daemon, configuration, outrider_process, running
-from tests.support.many_hosts import ManyHosts, joined_hosts
+from tests.support.many_hosts import ManyHosts, join_hosts
 from tests.support.profiles import store_simulated_profiles
 from tests.support.waiting import until
 
@@ -27,7 +27,7 @@ FOUND_WITHIN_S = 240.0
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManyHosts]:
     """Three hosts, with Ray on the first two."""
-    with joined_hosts(monkeypatch, 3, 2) as made:
+    with join_hosts(monkeypatch, 3, 2) as made:
         yield made
 
 

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_shard_workers import ASK, SAMPLINGS, stream_while
 from tests.support.daemon import Daemon, configuration, running
-from tests.support.many_hosts import ManyHosts, joined_hosts
+from tests.support.many_hosts import ManyHosts, join_hosts
 from tests.support.waiting import until
 
 PROMPT = "the sea is " * 60
@@ -22,7 +22,7 @@ def test_a_drained_hosts_streams_move_with_their_pages(
     tmp_path: Path, plain: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = [plain.client.completions.create(**ASK | {"prompt": PROMPT}, **one).choices[0].text for one in SAMPLINGS]
-    with joined_hosts(monkeypatch, 2, 2) as hosts:
+    with join_hosts(monkeypatch, 2, 2) as hosts:
         hosts.run_on(0, lambda: drain_each(tmp_path, hosts, expected))
 
 

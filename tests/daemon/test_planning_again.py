@@ -14,7 +14,7 @@ from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_foreign_adapters import put_on_path
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.foreign_adapter import install_tiny_adapter
-from tests.support.many_hosts import ManyHosts, joined_hosts
+from tests.support.many_hosts import ManyHosts, join_hosts
 from tests.support.profiles import store_simulated_profiles
 from tests.support.waiting import until
 
@@ -61,7 +61,7 @@ def test_a_runtime_that_turns_out_to_be_of_no_use_is_left_out_and_the_daemon_ser
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManyHosts]:
     """Two hosts, with Ray on both."""
-    with joined_hosts(monkeypatch, 2, 2) as made:
+    with join_hosts(monkeypatch, 2, 2) as made:
         yield made
 
 

@@ -40,12 +40,12 @@ def text_of(daemon: Daemon, **fields: Any) -> str:
     return str(daemon.client.chat.completions.create(**CHAT | fields).choices[0].message.content)
 
 
-def edited(text: str) -> str:
+def edit(text: str) -> str:
     return f"{text[:30]}another{text[34:]}"
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("change", [str, edited, lambda _: "nothing of it " * 5, lambda _: ""])
+@pytest.mark.parametrize("change", [str, edit, lambda _: "nothing of it " * 5, lambda _: ""])
 def test_no_prediction_changes_an_answer_whole_or_streamed(plain, daemon, sampling, change):
     expected = text_of(plain, **sampling)
     prediction = content(change(expected))
@@ -141,7 +141,7 @@ def test_a_stream_whose_worker_is_killed_goes_on_in_its_prediction(plain, tmp_pa
     config = configuration(tmp_path, script="base_ms=40&load_ms=5000", replicas="2", extra=OWN_TEXT)
     with running(config) as daemon:
         until(lambda: {one["phase"] for one in daemon.status()["replicas"]} == {"ready"})
-        predicted = {"prediction": content(edited(expected)), "stream_options": {"include_usage": True}}
+        predicted = {"prediction": content(edit(expected)), "stream_options": {"include_usage": True}}
         stream: Any = daemon.client.chat.completions.create(**asked | predicted, stream=True)
         pieces: list[str] = []
         chunks = iter(stream)

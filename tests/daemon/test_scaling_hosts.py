@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.asking import asking
 from tests.support.daemon import Daemon, configuration, running
-from tests.support.many_hosts import ManyHosts, joined_hosts
+from tests.support.many_hosts import ManyHosts, join_hosts
 from tests.support.profiles import store_simulated_profiles
 from tests.support.waiting import until
 
@@ -25,7 +25,7 @@ SCRIPT = "base_ms=20&row_ms=5"
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Iterator[ManyHosts]:
     """Three hosts, with Ray on the first."""
-    with joined_hosts(monkeypatch, 3, 1) as made:
+    with join_hosts(monkeypatch, 3, 1) as made:
         yield made
 
 

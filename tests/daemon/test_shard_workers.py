@@ -16,7 +16,7 @@ from orchestrator.cli.daemon_socket import query_daemon
 from tests.daemon.test_life import collect
 from tests.daemon.test_shards import LAYERS, list_texts, write_tiny
 from tests.support.daemon import Daemon, configuration, outrider_process, running
-from tests.support.many_hosts import joined_hosts
+from tests.support.many_hosts import join_hosts
 
 ASK: dict[str, Any] = {"model": "toy", "prompt": "the sea is", "max_tokens": 300, "extra_body": {"ignore_eos": True}}
 SAMPLINGS: tuple[dict[str, Any], ...] = ({"temperature": 0.0}, {"temperature": 0.9, "seed": 7})
@@ -87,7 +87,7 @@ def test_a_target_over_two_hosts_says_what_one_says_and_loses_no_token_with_a_sh
     tmp_path: Path, plain: Daemon, monkeypatch: pytest.MonkeyPatch
 ):
     expected = [plain.client.completions.create(**ASK, **one).choices[0].text for one in SAMPLINGS]
-    with joined_hosts(monkeypatch, 3, 3) as hosts:
+    with join_hosts(monkeypatch, 3, 3) as hosts:
         hosts.run_on(0, lambda: serve_over_hosts(tmp_path, hosts, expected))
 
 

@@ -173,7 +173,7 @@ def lines(sequence: int, base: int, tokens: tuple[int, ...], *branches: WireBran
 
 
 @contextmanager
-def scripted() -> Iterator[tuple[RemoteDrafter, Link]]:
+def script_workers() -> Iterator[tuple[RemoteDrafter, Link]]:
     """A target, and its draft worker played by hand."""
     server = EndpointServer()
     links: list[Link] = []
@@ -201,7 +201,7 @@ def scripted() -> Iterator[tuple[RemoteDrafter, Link]]:
 
 
 def test_lines_serve_the_outcome_that_comes_and_late_ones_serve_none() -> None:
-    with scripted() as (drafter, link):
+    with script_workers() as (drafter, link):
         drafter.begin("a", [1, 2], Sampling())
         branch = WireBranch(1, 9, 51, WireDraft((10, 11), bytes((128, 128))))
         link.send(lines(1, 2, (3, 4, 5), branch))
@@ -235,14 +235,14 @@ def test_lines_serve_the_outcome_that_comes_and_late_ones_serve_none() -> None:
     ],
 )
 def test_lines_that_make_no_sense_end_the_link(wrong: DraftLines) -> None:
-    with scripted() as (drafter, link):
+    with script_workers() as (drafter, link):
         drafter.begin("a", [1, 2], Sampling())
         link.send(wrong)
         until(lambda: drafter.propose([Ask("a", 2)]) and drafter.states()[0].state == "garbage")
 
 
 def test_an_answer_is_not_lost_among_lines() -> None:
-    with scripted() as (drafter, link):
+    with script_workers() as (drafter, link):
         drafter.begin("a", [1, 2], Sampling())
         drafter.propose([Ask("a", 2, round_ms=10.0)])
         until(lambda: isinstance(link.turn(), DraftRequest))

@@ -56,11 +56,11 @@ def propose(drafter: ModelDrafter, limit: int) -> Draft:
 def count_forwards(model: ToyModel, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     forward, found = model.forward, list[int]()
 
-    def counted(batch: Sequence[Segment]) -> ForwardResult:
+    def count_rows(batch: Sequence[Segment]) -> ForwardResult:
         found.append(sum(len(segment.tokens) for segment in batch))
         return forward(batch)
 
-    monkeypatch.setattr(model, "forward", counted)
+    monkeypatch.setattr(model, "forward", count_rows)
     return found
 
 

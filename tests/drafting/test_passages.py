@@ -157,20 +157,20 @@ def test_a_store_that_was_made_anew_is_taken_as_a_sequence_begins_and_a_worse_on
     path = store_of(tmp_path, DOCUMENT)
     drafter = IndexDrafter(path, "handbook", clock, name="index-handbook", vocabulary=VOCABULARY, most_bytes=4096)
 
-    def drafted_behind(tokens: Sequence[int]) -> tuple[int, ...]:
+    def draft_behind(tokens: Sequence[int]) -> tuple[int, ...]:
         clock.now_s += 2.0
         drafter.begin("a", tokens, GREEDY)
         return ask(drafter).tokens
 
-    assert drafted_behind([100, 101]) == (102, 103, 104, 105, 106, 107)
+    assert draft_behind([100, 101]) == (102, 103, 104, 105, 106, 107)
     store_of(tmp_path, [7, 8, 100, 101, 40, 41])
-    assert drafted_behind([100, 101]) == (40, 41)
+    assert draft_behind([100, 101]) == (40, 41)
     assert drafter.memory_bytes() == drafter.states()[0].memory_bytes == Passages(path).size_bytes
     write_passages(path, [[100, 101, 50, 51]], vocabulary="other words", source="")
-    assert drafted_behind([100, 101]) == (40, 41)
+    assert draft_behind([100, 101]) == (40, 41)
     write_passages(path, [[100, 101, *range(1000)]], vocabulary=VOCABULARY, source="")  # more than 4096 bytes
-    assert drafted_behind([100, 101]) == (40, 41)
+    assert draft_behind([100, 101]) == (40, 41)
     path.write_bytes(b"damaged")
-    assert drafted_behind([100, 101]) == (40, 41)
+    assert draft_behind([100, 101]) == (40, 41)
     path.unlink()
-    assert drafted_behind([100, 101]) == (40, 41)
+    assert draft_behind([100, 101]) == (40, 41)

@@ -21,7 +21,7 @@ def chain() -> ChainDrafter:
     return ChainDrafter([suffix()], PredictionDrafter(SystemClock()))
 
 
-def predicted(submits: list[Submit], texts: dict[str, list[int]]) -> list[Submit]:
+def predict(submits: list[Submit], texts: dict[str, list[int]]) -> list[Submit]:
     """The requests, each with its expected output."""
     return [msgspec.structs.replace(one, prediction=pack_tokens(texts[one.request_id])) for one in submits]
 
@@ -47,12 +47,12 @@ def run(submits: list[Submit], *, running: int = 8) -> tuple[dict[str, list[int]
 )
 def test_no_prediction_changes_a_token(expected, running, change):
     changed = {key: change(text) for key, text in expected.items()}
-    out, _ = run(predicted(requests(6), changed), running=running)
+    out, _ = run(predict(requests(6), changed), running=running)
     assert out == expected
 
 
 def test_a_right_prediction_takes_few_rounds_and_is_counted(expected):
-    submits = predicted(requests(6)[:1], expected)
+    submits = predict(requests(6)[:1], expected)
     out, rounds = run(submits)
     tokens = len(out["r0"])
     assert len(rounds) <= 2 + -(-tokens // (DEPTH + 1))
@@ -66,7 +66,7 @@ def test_a_request_that_is_moved_goes_on_in_its_prediction(expected):
     done = 23
     moved = [
         msgspec.structs.replace(one, committed=expected[one.request_id][:done])
-        for one in predicted(requests(6), expected)
+        for one in predict(requests(6), expected)
         if len(expected[one.request_id]) > done + DEPTH // 2
     ]
     assert moved
@@ -81,10 +81,10 @@ def test_grammars_penalties_and_bias_hold_for_predicted_tokens():
         msgspec.structs.replace(one, grammar=Grammar("regex", "[a-d]{20,60}"), min_tokens=10) for one in requests(4)
     ]
     plain = alone(shaped)
-    out, rounds = run(predicted(shaped, plain))
+    out, rounds = run(predict(shaped, plain))
     assert out == plain
     assert sum(one.by_drafter.get("prediction", (0, 0))[1] for one in rounds) > 0
-    out, _ = run(predicted(shaped, {key: [*b"zzz", *text] for key, text in plain.items()}))
+    out, _ = run(predict(shaped, {key: [*b"zzz", *text] for key, text in plain.items()}))
     assert out == plain
 
 

@@ -173,7 +173,7 @@ def gaps_of(seed: int, count: int, scale: float) -> list[float]:
     return [float(gap) for gap in np.abs(np.random.default_rng(seed).normal(0, scale, count))]
 
 
-def learned_from(scale: float, goal: ToleranceGoal, *, greedy: bool) -> ToleranceState:
+def learn_from(scale: float, goal: ToleranceGoal, *, greedy: bool) -> ToleranceState:
     state = calibrate_tolerance(ToleranceState(), gaps_of(0, goal.warmup_tokens, scale), goal, greedy=greedy)
     assert state.delta is not None
     return state
@@ -183,7 +183,7 @@ def learned_from(scale: float, goal: ToleranceGoal, *, greedy: bool) -> Toleranc
 @pytest.mark.parametrize(("before", "after"), [(1.0, 3.0), (3.0, 1.0)], ids=["worse", "better"])
 def test_a_text_that_drifts_is_followed_and_the_wanted_rate_is_reached_again(greedy, before, after):
     goal = ToleranceGoal(0.8, 500, 20.0)
-    state = learned_from(before, goal, greedy=greedy)
+    state = learn_from(before, goal, greedy=greedy)
     old = state.delta
     fed = gaps_of(1, 3000, after)
     for start in range(0, len(fed), 7):
@@ -198,7 +198,7 @@ def test_a_text_that_drifts_is_followed_and_the_wanted_rate_is_reached_again(gre
 @pytest.mark.parametrize("greedy", [False, True])
 def test_a_text_that_stays_as_it_was_keeps_its_tolerance(greedy):
     goal = ToleranceGoal(0.8, 500, 20.0)
-    state = learned_from(1.0, goal, greedy=greedy)
+    state = learn_from(1.0, goal, greedy=greedy)
     followed = state
     for seed in range(1, 21):
         followed = watch_tolerance(followed, gaps_of(seed, 500, 1.0), goal, greedy=greedy)
@@ -207,7 +207,7 @@ def test_a_text_that_stays_as_it_was_keeps_its_tolerance(greedy):
 
 def test_one_block_that_differs_is_no_drift():
     goal = ToleranceGoal(0.8, 500, 20.0)
-    state = learned_from(1.0, goal, greedy=True)
+    state = learn_from(1.0, goal, greedy=True)
     followed = state
     for seed in range(1, 9):
         followed = watch_tolerance(followed, gaps_of(seed, 500, 4.0 if seed % 2 else 1.0), goal, greedy=True)
@@ -216,7 +216,7 @@ def test_one_block_that_differs_is_no_drift():
 
 def test_where_a_tolerance_cannot_follow_it_stays():
     goal = ToleranceGoal(0.8, 100, 0.5)
-    widest = learned_from(5.0, goal, greedy=True)
+    widest = learn_from(5.0, goal, greedy=True)
     assert widest.delta == 0.5
     least = ToleranceState((), 0.0)
     for seed in range(6):

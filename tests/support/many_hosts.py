@@ -70,7 +70,7 @@ class ManyHosts:
 
 
 @contextmanager
-def joined_hosts(monkeypatch: pytest.MonkeyPatch, count: int, joined: int) -> Iterator[ManyHosts]:
+def join_hosts(monkeypatch: pytest.MonkeyPatch, count: int, joined: int) -> Iterator[ManyHosts]:
     """Make hosts, of which the first `joined` have Ray; skips the test where this user may not. What joins Ray finds
     its token in the environment."""
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:

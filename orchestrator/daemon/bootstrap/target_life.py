@@ -264,7 +264,7 @@ class TargetLife:
         return replace(change, told=(*renewed.replaced, *change.told), replaced=renewed.replaced)
 
     async def _prepare_change(self, config: ClusterConfig) -> TargetChange:
-        running, before, keeper = self.control.list_specs(), self._known_workers(), self._keeper
+        running, before, keeper = self.control.list_specs(), self._list_workers(), self._keeper
         if before is None:
             raise DaemonError(f"{self.name}: its workers are not known yet; reload again when it serves")
         for engine in self.control.list_replaced():  # no worker is there that could go on
@@ -280,7 +280,7 @@ class TargetLife:
         change = PlanChange(first.proposal, plan)
         return TargetChange(config, after, how, change, (*describe_change(how, running, after), *told))
 
-    def _known_workers(self) -> WorkerSet | None:
+    def _list_workers(self) -> WorkerSet | None:
         """Return the workers as they are to be; None where that is not known yet."""
         return self._workers if self._keeper is None else self._as_workers(self._keeper.running, self.config)
 
@@ -331,7 +331,7 @@ class TargetLife:
 
     async def _move(self, workers: WorkerSet, how: How) -> list[int]:
         """Let these be the workers; returns the numbers of the replicas, in their order. Raises WorkerError."""
-        before, old = self.control.list_specs(), self._known_workers()
+        before, old = self.control.list_specs(), self._list_workers()
         if how == "nothing" or old is None:
             return list(before)
         if how == "retune":

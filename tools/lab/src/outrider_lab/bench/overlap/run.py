@@ -102,8 +102,8 @@ def summarise_overlap(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     whole = [row["overlapped_tokens_per_s"] / row["plain_all_cores_tokens_per_s"] for row in real]
     return {
         "pairs": len(rows),
-        "hidden_share": _hidden_share(real),
-        "hidden_share_simulated": _hidden_share(simulated),
+        "hidden_share": _find_hidden_share(real),
+        "hidden_share_simulated": _find_hidden_share(simulated),
         "worst_vs_plain": min(row["vs_plain"] for row in rows),
         "vs_sequential": min(row["vs_sequential"] for row in rows),
         "best_vs_sequential": max(row["vs_sequential"] for row in rows),
@@ -112,6 +112,6 @@ def summarise_overlap(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _hidden_share(rows: Sequence[dict[str, Any]]) -> float | None:
+def _find_hidden_share(rows: Sequence[dict[str, Any]]) -> float | None:
     used_ms = sum(row["drafted"] * row["pass_ms"] for row in rows)
     return 1.0 - sum(row["wait_ms"] for row in rows) / used_ms if used_ms else None

@@ -132,7 +132,7 @@ def _open_hosts(base: dict[str, Any], directory: Path, workers: Sequence[Sequenc
         def call(function: Callable[[], _T]) -> _T:
             return hosts.run_on(0, function)
 
-        with _served_on(hosts, directory, config) as served:
+        with _serve_on(hosts, directory, config) as served:
             found = RealPlace("three hosts", served.url, workers, served.query, call, hosts)
             found.wait_serving()
             yield found
@@ -140,7 +140,7 @@ def _open_hosts(base: dict[str, Any], directory: Path, workers: Sequence[Sequenc
 
 
 @contextmanager
-def _served_on(hosts: BenchHosts, directory: Path, config: dict[str, Any]) -> Iterator[Served]:
+def _serve_on(hosts: BenchHosts, directory: Path, config: dict[str, Any]) -> Iterator[Served]:
     """A daemon on the first host: started, and stopped, from a thread that is there."""
     context = serve(hosts, directory, config)
     served = hosts.run_on(0, context.__enter__)
