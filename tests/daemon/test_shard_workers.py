@@ -91,20 +91,34 @@ def test_a_target_over_two_hosts_says_what_one_says_and_loses_no_token_with_a_sh
         hosts.run_on(0, lambda: serve_over_hosts(tmp_path, hosts, expected))
 
 
+def write_over_hosts(directory: Path, address: str, far: str) -> Path:
+    """Write a configuration of a target with a layer on the host that it is on and three on another one."""
+    config = write_toy(directory, f"[{{layers: 1, host: here}}, {{layers: 3, host: {far}}}]", runtime="ray")
+    config.write_text(config.read_text().replace("runtime: ray", f"address: '{address}'"))
+    return config
+
+
+def list_hosts(daemon: Daemon) -> list[str]:
+    """Return the hosts of a target's shards."""
+    return [line.rpartition("(")[2].split()[0] for line in daemon.status()["ready"]["shards"]]
+
+
+def list_toy_texts(daemon: Daemon, how: dict[str, Any], **changes: Any) -> list[str]:
+    """What it says to each sampling, drafted for in that way."""
+    body = {**ASK["extra_body"], "speculative_config": how}
+    asks = [{**ASK, **sampling, **changes, "extra_body": body} for sampling in SAMPLINGS]
+    return [daemon.client.completions.create(**ask).choices[0].text for ask in asks]
+
+
 def serve_over_hosts(directory: Path, hosts: Any, expected: list[str]) -> None:
     near, far, _ = (host.address for host in hosts.hosts)
-    config = write_toy(directory, f"[{{layers: 1, host: here}}, {{layers: 3, host: {far}}}]", runtime="ray")
-    config.write_text(config.read_text().replace("runtime: ray", f"address: '{hosts.address}'"))
-    with running(config) as daemon:
-        ready = daemon.status()["ready"]
-        assert [line.rpartition("(")[2].split()[0] for line in ready["shards"]] == [near, far]
-        for sampling, text in zip(SAMPLINGS, expected, strict=True):
-            for how in ({"method": "off"}, {"num_speculative_tokens": 4}):
-                body = {**ASK["extra_body"], "speculative_config": how}
-                asked = {**ASK, **sampling, "extra_body": body}
-                assert daemon.client.completions.create(**asked).choices[0].text == text
-        assert stream_while(daemon, lambda: os.kill(ready["part_pids"][1], signal.SIGKILL)) == expected
-        assert daemon.status()["ready"]["part_pids"][1] != ready["part_pids"][1]
+    with running(write_over_hosts(directory, hosts.address, far)) as daemon:
+        assert list_hosts(daemon) == [near, far]
+        for how in ({"method": "off"}, {"num_speculative_tokens": 4}):
+            assert list_toy_texts(daemon, how) == expected
+        part = daemon.status()["ready"]["part_pids"][1]
+        assert stream_while(daemon, lambda: os.kill(part, signal.SIGKILL)) == expected
+        assert daemon.status()["ready"]["part_pids"][1] != part
 
 
 def stream_while(daemon: Daemon, happens: Callable[[], None], **asked: Any) -> list[str]:

@@ -18,8 +18,9 @@ import pytest
 from device_profiles.store import ProfileStore
 from tests.daemon.test_draft_workers import ASK, count_accepted, draft_of, own, text_while, until_it_drafts
 from tests.daemon.test_life import collect
+from tests.daemon.test_shard_workers import list_hosts, list_toy_texts, write_over_hosts
 from tests.support import tiny_models
-from tests.support.daemon import configuration, running
+from tests.support.daemon import Daemon, configuration, running
 from tests.support.hosts import Hosts, ray_over, two_hosts
 from tests.support.waiting import until
 
@@ -100,6 +101,21 @@ def draft_over_the_cable(directory: Path, hosts: Hosts, expected: str) -> None:
         assert not psutil.pid_exists(hung)  # Ray asks a process itself to end, and this one does not hear it
         assert daemon.stop() == 0
         assert not psutil.pid_exists(newest)
+
+
+@pytest.mark.ray
+def test_a_target_in_shards_on_both_hosts_says_what_one_process_says(
+    tmp_path: Path, plain: Daemon, hosts: Hosts
+) -> None:
+    drafted = {"num_speculative_tokens": 4}
+    expected = list_toy_texts(plain, {"method": "off"}, max_tokens=40)
+    found = hosts.on_near(lambda: ask_over_the_cable(write_over_hosts(tmp_path, hosts.address, hosts.far_ip), drafted))
+    assert found == ([hosts.near_ip, hosts.far_ip], expected)
+
+
+def ask_over_the_cable(config: Path, how: dict[str, Any]) -> tuple[list[str], list[str]]:
+    with running(config) as daemon:
+        return list_hosts(daemon), list_toy_texts(daemon, how, max_tokens=40)
 
 
 @pytest.mark.ray
