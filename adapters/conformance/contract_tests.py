@@ -127,14 +127,13 @@ def test_a_full_pool_raises_before_anything_changes_and_serves_on_after_a_releas
     assert room < 200 * caps.block_tokens
     tokens = text(small, caps.block_tokens)
     last = caps.slots - 1
-    for slot in range(min(caps.slots, caps.total_blocks)):
-        held = 0
-        while small.free_blocks() and held < 8 * caps.block_tokens and slot < last:
-            batch = [Segment(slot, held, tokens[: caps.block_tokens // 2], (0, 0))]
+    several = text(small, 8 * caps.block_tokens)
+    for slot in range(last):
+        for start in range(0, len(several), caps.max_batch_rows):
+            batch = [Segment(slot, start, several[start : start + caps.max_batch_rows], (0, 0))]
             if small.count_needed_blocks(batch) > small.free_blocks():
                 break
             small.forward(batch)
-            held += caps.block_tokens // 2
     while small.free_blocks():
         small.forward([Segment(last, small.count_cached_positions(last), tokens[: caps.block_tokens // 2], (0, 0))])
     before = {slot: small.count_cached_positions(slot) for slot in range(caps.slots)}

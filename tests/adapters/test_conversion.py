@@ -26,9 +26,12 @@ from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.openvino_rt.adapter import OpenVinoAdapter
 from adapters.store_usage import SourceUse, measure_store
+from tests.support.first_layers import write_first_layers
 from tests.support.waiting import until
 
-_PARTS = 40
+_LAYERS = 12
+"""Of the default model's 30: enough that a converter is in its midst for a while."""
+_PARTS = 16
 _PREPARES = """
 import sys
 from pathlib import Path
@@ -88,19 +91,20 @@ class Heard:
         return [fraction for stage, fraction in self.said if stage.startswith("convert") and " of " in stage]
 
 
-@pytest.fixture
-def source(default_model_path: Path) -> ModelSource:
-    return ModelSource(default_model_path, "model", str(default_model_path))
+@pytest.fixture(scope="module")
+def source(default_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> ModelSource:
+    path = write_first_layers(tmp_path_factory.mktemp("source") / "layers.gguf", default_model_path, _LAYERS)
+    return ModelSource(path, "model", str(path))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(default_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Heard]:
-    return prepare_undisturbed(default_model_path, tmp_path_factory.mktemp("whole"), "openvino_rt")
+def undisturbed(source: ModelSource, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Heard]:
+    return prepare_undisturbed(source, tmp_path_factory.mktemp("whole"), "openvino_rt")
 
 
-def prepare_undisturbed(path: Path, root: Path, adapter: str) -> tuple[Path, Heard]:
-    file, heard = ModelSource(path, "model", str(path)), Heard()
-    return ModelStore(root).prepare(file, registry.get(adapter), heard), heard
+def prepare_undisturbed(source: ModelSource, root: Path, adapter: str) -> tuple[Path, Heard]:
+    heard = Heard()
+    return ModelStore(root).prepare(source, registry.get(adapter), heard), heard
 
 
 def count_finished(root: Path) -> int:
@@ -188,7 +192,7 @@ def test_a_worker_that_is_killed_while_it_converts_leaves_what_was_finished_to_t
     assert not [name for name in read if name[0].isdigit() and int(name.partition(".")[0]) < layer]
     assert not {part["key"] for part in kept}.intersection(read) - {"embedding"}  # which a tied head reads, too
     assert not list_kept(tmp_path)
-    assert is_same(found, prepare_undisturbed(source.path, tmp_path / "other", adapter)[0])
+    assert is_same(found, prepare_undisturbed(source, tmp_path / "other", adapter)[0])
 
 
 def begin_worker(root: Path, source: ModelSource, adapter: str) -> subprocess.Popen[bytes]:
