@@ -148,7 +148,6 @@ def _count_texts(job: Asked, options: EngineOptions, shards: Shards) -> dict[str
 
 
 def _split_kinds(texts: Sequence[Text], facts: TargetFacts) -> dict[str, Positions]:
-    """Return what was decided in texts, by kind of prompt."""
     by_kind: dict[str, list[Text]] = {}
     for text in texts:
         by_kind.setdefault("given" if facts.prompts else KINDS[text.number % len(KINDS)], []).append(text)

@@ -63,7 +63,6 @@ class Shards:
         self.directory = directory
 
     def paths(self) -> list[Path]:
-        """Return the files there are, oldest first."""
         return sorted(self.directory.glob("texts-*.npz"))
 
     def bind(self, facts: TargetFacts) -> None:

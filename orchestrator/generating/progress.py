@@ -17,7 +17,6 @@ class ConsoleShow:
         self.console = Console(stderr=True)
 
     def stage(self, name: str) -> AbstractContextManager[Any]:
-        """Show a stage of unknown length."""
         return self.console.status(f"{name} ...")
 
     @contextmanager

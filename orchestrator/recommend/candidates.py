@@ -34,7 +34,6 @@ class Candidate:
 
 
 def format_drafts(items: Sequence[dict[str, Any]]) -> str:
-    """Return `drafts` to paste into cluster.yaml."""
     return yaml.safe_dump({"drafts": list(items)}, sort_keys=False, allow_unicode=True, width=120).rstrip("\n")
 
 

@@ -30,7 +30,6 @@ def read_prompts(path: Path, target: LoadedSource, limit: int) -> list[Prompt]:
 
 
 def encode_prompts(texts: Sequence[PromptText], target: LoadedSource) -> list[Prompt]:
-    """Return prompts as the chat API encodes them."""
     tokenizer = load_tokenizer(target.tokenizer_dir)
     stop_tokens = sorted(tokenizer.eos_ids)
     return [

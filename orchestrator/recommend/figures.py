@@ -56,7 +56,6 @@ def _draw_tpot(records: Sequence[Record], drawn: np.ndarray[Any, Any]) -> np.nda
 
 
 def describe_way(plain: Sequence[Record], records: Sequence[Record]) -> dict[str, Any]:
-    """Return a candidate's figures over some prompts."""
     stats = [record.stats for record in records if record.stats]
     drafted, accepted = sum(stat.drafted for stat in stats), sum(stat.accepted for stat in stats)
     taken_ms, steps = tpot_ms(records), sum(stat.steps for stat in stats)

@@ -136,7 +136,6 @@ def _without_place(reason: str) -> str:
 
 
 def _list_failed(ways: Sequence[Way]) -> dict[str, str]:
-    """Return why drafters of these ways do not draft any more, by way."""
     states = {way.name: way.drafter.states() for way in ways if way.drafter is not None}
     return {
         name: "; ".join(f"{state.name} failed: {state.reason}" for state in drafters if state.state == "failed")

@@ -124,7 +124,6 @@ class EngineHost:
         self.obey(decode_commands(frame))
 
     def obey(self, commands: Sequence[Command]) -> None:
-        """Pass on commands, once the engine is there."""
         self._loaded.wait()
         if self._engine is not None:
             for command in commands:

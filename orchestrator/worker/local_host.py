@@ -53,7 +53,6 @@ class StandingEvents:
         self._last: dict[type[Event], Event] = {}
 
     def observe(self, events: Sequence[Event]) -> None:
-        """Remember what stands."""
         for event in events:
             if isinstance(event, Ready | DraftReady):
                 self._last.pop(Progress, None)
@@ -62,7 +61,6 @@ class StandingEvents:
                 self._last[type(event)] = event
 
     def events(self) -> list[Event]:
-        """Return it in the order in which it was said first."""
         return list(self._last.values())
 
 
@@ -73,7 +71,6 @@ class LiveRequests:
         self._ids: set[str] = set()
 
     def observe_commands(self, commands: Sequence[Command]) -> None:
-        """Requests come and are cancelled."""
         for command in commands:
             if isinstance(command, Submit):
                 self._ids.add(command.request_id)
@@ -81,7 +78,6 @@ class LiveRequests:
                 self._ids.discard(command.request_id)
 
     def observe_events(self, events: Sequence[Event]) -> None:
-        """Requests end by themselves."""
         for event in events:
             if isinstance(event, RoundReport):
                 for delta in event.deltas:
@@ -227,7 +223,6 @@ def _await_daemon(door: socket.socket, digest: str, wait_s: float) -> tuple[sock
 
 
 def _is_ours(link: socket.socket) -> bool:
-    """Whether a process of this user has knocked."""
     credentials = link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return bool(_CREDENTIALS.unpack(credentials)[1] == os.getuid())
 

@@ -37,11 +37,9 @@ class PulseEmitter:
             self._progress = event if isinstance(event, Progress) else None
 
     def start(self) -> None:
-        """Begin to watch."""
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
     def stop(self) -> None:
-        """The engine has ended."""
         self._ended.set()
 
     def _run(self) -> None:
@@ -64,7 +62,6 @@ class _Round:
         self._looked_s = self._since_s
 
     def measure(self, expected_ms: float, cores: int) -> Pulse:
-        """Return the pulse."""
         now_s = time.monotonic()
         late_s = now_s - self._looked_s - PULSE_S
         if late_s > PULSE_S:
@@ -82,7 +79,6 @@ class _Load:
         self._meter: WorkMeter | None = None  # most steps are over before there is anything to look at
 
     def measure(self, expected_ms: float, cores: int) -> Pulse:
-        """Return the pulse."""
         now_s = time.monotonic()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s = now_s

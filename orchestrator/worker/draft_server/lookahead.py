@@ -30,7 +30,6 @@ class Branch:
 
     @property
     def chance(self) -> float:
-        """The chance that all of the branch becomes output."""
         return self.outcome.chance * self.line.chance
 
     def advance(self, count: int, reached: float) -> Branch:
@@ -67,7 +66,6 @@ class LookaheadSequence:
 
     @property
     def chance(self) -> float:
-        """The chance that all of `ahead` becomes output."""
         return prod(self.guess.confidences)
 
     @property

@@ -67,7 +67,6 @@ class HostedDrafter:
 
     @property
     def state(self) -> DrafterState:
-        """The drafter's state as it is now."""
         return self.drafter.states()[0]
 
 
@@ -82,17 +81,17 @@ class DraftEngine:
         self._step: Step | None = Step("load", -1.0)
 
     def submit(self, command: Command) -> None:
-        """See protocol.contract.Engine. A draft worker knows one command, Stop."""
+        """A draft worker knows one command, Stop."""
         if isinstance(command, Stop):
             self._stopped = True
             self._bell.ring()
 
     def describe_step(self) -> Step | None:
-        """See protocol.contract.Engine. Once it drafts, its targets watch it."""
+        """Once it drafts, its targets watch it."""
         return self._step
 
     def run(self, emit: Emit) -> None:
-        """See protocol.contract.Engine. What an adapter raises becomes a Failed event with one line."""
+        """What an adapter raises becomes a Failed event with one line."""
         try:
             self._host(emit)
         finally:
@@ -138,12 +137,10 @@ class _Greeted:
     hello: Hello
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
         self.link.close()
 
 
 def _meet_target(admitted: socket.socket) -> _Greeted:
-    """Wait for a target's first word. Raises LinkLost, ProtocolError."""
     link = Link(admitted)
     try:
         return _Greeted(link, link.hello(GREETING_S))
@@ -185,7 +182,6 @@ class _Counter:
         self._peak, self._peak_s = 0, -math.inf
 
     def arrive(self, greeted: _Greeted) -> None:
-        """A target has connected. Thread-safe."""
         self._arrived.put(greeted)
         self._bell.ring()
 
@@ -207,7 +203,6 @@ class _Counter:
             emit(load)
 
     def close(self) -> None:
-        """Hang up on everybody. Idempotent."""
         for served in list(self._served.values()):
             self._hang_up(served)
         while not self._arrived.empty():
@@ -284,7 +279,6 @@ class _Counter:
         return min(now_s, max(self._looked_s, turn.sent_s)) if here and turn.sent_s else self._looked_s
 
     def _answer(self) -> None:
-        """Send all answers that are due."""
         by_session = {id(served.session): served for served in self._served.values()}
         for answer in self._shared.take_answers():
             self._guard(by_session[id(answer.session)], partial(self._send, answer))

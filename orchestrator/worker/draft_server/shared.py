@@ -253,7 +253,6 @@ class SharedDrafter:
         self._due.append(SharedAnswer(session, open_ask.number, drafts, offsets))
 
     def _grow(self, sequences: Sequence[LookaheadSequence], targets: int) -> None:
-        """Ask for one token more than each sequence has."""
         started_s = self._clock.monotonic_s()
         drafts = self.drafter.propose([Ask(sequence.key, len(sequence.ahead) + 1) for sequence in sequences])
         for sequence, draft in zip(sequences, drafts, strict=True):

@@ -168,7 +168,6 @@ class DraftCache:
         return {known: rows for known, rows in self._run(feeds) if rows is not None}
 
     def drop(self, known: DraftSequence) -> None:
-        """Give up what is held of a sequence."""
         if known.slot == NO_SLOT:
             return
         self._model.release(known.slot)
@@ -310,7 +309,6 @@ class DraftCache:
 
 
 def count_common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many leading tokens two sequences share."""
     count = 0
     for token, other in zip(left, right, strict=False):
         if token != other:
@@ -336,7 +334,6 @@ def _guess(known: DraftSequence, tokens: Sequence[int]) -> _Feed:
 
 
 def _note(feed: _Feed) -> None:
-    """The slot holds the feed's tokens."""
     known, committed = feed.known, len(feed.known.tokens)
     if feed.start >= committed:
         known.guessed.extend(feed.tokens)

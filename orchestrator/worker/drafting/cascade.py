@@ -73,26 +73,21 @@ class Cascade:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no cheaper drafter."""
         return not self._drafters
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """A sequence begins."""
         for drafter in self._owned:
             drafter.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """Tokens were committed."""
         for drafter in self._owned:
             drafter.extend(key, tokens)
 
     def end(self, key: str, *, keep: bool) -> None:
-        """A sequence ends."""
         for drafter in self._owned:
             drafter.end(key, keep=keep)
 
     def memory_bytes(self) -> int:
-        """Return an estimate of what owned drafters remember."""
         return sum(drafter.memory_bytes() for drafter in self._owned)
 
     def propose(self, checked: Checked, key: str, tokens: Sequence[int], most: int, rows: int) -> tuple[int, ...]:

@@ -41,7 +41,6 @@ class _DrafterStats:
         return calibrated
 
     def learn(self, key: str, committed: Sequence[int]) -> None:
-        """The verdict on a sequence came."""
         draft = self.proposed.pop(key, None)
         if draft is None:
             return
@@ -49,9 +48,9 @@ class _DrafterStats:
 
 
 class ChainDrafter(DrafterGroup):
-    """See the module. Of several drafts for a sequence the one that promises most is taken, the cheapest of equals;
-    `Draft.drafter` says whose it is. `predictions` are asked first, for those sequences that came with one. Every
-    drafter learns what was committed, whoever proposed it. One that raises is not asked any more."""
+    """Implements drafting.port.Drafter. Of several drafts for a sequence the one that promises most is taken, the
+    cheapest of equals; `Draft.drafter` says whose it is. `predictions` are asked first, for those sequences that came
+    with one. Every drafter learns what was committed, whoever proposed it. One that raises is not asked any more."""
 
     name = "chain"
 
@@ -79,7 +78,6 @@ class ChainDrafter(DrafterGroup):
         self._silent = frozenset(silent)
 
     def states(self) -> list[DrafterState]:
-        """See the port."""
         return [
             msgspec.structs.replace(state, state="off") if number in self._silent and state.state == "ok" else state
             for number, drafter in enumerate(self._drafters)
@@ -87,7 +85,6 @@ class ChainDrafter(DrafterGroup):
         ]
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
         self._forget(key)
         self._greedy[key] = sampling.temperature == 0.0
         self._tallies[key] = [DrafterTally() for _ in self._drafters]
@@ -95,7 +92,6 @@ class ChainDrafter(DrafterGroup):
             drafter.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
         if key in self._greedy:
             for standing in self._standings[self._greedy[key]]:
                 standing.learn(key, tokens)
@@ -103,7 +99,6 @@ class ChainDrafter(DrafterGroup):
             drafter.extend(key, tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port."""
         best, takers = [NOTHING] * len(asks), [-1] * len(asks)
         for number, drafter in enumerate(self._drafters[self._first :], start=self._first):
             places = [place for place, ask in enumerate(asks) if self._asks(number, ask, best[place])]
@@ -125,7 +120,7 @@ class ChainDrafter(DrafterGroup):
         return best
 
     def describe_shares(self, key: str) -> list[DrafterShare]:
-        """See drafting.tally. A drafter that no round met is left out."""
+        """A drafter that no round met is left out."""
         named = zip(self._drafters, self._tallies.get(key, ()), strict=False)
         return [tally.name(state.name) for drafter, tally in named if tally.met for state in drafter.states()[:1]]
 
@@ -146,7 +141,6 @@ class ChainDrafter(DrafterGroup):
         return asks
 
     def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
         self._forget(key)
         for drafter in self._drafters:
             drafter.end(key, keep=keep)
@@ -159,7 +153,6 @@ class ChainDrafter(DrafterGroup):
 
 
 def _beyond(ask: Ask, best: Draft) -> Ask:
-    """Return an ask that tells what is there already."""
     return replace(ask, promised=min(estimate_accepted_tokens(best.confidences), ask.limit)) if best.tokens else ask
 
 

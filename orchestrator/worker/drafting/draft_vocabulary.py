@@ -16,7 +16,6 @@ class Outputs:
         self._ids = np.array(spec.output_ids, np.intp)
 
     def token(self, column: int) -> int:
-        """Return the token of a column."""
         return int(self._ids[column]) if len(self._ids) else column
 
     def spread(self, row: Row) -> Row:

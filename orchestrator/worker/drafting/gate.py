@@ -129,7 +129,6 @@ class DraftGate:
                 gated.reading = reading
 
     def observe_accepted(self, rule: Rule, accepted: int) -> None:
-        """So many tokens of a sequence's draft became output."""
         if (gated := self._open.get(rule)) is not None:
             gated.accepted += accepted
 

@@ -15,14 +15,12 @@ class DrafterGroup:
         self._drafters = tuple(drafters)
 
     def memory_bytes(self) -> int:
-        """See the port."""
         return sum(drafter.memory_bytes() for drafter in self._drafters)
 
     def states(self) -> list[DrafterState]:
-        """See the port."""
         return [state for drafter in self._drafters for state in drafter.states()]
 
     def close(self) -> None:
-        """See the port. The one loaded last goes first: OpenVINO's models leave a signal stack behind otherwise."""
+        """The one loaded last goes first: OpenVINO's models leave a signal stack behind otherwise."""
         for drafter in reversed(self._drafters):
             drafter.close()

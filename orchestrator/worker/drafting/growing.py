@@ -35,7 +35,6 @@ class Proposal:
     rivals: list[list[Rival]] = field(default_factory=list)
 
     def behind(self, count: int) -> Proposal:
-        """Return what is left behind the first `count` tokens."""
         return Proposal(
             tokens=self.tokens[count:],
             probabilities=self.probabilities[count:],
@@ -60,11 +59,9 @@ class GrowingDraft(Proposal):
 
     @property
     def goes_on(self) -> bool:
-        """Whether one more token is worth its time."""
         return len(self.tokens) < self.ask.limit and self.certainty >= self.least
 
     def draft(self, drafter: str) -> Draft:
-        """Return it as a drafter's draft, no longer than was asked for."""
         whole = Draft(tuple(self.tokens), tuple(self.confidences), drafter, proposals=tuple(self.proposals))
         return whole.truncate(self.ask.limit)
 

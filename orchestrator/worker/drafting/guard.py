@@ -17,22 +17,20 @@ _Result = TypeVar("_Result")
 
 
 class GuardedDrafter:
-    """A drafter that is closed and not asked any more once it raised; its state says what."""
+    """Implements drafting.port.Drafter: one that is closed and not asked any more once it raised; its state says
+    what."""
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
         self._failed: list[DrafterState] | None = None
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
         self._try(lambda: self._drafter.begin(key, tokens, sampling, hints), None)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
         self._try(lambda: self._drafter.extend(key, tokens), None)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port."""
         return self._try(lambda: self._propose(asks), [NOTHING] * len(asks))
 
     def _propose(self, asks: Sequence[Ask]) -> list[Draft]:
@@ -49,21 +47,17 @@ class GuardedDrafter:
         return self._try(lambda: drafter.continue_from(key, tokens, limit), NOTHING)
 
     def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
         self._try(lambda: self._drafter.end(key, keep=keep), None)
 
     def memory_bytes(self) -> int:
-        """See the port."""
         return self._try(self._drafter.memory_bytes, 0)
 
     def states(self) -> list[DrafterState]:
-        """See the port."""
         nothing: list[DrafterState] = []
         states = self._try(self._drafter.states, nothing)
         return states if self._failed is None else self._failed
 
     def close(self) -> None:
-        """See the port."""
         if self._failed is None:
             self._drafter.close()
 

@@ -34,8 +34,9 @@ _MARGIN = 2.0  # an ask is to bring so many times what it takes
 
 
 class IndexDrafter:
-    """Drafts from the store at a path, which is called `store`. It does not own the text: it follows the end of each
-    sequence alone. A store of at most `most_bytes` that replaces it is taken as a sequence begins."""
+    """Implements drafting.port.Drafter. It drafts from the store at a path, which is called `store`. It does not own
+    the text: it follows the end of each sequence alone. A store of at most `most_bytes` that replaces it is taken as a
+    sequence begins."""
 
     def __init__(
         self, path: Path, store: str, clock: Clock, *, name: str, vocabulary: str, most_bytes: int = _UNBOUNDED
@@ -54,7 +55,6 @@ class IndexDrafter:
         self._brought, self._ask_ms = _HOPED, 0.0
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
         self._renew()
         self._asked.pop(key, None)
         if hints.stores is None or self._store in hints.stores:
@@ -82,7 +82,6 @@ class IndexDrafter:
         self._meter.state = msgspec.structs.replace(self._meter.state, memory_bytes=self._passages.size_bytes)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
         end = self._ends.get(key)
         if end is None:
             return
@@ -92,7 +91,6 @@ class IndexDrafter:
             self._brought = update_mean(self._brought, count_common_prefix(proposed, tokens), _NEWEST)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port."""
         if not any(ask.key in self._ends for ask in asks) or not self._is_due(asks[0]):
             return [NOTHING] * len(asks)
         started_s = self._clock.monotonic_s()
@@ -115,7 +113,6 @@ class IndexDrafter:
         return draft
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
-        """See drafting.cascade.ContinuingDrafter."""
         end = self._ends.get(key)
         if end is None or limit <= 0:
             return NOTHING
@@ -126,18 +123,15 @@ class IndexDrafter:
         return draft if draft.tokens else NOTHING
 
     def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
         self._ends.pop(key, None)
         self._asked.pop(key, None)
 
     def memory_bytes(self) -> int:
-        """See the port: what is mapped."""
+        """What is mapped."""
         return self._passages.size_bytes
 
     def states(self) -> list[DrafterState]:
-        """See the port."""
         return [self._meter.state]
 
     def close(self) -> None:
-        """See the port."""
         self._passages.close()

@@ -10,31 +10,25 @@ from policies.sampling import Sampling
 
 
 class FailedDrafter:
-    """Stands where a draft model's device failed while it was loaded; `state` says how."""
+    """Implements drafting.port.Drafter: stands where a draft model's device failed while it was loaded; `state` says
+    how."""
 
     def __init__(self, state: DrafterState) -> None:
         self._state = state
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None: ...
 
-    def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
+    def extend(self, key: str, tokens: Sequence[int]) -> None: ...
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port."""
         return [NOTHING] * len(asks)
 
-    def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
+    def end(self, key: str, *, keep: bool) -> None: ...
 
     def memory_bytes(self) -> int:
-        """See the port."""
         return 0
 
     def states(self) -> list[DrafterState]:
-        """See the port."""
         return [self._state]
 
-    def close(self) -> None:
-        """See the port."""
+    def close(self) -> None: ...

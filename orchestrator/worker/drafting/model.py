@@ -46,12 +46,11 @@ _FOLLOWED_TOKENS = 2  # fed anyway: the target's own token, and the last accepte
 
 
 class ModelDrafter:
-    calibrated = True
-    """See the module. `state` says what was loaded, under which name; `vocabulary` is the target's, in tokens: the
-    model's own may be padded to another size. A sequence with a token for which it has no row is not drafted for.
-    `prefill_ms` bounds what a round spends on prompts that the draft model has not seen yet. `branches`: it is to be
-    asked for branches (drafting.port.BranchingDrafter). A step may check `ahead` tokens of its `cascade` beyond what is
-    asked for, where it will be asked for them next."""
+    """Implements drafting.port.Drafter: see the module. `state` says what was loaded, under which name; `vocabulary` is
+    the target's, in tokens: the model's own may be padded to another size. A sequence with a token for which it has no
+    row is not drafted for. `prefill_ms` bounds what a round spends on prompts that the draft model has not seen yet.
+    `branches`: it is to be asked for branches (drafting.port.BranchingDrafter). A step may check `ahead` tokens of its
+    `cascade` beyond what is asked for, where it will be asked for them next."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class ModelDrafter:
         self._step_ms = 0.0
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port. KV of the tokens that both begin with is kept."""
+        """KV of the tokens that both begin with is kept."""
         if self._meter.failed:
             return
         if not self._has(tokens):
@@ -107,7 +106,6 @@ class ModelDrafter:
         self._cascade.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
         known = self._known.get(key)
         if known is None:
             return
@@ -119,7 +117,6 @@ class ModelDrafter:
         self._cascade.extend(key, tokens)
 
     def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
         known = self._known.pop(key, None)
         self._proposed.pop(key, None)
         if known is not None:
@@ -128,7 +125,6 @@ class ModelDrafter:
             self._cascade.end(key, keep=keep)
 
     def list_outcomes(self, key: str) -> list[Outcome]:
-        """See the port."""
         known, made = self._known.get(key), self._proposed.get(key)
         if known is None or made is None:
             return []
@@ -141,7 +137,6 @@ class ModelDrafter:
         return outcomes
 
     def branch(self, key: str, branch: str, outcome: Outcome) -> bool:
-        """See the port."""
         known, made = self._known.get(key), self._proposed.get(key)
         if known is None or made is None or outcome.accepted > len(made.tokens):
             return False
@@ -164,7 +159,6 @@ class ModelDrafter:
         return True
 
     def adopt(self, key: str, branch: str) -> None:
-        """See the port."""
         known, forked = self._known.get(key), self._known.get(branch)
         if known is None or forked is None or forked.tokens != known.tokens or forked.slot == NO_SLOT:
             self.prune(branch)
@@ -178,14 +172,12 @@ class ModelDrafter:
             self._proposed[key] = made
 
     def prune(self, branch: str) -> None:
-        """See the port."""
         self._branch_keys.discard(branch)
         self._proposed.pop(branch, None)
         if (forked := self._known.pop(branch, None)) is not None:
             self._cache.drop(forked)
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
-        """See drafting.cascade.ContinuingDrafter."""
         known = self._known.get(key)
         if self._meter.failed or known is None or not self._has(tokens):
             return NOTHING
@@ -205,7 +197,7 @@ class ModelDrafter:
         return growing.draft(self.name)
 
     def memory_bytes(self) -> int:
-        """See the port: the KV cache, which is allocated whole, and what drafters of its own remember."""
+        """The KV cache, which is allocated whole, and what drafters of its own remember."""
         if self._meter.failed:
             return 0
         caps = self._model.capabilities
@@ -213,19 +205,16 @@ class ModelDrafter:
         return kv_bytes + self._cascade.memory_bytes()
 
     def states(self) -> list[DrafterState]:
-        """See the port."""
         rests = _RESTS if self._guard.rests else ""
         return [msgspec.structs.replace(self._meter.state, memory_bytes=self.memory_bytes(), rests=rests)]
 
     def close(self) -> None:
-        """See the port."""
         self._known.clear()
         self._proposed.clear()
         with suppress(AdapterError):  # a broken model may not even close
             self._model.close()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port."""
         worth = [] if self._meter.failed else self._guard.choose_asks(asks, self._known, self._step_ms)
         if not worth:
             return [NOTHING] * len(asks)
@@ -270,7 +259,6 @@ class ModelDrafter:
         return max(0, known.missing - _FOLLOWED_TOKENS) * (self._cache.row_ms or self._step_ms)
 
     def _has(self, tokens: Sequence[int]) -> bool:
-        """True where the model has a row for each of the target's tokens."""
         return max(tokens, default=0) < self._own
 
     def _drafts(self, asks: Sequence[Ask]) -> dict[str, Draft]:
@@ -336,7 +324,6 @@ class ModelDrafter:
             self._step_ms = update_mean(self._step_ms or token_ms, token_ms, _NEWEST_STEP)
 
     def _step(self, cache: DraftCache, feeds: dict[DraftSequence, list[int]]) -> tuple[dict[DraftSequence, Row], float]:
-        """Return the logits behind fed tokens, and what that took, in ms."""
         started_s = self._clock.monotonic_s()
         rows = cache.step(feeds)
         return rows, (self._clock.monotonic_s() - started_s) * MS_PER_S
@@ -353,7 +340,6 @@ class ModelDrafter:
         return True
 
     def _choose(self, growing: GrowingDraft, row: Row) -> None:
-        """Append the token that the draft model chooses from its logits. Raises NotFinite and AdapterError."""
         sampling, penalties = growing.known.sampling, growing.known.penalties
         # Noise and penalties go by token; the best column is the best token without them.
         by_column = sampling.temperature == 0.0 and penalties is None

@@ -104,7 +104,6 @@ class Passages:
     """A mapped store. Its pages are the page cache's: workers of a host share them."""
 
     def __init__(self, path: Path) -> None:
-        """Raises PassagesUnusable."""
         self._path = path
         self.header, start = read_header(path)
         self.size_bytes = self.header.tokens * BYTES_PER_TOKEN

@@ -64,7 +64,6 @@ class Draft:
         return replace(self, tokens=(*self.tokens, *(token,) * missing), filling=missing)
 
     def truncate(self, count: int) -> Draft:
-        """Return the draft's first `count` tokens with all that belongs to them."""
         if count >= len(self.tokens):
             return self
         return replace(
@@ -76,7 +75,6 @@ class Draft:
         )
 
     def behind(self, count: int) -> Draft:
-        """Return what is left of the draft behind its first `count` tokens."""
         return replace(
             self,
             tokens=self.tokens[count:],
@@ -87,7 +85,6 @@ class Draft:
         )
 
     def is_drawn(self, index: int) -> bool:
-        """Return whether a token was drawn from a distribution."""
         return index < len(self.proposals) and self.proposals[index] is not None
 
     def within(self, vocabulary: int) -> Draft:

@@ -49,7 +49,6 @@ class PredictedText:
         self.matched = _FIRST
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Follow tokens of the output."""
         text, end = self._tokens, len(self._tokens)
         self._output.extend(tokens)
         for token in tokens:
@@ -62,7 +61,6 @@ class PredictedText:
             self._find_place()
 
     def _leave(self) -> None:
-        """The output says another token than the text."""
         known = self.place >= 0 and self.matched >= _KNOWN
         if known:
             self._left = self.place
@@ -126,7 +124,7 @@ class PredictedText:
 
 
 class PredictionDrafter:
-    """See the module. It knows the sequences that began with a prediction, and no others."""
+    """Implements drafting.port.Drafter. It knows the sequences that began with a prediction, and no others."""
 
     def __init__(self, clock: Clock) -> None:
         self.name = PREDICTION
@@ -136,15 +134,12 @@ class PredictionDrafter:
 
     @property
     def busy(self) -> bool:
-        """True while there is a sequence with a prediction."""
         return bool(self._texts)
 
     def knows(self, key: str) -> bool:
-        """Return whether a sequence has a prediction."""
         return key in self._texts
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
         self._texts.pop(key, None)
         if not hints.prediction:
             return
@@ -154,28 +149,23 @@ class PredictionDrafter:
             text.extend(tokens[-hints.generated :])
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
         if (text := self._texts.get(key)) is not None:
             text.extend(tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port."""
         if not asks:
             return []
         with self._meter.round():
             return [self._texts[ask.key].draft(ask.limit) if ask.key in self._texts else NOTHING for ask in asks]
 
     def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
         self._texts.pop(key, None)
 
     def memory_bytes(self) -> int:
-        """See the port."""
         return 0
 
     def states(self) -> list[DrafterState]:
-        """See the port. Until a request brings a prediction there is nothing to say."""
+        """Until a request brings a prediction there is nothing to say."""
         return [self._meter.state] if self._used else []
 
-    def close(self) -> None:
-        """See the port."""
+    def close(self) -> None: ...

@@ -112,7 +112,6 @@ class WireDraft(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, draft: Draft) -> WireDraft:
-        """Return a draft as it travels."""
         sureness = bytes(round(confidence * _SURE) for confidence in draft.confidences)
         return cls(draft.tokens, sureness, tuple(pack_proposal(proposal) for proposal in draft.proposals))
 
@@ -145,7 +144,6 @@ class WireBranch(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, accepted: int, token: int, chance: float, draft: Draft) -> WireBranch:
-        """Return a branch as it travels."""
         return cls(accepted, token, round(chance * _SURE), WireDraft.of(draft))
 
 
@@ -201,7 +199,6 @@ class Link:
         self.sent_bytes = self.received_bytes = 0
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, for select."""
         return self._socket.fileno()
 
     @property
@@ -279,7 +276,6 @@ class Link:
         return frame
 
     def _read(self) -> bool:
-        """Take what is there. False: nothing."""
         try:
             data = self._socket.recv(_READ_BYTES)
         except _NOT_NOW:

@@ -61,7 +61,6 @@ class DraftText:
         return self._utf8.getstate()[0]
 
     def extend(self, committed: Iterable[int]) -> None:
-        """The target's tokens go on."""
         target, to_draft = self._bridge.target, self._bridge.to_draft
         run = bytearray()
         for token in committed:
@@ -83,7 +82,6 @@ class DraftText:
         return self._empty and target.adds_bos and token == target.bos_id
 
     def _encode(self, text: str) -> None:
-        """Encode the window with more text behind it."""
         if not text:
             return
         draft = self._bridge.draft

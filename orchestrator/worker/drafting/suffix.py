@@ -94,14 +94,13 @@ class OutputStore:
         self.generations[0].extend([*tokens[-(self._half_tokens - 1) :], _SEAM])
 
     def memory_bytes(self) -> int:
-        """Return an estimate of what is remembered."""
         return sum(len(index.tokens) for index in self.generations) * BYTES_PER_TOKEN
 
 
 class SuffixDrafter:
-    """See the module. `max_match` is in tokens, `memory_bytes` bounds the store of earlier outputs. `beside`: whose
-    store it shares, and does not count as its own. `statistics` of the model, which it closes, are merged with what the
-    text votes for; `reason`: why there are none that there should be."""
+    """Implements drafting.port.Drafter. `max_match` is in tokens, `memory_bytes` bounds the store of earlier outputs.
+    `beside`: whose store it shares, and does not count as its own. `statistics` of the model, which it closes, are
+    merged with what the text votes for; `reason`: why there are none that there should be."""
 
     def __init__(
         self,
@@ -130,7 +129,6 @@ class SuffixDrafter:
         self._prompts: dict[str, int] = {}
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
         self._indexes[key] = index = SuffixIndex()
         self._prompts[key] = len(tokens)
         index.extend(tokens)
@@ -141,13 +139,11 @@ class SuffixDrafter:
                 recalled.extend([*unpack_tokens(output), _SEAM])
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
         index = self._indexes.get(key)
         if index is not None:  # a request with speculation off was never begun
             index.extend(tokens)
 
     def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
         index = self._indexes.pop(key, None)
         self._recalled.pop(key, None)
         prompt = self._prompts.pop(key, 0)
@@ -155,33 +151,28 @@ class SuffixDrafter:
             self._store.add(index.tokens[prompt:])
 
     def forget(self) -> None:
-        """Forget earlier outputs."""
         self._store = OutputStore(self._memory_bytes)
 
     def memory_bytes(self) -> int:
-        """See the port: what is mapped, too."""
+        """What is mapped, too."""
         if not self._counts_store:
             return 0
         return self._store.memory_bytes() + (self._statistics.size_bytes if self._statistics is not None else 0)
 
     def states(self) -> list[DrafterState]:
-        """See the port."""
         return [msgspec.structs.replace(self._meter.state, memory_bytes=self.memory_bytes())]
 
     def close(self) -> None:
-        """See the port."""
         if self._statistics is not None:
             self._statistics.close()
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port."""
         if not asks:
             return []
         with self._meter.round():
             return [self._draft(ask.key, (), ask.limit, ask.least) for ask in asks]
 
     def continue_from(self, key: str, tokens: Sequence[int], limit: int) -> Draft:
-        """See drafting.cascade.ContinuingDrafter."""
         return self._draft(key, tokens, limit, 0.0)
 
     def _draft(self, key: str, tokens: Sequence[int], limit: int, least: float) -> Draft:

@@ -36,12 +36,10 @@ def guess_by_vote(voters: list[Voter], longest: int, step: int) -> Guess | None:
 
 
 def keep_voters(voters: list[Voter], step: int, token: int) -> list[Voter]:
-    """Return the voters that have this token `step` tokens behind their places."""
     return [v for v in voters if v[2] + step < len(v[1]) and v[1][v[2] + step] == token]
 
 
 def vote_draft(voters: list[Voter], longest: int, limit: int, name: str) -> Draft:
-    """Return the draft that most of the voters go on with, token by token."""
     tokens: list[int] = []
     confidences: list[float] = []
     for step in range(limit):

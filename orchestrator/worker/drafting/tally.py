@@ -29,7 +29,6 @@ class DrafterTally:
     off: int = 0
 
     def name(self, name: str) -> DrafterShare:
-        """Return it for a message."""
         return DrafterShare(name, self.ask_count, self.answered, self.taken, self.proposed, self.spared, self.off)
 
     @property

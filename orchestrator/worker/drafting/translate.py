@@ -36,7 +36,7 @@ class _TranslatedSequence:
 
 
 class TranslatingDrafter:
-    """See the module. `inner` drafts in the tokens of the bridge's draft side."""
+    """Implements drafting.port.Drafter. `inner` drafts in the tokens of the bridge's draft side."""
 
     def __init__(self, inner: Drafter, bridge: Bridge) -> None:
         self._inner = inner
@@ -46,13 +46,12 @@ class TranslatingDrafter:
         self._calibrations = {True: Calibration(), False: Calibration()}
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
         known = self._known[key] = _TranslatedSequence(DraftText(self._bridge), len(tokens))
         known.text.extend(tokens)
         self._inner.begin(key, known.text.tokens, _GREEDY)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port. The end of the text may be other tokens than before: then the drafter begins anew behind what
+        """The end of the text may be other tokens than before: then the drafter begins anew behind what
         stays, which costs it the forward of a few tokens."""
         known = self._known.get(key)
         if known is None:
@@ -70,7 +69,6 @@ class TranslatingDrafter:
             self._inner.begin(key, text.tokens, _GREEDY)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port."""
         known = [self._known.get(ask.key) for ask in asks]
         inner_asks = [
             replace(ask, limit=_inner_limit(sequence, ask.limit))
@@ -84,20 +82,16 @@ class TranslatingDrafter:
         ]
 
     def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
         self._known.pop(key, None)
         self._inner.end(key, keep=keep)
 
     def memory_bytes(self) -> int:
-        """See the port."""
         return self._inner.memory_bytes()
 
     def states(self) -> list[DrafterState]:
-        """See the port."""
         return [msgspec.structs.replace(state, vocabulary="translated") for state in self._inner.states()]
 
     def close(self) -> None:
-        """See the port."""
         self._known.clear()
         self._inner.close()
 

@@ -12,7 +12,8 @@ from policies.sampling import Sampling
 
 
 class VariantDrafter(DrafterGroup):
-    """`variants`: the drafters of those that have their own; all other requests get `default` (None: nothing).
+    """Implements drafting.port.Drafter. `variants`: the drafters of those that have their own; all other requests get
+    `default` (None: nothing).
 
     The drafters share nothing: what one learns, and whatever it remembers of outputs, is of its own requests. `joined`:
     each sequence's variant, one table for the drafters of all flights (engine/flights.py).
@@ -36,17 +37,15 @@ class VariantDrafter(DrafterGroup):
         return self._default if variant is None else self._variants[variant]
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
         if (drafter := self._of(key)) is not None:
             drafter.begin(key, tokens, sampling, hints)
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
         if (drafter := self._of(key)) is not None:
             drafter.extend(key, tokens)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port. Each drafter is called once, with its own asks."""
+        """Each drafter is called once, with its own asks."""
         drafts = [NOTHING] * len(asks)
         for drafter in self._drafters:
             places = [place for place, ask in enumerate(asks) if self._of(ask.key) is drafter]
@@ -56,12 +55,10 @@ class VariantDrafter(DrafterGroup):
         return drafts
 
     def describe_shares(self, key: str) -> list[DrafterShare]:
-        """See drafting.tally."""
         drafter = self._of(key)
         return drafter.describe_shares(key) if isinstance(drafter, TallyingDrafter) else []
 
     def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
         if (drafter := self._of(key)) is not None:
             drafter.end(key, keep=keep)
         self._joined.pop(key, None)

@@ -39,7 +39,7 @@ class ArtefactWatch:
         self._thread: threading.Thread | None = None
 
     def start(self, report: Callable[[], None]) -> None:
-        """Begin; `found` is called, in the thread, when another artefact is damaged."""
+        """Begin; `report` is called, in the thread, when another artefact is damaged."""
         self._thread = threading.Thread(target=self._run, args=(report,), name="artefacts", daemon=True)
         self._thread.start()
 

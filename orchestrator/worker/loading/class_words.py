@@ -27,7 +27,6 @@ def cost_ratio(measured: MeasuredClasses) -> float | None:
 
 
 def describe_rejected(measured: MeasuredClasses) -> list[str]:
-    """Return each class that was not taken, and why."""
     return [f"{finding.numerical_class}: {_why_not(finding, measured)}" for finding in measured.rejected]
 
 

@@ -277,7 +277,6 @@ def _build_failed(options: ModelDraftOptions, error: AdapterError) -> FailedDraf
 
 
 def draft_state(options: ModelDraftOptions, loaded: LoadedSource) -> DrafterState:
-    """Return what is to be said of a loaded draft model."""
     caps = loaded.model.capabilities
     return DrafterState(
         name=options.name,

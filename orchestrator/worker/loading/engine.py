@@ -129,7 +129,6 @@ def first_cost(target: LoadedSource, options: EngineOptions, *, drafts: bool = T
 
 
 def adaptive(first: FirstCost, options: EngineOptions) -> Adaptive:
-    """Return the policy that chooses depths."""
     return Adaptive(start_cost_model(first.cost), options.pid, options.starting_depth)
 
 

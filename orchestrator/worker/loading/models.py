@@ -158,7 +158,6 @@ def _load_prepared(
     refresh: bool,
     shrinks: bool,
 ) -> LoadedSource:
-    """Load what is prepared, with the planned layers on its device; see `load_model`."""
     adapter, choice = ready.adapter, ready.choice
     pipeline = adapter if isinstance(adapter, PipelineLoader) else None
     wanted = LoadOptions(

@@ -262,7 +262,6 @@ def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None
 
 
 def _count_classes(names: Sequence[str]) -> str:
-    """Return what classes are called together: a reason is told once."""
     return names[0] if len(names) == 1 else f"{names[0]}, and {len(names) - 1} more"
 
 

@@ -76,22 +76,18 @@ class PipelineLoader:
 
     @property
     def name(self) -> str:
-        """Return the runtimes' names."""
         return "+".join(dict.fromkeys(part.adapter.name for part in self._parts))
 
     @property
     def parts(self) -> tuple[PlacedLayers, ...]:
-        """Return what is where, in the order of layers."""
         return self._parts
 
     @property
     def shards(self) -> tuple[str, ...]:
-        """Return which layers are where, a line for each range."""
         return tuple(map(str, self._parts))
 
     @property
     def device(self) -> str:
-        """Return the devices' names, in the order of layers."""
         return "+".join(part.device for part in self._parts)
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:

@@ -254,7 +254,6 @@ def prepare_tokenizer_of(
 
 
 def count_layers(options: ModelOptions, file: ModelSource | None) -> int:
-    """Return how many layers a model has. Raises ModelRefused."""
     if file is None:
         return Script.parse(parse_simulated_script(options.source)).layers
     return check_model(file, options.adapter).layers
@@ -266,7 +265,6 @@ def load_own_tokenizer(options: ModelOptions, progress: OnProgress) -> Tokenizer
 
 
 def prepare_own_tokenizer(options: ModelOptions, progress: OnProgress = silent) -> str:
-    """See `adapters.own_tokenizer.prepare_own_tokenizer`."""
     store = ModelStore(Path(options.store))
     return str(
         own_tokenizer.prepare_own_tokenizer(store, options.source, Path(options.base), options.identity, progress)

@@ -54,7 +54,7 @@ class EngineRetuner:
         loop.joins = self.variants.join_drafter
 
     def prepare(self, options: dict[str, Any]) -> Callable[[], Ready]:
-        """See engine.worker_engine.Retuner. Drafters are loaded beside those that draft, where they are others."""
+        """Drafters are loaded beside those that draft, where they are others."""
         wanted = self._as_loaded(options)
         # What another process loads is no other model to this one.
         running = _pin(msgspec.to_builtins(self._options), list_pinned(msgspec.to_builtins(wanted)))
@@ -67,18 +67,16 @@ class EngineRetuner:
         return lambda: self._apply(wanted, fresh)
 
     def attach(self, command: AttachDraft) -> None:
-        """Connect a drafter to its process."""
         self._remotes.attach(command)
 
     def choose(self, names: Collection[str] | None) -> None:
-        """See engine.worker_engine.Retuner. Drafters that come later are chosen by it, too."""
+        """Drafters that come later are chosen by it, too."""
         self._chosen = None if names is None else frozenset(names)
         for built in self._built:
             if built.default is not None:
                 built.default.choose(self._chosen)
 
     def close(self) -> None:
-        """Give back the drafters and the model."""
         for drafter in list_whole(self._built):
             drafter.close()
         self._target.model.close()

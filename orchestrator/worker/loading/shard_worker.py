@@ -64,11 +64,9 @@ class _PreparedLayers:
         )
 
     def classes(self, options: LoadOptions) -> list[list[NumericalClass]]:
-        """See shards.server.LayerSource."""
         return [list(tier) for tier in self._adapter.classes(options)]
 
     def predict_bytes(self, options: LoadOptions, layers: LayerRange) -> int:
-        """See shards.server.LayerSource."""
         prepared = self._found
         if self._spec is None:
             return 0
@@ -83,5 +81,4 @@ class _PreparedLayers:
         return plan.total if plan is not None else 0
 
     def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:
-        """See shards.server.LayerSource."""
         return self._loader.load_layers(self._found.prepared, options, layers, silent)

@@ -25,15 +25,14 @@ class MeasuringEngine:
         self._stopped = threading.Event()
 
     def submit(self, command: Command) -> None:
-        """See protocol.contract.Engine. Before its work is done, a Stop ends nothing: who sent it ends the process."""
+        """Before its work is done, a Stop ends nothing: who sent it ends the process."""
         if isinstance(command, Stop):
             self._stopped.set()
 
     def describe_step(self) -> None:
-        """See protocol.contract.Engine. Whoever asked for it watches it."""
+        """Whoever asked for it watches it."""
 
     def run(self, emit: Callable[[Event], None]) -> None:
-        """See protocol.contract.Engine."""
         try:
             for finding in self._work(lambda stage, fraction: emit(Progress(stage, fraction))):
                 emit(pack_finding(finding))
@@ -44,6 +43,5 @@ class MeasuringEngine:
 
 
 def pack_finding(finding: Finding) -> MeasuredValue:
-    """Return a value as it crosses the process boundary."""
     kind: Any = next(kind for kind, known in KINDS.items() if isinstance(finding, known))
     return MeasuredValue(kind, dataclasses.asdict(finding))

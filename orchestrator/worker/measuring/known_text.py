@@ -29,11 +29,9 @@ class Hours:
         self.now_s = 0.0
 
     def monotonic_s(self) -> float:
-        """See orchestrator.clock.Clock."""
         return self.now_s
 
     def wall_s(self) -> float:
-        """See orchestrator.clock.Clock."""
         return self.now_s
 
 
@@ -61,16 +59,13 @@ class KnownText:
 
     @property
     def spec(self) -> ModelSpec:
-        """See the contract."""
         return self._spec
 
     @property
     def capabilities(self) -> Capabilities:
-        """See the contract."""
         return self._caps
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
         tokens = [token for segment in batch for token in self._read_next_tokens(segment)]
         of = forward_of(batch, self._caps.paid_rows)
         changed = of.run_rows != self._ran
@@ -86,7 +81,6 @@ class KnownText:
         return ForwardResult(self._logits(tokens), ms)
 
     def result(self, depth: int) -> DepthYield:
-        """Return what was counted."""
         turns = max(1, sum(self.drafted))
         offered = tuple(sum(self.drafted[place + 1 :]) / turns for place in range(depth))
         accepted = tuple(count / turns for count in self.accepted[:depth])
@@ -95,35 +89,28 @@ class KnownText:
         return DepthYield(depth, offered, accepted, turns, 1.0 - steady ** (1.0 / sequences))
 
     def count_cached_positions(self, slot: int) -> int:
-        """See the contract."""
         return len(self._held.get(slot, ()))
 
     def free_blocks(self) -> int:
-        """See the contract. There is always room."""
+        """There is always room."""
         return self._caps.total_blocks
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
         return 0
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
         return 0
 
-    def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
+    def share(self, slot: int, tokens: Sequence[int]) -> None: ...
 
     def release(self, slot: int) -> None:
-        """See the contract."""
         self._held.pop(slot, None)
         self._text.pop(slot, None)
 
     def discard(self, slot: int) -> None:
-        """See the contract."""
         self.release(slot)
 
-    def close(self) -> None:
-        """See the contract."""
+    def close(self) -> None: ...
 
     def _read_next_tokens(self, segment: Segment) -> list[int]:
         """Return what the text says behind each wanted row of a segment."""

@@ -49,15 +49,13 @@ class EchoEngine:
         self._stopped = threading.Event()
 
     def submit(self, command: Command) -> None:
-        """See protocol.contract.Engine."""
         if isinstance(command, Stop):
             self._stopped.set()
 
     def describe_step(self) -> None:
-        """See protocol.contract.Engine. Whoever asked for it watches it."""
+        """Whoever asked for it watches it."""
 
     def run(self, emit: Callable[[Event], None]) -> None:
-        """See protocol.contract.Engine."""
         try:
             server = EndpointServer(self._host)
         except OSError as error:

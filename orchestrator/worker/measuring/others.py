@@ -28,7 +28,6 @@ class OthersMeter:
         self._weighted, self._whole_s = 0.0, 0.0
 
     def begin(self) -> None:
-        """Forget what was seen so far."""
         self._look()
         self._weighted = self._whole_s = 0.0
 

@@ -49,7 +49,6 @@ class RoundSample:
 
     @property
     def whole_ms(self) -> float:
-        """Drafting included."""
         return self.ms + self.draft_ms
 
 
@@ -71,7 +70,6 @@ class Decoding:
 
     @property
     def done(self) -> bool:
-        """Whether all requests came to their ends."""
         return self._loop.idle
 
     def advance(self, share: float = 1.0) -> None:

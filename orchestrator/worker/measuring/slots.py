@@ -10,8 +10,9 @@ from device_profiles.workload import ModelSpec
 
 
 class SomeSlots:
-    """`slots` slots of a loaded model from `first` on (None: all that are left). Weights, the KV cache's blocks and
-    what is remembered of prompts are shared: who makes several of these sees to it that there are enough blocks."""
+    """Implements the contract's LoadedModel: `slots` slots of a loaded model from `first` on (None: all that are left).
+    Weights, the KV cache's blocks and what is remembered of prompts are shared: who makes several of these sees to it
+    that there are enough blocks."""
 
     def __init__(self, model: LoadedModel, first: int = 0, slots: int | None = None) -> None:
         self._model, self._first = model, first
@@ -20,48 +21,37 @@ class SomeSlots:
 
     @property
     def spec(self) -> ModelSpec:
-        """See the contract."""
         return self._model.spec
 
     @property
     def capabilities(self) -> Capabilities:
-        """See the contract."""
         return self._capabilities
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
         return self._model.forward(self._shift_slots(batch))
 
     def count_cached_positions(self, slot: int) -> int:
-        """See the contract."""
         return self._model.count_cached_positions(self._first + slot)
 
     def free_blocks(self) -> int:
-        """See the contract."""
         return self._model.free_blocks()
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
         return self._model.count_needed_blocks(self._shift_slots(batch))
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
         return self._model.attach(self._first + slot, tokens)
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
         self._model.share(self._first + slot, tokens)
 
     def release(self, slot: int) -> None:
-        """See the contract."""
         self._model.release(self._first + slot)
 
     def discard(self, slot: int) -> None:
-        """See the contract."""
         self._model.discard(self._first + slot)
 
     def close(self) -> None:
-        """See the contract."""
         self._model.close()
 
     def _shift_slots(self, batch: Sequence[Segment]) -> list[Segment]:

@@ -48,7 +48,6 @@ class Steps:
 
     @property
     def cost(self) -> StepCost:
-        """Both as one."""
         return replace(self.decode.cost, prefill=self.prefill.cost)
 
 

@@ -34,7 +34,6 @@ class WatchedModel(SomeSlots):
         self.changed = False
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
         result = super().forward(batch)
         before, self.forward_was = self.forward_was, forward_of(batch, self.capabilities.paid_rows)
         self.changed = before.run_rows != self.forward_was.run_rows

@@ -45,11 +45,9 @@ class WireSegment(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, segment: Segment) -> WireSegment:
-        """Return a segment as it travels."""
         return cls(segment.slot, segment.start, list(segment.tokens), segment.rows, segment.apart)
 
     def unpack(self) -> Segment:
-        """Return the segment."""
         return Segment(self.slot, self.start, self.tokens, self.rows, self.apart)
 
 

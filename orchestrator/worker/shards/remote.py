@@ -79,12 +79,10 @@ class RemoteRuntime:
 
     @property
     def name(self) -> str:
-        """Return the runtime's name."""
         return self.description.adapter
 
     @property
     def device(self) -> str:
-        """Return the device's name, as that runtime has it."""
         return self.description.device
 
     def close(self) -> None:
@@ -92,11 +90,10 @@ class RemoteRuntime:
         self._caller.close()
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        """See the contract."""
         return self._caller.ask(ListClasses(options), Classes, _DESCRIBED_S).tiers
 
     def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> RemoteShard:
-        """See the contract. `prepared` is not read: the worker has its own."""
+        """`prepared` is not read: the worker has its own."""
         number, loaded = self._caller.load(Load(options, layers))
         return RemoteShard(self._caller, number, loaded, layers)
 
@@ -118,7 +115,6 @@ class RemoteShard:
         self._forks = loaded.forks
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
-        """See the contract."""
         call = Forward([WireSegment.of(segment) for segment in batch])
         computed, rows = self._caller.ask_with_rows(call, hidden, Computed, _COMPUTED_S, self._number)
         if rows is None:
@@ -126,29 +122,23 @@ class RemoteShard:
         return ShardResult(rows, computed.device_ms)
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
         return self._caller.ask(Attach(slot, list(tokens)), Attached, _COMPUTED_S, self._number).positions
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
         self._caller.tell(Share(slot, list(tokens)), self._number)
 
     def fork(self, slot: int, source: int, positions: int, shared: int) -> None:
-        """See the contract."""
         if not self._forks:
             raise contract.Unsupported(f"{self.layers}: sequences cannot go on in several ways there")
         self._caller.tell(Fork(slot, source, positions, shared), self._number)
 
     def release(self, slot: int) -> None:
-        """See the contract."""
         self._caller.tell(Free(slot, garbage=False), self._number)
 
     def discard(self, slot: int) -> None:
-        """See the contract."""
         self._caller.tell(Free(slot, garbage=True), self._number)
 
     def close(self) -> None:
-        """See the contract."""
         with suppress(DeviceLost):
             self._caller.tell(Close(), self._number)
 
@@ -209,7 +199,6 @@ class _Caller:
         return result, given
 
     def close(self) -> None:
-        """Hang up. Idempotent."""
         self._link.close()
 
     def _send(self, call: Asking | Telling, rows: Rows | None, shard: int) -> int:
@@ -224,13 +213,11 @@ class _Caller:
 
 
 def pack_refusal(error: AdapterError) -> Refusal:
-    """Return an error as it travels."""
     can_go_on = isinstance(error, OutOfMemory) and error.can_go_on
     return Refusal(type(error).__name__, str(error), can_go_on)
 
 
 def _unpack_refusal(refusal: Refusal) -> AdapterError:
-    """Return the error that the other side raised."""
     if refusal.kind == OutOfMemory.__name__:
         return OutOfMemory(refusal.message, can_go_on=refusal.can_go_on)
     kind = getattr(contract, refusal.kind, None)

@@ -97,18 +97,17 @@ class ShardEngine:
         self._stopped = False
 
     def submit(self, command: Command) -> None:
-        """See protocol.contract.Engine. It takes Stop alone; all else comes over the link."""
+        """It takes Stop alone; all else comes over the link."""
         if isinstance(command, Stop):
             self._stopped = True
             self._guests.put(None)
             self._hang_up()
 
     def describe_step(self) -> Step | None:
-        """See protocol.contract.Engine. What it is at once it is ready, its target's worker says."""
+        """What it is at once it is ready, its target's worker says."""
         return self._step
 
     def run(self, emit: Emit) -> None:
-        """See protocol.contract.Engine."""
         try:
             hosted = self._prepare(emit)
         except AdapterError as error:
@@ -167,7 +166,6 @@ class _ServedTarget:
         self._failed: dict[int, AdapterError] = {}  # in calls that are not answered
 
     def obey_next(self) -> None:
-        """Carry out the next call. Raises LinkLost, ProtocolError."""
         call, rows = self._link.call()
         if isinstance(call.call, Telling):
             self._take(call.shard, call.call)
@@ -183,7 +181,6 @@ class _ServedTarget:
         self._link.send(Answer(call.number, result), given)
 
     def close(self) -> None:
-        """Give back what is loaded. Idempotent."""
         while self._shards:
             self._shards.popitem()[1].close()
 

@@ -54,7 +54,6 @@ class ConnectionThread:
         self._thread: threading.Thread | None = None
 
     def aim(self, endpoint: LinkEndpoint) -> None:
-        """Connect to this endpoint from now on."""
         with self._changed:
             if self._closed:
                 return

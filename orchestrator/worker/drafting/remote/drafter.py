@@ -83,7 +83,6 @@ class _Counts:
     bytes_before: tuple[int, int] = (0, 0)  # sent and received over earlier connections
 
     def bytes_with(self, link: Link | None) -> tuple[int, int]:
-        """Return what was sent and received over all connections, the one that is open among them."""
         sent, received = self.bytes_before
         return (sent, received) if link is None else (sent + link.sent_bytes, received + link.received_bytes)
 
@@ -133,13 +132,11 @@ class RemoteDrafter:
         self._connector.aim(endpoint)
 
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See the port."""
         sequence = self._sequences[key] = RemoteSequence(key, list(tokens), sampling)
         if self._link is not None:
             self._updates.append(self._begin(sequence))
 
     def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See the port."""
         sequence = self._sequences.get(key)
         if sequence is None:
             return
@@ -148,12 +145,11 @@ class RemoteDrafter:
         self._note(Extend(key, list(tokens)))
 
     def end(self, key: str, *, keep: bool) -> None:
-        """See the port."""
         if self._sequences.pop(key, None) is not None:
             self._note(End(key, keep))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See the port. Waits no longer than `policies.speculation.draft_wait` allows; what is not there then is not
+        """Waits no longer than `policies.speculation.draft_wait` allows; what is not there then is not
         drafted."""
         try:
             self._take_new_link()
@@ -166,18 +162,17 @@ class RemoteDrafter:
         return [self._offer(ask) for ask in asks]
 
     def memory_bytes(self) -> int:
-        """See the port. What the other process said last."""
+        """What the other process said last."""
         return self._counts.memory_bytes
 
     def close(self) -> None:
-        """See the port."""
         self._connector.close()
         if self._link is not None:
             self._link.close()
             self._link = None
 
     def states(self) -> list[DrafterState]:
-        """See the port. What the other process said of itself last, and how it does from here: a link that was made
+        """What the other process said of itself last, and how it does from here: a link that was made
         meanwhile is taken, whether or not there was anything to ask it for."""
         self._take_new_link()
         counts = self._counts
@@ -206,7 +201,6 @@ class RemoteDrafter:
             self._updates.append(update)
 
     def _begin(self, sequence: RemoteSequence) -> Begin:
-        """Return the word that a sequence begins on this connection."""
         self._begins += 1
         running = self._sequences
         self._begun = {number: known for number, known in self._begun.items() if running.get(known.key) is known}
@@ -283,7 +277,6 @@ class RemoteDrafter:
             timeout_s = 0.0
 
     def _take_lines(self, lines: DraftLines) -> None:
-        """Keep what was drafted ahead for a sequence. Raises ProtocolError."""
         sequence = self._begun.get(lines.sequence)
         if sequence is None or self._sequences.get(sequence.key) is not sequence:
             return  # it has ended
@@ -309,7 +302,6 @@ class RemoteDrafter:
         return check_guess(guess, MOST_AHEAD, self._draft_vocabulary, self.name)
 
     def _take_answer(self, answer: DraftResponse) -> None:
-        """Take in an answer. Raises ProtocolError."""
         request, self._pending = self._pending, None
         if request is None or answer.number != request.number:
             raise ProtocolError(f"an answer to request {answer.number} came, which nobody waits for")

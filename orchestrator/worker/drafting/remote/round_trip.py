@@ -17,9 +17,7 @@ class RoundTrip:
 
     @property
     def best_ms(self) -> float:
-        """The round trip (0: not measured yet)."""
         return min(self._newest_ms, default=0.0)
 
     def observe(self, took_ms: float) -> None:
-        """Take in a sample."""
         self._newest_ms.append(max(0.0, took_ms))
