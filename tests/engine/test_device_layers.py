@@ -25,7 +25,7 @@ from orchestrator.fitting.device_layers import (
     read_layered_model,
     tell_device_layers,
 )
-from orchestrator.worker.loading.split import mark_bits
+from orchestrator.worker.loading.models import mark_bits
 from policies.models.device_layers import LayerPlan, LayerRequest, count_sides
 from tests.support import vulkan
 from tests.support.options import build_options

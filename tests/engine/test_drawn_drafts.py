@@ -20,7 +20,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.messages import Grammar, Sampling, Submit
 from orchestrator.worker.drafting.chain import ChainDrafter
-from orchestrator.worker.drafting.lost import FailedDrafter
+from orchestrator.worker.drafting.guard import FailedDrafter
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.port import Draft, Drafter
 from orchestrator.worker.engine.loop import DecodeLoop

@@ -22,14 +22,14 @@ def paths(nodes: Sequence[str]) -> list[tuple[str, str]]:
 
 def echo_spec(node: str, *, across: bool) -> WorkerSpec:
     """Return the worker that opens an endpoint, for other hosts too where the path goes `across`."""
-    entry = "orchestrator.worker.measuring.link_worker:build_echo"
+    entry = "orchestrator.worker.measuring.links:build_echo"
     return WorkerSpec(name=f"echo {name_of(node)}", entry=entry, options={"across": across}, node=node, cpus=0.0)
 
 
 def probe_spec(door: LinkEndpoint, left: str, right: str) -> WorkerSpec:
     """Return the worker that measures, on `left`."""
     options = msgspec.to_builtins(ProbeOptions(door, name_of(left), name_of(right)), builtin_types=(bytes,))
-    entry = "orchestrator.worker.measuring.link_worker:build_probe"
+    entry = "orchestrator.worker.measuring.links:build_probe"
     return WorkerSpec(
         name=f"link {name_of(left)} to {name_of(right)}", entry=entry, options=options, node=left, cpus=0.0
     )

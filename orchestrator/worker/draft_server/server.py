@@ -32,18 +32,8 @@ from orchestrator.protocol.messages import Command, Event, Failed, Stop
 from orchestrator.worker.draft_server.load_meter import EVERY_S
 from orchestrator.worker.draft_server.lookahead import LookaheadSequence
 from orchestrator.worker.draft_server.shared import DraftSession, SharedAnswer, SharedDrafter
+from orchestrator.worker.drafting import protocol as wire
 from orchestrator.worker.drafting.port import Drafter
-from orchestrator.worker.drafting.protocol import (
-    VERSION,
-    DraftLines,
-    DraftRequest,
-    DraftResponse,
-    Hello,
-    Link,
-    Welcome,
-    WireBranch,
-    WireDraft,
-)
 from policies.planning.overlap import ComputePlace, shares_compute
 
 Emit = Callable[[Event], None]
@@ -133,15 +123,15 @@ class DraftEngine:
 class _Greeted:
     """A target that has said who it is."""
 
-    link: Link
-    hello: Hello
+    link: wire.Link
+    hello: wire.Hello
 
     def close(self) -> None:
         self.link.close()
 
 
 def _meet_target(admitted: socket.socket) -> _Greeted:
-    link = Link(admitted)
+    link = wire.Link(admitted)
     try:
         return _Greeted(link, link.hello(GREETING_S))
     except BaseException:
@@ -155,7 +145,7 @@ class _Served:
     when the request came that is not answered yet, `read_s`: when it was read. `rest`: it may have sent more
     than was read."""
 
-    link: Link
+    link: wire.Link
     session: DraftSession
     name: str
     here: bool
@@ -228,8 +218,8 @@ class _Counter:
                 self._hang_up(older)
             apart = _is_apart(self._hosted, hello)
             other = ""
-            if hello.version != VERSION:
-                other = f"this draft worker speaks version {VERSION}, not {hello.version}"
+            if hello.version != wire.VERSION:
+                other = f"this draft worker speaks version {wire.VERSION}, not {hello.version}"
             try:
                 link.send(self._welcome(apart, other))
             except LinkLost:
@@ -242,10 +232,10 @@ class _Counter:
             self._served[link.fileno()] = served
             self._poll.register(link, select.POLLIN)
 
-    def _welcome(self, apart: bool, refusal: str) -> Welcome:
+    def _welcome(self, apart: bool, refusal: str) -> wire.Welcome:
         hosted = self._hosted
         vocabulary = (hosted.vocabulary_size, hosted.vocabulary_fingerprint)
-        return Welcome(VERSION, hosted.state, *vocabulary, apart, apart, refusal)
+        return wire.Welcome(wire.VERSION, hosted.state, *vocabulary, apart, apart, refusal)
 
     def _guard(self, served: _Served, serve: Callable[[_Served], None]) -> None:
         """Serve one target; hang up where its connection is over, or makes no sense."""
@@ -272,7 +262,7 @@ class _Counter:
                 served.session.lead = turn.lead
                 self._shared.ask(served.session, turn.number, turn.asks, left_s, turn.round_ms / MS_PER_S)
 
-    def _date(self, turn: DraftRequest, *, here: bool) -> float:
+    def _date(self, turn: wire.DraftRequest, *, here: bool) -> float:
         """Return when a request came that has just been read: it may have lain there since somebody last looked. Where
         its target's clock is another one, it is taken to have."""
         now_s = self._clock.monotonic_s()
@@ -284,13 +274,13 @@ class _Counter:
             self._guard(by_session[id(answer.session)], partial(self._send, answer))
 
     def _send(self, answer: SharedAnswer, served: _Served) -> None:
-        drafts = [WireDraft.of(draft) for draft in answer.drafts]
+        drafts = [wire.WireDraft.of(draft) for draft in answer.drafts]
         took_ms, held_ms = (
             (self._clock.monotonic_s() - then_s) * MS_PER_S for then_s in (served.came_s, served.read_s)
         )
         session = served.session
         counts = (self._shared.drafter.memory_bytes(), session.hits, session.misses, self._peak_bytes())
-        served.link.send(DraftResponse(answer.number, drafts, took_ms, *counts, answer.offsets, held_ms))
+        served.link.send(wire.DraftResponse(answer.number, drafts, took_ms, *counts, answer.offsets, held_ms))
         self._flush(served)
 
     def _send_lines(self) -> None:
@@ -305,11 +295,11 @@ class _Counter:
 
     def _send_line(self, sequence: LookaheadSequence, served: _Served) -> None:
         branches = [
-            WireBranch.of(branch.outcome.accepted, branch.outcome.token, branch.outcome.chance, branch.line.guess)
+            wire.WireBranch.of(branch.outcome.accepted, branch.outcome.token, branch.outcome.chance, branch.line.guess)
             for branch in sequence.take_news()
         ]
-        line = WireDraft.of(sequence.guess)
-        served.link.send(DraftLines(sequence.number, sequence.committed, line, branches))
+        line = wire.WireDraft.of(sequence.guess)
+        served.link.send(wire.DraftLines(sequence.number, sequence.committed, line, branches))
         self._flush(served)
 
     def _flush(self, served: _Served) -> None:
@@ -335,7 +325,7 @@ class _Counter:
         return self._peak
 
 
-def _is_apart(hosted: HostedDrafter, hello: Hello) -> bool:
+def _is_apart(hosted: HostedDrafter, hello: wire.Hello) -> bool:
     """Return whether drafting while the target verifies takes nothing away from it, or is wanted all the same."""
     if hosted.runs_ahead != "auto":
         return hosted.runs_ahead == "always"

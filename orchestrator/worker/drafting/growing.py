@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from device_profiles.workload import ModelSpec
 from orchestrator.worker.drafting.cache import DraftSequence
 from orchestrator.worker.drafting.cascade import Checked
 from orchestrator.worker.drafting.port import Ask, Draft
@@ -64,6 +65,25 @@ class GrowingDraft(Proposal):
     def draft(self, drafter: str) -> Draft:
         whole = Draft(tuple(self.tokens), tuple(self.confidences), drafter, proposals=tuple(self.proposals))
         return whole.truncate(self.ask.limit)
+
+
+class Outputs:
+    """What each column of a model's rows means."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._vocabulary = spec.vocabulary_size
+        self._ids = np.array(spec.output_ids, np.intp)
+
+    def token(self, column: int) -> int:
+        return int(self._ids[column]) if len(self._ids) else column
+
+    def spread(self, row: Row) -> Row:
+        """Return a row with a column for each token of the vocabulary: those that cannot be said have no chance."""
+        if not len(self._ids):
+            return row
+        whole = np.full(self._vocabulary, -np.inf, np.float32)
+        whole[self._ids] = row
+        return whole
 
 
 def find_rivals(row: Row, column: int, sampling: Sampling, position: int) -> list[tuple[int, float]]:

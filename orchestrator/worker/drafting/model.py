@@ -26,9 +26,8 @@ from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.worker.drafting.cache import NO_SLOT, DraftCache, DraftSequence, count_common_prefix
 from orchestrator.worker.drafting.cascade import Cascade
-from orchestrator.worker.drafting.draft_vocabulary import Outputs
 from orchestrator.worker.drafting.gate import DraftGate
-from orchestrator.worker.drafting.growing import GrowingDraft, Proposal, Rival, find_rivals, probability_of
+from orchestrator.worker.drafting.growing import GrowingDraft, Outputs, Proposal, Rival, find_rivals, probability_of
 from orchestrator.worker.drafting.meter import Meter
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints, Outcome
 from policies.running_mean import update_mean

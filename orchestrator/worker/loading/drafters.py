@@ -23,9 +23,8 @@ from orchestrator.protocol.load_options import (
 )
 from orchestrator.worker.drafting.cascade import Cascade, ContinuingDrafter, count_draft_rows
 from orchestrator.worker.drafting.chain import ChainDrafter
-from orchestrator.worker.drafting.guard import GuardedDrafter
+from orchestrator.worker.drafting.guard import FailedDrafter, GuardedDrafter
 from orchestrator.worker.drafting.index import IndexDrafter
-from orchestrator.worker.drafting.lost import FailedDrafter
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.passages import PassagesUnusable
 from orchestrator.worker.drafting.port import Drafter

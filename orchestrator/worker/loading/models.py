@@ -26,10 +26,12 @@ from adapters.model_identity import ModelIdentity
 from adapters.model_source import check_model
 from device_profiles.memory import MemoryPlan
 from device_profiles.numerical_class import MeasuredClasses
+from device_profiles.profile import DeviceProfile
 from device_profiles.units import human_bytes
 from orchestrator.fitting.device_layers import load_planned
 from orchestrator.fitting.room import check_room
 from orchestrator.machine.devices import (
+    class_mark_of,
     effective_device,
     find_device,
     join_marks,
@@ -42,7 +44,6 @@ from orchestrator.worker.loading.memory import count_ahead_bytes, predict_memory
 from orchestrator.worker.loading.numerical_classes import ClassQuestion, load_in_class
 from orchestrator.worker.loading.pipeline import PipelineLoader, PlacedLayers
 from orchestrator.worker.loading.prepared import OnProgress, PreparedModel, prepare_alike
-from orchestrator.worker.loading.split import mark_bits
 from policies.models.device_layers import LayerPlan
 from policies.models.kv_shares import SHARES
 from policies.models.quantization import PrecisionChoice
@@ -239,3 +240,11 @@ def _question(options: ModelOptions, ready: PreparedModel, wanted: LoadOptions) 
         isolated=file is not None and not isinstance(adapter, PipelineLoader),
         soon=isinstance(adapter, FilesInPlace),
     )
+
+
+def mark_bits(device: DeviceProfile, options: ModelOptions, device_layers: int = ALL_LAYERS) -> str:
+    """Return the fingerprint that a model's numerical classes are kept by on a device: sums of parts of layers have
+    other bits than whole layers, and layers on the host others than on the device."""
+    split = [f"tensor parallel {options.tensor_parallel}"] if options.tensor_parallel > 1 else []
+    some = [f"{device_layers} layers"] if device_layers != ALL_LAYERS else []
+    return join_marks([class_mark_of(device), *split, *some])

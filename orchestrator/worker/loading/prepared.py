@@ -14,8 +14,11 @@ from adapters.contract import (
     Adapter,
     FilesInPlace,
     LayerRange,
+    LoadOptions,
     ModelRefused,
     Precision,
+    TensorParallelAdapter,
+    Unsupported,
     cut_layers,
 )
 from adapters.device_memory import read_host_memory
@@ -40,7 +43,6 @@ from orchestrator.machine.devices import (
 )
 from orchestrator.protocol.load_options import ModelOptions, ShardOptions
 from orchestrator.worker.loading.pipeline import PipelineLoader, PlacedLayers, check_whole_runtime
-from orchestrator.worker.loading.split import describe_split
 from orchestrator.worker.shards.remote import RemoteRuntime
 from policies.models.quantization import PrecisionChoice
 
@@ -215,7 +217,7 @@ def _prepare_whole(
     """Prepare a model for one device; `part`: which is to hold a part of it only. `ahead`: see `prepare_model`."""
     adapter = registry.get_for(options.adapter, options.device, options.static)
     check_device(options.adapter, options.device)  # before minutes of converting
-    split = describe_split(options, adapter)
+    split = _describe_split(options, adapter)
     store = ModelStore(Path(options.store))
     if options.source.startswith(SIMULATED_PREFIX):
         prepared = _write_simulated_source(options, adapter, store.root)
@@ -284,3 +286,16 @@ def _write_simulated_source(options: ModelOptions, adapter: Adapter, root: Path)
         source.write_text(script, encoding="utf-8")
         adapter.prepare(source, prepared, lambda stage, fraction: None)
     return prepared
+
+
+def _describe_split(options: ModelOptions, adapter: Adapter) -> str:
+    """Return over what a model's layers are split, "" where they are not. Raises Unsupported, AdapterUnavailable."""
+    if options.tensor_parallel == 1:
+        return ""
+    if not isinstance(adapter, TensorParallelAdapter):
+        raise Unsupported(f"{adapter.name} cannot split layers; take another adapter, or leave tensor_parallel out")
+    load = LoadOptions(
+        device=options.device, threads=options.threads, static=options.static, tensor_parallel=options.tensor_parallel
+    )
+    places = adapter.list_rank_places(load)
+    return f"tensor parallel over {len(places)} ranks: {' + '.join(places)}"

@@ -6,31 +6,30 @@ is that of one large request, one way.
 
 from __future__ import annotations
 
+import os
 import select
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
+import msgspec
+
+from adapters.contract import DeviceLost
 from adapters.framing import ProtocolError
 from device_profiles.link import LinkProfile
 from device_profiles.units import MIB, MS_PER_S
+from orchestrator.protocol.contract import NODE_ADDRESS
 from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.findings import Finding, ProbeOptions
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost, host_id, knock
 from orchestrator.protocol.messages import Command, EndpointOpened, Event, Failed, Stop
+from orchestrator.worker.drafting import protocol as wire
 from orchestrator.worker.drafting.port import Ask
-from orchestrator.worker.drafting.protocol import (
-    VERSION,
-    DraftRequest,
-    DraftResponse,
-    Extend,
-    Hello,
-    Link,
-    Welcome,
-    WireDraft,
-)
+from orchestrator.worker.measuring.engine import MeasuringEngine
 
 _ROUND_TRIPS = 200
 _WARM_UP = 20
@@ -69,30 +68,30 @@ class EchoEngine:
                     admitted = server.admit(listening)
                     if admitted is not None:
                         with suppress(LinkLost, ProtocolError):
-                            self._answer(Link(admitted))
+                            self._answer(wire.Link(admitted))
         finally:
             server.close()
 
-    def _answer(self, link: Link) -> None:
+    def _answer(self, link: wire.Link) -> None:
         try:
             link.hello(GREETING_S)
-            link.send(Welcome(VERSION, DrafterState("echo", "echo"), 0, ""))
+            link.send(wire.Welcome(wire.VERSION, DrafterState("echo", "echo"), 0, ""))
             while not self._stopped.is_set():
                 link.wait(_POLL_S)
                 while (turn := link.turn()) is not None:
                     started = time.perf_counter()
-                    guesses = [WireDraft() for _ in turn.asks]
+                    guesses = [wire.WireDraft() for _ in turn.asks]
                     took_ms = (time.perf_counter() - started) * MS_PER_S
-                    link.send(DraftResponse(turn.number, guesses, took_ms))
+                    link.send(wire.DraftResponse(turn.number, guesses, took_ms))
         finally:
             link.close()
 
 
 def measure_link(endpoint: LinkEndpoint, left: str, right: str) -> Iterator[LinkProfile]:
     """Connect to an endpoint of `right` and measure the path. Raises LinkLost, ProtocolError."""
-    link = Link(knock(endpoint))
+    link = wire.Link(knock(endpoint))
     try:
-        link.send(Hello(VERSION, host_id(), ""))
+        link.send(wire.Hello(wire.VERSION, host_id(), ""))
         link.welcome(GREETING_S)
         trips = [_turn_ms(link, number, "") for number in range(_ROUND_TRIPS + _WARM_UP)][_WARM_UP:]
         rtt_ms = statistics.median(trips)
@@ -103,12 +102,30 @@ def measure_link(endpoint: LinkEndpoint, left: str, right: str) -> Iterator[Link
         link.close()
 
 
-def _turn_ms(link: Link, number: int, text: str) -> float:
+def _turn_ms(link: wire.Link, number: int, text: str) -> float:
     started = time.perf_counter()
-    link.send(DraftRequest(number, [Extend(text, [])] if text else [], [Ask("a", 1)]))
+    link.send(wire.DraftRequest(number, [wire.Extend(text, [])] if text else [], [Ask("a", 1)]))
     answer = link.answer(_ANSWER_S)
     while answer is not None and answer.number != number:
         answer = link.answer(_ANSWER_S)
     if answer is None:
         raise LinkLost(f"no answer within {_ANSWER_S:g} s")
     return (time.perf_counter() - started) * MS_PER_S - answer.took_ms
+
+
+def build_echo(options: dict[str, Any]) -> EchoEngine:
+    """Return the engine that answers. Called inside the worker process."""
+    return EchoEngine(os.environ.get(NODE_ADDRESS, "") if options["across"] else "")
+
+
+def build_probe(options: dict[str, Any]) -> MeasuringEngine:
+    """Return the engine that measures. Called inside the worker process."""
+    wanted = msgspec.convert(options, ProbeOptions)
+    return MeasuringEngine(lambda _progress: _probe(wanted))
+
+
+def _probe(wanted: ProbeOptions) -> Iterator[Finding]:
+    try:
+        yield from measure_link(wanted.door, wanted.left, wanted.right)
+    except (LinkLost, ProtocolError) as error:
+        raise DeviceLost(f"the way from {wanted.left} to {wanted.right}: {error}") from error

@@ -28,31 +28,7 @@ from adapters.contract import (
 from adapters.framing import ProtocolError
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import LinkLost, knock
-from orchestrator.worker.shards.protocol import (
-    VERSION,
-    Asking,
-    Attach,
-    Attached,
-    Call,
-    Classes,
-    Close,
-    Computed,
-    Describe,
-    Description,
-    Fork,
-    Forward,
-    Free,
-    ListClasses,
-    Load,
-    Loaded,
-    Refusal,
-    Result,
-    Rows,
-    ShardLink,
-    Share,
-    Telling,
-    WireSegment,
-)
+from orchestrator.worker.shards import protocol as wire
 
 _DESCRIBED_S = 30.0
 _LOADED_S = 1800.0
@@ -60,7 +36,7 @@ _LOADED_S = 1800.0
 _COMPUTED_S = 600.0
 """A forward that hangs is noticed by the watchdog of rounds long before; this only bounds a thread's life."""
 
-ResultT = TypeVar("ResultT", bound=Result)
+ResultT = TypeVar("ResultT", bound=wire.Result)
 
 
 class RemoteRuntime:
@@ -69,12 +45,12 @@ class RemoteRuntime:
     def __init__(self, endpoint: LinkEndpoint) -> None:
         """Connects. Raises DeviceLost where nobody answers, AdapterUnavailable where it is another version's."""
         self._caller = _Caller(endpoint)
-        self.description = self._caller.ask(Describe(VERSION), Description, _DESCRIBED_S)
-        if self.description.version != VERSION:
+        self.description = self._caller.ask(wire.Describe(wire.VERSION), wire.Description, _DESCRIBED_S)
+        if self.description.version != wire.VERSION:
             self._caller.close()
             raise AdapterUnavailable(
                 f"the worker for layers ({self.description.where}) speaks version {self.description.version}, not "
-                f"{VERSION}: install the same outrider on all hosts"
+                f"{wire.VERSION}: install the same outrider on all hosts"
             )
 
     @property
@@ -90,11 +66,11 @@ class RemoteRuntime:
         self._caller.close()
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        return self._caller.ask(ListClasses(options), Classes, _DESCRIBED_S).tiers
+        return self._caller.ask(wire.ListClasses(options), wire.Classes, _DESCRIBED_S).tiers
 
     def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> RemoteShard:
         """`prepared` is not read: the worker has its own."""
-        number, loaded = self._caller.load(Load(options, layers))
+        number, loaded = self._caller.load(wire.Load(options, layers))
         return RemoteShard(self._caller, number, loaded, layers)
 
 
@@ -104,7 +80,7 @@ class RemoteShard:
     What it holds is counted by whoever calls (`adapters.stage`): calls about slots are told, and not answered.
     """
 
-    def __init__(self, caller: _Caller, number: int, loaded: Loaded, layers: LayerRange) -> None:
+    def __init__(self, caller: _Caller, number: int, loaded: wire.Loaded, layers: LayerRange) -> None:
         self._caller = caller
         self._number = number
         self.layers = layers
@@ -115,32 +91,32 @@ class RemoteShard:
         self._forks = loaded.forks
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
-        call = Forward([WireSegment.of(segment) for segment in batch])
-        computed, rows = self._caller.ask_with_rows(call, hidden, Computed, _COMPUTED_S, self._number)
+        call = wire.Forward([wire.WireSegment.of(segment) for segment in batch])
+        computed, rows = self._caller.ask_with_rows(call, hidden, wire.Computed, _COMPUTED_S, self._number)
         if rows is None:
             rows = np.empty((0, self.spec.outputs), np.float32)
         return ShardResult(rows, computed.device_ms)
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        return self._caller.ask(Attach(slot, list(tokens)), Attached, _COMPUTED_S, self._number).positions
+        return self._caller.ask(wire.Attach(slot, list(tokens)), wire.Attached, _COMPUTED_S, self._number).positions
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
-        self._caller.tell(Share(slot, list(tokens)), self._number)
+        self._caller.tell(wire.Share(slot, list(tokens)), self._number)
 
     def fork(self, slot: int, source: int, positions: int, shared: int) -> None:
         if not self._forks:
             raise contract.Unsupported(f"{self.layers}: sequences cannot go on in several ways there")
-        self._caller.tell(Fork(slot, source, positions, shared), self._number)
+        self._caller.tell(wire.Fork(slot, source, positions, shared), self._number)
 
     def release(self, slot: int) -> None:
-        self._caller.tell(Free(slot, garbage=False), self._number)
+        self._caller.tell(wire.Free(slot, garbage=False), self._number)
 
     def discard(self, slot: int) -> None:
-        self._caller.tell(Free(slot, garbage=True), self._number)
+        self._caller.tell(wire.Free(slot, garbage=True), self._number)
 
     def close(self) -> None:
         with suppress(DeviceLost):
-            self._caller.tell(Close(), self._number)
+            self._caller.tell(wire.Close(), self._number)
 
 
 class _Caller:
@@ -148,30 +124,30 @@ class _Caller:
 
     def __init__(self, endpoint: LinkEndpoint) -> None:
         try:
-            self._link = ShardLink(knock(endpoint))
+            self._link = wire.ShardLink(knock(endpoint))
         except LinkLost as error:
             raise DeviceLost(f"the worker for layers cannot be reached: {error}") from error
         self._lock = threading.Lock()
         self._where = ""
         self._number = 0
 
-    def ask(self, call: Asking, kind: type[ResultT], within_s: float, shard: int = 0) -> ResultT:
+    def ask(self, call: wire.Asking, kind: type[ResultT], within_s: float, shard: int = 0) -> ResultT:
         """Return what a call gives. Raises what the other side raised, and DeviceLost where it is lost."""
         return self.ask_with_rows(call, None, kind, within_s, shard)[0]
 
-    def load(self, call: Load) -> tuple[int, Loaded]:
+    def load(self, call: wire.Load) -> tuple[int, wire.Loaded]:
         """Return the number that loaded layers are called by, and what they are. Raises as `ask` does."""
         with self._lock:
-            return self._number + 1, self._ask(call, None, Loaded, _LOADED_S, 0)[0]
+            return self._number + 1, self._ask(call, None, wire.Loaded, _LOADED_S, 0)[0]
 
     def ask_with_rows(
-        self, call: Asking, rows: Rows | None, kind: type[ResultT], within_s: float, shard: int
-    ) -> tuple[ResultT, Rows | None]:
+        self, call: wire.Asking, rows: wire.Rows | None, kind: type[ResultT], within_s: float, shard: int
+    ) -> tuple[ResultT, wire.Rows | None]:
         """As `ask`, with rows that go along and come back."""
         with self._lock:
             return self._ask(call, rows, kind, within_s, shard)
 
-    def tell(self, call: Telling, shard: int) -> None:
+    def tell(self, call: wire.Telling, shard: int) -> None:
         """Make a call that is not answered; where it fails, the next one that is says so. Raises DeviceLost."""
         with self._lock:
             try:
@@ -180,8 +156,8 @@ class _Caller:
                 raise self._lose(str(error)) from error
 
     def _ask(
-        self, call: Asking, rows: Rows | None, kind: type[ResultT], within_s: float, shard: int
-    ) -> tuple[ResultT, Rows | None]:
+        self, call: wire.Asking, rows: wire.Rows | None, kind: type[ResultT], within_s: float, shard: int
+    ) -> tuple[ResultT, wire.Rows | None]:
         try:
             number = self._send(call, rows, shard)
             answer, given = self._link.answer(within_s)
@@ -190,20 +166,20 @@ class _Caller:
         result = answer.result
         if answer.number != number:
             raise self._lose(f"it answered call {answer.number} where {number} was asked")
-        if isinstance(result, Refusal):
+        if isinstance(result, wire.Refusal):
             raise _unpack_refusal(result)
         if not isinstance(result, kind):
             raise self._lose(f"it answered with {type(result).__name__} where {kind.__name__} was asked for")
-        if isinstance(result, Description):
+        if isinstance(result, wire.Description):
             self._where = result.where
         return result, given
 
     def close(self) -> None:
         self._link.close()
 
-    def _send(self, call: Asking | Telling, rows: Rows | None, shard: int) -> int:
+    def _send(self, call: wire.Asking | wire.Telling, rows: wire.Rows | None, shard: int) -> int:
         self._number += 1
-        self._link.send(Call(self._number, shard, call), rows)
+        self._link.send(wire.Call(self._number, shard, call), rows)
         return self._number
 
     def _lose(self, why: str) -> DeviceLost:
@@ -212,12 +188,12 @@ class _Caller:
         return DeviceLost(f"the worker for layers ({self._where or 'not greeted yet'}) is lost: {why}")
 
 
-def pack_refusal(error: AdapterError) -> Refusal:
+def pack_refusal(error: AdapterError) -> wire.Refusal:
     can_go_on = isinstance(error, OutOfMemory) and error.can_go_on
-    return Refusal(type(error).__name__, str(error), can_go_on)
+    return wire.Refusal(type(error).__name__, str(error), can_go_on)
 
 
-def _unpack_refusal(refusal: Refusal) -> AdapterError:
+def _unpack_refusal(refusal: wire.Refusal) -> AdapterError:
     if refusal.kind == OutOfMemory.__name__:
         return OutOfMemory(refusal.message, can_go_on=refusal.can_go_on)
     kind = getattr(contract, refusal.kind, None)

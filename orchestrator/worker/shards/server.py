@@ -28,41 +28,18 @@ from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
 from orchestrator.protocol.links.reception import Reception
 from orchestrator.protocol.messages import Command, Event, Stop
 from orchestrator.protocol.shard_messages import ShardReady
-from orchestrator.worker.shards.protocol import (
-    Answer,
-    Asking,
-    Attach,
-    Attached,
-    Call,
-    Classes,
-    Close,
-    Computed,
-    Describe,
-    Description,
-    Fork,
-    Forward,
-    Free,
-    ListClasses,
-    Load,
-    Loaded,
-    Refusal,
-    Result,
-    Rows,
-    ShardLink,
-    Share,
-    Telling,
-)
+from orchestrator.worker.shards import protocol as wire
 from orchestrator.worker.shards.remote import pack_refusal
 
 Emit = Callable[[Event], None]
-_Guests = queue.SimpleQueue["ShardLink | None"]
+_Guests = queue.SimpleQueue["wire.ShardLink | None"]
 
 
 class LayerSource(Protocol):
     """A prepared model on this host, and the runtime that loads its layers."""
 
     @property
-    def description(self) -> Description: ...
+    def description(self) -> wire.Description: ...
 
     def classes(self, options: LoadOptions) -> list[list[NumericalClass]]:
         """See adapters.contract.ModelLoader.classes."""
@@ -93,7 +70,7 @@ class ShardEngine:
         self._guests: _Guests = queue.SimpleQueue()
         self._step: Step | None = Step("load", -1.0)
         self._lock = threading.Lock()
-        self._served: ShardLink | None = None
+        self._served: wire.ShardLink | None = None
         self._stopped = False
 
     def submit(self, command: Command) -> None:
@@ -126,7 +103,7 @@ class ShardEngine:
             reception.close()
             server.close()
 
-    def _arrive(self, link: ShardLink) -> None:
+    def _arrive(self, link: wire.ShardLink) -> None:
         """A target has connected: whoever did before it is gone. Thread-safe."""
         self._hang_up()
         self._guests.put(link)
@@ -136,7 +113,7 @@ class ShardEngine:
             if self._served is not None:
                 self._served.close()
 
-    def _serve(self, link: ShardLink, source: LayerSource) -> None:
+    def _serve(self, link: wire.ShardLink, source: LayerSource) -> None:
         with self._lock:
             self._served = link
         served = _ServedTarget(link, source)
@@ -152,14 +129,14 @@ class ShardEngine:
             served.close()
 
 
-def _meet_target(admitted: socket.socket) -> ShardLink:
-    return ShardLink(admitted)
+def _meet_target(admitted: socket.socket) -> wire.ShardLink:
+    return wire.ShardLink(admitted)
 
 
 class _ServedTarget:
     """One connection, and the layers that it has loaded, by the numbers of the calls that did so."""
 
-    def __init__(self, link: ShardLink, source: LayerSource) -> None:
+    def __init__(self, link: wire.ShardLink, source: LayerSource) -> None:
         self._link = link
         self._source = source
         self._shards: dict[int, LoadedShard] = {}
@@ -167,43 +144,45 @@ class _ServedTarget:
 
     def obey_next(self) -> None:
         call, rows = self._link.call()
-        if isinstance(call.call, Telling):
+        if isinstance(call.call, wire.Telling):
             self._take(call.shard, call.call)
             return
-        given: Rows | None = None
-        result: Result
+        given: wire.Rows | None = None
+        result: wire.Result
         try:
             result, given = self._answer(call, call.call, rows)
         except AdapterError as error:
             result = pack_refusal(error)
         except Exception as error:  # a runtime raises what it likes
-            result = Refusal(RuntimeFailed.__name__, f"{type(error).__name__}: {error}")
-        self._link.send(Answer(call.number, result), given)
+            result = wire.Refusal(RuntimeFailed.__name__, f"{type(error).__name__}: {error}")
+        self._link.send(wire.Answer(call.number, result), given)
 
     def close(self) -> None:
         while self._shards:
             self._shards.popitem()[1].close()
 
-    def _answer(self, call: Call, question: Asking, rows: Rows | None) -> tuple[Result, Rows | None]:
+    def _answer(
+        self, call: wire.Call, question: wire.Asking, rows: wire.Rows | None
+    ) -> tuple[wire.Result, wire.Rows | None]:
         match question:
-            case Describe():
+            case wire.Describe():
                 return self._source.description, None
-            case ListClasses():
-                return Classes(self._source.classes(question.options)), None
-            case Load():
+            case wire.ListClasses():
+                return wire.Classes(self._source.classes(question.options)), None
+            case wire.Load():
                 planned = self._source.predict_bytes(question.options, question.layers)
                 self._shards[call.number] = shard = self._source.load(question.options, question.layers)
                 forks = isinstance(shard, ForkableKv)
-                return Loaded(shard.spec, shard.capabilities, shard.block_rules, forks, planned), None
-            case Forward():
+                return wire.Loaded(shard.spec, shard.capabilities, shard.block_rules, forks, planned), None
+            case wire.Forward():
                 computed = self._find(call.shard).forward_layers([segment.unpack() for segment in question.batch], rows)
-                return Computed(computed.device_ms), computed.output
-            case Attach():
-                return Attached(self._find(call.shard).attach(question.slot, question.tokens)), None
+                return wire.Computed(computed.device_ms), computed.output
+            case wire.Attach():
+                return wire.Attached(self._find(call.shard).attach(question.slot, question.tokens)), None
 
-    def _take(self, number: int, call: Telling) -> None:
+    def _take(self, number: int, call: wire.Telling) -> None:
         """Carry out a call that is not answered; what goes wrong is said with the next one that is."""
-        if isinstance(call, Close):
+        if isinstance(call, wire.Close):
             self._failed.pop(number, None)
             if (closed := self._shards.pop(number, None)) is not None:
                 closed.close()
@@ -213,13 +192,13 @@ class _ServedTarget:
         try:
             shard = self._find(number)
             match call:
-                case Share():
+                case wire.Share():
                     shard.share(call.slot, call.tokens)
-                case Fork() if isinstance(shard, ForkableKv):
+                case wire.Fork() if isinstance(shard, ForkableKv):
                     shard.fork(call.slot, call.source, call.positions, call.shared)
-                case Fork():
+                case wire.Fork():
                     raise Unsupported(f"{shard.layers}: sequences cannot go on in several ways there")
-                case Free():
+                case wire.Free():
                     (shard.discard if call.garbage else shard.release)(call.slot)
         except AdapterError as error:
             died = isinstance(error, DeviceLost) and not isinstance(error, OutOfMemory)

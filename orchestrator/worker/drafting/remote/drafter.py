@@ -19,22 +19,8 @@ from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState, DraftLink, RemoteState
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import LinkLost
+from orchestrator.worker.drafting import protocol as wire
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
-from orchestrator.worker.drafting.protocol import (
-    MOST_AHEAD,
-    Begin,
-    DraftLines,
-    DraftRequest,
-    DraftResponse,
-    End,
-    Extend,
-    Link,
-    Update,
-    Welcome,
-    WireBranch,
-    WireDraft,
-    check_guess,
-)
 from orchestrator.worker.drafting.remote.connection import ConnectionThread, Refusal
 from orchestrator.worker.drafting.remote.round_trip import RoundTrip
 from orchestrator.worker.drafting.remote.sequence import RemoteSequence
@@ -82,7 +68,7 @@ class _Counts:
     ahead_now: tuple[int, int] = (0, 0)
     bytes_before: tuple[int, int] = (0, 0)  # sent and received over earlier connections
 
-    def bytes_with(self, link: Link | None) -> tuple[int, int]:
+    def bytes_with(self, link: wire.Link | None) -> tuple[int, int]:
         sent, received = self.bytes_before
         return (sent, received) if link is None else (sent + link.sent_bytes, received + link.received_bytes)
 
@@ -114,11 +100,11 @@ class RemoteDrafter:
         self._described = DrafterState(name, "model")
         self._apart = self._runs_ahead = False
         self._connector = ConnectionThread(name, device, self._check, self._report)
-        self._link: Link | None = None
+        self._link: wire.Link | None = None
         self._sequences: dict[str, RemoteSequence] = {}
         self._begun: dict[int, RemoteSequence] = {}  # by the number that its Begin has on this connection
         self._begins = 0
-        self._updates: list[Update] = []
+        self._updates: list[wire.Update] = []
         self._pending: _PendingRequest | None = None
         self._number = 0
         self._pace = DraftWait()
@@ -142,11 +128,11 @@ class RemoteDrafter:
             return
         sequence.tokens.extend(tokens)
         self._judge(sequence)
-        self._note(Extend(key, list(tokens)))
+        self._note(wire.Extend(key, list(tokens)))
 
     def end(self, key: str, *, keep: bool) -> None:
         if self._sequences.pop(key, None) is not None:
-            self._note(End(key, keep))
+            self._note(wire.End(key, keep))
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """Waits no longer than `policies.speculation.draft_wait` allows; what is not there then is not
@@ -196,18 +182,18 @@ class RemoteDrafter:
         counted = {"rounds": counts.in_time, "draft_ms": counts.wait_ms, "memory_bytes": counts.memory_bytes}
         return [msgspec.structs.replace(self._described, **changes, **counted)]
 
-    def _note(self, update: Update) -> None:
+    def _note(self, update: wire.Update) -> None:
         if self._link is not None:  # a new link is told everything anyway
             self._updates.append(update)
 
-    def _begin(self, sequence: RemoteSequence) -> Begin:
+    def _begin(self, sequence: RemoteSequence) -> wire.Begin:
         self._begins += 1
         running = self._sequences
         self._begun = {number: known for number, known in self._begun.items() if running.get(known.key) is known}
         self._begun[self._begins] = sequence
-        return Begin(sequence.key, list(sequence.tokens), sequence.sampling)
+        return wire.Begin(sequence.key, list(sequence.tokens), sequence.sampling)
 
-    def _exchange(self, link: Link, asks: list[Ask]) -> None:
+    def _exchange(self, link: wire.Link, asks: list[Ask]) -> None:
         """Say what happened, ask for drafts where none are awaited, and take in what comes in time."""
         self._take(link, 0.0)
         now_s = self._clock.monotonic_s()
@@ -217,7 +203,7 @@ class RemoteDrafter:
         updates, self._updates = self._updates, []
         if self._pending is not None or not asks:
             if updates:
-                link.send(DraftRequest(self._number, updates, []))
+                link.send(wire.DraftRequest(self._number, updates, []))
             link.flush()
             return
         self._pace = draft_wait.count_draft_request(self._pace)
@@ -229,7 +215,7 @@ class RemoteDrafter:
         self._lead = draft_lead.count_lead_tokens(self._round_trip.best_ms, round_ms, self._pace.accepted)
         if wait_ms == 0.0 and not (reading or self._apart):
             link.send(
-                DraftRequest(self._number, updates, [])
+                wire.DraftRequest(self._number, updates, [])
             )  # what is not waited for would be drafted at the target's cost
             return
         self._number += 1
@@ -239,11 +225,11 @@ class RemoteDrafter:
         self._pending = _PendingRequest(self._number, now_s, waits_until_s, sent, not reading, wait_ms)
         price_ms = round_ms if wait_ms else 0.0
         within_ms = max(0.0, (_IN_TIME * wait_ms or round_ms) - self._round_trip.best_ms)
-        link.send(DraftRequest(self._number, updates, asks, within_ms, price_ms, now_s, self._lead))
+        link.send(wire.DraftRequest(self._number, updates, asks, within_ms, price_ms, now_s, self._lead))
         self._wait(link, self._pending, round_ms)
         self._counts.wait_ms += (self._clock.monotonic_s() - now_s) * MS_PER_S
 
-    def _wait(self, link: Link, request: _PendingRequest, round_ms: float) -> None:
+    def _wait(self, link: wire.Link, request: _PendingRequest, round_ms: float) -> None:
         """Wait for an answer as long as its round does; not on for what is left to gain where lines that were under way
         serve the round. Raises LinkLost, ProtocolError."""
         self._waits = request.wait_ms > 0.0
@@ -263,20 +249,20 @@ class RemoteDrafter:
         finally:
             self._waits = False
 
-    def _take(self, link: Link, timeout_s: float) -> None:
+    def _take(self, link: wire.Link, timeout_s: float) -> None:
         """Take in all that has come: an answer, and what was drafted ahead; wait so long for the first of it. Raises
         LinkLost, ProtocolError."""
         for _ in range(_MOST_MESSAGES):
             message = link.drafts(timeout_s)
             if message is None:
                 return
-            if isinstance(message, DraftLines):
+            if isinstance(message, wire.DraftLines):
                 self._take_lines(message)
             else:
                 self._take_answer(message)
             timeout_s = 0.0
 
-    def _take_lines(self, lines: DraftLines) -> None:
+    def _take_lines(self, lines: wire.DraftLines) -> None:
         sequence = self._begun.get(lines.sequence)
         if sequence is None or self._sequences.get(sequence.key) is not sequence:
             return  # it has ended
@@ -286,22 +272,22 @@ class RemoteDrafter:
         branches = {(branch.accepted, branch.token): self._join(line, branch) for branch in lines.branches}
         sequence.take_lines(lines.base, line, branches)
 
-    def _join(self, line: Draft, branch: WireBranch) -> Draft:
+    def _join(self, line: Draft, branch: wire.WireBranch) -> Draft:
         """Return a branch with the tokens of the line that are in front of it."""
         begin = line.truncate(branch.accepted)
         if not 0 <= branch.accepted == len(begin.tokens):
             raise ProtocolError(f"a branch leaves a line of {len(line.tokens)} tokens behind {branch.accepted}")
         if not 0 <= branch.sureness <= _MOST_SURE:
             raise ProtocolError("a chance is no probability")
-        first = self._check_line(WireDraft((branch.token,), bytes((branch.sureness,))))
+        first = self._check_line(wire.WireDraft((branch.token,), bytes((branch.sureness,))))
         rest = self._check_line(branch.draft)
         confidences = (*begin.confidences, *first.confidences, *rest.confidences)
         return Draft((*begin.tokens, *first.tokens, *rest.tokens), confidences, self.name)
 
-    def _check_line(self, guess: WireDraft) -> Draft:
-        return check_guess(guess, MOST_AHEAD, self._draft_vocabulary, self.name)
+    def _check_line(self, guess: wire.WireDraft) -> Draft:
+        return wire.check_guess(guess, wire.MOST_AHEAD, self._draft_vocabulary, self.name)
 
-    def _take_answer(self, answer: DraftResponse) -> None:
+    def _take_answer(self, answer: wire.DraftResponse) -> None:
         request, self._pending = self._pending, None
         if request is None or answer.number != request.number:
             raise ProtocolError(f"an answer to request {answer.number} came, which nobody waits for")
@@ -323,7 +309,7 @@ class RemoteDrafter:
             sequence.met = sequence.met or bool(draft.tokens)
             self._judge(sequence)
 
-    def _answer_ms(self, request: _PendingRequest, answer: DraftResponse, now_s: float, *, waited: bool) -> float:
+    def _answer_ms(self, request: _PendingRequest, answer: wire.DraftResponse, now_s: float, *, waited: bool) -> float:
         """Return what it took to the answer; one that nobody waited for may have lain there for a while."""
         took_ms = (now_s - request.sent_s) * MS_PER_S
         if waited:
@@ -331,7 +317,7 @@ class RemoteDrafter:
             return took_ms
         return min(took_ms, answer.took_ms + self._round_trip.best_ms)
 
-    def _drafts(self, request: _PendingRequest, answer: DraftResponse) -> list[Draft]:
+    def _drafts(self, request: _PendingRequest, answer: wire.DraftResponse) -> list[Draft]:
         """Return what an answer brings. Raises ProtocolError where it cannot be one."""
         if len(answer.drafts) != len(request.asks):
             raise ProtocolError(f"{len(answer.drafts)} drafts came for {len(request.asks)} sequences")
@@ -341,7 +327,7 @@ class RemoteDrafter:
             if not 0 <= offset <= len(sequence.tokens) - base:
                 raise ProtocolError(f"a draft is {offset} tokens behind what was asked for")
         return [
-            check_guess(guess, limit, self._draft_vocabulary, self.name)
+            wire.check_guess(guess, limit, self._draft_vocabulary, self.name)
             for (_, _, limit), guess in zip(request.asks, answer.drafts, strict=True)
         ]
 
@@ -398,7 +384,7 @@ class RemoteDrafter:
             self._state, self._reason = link.state, link.reason
         self._tell(link)
 
-    def _check(self, welcome: Welcome) -> None:
+    def _check(self, welcome: wire.Welcome) -> None:
         """Raise Refusal where the drafts cannot be this target's tokens."""
         if self._fingerprint != welcome.vocabulary_fingerprint:
             raise Refusal(
