@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,9 +17,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orchestrator.daemon.api import connections
 from orchestrator.daemon.api.connections import ConnectionLimits, Connections, raise_open_files
-from orchestrator.daemon.api.event_stream import EventStream, FirstPiece, KeepAlive
+from orchestrator.daemon.api.event_stream import EventStream, KeepAlive
 from orchestrator.daemon.api.listening import listen_tcp, serving
-from orchestrator.daemon.api.streaming import Piece
 from orchestrator.errors import RequestError
 from tests.api.support import ScriptedControl, app_over
 
@@ -152,21 +151,14 @@ class Endless:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        events = self._events()
-        await EventStream(events, FirstPiece(self._pieces()), lambda: None, {}, KeepAlive(b"", 0.0))(
-            scope, receive, send
-        )
+        await EventStream(self, lambda: None, {}, KeepAlive(b"", 0.0))(scope, receive, send)
 
-    async def _events(self) -> AsyncGenerator[bytes, None]:
-        try:
-            while True:
-                await asyncio.sleep(0)
-                yield b"data: " + b"x" * 30_000 + b"\n\n"
-        finally:
-            self.ended.set()
+    async def read(self) -> bytes:
+        await asyncio.sleep(0)
+        return b"data: " + b"x" * 30_000 + b"\n\n"
 
-    async def _pieces(self) -> AsyncGenerator[Piece, None]:
-        yield Piece(0, "")
+    async def aclose(self) -> None:
+        self.ended.set()
 
 
 async def test_small_events_are_sent_at_once():

@@ -11,32 +11,34 @@ from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
-from orchestrator.daemon.api.choices import merge_pieces
+from orchestrator.daemon.api.assembler import AnswerAssembler, AnswerReader
+from orchestrator.daemon.api.fingerprint import AnswerSource
+from orchestrator.daemon.api.follow import RequestRecord
 from orchestrator.daemon.api.logprobs import Echo, chat_logprobs, completion_logprobs
-from orchestrator.daemon.api.streaming import Answer, Choice, Piece, TextAssembler, texts
+from orchestrator.daemon.api.metrics.collector import Metrics
+from orchestrator.daemon.api.question import AnswerHead
+from orchestrator.daemon.api.responses import Envelope
+from orchestrator.daemon.api.streaming import Answer, Choice, Piece, TextAssembler
+from orchestrator.daemon.api.wire import StreamOptions
 from orchestrator.protocol.messages import Delta, TokenScore
+from tests.api.support import ScriptedControl
 
 TOKENIZER = Tokenizer.bytes_only()
 
 
-async def pieces_of(
-    data: bytes, sizes: list[int], stops: list[str], echo: Echo | None = None, quiet: int = 0
-) -> list[Piece]:
+def pieces_of(data: bytes, sizes: list[int], stops: list[str], echo: Echo | None = None, quiet: int = 0) -> list[Piece]:
     """Tell an answer's bytes, a token each, in deltas of the given sizes."""
-    tokens = list(data)
-
-    async def deltas() -> AsyncGenerator[Delta, None]:
-        rest = tokens
-        prompt = [TokenScore(-2.0)] * (len(echo.ids) - 1) if echo is not None else None
-        for size in [*sizes, len(rest)]:
-            now, rest = rest[:size], rest[size:]
-            scores = [TokenScore(-float(token), ((token, -float(token)),)) for token in now]
-            yield Delta("r", now, "" if rest else "length", None, scores, prompt)
-            if not rest:
-                return
-
-    choice = Choice(0, TextAssembler(TOKENIZER.decoder(), stops, quiet), frozenset(), Answer(0.0), echo)
-    return [piece async for piece in texts(deltas(), choice, SystemClock())]
+    choice = Choice(0, TextAssembler(TOKENIZER.decoder(), stops, quiet), Answer(0.0), echo=echo)
+    prompt = [TokenScore(-2.0)] * (len(echo.ids) - 1) if echo is not None else None
+    pieces: list[Piece] = []
+    rest = list(data)
+    for size in [*sizes, len(rest)]:
+        now, rest = rest[:size], rest[size:]
+        scores = [TokenScore(-float(token), ((token, -float(token)),)) for token in now]
+        pieces += choice.push(Delta("r", now, "" if rest else "length", None, scores, prompt), 0.0)
+        if not rest or choice.answer.finish:
+            break
+    return pieces
 
 
 @given(
@@ -44,8 +46,8 @@ async def pieces_of(
     st.lists(st.integers(1, 5), max_size=30),
     st.sampled_from([[], ["b"], ["€a"], ["a😀", "bb"]]),
 )
-async def test_however_an_answer_is_split_its_tokens_are_those_of_its_text(text, sizes, stops):
-    pieces = await pieces_of(text.encode(), sizes, stops)
+def test_however_an_answer_is_split_its_tokens_are_those_of_its_text(text, sizes, stops):
+    pieces = pieces_of(text.encode(), sizes, stops)
     told = "".join(piece.text for piece in pieces)
     tokens = [token for piece in pieces for token in piece.tokens]
     assert bytes(token.token for token in tokens) == told.encode()
@@ -59,8 +61,8 @@ async def test_however_an_answer_is_split_its_tokens_are_those_of_its_text(text,
     assert [piece.finish for piece in pieces if piece.finish] == ["stop" if len(told) < len(text) else "length"]
 
 
-async def test_part_of_a_character_carries_its_bytes():
-    (piece,) = await pieces_of("€".encode(), [], [])
+def test_part_of_a_character_carries_its_bytes():
+    (piece,) = pieces_of("€".encode(), [], [])
     content = chat_logprobs(piece.tokens, TOKENIZER)["content"]
     assert [each["bytes"] for each in content] == [[0xE2], [0x82], [0xAC]]
     assert content[0]["token"] == r"\xe2"  # noqa: S105
@@ -70,15 +72,15 @@ async def test_part_of_a_character_carries_its_bytes():
     assert listed["text_offset"] == [0, 0, 0]
 
 
-async def test_an_answer_cut_within_a_character_tells_its_tokens():
-    pieces = await pieces_of("a€".encode()[:3], [1, 1], [])
+def test_an_answer_cut_within_a_character_tells_its_tokens():
+    pieces = pieces_of("a€".encode()[:3], [1, 1], [])
     assert [token.token for piece in pieces for token in piece.tokens] == list("a€".encode()[:3])
     assert "".join(piece.text for piece in pieces) == "a\ufffd"
 
 
-async def test_the_prompt_comes_first_and_its_first_token_has_no_score():
+def test_the_prompt_comes_first_and_its_first_token_has_no_score():
     echo = Echo.of(list("é!".encode()), "é!", TOKENIZER)
-    pieces = await pieces_of(b"ok", [1], [], echo)
+    pieces = pieces_of(b"ok", [1], [], echo)
     listed = completion_logprobs([token for piece in pieces for token in piece.tokens], TOKENIZER)
     assert "".join(piece.text for piece in pieces) == "é!ok"
     assert listed["text_offset"] == [0, 0, 1, 2, 3]
@@ -92,25 +94,30 @@ def test_an_echo_shows_control_tokens_as_they_were_written():
     assert Echo.of([256, *b"a"], None, TOKENIZER).text == "<|end|>a"
 
 
-async def test_a_stop_string_in_the_first_tokens_is_text():
-    pieces = await pieces_of(b"xxabxx", [1, 3], ["x"], quiet=3)
+def test_a_stop_string_in_the_first_tokens_is_text():
+    pieces = pieces_of(b"xxabxx", [1, 3], ["x"], quiet=3)
     assert "".join(piece.text for piece in pieces) == "xxab"
 
 
 async def test_one_source_that_fails_ends_all():
     closed = []
 
-    async def source(index: int) -> AsyncGenerator[Piece, None]:
+    async def source(index: int) -> AsyncGenerator[Delta, None]:
         try:
-            yield Piece(index, "a")
+            yield Delta("r", [97])
             if index == 1:
                 raise ValueError("no")
             while True:
-                yield Piece(index, "b")
+                yield Delta("r", [98])
                 await asyncio.sleep(0)
         finally:
             closed.append(index)
 
+    choices = [Choice(index, TextAssembler(TOKENIZER.decoder(), []), Answer(0.0)) for index in range(3)]
+    record = RequestRecord(Metrics(ScriptedControl(), SystemClock()), SystemClock(), 0.0)
+    head = AnswerHead("r", 0, "toy", [[1]], lambda _: AnswerSource(None, ""), "coupled", TOKENIZER)
+    writer = Envelope("completion", head, StreamOptions(), each=3)
+    assembler = AnswerAssembler(writer, choices, record, SystemClock(), stream=False)
     with pytest.raises(ValueError, match="no"):
-        _ = [piece async for piece in merge_pieces([source(index) for index in range(3)])]
+        await AnswerReader([source(index) for index in range(3)], assembler).read_all()
     assert sorted(closed) == [0, 1, 2]

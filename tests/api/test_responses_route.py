@@ -381,7 +381,7 @@ def blocks_of(texts: list[str], prompt: str = "") -> list[tuple[str, str]]:
     body = ChatRequest.model_validate({"model": "toy", "messages": [{"role": "user", "content": "x"}]})
     builder = BlockBuilder(head, body)
     for index, text in enumerate(texts):
-        builder.push(Piece(0, text, finish="stop" if index == len(texts) - 1 else ""))
+        builder.push(Piece(0, (text,), finish="stop" if index == len(texts) - 1 else ""))
     return [(block.kind, block.text) for block in builder.blocks]
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.daemon.api.streaming import TextAssembler
-from orchestrator.daemon.api.tools.calls import CallArguments, CallBegins, Piece, Text, ToolCallParser
+from orchestrator.daemon.api.tools.calls import CallArguments, CallBegins, Part, Text, ToolCallParser
 
 TOKENIZER = Tokenizer.bytes_only()
 LETTERS = "ab€😀"  # few, so that stop strings overlap and contain each other
@@ -17,7 +17,7 @@ STOPS_OF_ABC = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_siz
 STOPS = st.lists(st.text(alphabet=LETTERS, min_size=1, max_size=4), max_size=4)
 
 
-def join(found: list[Piece]) -> str:
+def join(found: list[Part]) -> str:
     return "".join(piece.text for piece in found if isinstance(piece, Text))
 
 
@@ -121,7 +121,7 @@ WITH_CALLS = st.lists(
 ).map("".join)
 
 
-def parse(pieces: list[Piece]) -> tuple[str, list[str]]:
+def parse(pieces: list[Part]) -> tuple[str, list[str]]:
     calls = [""] * sum(isinstance(piece, CallBegins) for piece in pieces)
     for piece in pieces:
         if isinstance(piece, CallArguments):
@@ -131,7 +131,7 @@ def parse(pieces: list[Piece]) -> tuple[str, list[str]]:
 
 def assemble(text: str, stops: list[str], sizes: list[int]) -> tuple[str, list[str], str | None]:
     assembler = TextAssembler(TOKENIZER.decoder(), stops, 0, ToolCallParser(["add"]))
-    ids, found = list(text.encode()), list[Piece]()
+    ids, found = list(text.encode()), list[Part]()
     for size in [*sizes, len(ids)]:
         found += assembler.push(ids[:size])
         ids = ids[size:]

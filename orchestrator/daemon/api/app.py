@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from http import HTTPStatus
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -29,19 +27,20 @@ from orchestrator.daemon.api.answers import (
     Model,
     ModelList,
 )
+from orchestrator.daemon.api.assembler import AnswerAssembler, AnswerReader
 from orchestrator.daemon.api.batches.inside import ask_inside
 from orchestrator.daemon.api.batches.routes import install_batch_routes
 from orchestrator.daemon.api.batches.service import BatchService
 from orchestrator.daemon.api.batches.store import BatchStore
 from orchestrator.daemon.api.body_bounds import read_body, refuse_oversized
-from orchestrator.daemon.api.choices import choices_of, cost_of, merge_pieces
+from orchestrator.daemon.api.choices import choices_of
 from orchestrator.daemon.api.connections import Connections
 from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
 from orchestrator.daemon.api.docs_page import install_docs_page
 from orchestrator.daemon.api.doors.messages.routes import install_messages_routes
 from orchestrator.daemon.api.doors.responses.routes import install_responses_routes
 from orchestrator.daemon.api.doors.responses.store import ResponseStore, StoreBounds
-from orchestrator.daemon.api.event_stream import EventStream, FirstPiece, KeepAlive, unless_gone
+from orchestrator.daemon.api.event_stream import EventStream, KeepAlive, unless_gone
 from orchestrator.daemon.api.fingerprint import describe_source
 from orchestrator.daemon.api.follow import RequestRecord, VariantReport, enter_trial
 from orchestrator.daemon.api.grammar_checks import GrammarChecks
@@ -53,21 +52,14 @@ from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.metrics.page import MetricsPage
 from orchestrator.daemon.api.openapi import describe, operation
 from orchestrator.daemon.api.port import TokenizerPort
-from orchestrator.daemon.api.question import (
-    AnswerHead,
-    AnswerWriter,
-    Question,
-    ReadQuestion,
-    rename_parameters,
-    write_events,
-)
+from orchestrator.daemon.api.question import AnswerHead, AnswerWriter, Question, ReadQuestion, rename_parameters
 from orchestrator.daemon.api.request_lives import RequestLives
 from orchestrator.daemon.api.request_scope import RequestScope, mark_followed
-from orchestrator.daemon.api.responses import json_response, read_chat, read_completion
+from orchestrator.daemon.api.responses import read_chat, read_completion
 from orchestrator.daemon.api.resume import EventCursor, KeptAnswers, Resumption, wants_names
 from orchestrator.daemon.api.served import ServedModel, ServedModels, ServedTarget
 from orchestrator.daemon.api.shares import BodyBudget, BodyShare, KeyShares
-from orchestrator.daemon.api.streaming import Choice, Piece, texts
+from orchestrator.daemon.api.streaming import Choice
 from orchestrator.daemon.api.trace_scope import NO_TELEMETRY, TraceScope, describe_traced, mark_traced
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
 from orchestrator.daemon.api.work_lanes import WorkLanes
@@ -330,61 +322,53 @@ class ApiRoutes:
             choices = await asyncio.to_thread(choices_of, body, asked, tokenizer, arrived_s)
         else:
             choices = choices_of(body, asked, tokenizer, arrived_s)
-        told = [self._deltas(model.control, *pair, kept, follow) for pair in zip(asked, choices, strict=True)]
-        pieces = merge_pieces(
-            [texts(deltas, choice, self._clock) for deltas, choice in zip(told, choices, strict=True)]
-        )
         cursor = None if kept is None else kept.cursor(names=question.resumable and wants_names(request.headers))
         writer = question.build_writer(self._head(model, question, asked[:: body.n], tokenizer, kept, cursor))
+        sources = [self._decode(model.control, *pair, kept) for pair in zip(asked, choices, strict=True)]
+        assembler = AnswerAssembler(writer, choices, follow, self._clock, stream=body.stream)
+        reader = AnswerReader(sources, assembler)
         with follow.to_the_headers():
             if body.stream:
                 early = partial(model.control.find_speculation, asked[0])
-                return await self._stream(request, writer, pieces, choices, follow, early)
-            found = await unless_gone(request.receive, _collect(pieces))
-            if found is None:
+                return await self._stream(request, reader, writer, choices[0], follow, early)
+            whole = await unless_gone(request.receive, reader.read_all())
+            if whole is None:
                 return follow.end_disconnected()
-        follow.record_sent(*found)
-        follow.log_end(HTTPStatus.OK)
-        cost = cost_of(choices)
-        writer.observe_engine(cost.engine)
-        return json_response(writer.whole(found, cost), writer.headers(cost.speculation))
+            headers = writer.headers(choices[0].answer.speculation)
+            return Response(whole, media_type="application/json", headers=headers)
 
     async def _stream(
         self,
         request: Request,
+        reader: AnswerReader,
         writer: AnswerWriter,
-        pieces: AsyncGenerator[Piece, None],
-        choices: Sequence[Choice],
+        first: Choice,
         follow: RequestRecord,
         find_speculation: Callable[[], EffectiveBound | None],
     ) -> Response:
-        """Return what sends an answer's events. A refusal that comes soon has a status of its own; one that comes when
-        the headers are out is an event. Headers that go before the first piece say what `find_speculation` returns.
+        """Return what sends an answer's chunks. A refusal that comes soon has a status of its own; one that comes when
+        the headers are out is an event. Headers that go before the answer begins say what `find_speculation` returns.
         Raises RequestError."""
-        settings, first = self._settings, FirstPiece(pieces)
+        settings = self._settings
         try:
-            came = await unless_gone(request.receive, first.wait(settings.headers_after_s))
+            begun = await unless_gone(request.receive, reader.wait(settings.headers_after_s))
         except BaseException:
-            await first.aclose()
+            await reader.aclose()
             raise
-        if came is None:
-            await first.aclose()
+        if begun is None:
+            await reader.aclose()
             return follow.end_disconnected()
-        if came:
-            writer.observe_engine(choices[0].answer.engine)
-        events = write_events(writer, first, pieces, choices, cost_of, follow)
-        headers = writer.headers(choices[0].answer.speculation if came else find_speculation())
-        keep_alive = KeepAlive(writer.ping(), settings.keep_alive_s, late=not came)
-        return EventStream(events, first, follow.end_disconnected, headers, keep_alive)
+        headers = writer.headers(first.answer.speculation if begun else find_speculation())
+        keep_alive = KeepAlive(writer.ping(), settings.keep_alive_s, late=not begun)
+        return EventStream(reader, follow.end_disconnected, headers, keep_alive)
 
-    def _deltas(
-        self, control: Control, submit: Submit, choice: Choice, kept: Resumption | None, follow: RequestRecord
-    ) -> AsyncGenerator[Delta, None]:
-        """Return a choice's tokens; those of an answer that is told again are measured already."""
+    def _decode(
+        self, control: Control, submit: Submit, choice: Choice, kept: Resumption | None
+    ) -> AsyncIterator[Delta]:
+        """Return a choice's tokens, from its first on."""
         if kept is None or self.kept is None:
-            return follow.deltas(submit, control.generate(submit), choice.prompt)
-        source = self.kept.deltas(kept, choice.index, lambda: bool(choice.answer.finish))
-        return source if kept.again else follow.deltas(submit, source, choice.prompt)
+            return control.generate(submit)
+        return self.kept.deltas(kept, choice.index, lambda: bool(choice.answer.finish))
 
     def _head(
         self,
@@ -473,11 +457,6 @@ def create_app(
     install_docs_page(app)
     describe(app, keys=settings.keys is not None)
     return app
-
-
-async def _collect(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
-    async with aclosing(pieces):
-        return [piece async for piece in pieces]
 
 
 def _seed() -> int:

@@ -7,14 +7,12 @@ with the first piece of the answer or without it, and comments fill every silenc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
-
-from orchestrator.daemon.api.streaming import Piece
 
 COMMENT: Final = b": keep-alive\n\n"
 """An event that readers of server-sent events leave out, as the standard says."""
@@ -24,31 +22,12 @@ STREAM_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _T = TypeVar("_T")
 
 
-class FirstPiece:
-    """The first of an answer's pieces, and what makes all of them. Closing it ends both."""
+class ChunkReader(Protocol):
+    """Gives chunks one by one, and None behind the last."""
 
-    def __init__(self, pieces: AsyncGenerator[Piece, None]) -> None:
-        self._pieces = pieces
-        self._task = asyncio.ensure_future(anext(pieces, Piece(0, "")))
+    async def read(self) -> bytes | None: ...
 
-    async def wait(self, seconds: float) -> bool:
-        """Return whether it came within this time. Raises what making it did."""
-        await asyncio.wait({self._task}, timeout=seconds)
-        if self._task.done():
-            self._task.result()
-        return self._task.done()
-
-    async def get(self) -> Piece:
-        """Return it, however long that takes. Raises what making it did."""
-        return await self._task
-
-    async def aclose(self) -> None:
-        """Let nothing more be made."""
-        self._task.cancel()
-        await asyncio.wait({self._task})
-        if not self._task.cancelled():
-            self._task.exception()  # seen; raised here it would lose the place where it was raised first
-        await self._pieces.aclose()
+    async def aclose(self) -> None: ...
 
 
 class KeepAlive:
@@ -99,41 +78,32 @@ class KeepAlive:
 
 
 class EventStream(Response):
-    """Sends events as they come. When the client goes away, `events` and the `source` they are made of are
-    closed at once. `closed` is called in the end, however it came."""
+    """Sends chunks as they come. When the client goes away, their `reader` is closed at once. `closed` is called in the
+    end, however it came."""
 
     def __init__(
-        self,
-        events: AsyncGenerator[bytes, None],
-        source: FirstPiece,
-        closed: Callable[[], object],
-        headers: dict[str, str],
-        keep_alive: KeepAlive,
+        self, reader: ChunkReader, closed: Callable[[], object], headers: dict[str, str], keep_alive: KeepAlive
     ) -> None:
         super().__init__(headers=STREAM_HEADERS | headers, media_type="text/event-stream")
         del self.headers["content-length"]
-        self._events = events
-        self._source = source
+        self._reader = reader
         self._closed = closed
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        # Closing a generator that never began runs none of its cleanup: a client that goes away before the
-        # headers are out would otherwise leave the source, which holds a slot, to the garbage collector.
         try:
-            async with aclosing(self._source):
+            async with aclosing(self._reader):
                 await unless_gone(receive, self._send(send))
         finally:
             self._closed()
 
     async def _send(self, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async with self._keep_alive.beside(send) as send_event:
-                async for chunk in events:
-                    await send_event({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with self._keep_alive.beside(send) as send_event:
+            while (chunk := await self._reader.read()) is not None:
+                await send_event({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T | None:

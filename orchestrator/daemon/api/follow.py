@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -88,7 +88,8 @@ class RequestRecord:
         self._trace = trace
         self._lives = lives
         self._life: RequestLife | None = None
-        self._sequences: list[SequenceTiming] = []
+        self._sequences: list[SequenceTiming] = []  # none of an answer that is told again: it was measured then
+        self._ids: list[str] = []
         self._prompt_tokens = 0
         self._head: dict[str, Any] = {}
         self._written: list[str] = []
@@ -98,11 +99,17 @@ class RequestRecord:
         """Write the line of a request that goes to the decode loop, with what is `asked` for each choice. `resumed`: it
         did before."""
         submit = asked[0]
+        if not resumed:
+            self._sequences = [
+                SequenceTiming(len(choice.prompt), choice.max_tokens, prompt=number // body.n)
+                for number, choice in enumerate(asked)
+            ]
+            self._ids = [choice.request_id for choice in asked]
         arm = {"arm": submit.lane} if submit.lane else {}
         self._head = {"id": submit.request_id, "route": route, **self._model, **arm}
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
         prompts = asked[:: body.n]
-        self._prompt_tokens = sum(len(one.prompt) for one in prompts)
+        self._prompt_tokens = sum(len(each.prompt) for each in prompts)
         self._spend(self._prompt_tokens)
         if self._lives is not None and not resumed:
             self._life = self._lives.open(
@@ -121,28 +128,17 @@ class RequestRecord:
             more["prompts"] = len(prompts)
         _log.info("request accepted", **self._head, stream=body.stream, **counts, **more, **words)
 
-    async def deltas(
-        self, submit: Submit, source: AsyncIterator[Delta], prompt: int = 0
-    ) -> AsyncGenerator[Delta, None]:
-        """Pass a sequence's deltas on and measure them. `prompt`: the number of its prompt. Closing it closes
-        `source`."""
-        sequence = SequenceTiming(len(submit.prompt), submit.max_tokens, prompt=prompt)
-        self._sequences.append(sequence)
-        async with aclosing(source) as deltas:  # type: ignore[type-var]  # generate() is an async generator
-            async for delta in deltas:
-                self._note(sequence, delta)
-                if self._trace is not None:
-                    self._trace.observe_delta(submit.request_id, delta, self._clock.monotonic_s())
-                yield delta
-
-    def _note(self, sequence: SequenceTiming, delta: Delta) -> None:
-        now_s = self._clock.monotonic_s()
+    def observe_delta(self, index: int, delta: Delta, now_s: float) -> None:
+        """Measure a choice's tokens, which came at `now_s` (seconds of the clock)."""
+        if not self._sequences:
+            return
+        sequence = self._sequences[index]
         if delta.tokens:
             self._spend(len(delta.tokens))
             if self._life is not None:
                 self._life.tokens += len(delta.tokens)
                 if sequence.tokens == 0 or sequence.engine != delta.engine:
-                    self._mark(self._life, sequence, delta, now_s)
+                    self._mark(self._life, index, delta, now_s)
             sequence.engine = delta.engine
             if sequence.tokens == 0:
                 sequence.first_s = now_s
@@ -154,20 +150,18 @@ class RequestRecord:
         sequence.first = sequence.first or delta.stats
         sequence.stats = delta.stats or sequence.stats
         sequence.finish = delta.finish
+        if self._trace is not None:
+            self._trace.observe_delta(self._ids[index], delta, now_s)
 
-    def _mark(self, life: RequestLife, sequence: SequenceTiming, delta: Delta, now_s: float) -> None:
+    def _mark(self, life: RequestLife, index: int, delta: Delta, now_s: float) -> None:
         """Note the first token of a sequence, or the first from another replica."""
-        at_ms, index = (now_s - self._started_s) * _MS_PER_S, self._find_index(sequence)
+        sequence, at_ms = self._sequences[index], (now_s - self._started_s) * _MS_PER_S
         if sequence.tokens:
             pause_ms = (now_s - sequence.last_s) * _MS_PER_S
             life.note(LifeMark(at_ms, "moved", index, delta.engine, pause_ms=pause_ms))
         else:
             queue_ms, prefill_ms = (delta.stats.queue_ms, delta.stats.prefill_ms) if delta.stats else (None, None)
             life.note(LifeMark(at_ms, "first_token", index, delta.engine, queue_ms, prefill_ms))
-
-    def _find_index(self, sequence: SequenceTiming) -> int:
-        """Return which one it is. Two that have the same figures so far are still two."""
-        return next(index for index, one in enumerate(self._sequences) if one is sequence)
 
     def record_sent(self, *pieces: Piece) -> None:
         """Remember what the client was sent, where the log is to have it."""

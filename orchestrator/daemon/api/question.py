@@ -5,18 +5,14 @@ Whatever the form, a request goes one way: tokens, seeds, grammars, limits, keys
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Any, Protocol
 
-from orchestrator.daemon.api.event_stream import FirstPiece
 from orchestrator.daemon.api.fingerprint import AnswerSource
-from orchestrator.daemon.api.follow import RequestRecord
 from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.resume import EventCursor
-from orchestrator.daemon.api.streaming import Answer, Choice, Piece
+from orchestrator.daemon.api.streaming import Answer, Piece
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
 from orchestrator.errors import RequestError
 from policies.sampling import Rule
@@ -126,35 +122,3 @@ def rename_parameters(error: RequestError, names: Mapping[str, str]) -> RequestE
 
 ReadQuestion = Callable[[bytes], Question]
 """Reads a body. Raises RequestError."""
-
-
-async def write_events(
-    writer: AnswerWriter,
-    first: FirstPiece,
-    pieces: AsyncGenerator[Piece, None],
-    choices: Sequence[Choice],
-    combine: Callable[[Sequence[Choice]], Answer],
-    follow: RequestRecord,
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of an answer, and write its last log line. Closing it closes `pieces`."""
-
-    def write_piece(piece: Piece) -> bytes:
-        follow.record_sent(piece)
-        writer.observe_engine(choices[piece.index].answer.engine)
-        return writer.piece(piece, choices[piece.index].answer)
-
-    begun = False
-    async with aclosing(pieces):
-        try:
-            piece = await first.get()
-            begun = True
-            yield writer.opening(len(choices)) + write_piece(piece)
-            async for piece in pieces:
-                yield write_piece(piece)
-        except Exception as error:  # the status is out: whatever it is, the client can only be told here
-            known = error if isinstance(error, RequestError) else follow.bug(error)
-            follow.log_end(known.status, reason=known.code)
-            yield writer.failure(known, begun=begun)
-            return
-        follow.log_end(HTTPStatus.OK)
-        yield writer.ending(combine(choices))

@@ -233,7 +233,7 @@ class KeptAnswers:
                         raise error
                     await choice.wait_for_more()
                     continue
-                yield msgspec.structs.replace(delta, request_id=answer.request_id)
+                yield delta
                 taken += len(delta.tokens)
                 if delta.finish:
                     return

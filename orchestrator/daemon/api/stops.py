@@ -19,7 +19,7 @@ class StopSearch:
         self._longest = max((len(stop) for stop in self._stops), default=1) - 1
         self._held = ""
         self.quiet_end = 0
-        self.found: str | None = None
+        self.stop: str | None = None
         self.cut_at = 0
 
     @property
@@ -29,12 +29,12 @@ class StopSearch:
 
     def push(self, text: str, place: int) -> str:
         """Return what this text, which begins at `place`, makes certain. It goes on where the last one ended. Behind a
-        stop string, which is then in `found` and began at `cut_at`, it is what stands before that."""
+        stop string, which is then in `stop` and began at `cut_at`, it is what stands before that."""
         text, place = self._held + text, place - len(self._held)
-        found = [(start + len(stop), start) for stop in self._stops if (start := self._find(text, stop, place)) >= 0]
-        if found:
-            end, start = min(found)
-            self.found, self._held, self.cut_at = text[start:end], "", place + start
+        matches = [(start + len(stop), start) for stop in self._stops if (start := self._find(text, stop, place)) >= 0]
+        if matches:
+            end, start = min(matches)
+            self.stop, self._held, self.cut_at = text[start:end], "", place + start
             return text[:start]
         keep = self._unsure(text)
         self._held = text[len(text) - keep :]
@@ -59,7 +59,7 @@ class StopSearch:
 
 def find_control_stops(stops: Sequence[str], tokenizer: TokenizerPort) -> dict[int, str]:
     """Return the stop strings that are a control token's text, by that token. Decoded text never has them."""
-    found: dict[int, str] = {}
+    control_stops: dict[int, str] = {}
     for stop in stops:
         ids = tokenizer.encode(stop, special=True)
         if (
@@ -67,5 +67,5 @@ def find_control_stops(stops: Sequence[str], tokenizer: TokenizerPort) -> dict[i
             and not tokenizer.decode(ids)
             and tokenizer.token_bytes(ids[0]).decode("utf-8", "replace") == stop
         ):
-            found[ids[0]] = stop
-    return found
+            control_stops[ids[0]] = stop
+    return control_stops

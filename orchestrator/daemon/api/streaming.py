@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from orchestrator.clock import Clock
 from orchestrator.daemon.api.logprobs import Echo, ScoredToken
 from orchestrator.daemon.api.port import StreamDecoder
 from orchestrator.daemon.api.stops import StopSearch
-from orchestrator.daemon.api.tools.calls import CallBegins, Text, ToolCallParser, join_pieces
-from orchestrator.daemon.api.tools.calls import Piece as Found
+from orchestrator.daemon.api.tools.calls import CallBegins, Part, Text, ToolCallParser, join_pieces
 from orchestrator.daemon.api.tools.deltas import render_parts
 from orchestrator.protocol.messages import DEADLINE, Delta, RequestStats, TokenScore
 from policies.serving.overrides import EffectiveBound
@@ -53,62 +50,62 @@ class TextAssembler:
     @property
     def stopped_by(self) -> str | None:
         """The stop string that ended the text."""
-        return self._search.found
+        return self._search.stop
 
     @property
     def unfinished(self) -> bool:
         """Whether the answer was ended within a call."""
         return self._parser is not None and self._parser.unfinished
 
-    def push(self, ids: Sequence[int]) -> list[Found]:
+    def push(self, ids: Sequence[int]) -> list[Part]:
         """Return what these tokens make certain. After a stop it is always empty."""
-        found: list[Found] = []
+        parts: list[Part] = []
         for token in ids:
             if not self.stopped:
                 text = self._decoder.push([token])
                 quiet, self._quiet_tokens = self._quiet_tokens > 0, max(0, self._quiet_tokens - 1)
-                found += self._take(text, quiet=quiet)
-        return join_pieces(found)
+                parts += self._take(text, quiet=quiet)
+        return join_pieces(parts)
 
-    def finish(self, *, cut: bool = False) -> list[Found]:
+    def finish(self, *, cut: bool = False) -> list[Part]:
         """Return what is left at the end. `cut`: it was not the model that ended the answer."""
         if self.stopped:
             return []
-        found = self._take(self._decoder.flush(), quiet=self._quiet_tokens > 0)
+        parts = self._take(self._decoder.flush(), quiet=self._quiet_tokens > 0)
         if self._parser is not None and not self.stopped:
-            found += self._cut_at_stop(self._parser.finish(cut=cut))
+            parts += self._cut_at_stop(self._parser.finish(cut=cut))
         if not self.stopped:
-            found += self._flush()
-        return join_pieces(found)
+            parts += self._flush()
+        return join_pieces(parts)
 
-    def _take(self, text: str, *, quiet: bool) -> list[Found]:
+    def _take(self, text: str, *, quiet: bool) -> list[Part]:
         place = self.decoded
         self.decoded += len(text)
         if quiet:
             self._search.quiet_end = self.decoded
-        found = self._cut_at_stop([Text(text, place)] if self._parser is None else self._parser.push(text))
+        parts = self._cut_at_stop([Text(text, place)] if self._parser is None else self._parser.push(text))
         if not self.stopped:
             pending = 0 if self._parser is None else self._parser.pending
             self.given = self.decoded - pending - self._search.held
             self.stopped = self._parser is not None and self._parser.over
-        return found
+        return parts
 
-    def _cut_at_stop(self, pieces: Sequence[Found]) -> list[Found]:
-        found: list[Found] = []
-        for piece in pieces:
-            if not isinstance(piece, Text):
-                found += self._flush()
-                found.append(piece)
-                self.calls += isinstance(piece, CallBegins)
+    def _cut_at_stop(self, source: Sequence[Part]) -> list[Part]:
+        parts: list[Part] = []
+        for part in source:
+            if not isinstance(part, Text):
+                parts += self._flush()
+                parts.append(part)
+                self.calls += isinstance(part, CallBegins)
                 continue
-            if text := self._search.push(piece.text, piece.start):
-                found.append(Text(text))
-            if self._search.found is not None:
+            if text := self._search.push(part.text, part.start):
+                parts.append(Text(text))
+            if self._search.stop is not None:
                 self.stopped, self.given = True, self._search.cut_at
                 break
-        return found
+        return parts
 
-    def _flush(self) -> list[Found]:
+    def _flush(self) -> list[Part]:
         text = self._search.flush()
         return [Text(text)] if text else []
 
@@ -171,116 +168,113 @@ def _sum_stats(stats: Sequence[RequestStats], *, one_prompt: bool) -> RequestSta
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text of one choice that is certain, the scored tokens that it completes, and with the last why it ended.
+    """What is certain of one choice: `parts`, its text and calls in their order, calls as a chunk's `tool_calls` has
+    them; the scored tokens that they complete; and with the last piece why it ended.
 
-    `stop_reason` is vLLM's: the stop string, the token of `stop_token_ids`, or "deadline". `calls`: what of tool
-    calls was in the text, as a chunk's `tool_calls` has it. `at`: how many of the choice's tokens were looked at.
-    `parts`: text and calls in the order in which they stand, where calls were looked for.
+    `stop_reason` is vLLM's: the stop string, the token of `stop_token_ids`, or "deadline". `at`: how many of the
+    choice's tokens were looked at.
     """
 
     index: int
-    text: str
+    parts: tuple[str | dict[str, Any], ...] = ()
     tokens: tuple[ScoredToken, ...] = ()
     finish: str = ""
-    calls: tuple[dict[str, Any], ...] = ()
     stop_reason: str | int | None = None
     at: int = 0
-    parts: tuple[str | dict[str, Any], ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """All text."""
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[dict[str, Any]]:
+        """All of calls."""
+        return [part for part in self.parts if not isinstance(part, str)]
 
 
-@dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice of an answer while it grows. `hidden`: stop tokens, whose text is not shown where they end it.
-    `named`: those of them that the request named, with what is told as the `stop_reason`. `ends`: those that are the
-    model's own end. `request_id`: what the ids of its calls follow from; None where no tools were offered. `prompt`:
-    the number of the prompt that it answers."""
+    """One choice of an answer while it grows, with what it costs in `answer`. `hidden`: stop tokens, whose text is not
+    shown where they end it. `named`: those of them that the request named, with what is told as the `stop_reason`.
+    `ends`: those that are the model's own end. `request_id`: what the ids of its calls follow from. `prompt`: the
+    number of the prompt that it answers."""
 
-    index: int
-    assembler: TextAssembler
-    hidden: frozenset[int]
-    answer: Answer
-    echo: Echo | None = None
-    named: Mapping[int, int | str] = field(default_factory=dict)
-    ends: frozenset[int] = frozenset()
-    request_id: str | None = None
-    prompt: int = 0
+    def __init__(
+        self,
+        index: int,
+        assembler: TextAssembler,
+        answer: Answer,
+        *,
+        hidden: frozenset[int] = frozenset(),
+        echo: Echo | None = None,
+        named: Mapping[int, int | str] | None = None,
+        ends: frozenset[int] = frozenset(),
+        request_id: str = "",
+        prompt: int = 0,
+    ) -> None:
+        self.index = index
+        self.answer = answer
+        self.prompt = prompt
+        self._assembler = assembler
+        self._hidden = hidden
+        self._echo = echo
+        self._named = named or {}
+        self._ends = ends
+        self._request_id = request_id
+        self._held = _HeldTokens(0 if echo is None else len(echo.text))
+        self._shows_prompt = echo is not None
+        self._at = 0
 
+    def push(self, delta: Delta, now_s: float) -> Iterator[Piece]:
+        """Yield what a delta makes certain. The last piece has the `finish`, and no more is taken then."""
+        answer, assembler = self.answer, self._assembler
+        answer.speculation = delta.speculation or answer.speculation
+        answer.engine = delta.engine
+        if self._echo is not None and self._shows_prompt:
+            self._shows_prompt = False
+            yield Piece(self.index, (self._echo.text,), self._echo.attach_scores(delta.prompt_logprobs))
+        shown, last = list(delta.tokens), None
+        self._at += len(shown)
+        if delta.finish == "stop" and shown and shown[-1] in self._hidden:
+            last = shown.pop()
+        parts, used = self._push_tokens(shown, delta)
+        if last is not None and self._echo is not None and delta.logprobs is not None:
+            # Whoever scores a text counts its tokens from both ends: the one that ends the answer is there, too.
+            self._held.add(last, assembler.decoded, delta.logprobs[-1])
+        answer.note(now_s, used)
+        if delta.finish and not assembler.stopped:
+            cut = delta.finish != "stop" or (last is not None and last not in self._ends)
+            parts = join_pieces([*parts, *assembler.finish(cut=cut)])
+        answer.stats = delta.stats
+        answer.finish, answer.stop_reason = self._end(delta.finish, last)
+        tokens = self._held.release(assembler, last=bool(delta.finish))
+        if parts or tokens or answer.finish:
+            rendered = render_parts(parts, self._request_id)
+            yield Piece(self.index, rendered, tokens, answer.finish, answer.stop_reason, self._at)
 
-async def texts(deltas: AsyncIterator[Delta], choice: Choice, clock: Clock) -> AsyncGenerator[Piece, None]:
-    """Yield pieces until the end, which is a piece with `finish`; fills the choice's answer. Closing it closes
-    `deltas`, which cancels the request."""
-    assembler, answer, echo = choice.assembler, choice.answer, choice.echo
-    held, at = _HeldTokens(0 if echo is None else len(echo.text)), 0
-    async with aclosing(deltas) as source:  # type: ignore[type-var]  # generate() is an async generator
-        async for delta in source:
-            now_s = clock.monotonic_s()
-            answer.speculation = delta.speculation or answer.speculation
-            answer.engine = delta.engine
-            if echo is not None:
-                yield Piece(choice.index, echo.text, echo.attach_scores(delta.prompt_logprobs))
-                echo = None
-            shown, last = list(delta.tokens), None
-            at += len(shown)
-            if delta.finish == "stop" and shown and shown[-1] in choice.hidden:
-                last = shown.pop()
-            found, used = _push(assembler, held, shown, delta)
-            if last is not None and choice.echo is not None and delta.logprobs is not None:
-                # Whoever scores a text counts its tokens from both ends: the one that ends the answer is there, too.
-                held.add(last, assembler.decoded, delta.logprobs[-1])
-            answer.note(now_s, used)
-            if delta.finish and not assembler.stopped:
-                cut = delta.finish != "stop" or (last is not None and last not in choice.ends)
-                found = join_pieces([*found, *assembler.finish(cut=cut)])
-            answer.stats = delta.stats
-            answer.finish, answer.stop_reason = _end(delta.finish, last, choice)
-            tokens = held.release(assembler, last=bool(delta.finish))
-            piece = _piece(choice, found, tokens, at)
-            if piece.text or piece.calls or tokens or answer.finish:
-                yield piece
-            if answer.finish:
-                return
+    def _push_tokens(self, shown: list[int], delta: Delta) -> tuple[list[Part], int]:
+        """Push tokens one by one, so that those behind a stop string are not counted; (parts, tokens used)."""
+        parts: list[Part] = []
+        for index, token in enumerate(shown):
+            if delta.logprobs is not None:
+                self._held.add(token, self._assembler.decoded, delta.logprobs[index])
+            parts += self._assembler.push([token])
+            if self._assembler.stopped:
+                return parts, index + 1
+        return parts, len(delta.tokens)
 
-
-def _end(finish: str, last: int | None, choice: Choice) -> tuple[str, str | int | None]:
-    """Return why a choice has ended, as it is told ("" where it has not), with its `stop_reason`. `last`: the stop
-    token that ended it."""
-    assembler = choice.assembler
-    reason = choice.named.get(last) if last is not None else None
-    if assembler.stopped:
-        finish, reason = "stop", assembler.stopped_by
-    elif finish == DEADLINE:  # OpenAI has no word for it: the answer is cut, as by max_tokens
-        finish, reason = "length", DEADLINE
-    elif finish == "stop" and assembler.unfinished:  # clients run the calls of an answer that is not cut
-        finish, reason = "length", UNFINISHED_CALL if reason is None else reason
-    return ("tool_calls" if finish == "stop" and assembler.calls else finish), reason
-
-
-def _piece(choice: Choice, found: Sequence[Found], tokens: tuple[ScoredToken, ...], at: int) -> Piece:
-    parts = render_parts(found, choice.request_id or "")
-    text = "".join(part for part in parts if isinstance(part, str))
-    calls = tuple(part for part in parts if not isinstance(part, str))
-    return Piece(
-        choice.index,
-        text,
-        tokens,
-        choice.answer.finish,
-        calls,
-        choice.answer.stop_reason,
-        at,
-        None if choice.request_id is None else parts,
-    )
-
-
-def _push(assembler: TextAssembler, held: _HeldTokens, shown: list[int], delta: Delta) -> tuple[list[Found], int]:
-    """Push tokens one by one, so that those behind a stop string are not counted; (what was found, tokens used)."""
-    found: list[Found] = []
-    for index, token in enumerate(shown):
-        if delta.logprobs is not None:
-            held.add(token, assembler.decoded, delta.logprobs[index])
-        found += assembler.push([token])
+    def _end(self, finish: str, last: int | None) -> tuple[str, str | int | None]:
+        """Return why the choice has ended, as clients are told ("" where it has not), with its `stop_reason`. `last`:
+        the stop token that ended it."""
+        assembler = self._assembler
+        reason = self._named.get(last) if last is not None else None
         if assembler.stopped:
-            return found, index + 1
-    return found, len(delta.tokens)
+            finish, reason = "stop", assembler.stopped_by
+        elif finish == DEADLINE:  # OpenAI has no word for it: the answer is cut, as by max_tokens
+            finish, reason = "length", DEADLINE
+        elif finish == "stop" and assembler.unfinished:  # clients run the calls of an answer that is not cut
+            finish, reason = "length", UNFINISHED_CALL if reason is None else reason
+        return ("tool_calls" if finish == "stop" and assembler.calls else finish), reason
 
 
 class _HeldTokens:

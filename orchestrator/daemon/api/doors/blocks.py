@@ -49,7 +49,7 @@ class BlockBuilder:
     def push(self, piece: Piece) -> list[Step]:
         """Return what a piece adds."""
         steps: list[Step] = []
-        for part in piece.parts if piece.parts is not None else (piece.text,):
+        for part in piece.parts:
             steps += self._say(part) if isinstance(part, str) else self._call(part)
         if piece.finish:
             self.finish, self.stop_reason = piece.finish, piece.stop_reason

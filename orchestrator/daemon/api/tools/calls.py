@@ -46,7 +46,7 @@ class CallArguments:
     text: str
 
 
-Piece = Text | CallBegins | CallArguments
+Part = Text | CallBegins | CallArguments
 
 
 class _Depth:
@@ -111,18 +111,18 @@ class ToolCallParser:
         before = len(self._gap) + len(OPEN) if self._step == self._in_head else 0
         return before + len(self._held)
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[Part]:
         """Return what this text makes certain."""
         self._held += text
         return join_pieces(self._steps(last=False))
 
-    def finish(self, *, cut: bool = False) -> list[Piece]:
+    def finish(self, *, cut: bool = False) -> list[Part]:
         """Return what is left at the end of the answer. Arguments that were cut off stay cut off. `cut`: the answer was
         ended within its text, so a call that had begun is left out instead of given back."""
         self._cut = cut
         return join_pieces(self._steps(last=True))
 
-    def _steps(self, *, last: bool) -> Iterator[Piece]:
+    def _steps(self, *, last: bool) -> Iterator[Part]:
         """Run steps until one needs more text."""
         while True:
             step = self._step
@@ -136,7 +136,7 @@ class ToolCallParser:
         self._at += size
         return taken
 
-    def _in_text(self, last: bool) -> Iterator[Piece]:
+    def _in_text(self, last: bool) -> Iterator[Part]:
         place = self._held.find(OPEN)
         if place >= 0:
             text = self._take(max(len(self._held[:place].rstrip()), place - _MOST_GAP))
@@ -153,7 +153,7 @@ class ToolCallParser:
         else:
             yield from self._text(text, self._at - len(text))
 
-    def _text(self, text: str, start: int) -> Iterator[Piece]:
+    def _text(self, text: str, start: int) -> Iterator[Part]:
         """Give out text that begins at this place of the answer."""
         if self._behind_call:
             start, text = start + len(text) - len(text.lstrip()), text.lstrip()
@@ -161,7 +161,7 @@ class ToolCallParser:
             self._behind_call = False
             yield Text(text, start)
 
-    def _in_head(self, last: bool) -> Iterator[Piece]:
+    def _in_head(self, last: bool) -> Iterator[Part]:
         """Between the opening tag and the arguments: it is not certain yet that this is a call."""
         begun = self._held.lstrip()
         head = _HEAD.match(self._held)
@@ -188,7 +188,7 @@ class ToolCallParser:
         elif last:
             yield from self._no_call()
 
-    def _whole(self) -> Iterator[Piece]:
+    def _whole(self) -> Iterator[Part]:
         """Take a call that is not written in the usual order."""
         name, arguments = _call(_load_json(self._held[: self._read]))
         if name not in self._names or arguments is None:
@@ -200,7 +200,7 @@ class ToolCallParser:
         self._take(self._read)
         self._end_call()
 
-    def _in_arguments(self, last: bool) -> Iterator[Piece]:
+    def _in_arguments(self, last: bool) -> Iterator[Part]:
         place, closed = self._depth.until(self._held, 0, 1)
         if last and not closed:
             self.unfinished = True
@@ -211,7 +211,7 @@ class ToolCallParser:
             self._read = 0
             self._step = self._behind_arguments
 
-    def _behind_arguments(self, last: bool) -> Iterator[Piece]:
+    def _behind_arguments(self, last: bool) -> Iterator[Part]:
         """Skip what else the call's object holds."""
         yield from ()
         place, closed = self._depth.until(self._held, 0, 0)
@@ -225,12 +225,12 @@ class ToolCallParser:
         self._gap = ""
         self._step = self._behind_all if self._one else self._before_close
 
-    def _behind_all(self, last: bool) -> Iterator[Piece]:
+    def _behind_all(self, last: bool) -> Iterator[Part]:
         """Drop what stands behind the only call."""
         yield from ()
         self._take(len(self._held))
 
-    def _before_close(self, last: bool) -> Iterator[Piece]:
+    def _before_close(self, last: bool) -> Iterator[Part]:
         """Skip the closing tag, which models forget; what the end of the answer left of it, too."""
         yield from ()
         begun = self._held.lstrip()
@@ -243,7 +243,7 @@ class ToolCallParser:
             self._take(space + len(begun))
         self._step = self._in_text
 
-    def _no_call(self) -> Iterator[Piece]:
+    def _no_call(self) -> Iterator[Part]:
         """Give back what looked like a call."""
         text = self._gap + OPEN
         self._gap = ""
@@ -292,9 +292,9 @@ def _write_json(value: dict[str, Any]) -> str | None:
     return text
 
 
-def join_pieces(pieces: Iterable[Piece]) -> list[Piece]:
+def join_pieces(pieces: Iterable[Part]) -> list[Part]:
     """Put neighbours of one kind together."""
-    found: list[Piece] = []
+    found: list[Part] = []
     for piece in pieces:
         match (found[-1] if found else None), piece:
             case Text(before, start), Text(text):

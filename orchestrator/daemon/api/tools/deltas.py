@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from orchestrator.daemon.api.tools.calls import CallArguments, CallBegins, Piece, Text
+from orchestrator.daemon.api.tools.calls import CallArguments, CallBegins, Part, Text
 
 _CALL_ID_BYTES = 12
 
 
-def render_parts(found: Sequence[Piece], request_id: str) -> tuple[str | dict[str, Any], ...]:
+def render_parts(parts: Sequence[Part], request_id: str) -> tuple[str | dict[str, Any], ...]:
     """Return text and calls in their order, calls as a chunk's `tool_calls` has them. The ids of calls follow from the
     choice's own `request_id`: an answer that is told again has the same ones."""
-    return tuple(part.text if isinstance(part, Text) else _delta(part, request_id) for part in found)
+    return tuple(part.text if isinstance(part, Text) else _delta(part, request_id) for part in parts)
 
 
 def _delta(part: CallBegins | CallArguments, request_id: str) -> dict[str, Any]:
