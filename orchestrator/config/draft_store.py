@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import ByteSize, Field
 
 from orchestrator.config.section import Section, Size
-from orchestrator.config.source_text import Lines, Place, find_line, format_place
+from orchestrator.config.source_text import Place, SourceFile, format_place
 from orchestrator.errors import ConfigError
 
 MEMORY, DISK = "memory", "disk"
@@ -76,32 +76,26 @@ def read_password(file: Path) -> str:
     return text
 
 
-def check_stores(drafts: Sequence[tuple[Place, str, DraftStoreOptions | None]], path: Path, lines: Lines) -> None:
+def check_stores(drafts: Sequence[tuple[Place, str, DraftStoreOptions | None]], file: SourceFile) -> None:
     """Refuse stores that are none, that stand where none is used, and keys that would change nothing. `drafts`: the
     place, the store and the options of each suffix drafter, None where they are left out. Raises ConfigError."""
     named: Place | None = None
     for place, store, options in drafts:
         at = (*place, "store")
-        where = f"{path}:{find_line(lines, at)}: {format_place(at)}:"
         if store == MEMORY:
             if options is not None:
-                raise _refuse_options(
-                    place, "store_options", "goes with a store; set that, or leave it out", path, lines
-                )
+                raise file.refuse((*place, "store_options"), "goes with a store; set that, or leave it out")
             continue
         if place[0] == "canary":
-            raise ConfigError(
-                f"{where} the canary has no store of its own: its requests are looked up in that of drafts"
-            )
+            raise file.refuse(at, "the canary has no store of its own: its requests are looked up in that of drafts")
         if named is not None:
-            raise ConfigError(
-                f"{where} a model has one store, which is that of {format_place(named)}; leave this one out"
-            )
+            why = f"a model has one store, which is that of {format_place(named)}; leave this one out"
+            raise file.refuse(at, why)
         named = at
         if problem := _find_problem(store):
-            raise ConfigError(f"{where} {problem}")
+            raise file.refuse(at, problem)
         if options is not None:
-            _check_options(place, store, options, path, lines)
+            _check_options((*place, "store_options"), store, options, file)
 
 
 def _find_problem(store: str) -> str:
@@ -130,20 +124,14 @@ def _find_problem(store: str) -> str:
     return "" if all(map(str.isdecimal, numbers)) else f"names no database by its number; write {_FORMS}"
 
 
-def _check_options(place: Place, store: str, options: DraftStoreOptions, path: Path, lines: Lines) -> None:
+def _check_options(place: Place, store: str, options: DraftStoreOptions, file: SourceFile) -> None:
     for key in sorted(options.model_fields_set & _OF_REDIS):
         if not is_redis(store):
-            text = "goes with a store of Redis; leave it out"
-            raise _refuse_options(place, key, text, path, lines)
+            raise file.refuse((*place, key), "goes with a store of Redis; leave it out")
     if options.password_file and options.password_env:
-        raise _refuse_options(place, "password_env", "goes without password_file; leave one out", path, lines)
+        raise file.refuse((*place, "password_env"), "goes without password_file; leave one out")
     if options.password_file:
         try:
-            read_password(path.resolve().parent / Path(options.password_file).expanduser())
+            read_password(file.resolve(options.password_file))
         except ConfigError as error:
-            raise _refuse_options(place, "password_file", str(error), path, lines) from error
-
-
-def _refuse_options(place: Place, key: str, text: str, path: Path, lines: Lines) -> ConfigError:
-    at = (*place, "store_options") if key == "store_options" else (*place, "store_options", key)
-    return ConfigError(f"{path}:{find_line(lines, at)}: {format_place(at)}: {text}")
+            raise file.refuse((*place, "password_file"), error) from error

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from orchestrator.config.section import Price, Section, Size
-from orchestrator.config.source_text import Lines, Place, find_line, format_place
-from orchestrator.errors import ConfigError
+from orchestrator.config.source_text import Place, SourceFile
 
 Name = Annotated[str, Field(min_length=1, max_length=128)]
 RoleName = Literal["target", "draft"]
@@ -90,45 +88,41 @@ def host_names(host: ClusterHost) -> list[str]:
     return [host.name] if host.count == 1 else [f"{host.name}-{number}" for number in range(1, host.count + 1)]
 
 
-def check_hosts(hosts: Sequence[ClusterHost], links: ClusterLinks, path: Path, lines: Lines) -> None:
+def check_hosts(hosts: Sequence[ClusterHost], links: ClusterLinks, file: SourceFile) -> None:
     """Refuse names that stand twice, and links between hosts that are none. Raises ConfigError."""
     names = [host.name for host in hosts]
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise _refuse(path, lines, ("hosts", index, "name"), f"{name!r} is there twice; use `count`")
-    known = {one for host in hosts for one in host_names(host)}
+            raise file.refuse(("hosts", index, "name"), f"{name!r} is there twice; use `count`")
+    known = {name for host in hosts for name in host_names(host)}
     for index, link in enumerate(links.between):
         for name in link.hosts:
             if name not in known:
-                raise _refuse(path, lines, ("links", "between", index, "hosts"), f"there is no host {name!r}")
+                raise file.refuse(("links", "between", index, "hosts"), f"there is no host {name!r}")
 
 
-def check_sketched_hosts(hosts: Sequence[ClusterHost], path: Path, lines: Lines) -> None:
+def check_sketched_hosts(hosts: Sequence[ClusterHost], file: SourceFile) -> None:
     """Refuse hosts of a sketch of which a plan would not know enough. Raises ConfigError."""
     for index, host in enumerate(hosts):
         for key in ("memory", "devices"):
             if not getattr(host, key):
-                text = "is missing: of a host that is not there it has to be stated"
-                raise _refuse(path, lines, ("hosts", index, key), text)
+                raise file.refuse(("hosts", index, key), "is missing: of a host that is not there it has to be stated")
 
 
-def check_running_hosts(hosts: Sequence[ClusterHost], path: Path, lines: Lines) -> None:
+def check_running_hosts(hosts: Sequence[ClusterHost], file: SourceFile) -> None:
     """Refuse hosts that a daemon cannot find, and what would change nothing for it. Raises ConfigError."""
     addresses = [host.address for host in hosts]
     for index, host in enumerate(hosts):
+        place: Place = ("hosts", index)
         if not host.address:
-            text = "is missing: `serve` needs it (`outrider plan --cluster` plans for hosts that are not there)"
-            raise _refuse(path, lines, ("hosts", index, "address"), text)
+            why = "is missing: `serve` needs it (`outrider plan --cluster` plans for hosts that are not there)"
+            raise file.refuse((*place, "address"), why)
         if host.address in addresses[:index]:
-            raise _refuse(path, lines, ("hosts", index, "address"), f"{host.address} is there twice")
+            raise file.refuse((*place, "address"), f"{host.address} is there twice")
         for key in ("count", "memory"):
             if key in host.model_fields_set:
-                raise _refuse(path, lines, ("hosts", index, key), "is for hosts that are not there; leave it out")
+                raise file.refuse((*place, key), "is for hosts that are not there; leave it out")
         for at, device in enumerate(host.devices):
             if "count" in device.model_fields_set:
-                place = ("hosts", index, "devices", at, "count")
-                raise _refuse(path, lines, place, "is for hosts that are not there; name each device")
-
-
-def _refuse(path: Path, lines: Lines, place: Place, text: str) -> ConfigError:
-    return ConfigError(f"{path}:{find_line(lines, place)}: {format_place(place)}: {text}")
+                why = "is for hosts that are not there; name each device"
+                raise file.refuse((*place, "devices", at, "count"), why)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from adapters.libllama import VARIABLE, name_build, use_build
 from orchestrator.config.section import Section
-from orchestrator.config.source_text import Lines
-from orchestrator.errors import ConfigError
+from orchestrator.config.source_text import SourceFile
 
 
 class LlamaCppSection(Section):
@@ -33,17 +32,14 @@ def library_path(adapters: AdaptersSection, base: Path) -> Path | None:
     return base / Path(named).expanduser() if named else None
 
 
-def check_runtimes(adapters: AdaptersSection, path: Path, lines: Lines) -> None:
+def check_runtimes(adapters: AdaptersSection, file: SourceFile) -> None:
     """Refuse a library that is not there. Raises ConfigError."""
-    library = library_path(adapters, path.resolve().parent)
+    library = library_path(adapters, file.base)
     if library is None or name_build() not in ("", str(library)) or library.is_file():
         return
-    key = ("adapters", "llama_cpp", "library")
-    where = f"{path}:{lines.get(key, 1)}: {'.'.join(key)}:"
-    raise ConfigError(
-        f"{where} there is no file {library}. Name the libllama of your build, or leave the key out: then a package "
-        f"that is installed is used ({VARIABLE} names one, too)."
-    )
+    way_out = "Name the libllama of your build, or leave the key out: then a package that is installed is used"
+    why = f"there is no file {library}. {way_out} ({VARIABLE} names one, too)."
+    raise file.refuse(("adapters", "llama_cpp", "library"), why)
 
 
 def use_runtimes(adapters: AdaptersSection, base: Path) -> None:

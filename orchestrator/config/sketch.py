@@ -12,7 +12,7 @@ from orchestrator.config.hosts import ClusterHost, ClusterLinks, Name, check_hos
 from orchestrator.config.load import parse_config
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.section import Section
-from orchestrator.config.source_text import describe_place, parse_text, read_text
+from orchestrator.config.source_text import SourceFile, parse_text, read_text
 from orchestrator.config.wording import problems
 from orchestrator.errors import ConfigError
 
@@ -92,10 +92,11 @@ def parse_sketch(text: str, path: Path) -> Sketch:
         sketch = Sketch.model_validate(data)
     except ValidationError as error:
         raise ConfigError(problems(error, path, lines, Sketch)) from error
+    file = SourceFile(path, lines)
     if sketch.drafts and sketch.target is None:
-        raise ConfigError(f"{describe_place(path, lines, ('drafts',))} go with `target`; add it, or leave them out")
-    check_hosts(sketch.hosts, sketch.links, path, lines)
-    check_sketched_hosts(sketch.hosts, path, lines)
+        raise file.refuse(("drafts",), "go with `target`; add it, or leave them out")
+    check_hosts(sketch.hosts, sketch.links, file)
+    check_sketched_hosts(sketch.hosts, file)
     return sketch
 
 
@@ -107,8 +108,9 @@ def is_cluster_file(path: Path) -> bool:
 
 def _read_cluster(path: Path) -> Sketch:
     config, lines = parse_config(read_text(path), path)
-    check_hosts(config.hosts, config.links, path, lines)
+    file = SourceFile(path, lines)
+    check_hosts(config.hosts, config.links, file)
     if not config.hosts:
-        raise ConfigError(f"{path}:1: hosts: is missing: a plan for a cluster that is not there needs its hosts")
-    check_sketched_hosts(config.hosts, path, lines)
+        raise file.refuse(("hosts",), "is missing: a plan for a cluster that is not there needs its hosts")
+    check_sketched_hosts(config.hosts, file)
     return Sketch(hosts=config.hosts, links=config.links, placement=config.placement)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,33 @@ def parse_text(text: str, path: Path, *, least: str = "model.source") -> tuple[o
 
 def describe_place(path: Path, lines: Lines, place: Place) -> str:
     """Return where a place stands in a file, as errors begin: "cluster.yaml:7: drafts[0].method:"."""
-    return f"{path}:{lines.get(place, 1)}: {format_place(place)}:"
+    return f"{path}:{find_line(lines, place)}: {format_place(place)}:"
 
 
 def find_line(lines: Lines, place: Place) -> int:
     """Return the line of a place, or of the nearest above it that is written down."""
     return next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    """A file that was read, and the line of each value in it."""
+
+    path: Path
+    lines: Lines
+
+    @property
+    def base(self) -> Path:
+        """The directory that relative paths in it begin at."""
+        return self.path.resolve().parent
+
+    def resolve(self, written: str) -> Path:
+        """Return a path that the file names."""
+        return self.base / Path(written).expanduser()
+
+    def refuse(self, place: Place, why: str | Exception) -> ConfigError:
+        """Return the error that what stands at a place cannot be used."""
+        return ConfigError(f"{describe_place(self.path, self.lines, place)} {why}")
 
 
 def format_place(place: Place) -> str:

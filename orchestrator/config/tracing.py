@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from orchestrator.config.section import Section
-from orchestrator.config.source_text import Lines, describe_place
+from orchestrator.config.source_text import SourceFile
 from orchestrator.errors import ConfigError
 
 _HEADER = re.compile(r"(?P<name>[A-Za-z0-9!#$%&'*+.^_`|~-]+):[ \t]*(?P<value>[\x20-\x7e]+)")
@@ -79,15 +79,13 @@ def read_headers_file(path: Path) -> dict[str, str]:
     return found
 
 
-def check_tracing(tracing: TracingSection, path: Path, lines: Lines) -> None:
+def check_tracing(tracing: TracingSection, file: SourceFile) -> None:
     """Refuse keys that would change nothing, and headers that cannot be read. Raises ConfigError."""
     named = sorted(tracing.model_fields_set - {"endpoint"})
     if named and not tracing.endpoint:
-        where = f"{path}:{lines.get(('tracing', named[0]), 1)}: tracing.{named[0]}:"
-        raise ConfigError(f"{where} goes with tracing.endpoint; set that, or leave the key out")
-    if (headers := headers_path(tracing, path.resolve().parent)) is not None:
+        raise file.refuse(("tracing", named[0]), "goes with tracing.endpoint; set that, or leave the key out")
+    if (headers := headers_path(tracing, file.base)) is not None:
         try:
             read_headers_file(headers)
         except ConfigError as error:
-            where = describe_place(path, lines, ("tracing", "headers_file"))
-            raise ConfigError(f"{where} {error}") from error
+            raise file.refuse(("tracing", "headers_file"), error) from error

@@ -13,7 +13,8 @@ import yaml
 from adapters.contract import AdapterUnavailable
 from adapters.devices_there import check_device
 from adapters.names import LLAMA_CPP
-from orchestrator.config.load import SIMULATED_PREFIX, load_text
+from adapters.vocabulary import SIMULATED_PREFIX
+from orchestrator.config.load import load_text
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO
 from orchestrator.errors import ConfigError
