@@ -20,6 +20,7 @@ from adapters.contract import ModelRefused
 from adapters.hf_hub import HubId, parse_id
 from tests.adapters.test_model_source import write_gguf
 from tests.support import tiny_models
+from tests.support.daemon import outrider_process
 from tests.support.hub_server import Hub, serving
 from tests.support.tiny_gguf import Tiny, list_split, write
 from tests.support.tiny_llama_files import write_llama_file
@@ -77,6 +78,16 @@ def hub(files: dict[str, bytes], gguf: bytes) -> Iterator[Hub]:
 def environment(hub: Hub, home: Path, **changes: str) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
     return kept | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "PYTHONPATH": str(ROOT)} | changes
+
+
+def check_config(hub: Hub, home: Path, config: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    """Run `outrider config check` as a program that has yet to import the hub's library."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(("HF_", "TRANSFORMERS_"))]:
+            patch.delenv(name)
+        for name, value in {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), **changes}.items():
+            patch.setenv(name, value)
+        return outrider_process("config", "check", str(config))
 
 
 def resolve_sources(hub: Hub, home: Path, *sources: str, **changes: str) -> list[dict[str, Any]]:
@@ -207,12 +218,10 @@ def test_faults_of_a_split_model_are_told_before_the_weights_are_asked_for(hub: 
         assert said["error"] == "ModelRefused", said
         assert all(word in said["text"] for word in words), said["text"]
     config = tmp_path / "c.yaml"
-    command = [sys.executable, "-m", "orchestrator.cli.main", "config", "check", str(config)]
     for source, told in ((f"hf:org/whole/{first}", ""), (f"hf:org/whole/{third}", f"Name the first one: {first}")):
         drafts = f"drafts: [{{method: model, source: {source}}}]"
         config.write_text(f"model: {{source: 'hf:org/whole/{first}'}}\n{drafts}\n")
-        of = environment(hub, tmp_path, XDG_STATE_HOME=str(tmp_path / "state"))
-        done = subprocess.run(command, env=of, capture_output=True, text=True, check=False)
+        done = check_config(hub, tmp_path, config, XDG_STATE_HOME=str(tmp_path / "state"))
         assert (done.returncode, told in done.stderr) == (1 if told else 0, True), done.stderr
     assert hub.downloads(".gguf") == []
 
@@ -244,14 +253,10 @@ def test_what_goes_wrong_is_told_with_the_way_out(hub: Hub, tmp_path: Path) -> N
 def test_a_configuration_names_its_line(hub: Hub, tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("# a comment\nmodel:\n  source: hf:org/none\n")
-    command = [sys.executable, "-m", "orchestrator.cli.main", "config", "check", str(config)]
-    done = subprocess.run(command, env=environment(hub, tmp_path), capture_output=True, text=True, check=False)
+    done = check_config(hub, tmp_path, config)
     assert done.returncode == 1
     assert f"{config}:3: model.source: hf:org/none@main: there is no such model" in done.stderr
-    offline = environment(hub, tmp_path, HF_HUB_OFFLINE="1")
-    assert (
-        subprocess.run(command, env=offline, capture_output=True, check=False).returncode == 0
-    )  # no fault of the file
+    assert check_config(hub, tmp_path, config, HF_HUB_OFFLINE="1").returncode == 0  # no fault of the file
 
 
 def test_templates_are_tried_without_the_weights(hub: Hub, tmp_path: Path, files: dict[str, bytes]) -> None:
@@ -260,12 +265,10 @@ def test_templates_are_tried_without_the_weights(hub: Hub, tmp_path: Path, files
     hub.models["org/file"] = {"m.gguf": (tmp_path / "m.gguf").read_bytes()}
     hub.models["org/directory"] = files | {"chat_template.jinja": b"{{ 1 | frobnicate }}"}
     config = tmp_path / "c.yaml"
-    command = [sys.executable, "-m", "orchestrator.cli.main", "config", "check", str(config)]
     for source in ("hf:org/file/m.gguf", "hf:org/directory"):
         config.write_text(f"model:\n  source: {source}\n")
         for changes in ({}, {"HF_HUB_OFFLINE": "1"}):
-            of = environment(hub, tmp_path, XDG_STATE_HOME=str(tmp_path / "state"), **changes)
-            done = subprocess.run(command, env=of, capture_output=True, text=True, check=False)
+            done = check_config(hub, tmp_path, config, XDG_STATE_HOME=str(tmp_path / "state"), **changes)
             assert done.returncode == 0
             if not changes or source == "hf:org/directory":  # its small files are here now
                 assert f"{config}:2: model.source: chats with it will be refused" in done.stderr
@@ -346,8 +349,7 @@ def test_config_check_reads_the_heads_of_models_of_the_hub(hub: Hub, tmp_path: P
     ):
         drafts = f"\ndrafts: [{{method: model, source: {draft}}}]" if draft else ""
         config.write_text(f"model: {{source: {source}}}{drafts}\nstore: {{directory: {tmp_path / 'store'}}}\n")
-        command = [sys.executable, "-m", "orchestrator.cli.main", "config", "check", str(config)]
-        done = subprocess.run(command, env=environment(hub, tmp_path), capture_output=True, text=True, check=False)
+        done = check_config(hub, tmp_path, config)
         assert (done.returncode, len(done.stderr.splitlines())) == ((1, 1) if told else (0, 0)), done.stderr
         assert told in done.stderr
     assert hub.downloads(".gguf") == []
