@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.draft_messages import DraftLink
+from orchestrator.worker.draft_server import server
 from orchestrator.worker.draft_server.shared import DraftSession, SharedAnswer, SharedDrafter
-from orchestrator.worker.drafting import server
 from orchestrator.worker.drafting.port import Ask, Draft
 from orchestrator.worker.drafting.protocol import DraftResponse, WireDraft, check_guess
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits

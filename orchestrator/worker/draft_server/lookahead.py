@@ -88,7 +88,8 @@ class LookaheadSequence:
         count, self.stuck, self.sent = len(tokens), False, 0
         right = self.ahead[:count] == tuple(tokens)
         reached = prod(self.guess.confidences[:count])
-        going, over = [], []
+        going: list[Branch] = []
+        over: list[Branch] = []
         for branch in self.branches:
             (going if right and branch.outcome.accepted >= count else over).append(branch)
         self.branches = [branch.advance(count, reached) for branch in going]

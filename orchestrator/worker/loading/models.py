@@ -140,8 +140,11 @@ def load_model(
     with ExitStack() as ahead:
         ready = prepare_alike(options, progress, ahead, serves=serves)
         scored = options.max_batch_rows if logits_rows is None else logits_rows
-        how = {"serves": serves, "refresh": refresh, "shrinks": shrinks}
-        load = partial(_load_prepared, options, slots, progress, ready, scored, **how)
+
+        def load(layers: LayerPlan | None) -> LoadedSource:
+            how = {"serves": serves, "refresh": refresh, "shrinks": shrinks}
+            return _load_prepared(options, slots, progress, ready, scored, layers, **how)
+
         if ready.file is None or isinstance(ready.adapter, PipelineLoader):
             return load(None)
         return load_planned(options, ready.adapter, ready.file, slots, load)

@@ -121,7 +121,7 @@ def _measure(job: ProfileJob, progress: OnProgress) -> Iterator[Finding]:
             yield replace(described, forwards_only=True)
         tell("decode", -1.0)
         engine = msgspec.structs.replace(job.engine, model=job.model)
-        real = talk(loaded, engine, steps.cost, bench.clock, meter, said=texts)
+        real = talk(loaded, engine, steps.cost, bench.clock, meter, texts=texts)
         described = _describe_model(bench, loaded, steps, load_s, real.overhead, real.energy_j_per_token)
         yield replace(described, cost=real.cost)
         if texts is None and real.outputs:
