@@ -28,7 +28,7 @@ class Candidate:
     name: str
     drafts: tuple[AnyDraft, ...]
 
-    def describe(self) -> list[dict[str, Any]]:
+    def to_items(self) -> list[dict[str, Any]]:
         """Return the items of `drafts`, as cluster.yaml has them."""
         return [draft.model_dump(mode="json", exclude_unset=True) for draft in self.drafts]
 

@@ -163,7 +163,7 @@ def _build_result(loaded: _Loaded, prompts: Sequence[Prompt], runs: dict[str, Mo
     ways = {name: describe_way(by_way[NONE], records) for name, records in by_way.items()}
     usable = {name: way for name, way in ways.items() if name not in loaded.refused}
     chosen = choose_drafts(usable)
-    drafts = loaded.candidates[chosen["name"]].describe() if chosen["name"] != NONE else []
+    drafts = loaded.candidates[chosen["name"]].to_items() if chosen["name"] != NONE else []
     rows: list[dict[str, Any]] = [{"name": name, "failed": "", **way} for name, way in usable.items()]
     rows += [{"name": name, "failed": reason} for name, reason in loaded.refused.items()]
     categories = describe_categories(prompts, by_way)

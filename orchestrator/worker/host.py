@@ -113,7 +113,7 @@ class EngineHost:
         return 0
 
     def _emit(self, event: Event) -> None:
-        self._pulse.observe(event)
+        self._pulse.observe_event(event)
         self._outbox.emit(event)
 
     def _describe_step(self) -> Step | None:

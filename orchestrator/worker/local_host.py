@@ -52,7 +52,7 @@ class StandingEvents:
     def __init__(self) -> None:
         self._last: dict[type[Event], Event] = {}
 
-    def observe(self, events: Sequence[Event]) -> None:
+    def observe_events(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, Ready | DraftReady):
                 self._last.pop(Progress, None)
@@ -112,7 +112,7 @@ class DaemonChannel:
         for events in self._host.batches():
             self._requests.observe_events(events)
             with self._lock:
-                self._standing.observe(events)
+                self._standing.observe_events(events)
                 if self._link is not None:
                     self._send(self._link, events)
 

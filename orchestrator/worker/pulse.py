@@ -30,7 +30,7 @@ class PulseEmitter:
         self._ended = threading.Event()
         self._cores = count_logical_cores()
 
-    def observe(self, event: Event) -> None:
+    def observe_event(self, event: Event) -> None:
         """The engine has said this. Who says the same again has not come further."""
         if isinstance(event, _FINISHED) and event != self._progress:
             self._finished += 1

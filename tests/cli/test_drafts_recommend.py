@@ -129,7 +129,7 @@ def test_the_configurations_own_chain_is_beside_the_chain_of_all():
 
 def test_what_is_pasted_says_only_what_was_written():
     (candidate,) = list_candidates(read([{"method": "suffix", "memory": "1 MiB"}]), [], [])
-    assert candidate.describe() == [{"method": "suffix", "memory": 1 << 20}]
+    assert candidate.to_items() == [{"method": "suffix", "memory": 1 << 20}]
 
 
 def record(tpot_s: float, tokens: int = 11) -> Record:

@@ -59,7 +59,7 @@ def longest_match(documents: Sequence[Sequence[int]], context: Sequence[int]) ->
 def test_the_longest_match_is_found_as_by_looking_everywhere(tmp_path_factory, documents, context):
     passages = Passages(store_of(tmp_path_factory.mktemp("store"), *documents))
     length, follow = longest_match(documents, context)
-    found = passages.find(context, 16, 1)
+    found = passages.find_matches(context, 16, 1)
     passages_read = {tuple(passages.read(one.place, 3)) for one in found}
     passages.close()
     assert {one.length for one in found} == ({length} if length else set())

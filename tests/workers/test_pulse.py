@@ -36,7 +36,7 @@ def emit(event):
     pulse = event.pulse
     print(json.dumps({"quiet_ms": pulse.quiet_ms, "idle_ms": pulse.idle_ms, "cpu_ms": pulse.cpu_ms}), flush=True)
     if again:
-        emitter.observe(Progress("convert: 1 MiB of 2 MiB", 0.5))
+        emitter.observe_event(Progress("convert: 1 MiB of 2 MiB", 0.5))
 
 emitter = PulseEmitter(emit, lambda: Step("step", float(expected_ms)))
 emitter.start()

@@ -116,7 +116,7 @@ class Cascade:
         saved_ms = (cheaper.usual - estimate_accepted_tokens(chances)) * self.times.estimate_ms(rows) / rows
         return saved_ms > cheaper.took_ms or _SELDOM.is_due(cheaper.asks)
 
-    def observe(self, checked: Checked, tokens: Sequence[int]) -> None:
+    def observe_draft(self, checked: Checked, tokens: Sequence[int]) -> None:
         """Learn from the model's draft, of which all tokens are its own choice."""
         for cheaper, at, draft in checked.proposed:
             chosen = tokens[at:]

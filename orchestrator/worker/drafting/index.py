@@ -116,7 +116,7 @@ class IndexDrafter:
         end = self._ends.get(key)
         if end is None or limit <= 0:
             return NOTHING
-        matches = self._passages.find([*end, *tokens][-MATCH:], _PLACES, _LEAST_MATCH)
+        matches = self._passages.find_matches([*end, *tokens][-MATCH:], _PLACES, _LEAST_MATCH)
         read = self._passages.read
         voters = [(weigh_match(match.length, own=False), read(match.place, limit), 0) for match in matches]
         draft = vote_draft(voters, matches[0].length, limit, self.name) if voters else NOTHING

@@ -295,7 +295,7 @@ class ModelDrafter:
             feeds = {growing.known: self._feed(growing, len(stepping)) for growing in stepping if growing.goes_on}
             rows, took_ms = self._step(self._cache, feeds) if feeds else ({}, 0.0)
         for growing in drafting.values():
-            self._cascade.observe(growing.checked, growing.tokens)
+            self._cascade.observe_draft(growing.checked, growing.tokens)
 
     def _feed(self, growing: GrowingDraft, sequences: int) -> list[int]:
         """Return what the next step is fed: a draft's last token, where it has one, and a cheaper drafter's tokens."""

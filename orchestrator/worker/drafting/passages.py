@@ -129,7 +129,7 @@ class Passages:
             )
         return cls(path)
 
-    def find(self, context: Sequence[int], most: int, least: int) -> list[Match]:
+    def find_matches(self, context: Sequence[int], most: int, least: int) -> list[Match]:
         """Return up to `most` places with the longest match of the context's end, where it has `least` tokens."""
         wanted = list(context[: -MATCH - 1 : -1])
         if len(wanted) < least or not self._order:

@@ -146,7 +146,7 @@ class Statistics:
                 return Guess(self._tokens[at], self._chances[at] / _MOST_CHANCE)
         return None
 
-    def describe(self) -> str:
+    def format_source(self) -> str:
         """Return in a few words what they are."""
         return f"{self.path} ({self.header.card.tokens} tokens of {self.header.model})"
 

@@ -118,7 +118,7 @@ class SuffixDrafter:
         state = DrafterState(name, "suffix", reason=reason)
         if statistics is not None:
             state = msgspec.structs.replace(
-                state, source=statistics.describe(), planned_memory_bytes=statistics.size_bytes
+                state, source=statistics.format_source(), planned_memory_bytes=statistics.size_bytes
             )
         self._meter = Meter(state, clock)
         self._max_match, self._memory_bytes = max_match, memory_bytes

@@ -313,7 +313,7 @@ class RemoteDrafter:
         """Return what it took to the answer; one that nobody waited for may have lain there for a while."""
         took_ms = (now_s - request.sent_s) * MS_PER_S
         if waited:
-            self._round_trip.observe(took_ms - answer.held_ms)
+            self._round_trip.observe_trip(took_ms - answer.held_ms)
             return took_ms
         return min(took_ms, answer.took_ms + self._round_trip.best_ms)
 
@@ -350,7 +350,7 @@ class RemoteDrafter:
             self._link.close()
         self._link, welcome = made.link, made.welcome
         self._round_trip = RoundTrip()
-        self._round_trip.observe(made.greeting_ms)
+        self._round_trip.observe_trip(made.greeting_ms)
         self._pending = None
         self._state, self._reason = "ok", ""
         self._described, self._apart, self._runs_ahead = welcome.drafter, welcome.apart, welcome.runs_ahead

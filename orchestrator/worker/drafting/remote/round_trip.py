@@ -19,5 +19,5 @@ class RoundTrip:
     def best_ms(self) -> float:
         return min(self._newest_ms, default=0.0)
 
-    def observe(self, took_ms: float) -> None:
+    def observe_trip(self, took_ms: float) -> None:
         self._newest_ms.append(max(0.0, took_ms))
