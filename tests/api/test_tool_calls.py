@@ -37,7 +37,7 @@ def parse_texts(*texts: str) -> tuple[str, list[tuple[str, str]]]:
                 calls[index][1] += text
             case _:
                 pass
-    assert parser.begun == len(calls)
+    assert parser.calls == len(calls)
     return outside, [(name, arguments) for name, arguments in calls]
 
 
@@ -136,7 +136,7 @@ def test_arguments_come_as_they_are_written():
     parser.push('<tool_call>{"name": "get_weather", "arg')
     assert parser.push('uments": {"ci') == [CallBegins(0, "get_weather"), CallArguments(0, '{"ci')]
     assert parser.push('ty": "Os') == [CallArguments(0, 'ty": "Os')]
-    assert (parser.begun, parser.ended) == (1, 0)
+    assert (parser.calls, parser.ended) == (1, 0)
     assert parser.push('lo"}}') == [CallArguments(0, 'lo"}')]
     assert parser.ended == 1
 

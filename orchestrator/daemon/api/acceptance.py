@@ -24,18 +24,18 @@ class AcceptanceBounds:
         """True where a request may be judged tolerantly."""
         return self.tolerance or self.default == "tolerance"
 
-    def choose_stores(self, asked: list[str] | None) -> list[str] | None:
+    def choose_stores(self, names: list[str] | None) -> list[str] | None:
         """Return the stores that a request is drafted from; None for all. Raises RequestError for one that there is
         not."""
-        for name in asked or ():
+        for name in names or ():
             if name not in self.stores:
                 known = f"there are {', '.join(self.stores)}" if self.stores else "there are none"
                 raise RequestError(f"there is no store {name!r} of documents: {known}", param="draft_stores")
-        return asked
+        return names
 
-    def choose_rule(self, asked: Acceptance | None) -> Acceptance:
+    def choose_rule(self, wanted: Acceptance | None) -> Acceptance:
         """Return a request's rule. Raises RequestError where the operator does not allow it."""
-        rule = asked or self.default
+        rule = wanted or self.default
         if rule == "tolerance" and not self.tolerance_allowed:
             raise RequestError(
                 '\'acceptance\' "tolerance" may change the output and is not allowed here: ask for "coupled" or '

@@ -127,7 +127,7 @@ class ApiRoutes:
         self.models = ServedModels(
             [self._build_model(target, first=number == 0) for number, target in enumerate(targets)], clock
         )
-        self.page = MetricsPage([one.metrics for one in self.models])
+        self.page = MetricsPage([model.metrics for model in self.models])
         self.lives = RequestLives(clock)
         self.kept = None if book is None else KeptAnswers(self.models.find_control, book, clock)
         self.shares = KeyShares(
@@ -203,21 +203,21 @@ class ApiRoutes:
             self.models.check_room()
         model, question, submits, tokenizer = await self._translate(request, read, new=new)
         body = question.body
-        found = None if self.kept is None else self.kept.find(request.headers, body, question.route)
-        if found is not None:
-            found.refuse_other_model(submits[0])
-            return await self._answer(model, request, question, found.submits, tokenizer, arrived_s, found)
+        kept = None if self.kept is None else self.kept.find(request.headers, body, question.route)
+        if kept is not None:
+            kept.refuse_other_model(submits[0])
+            return await self._answer(model, request, question, kept.submits, tokenizer, arrived_s, kept)
         request_id = submits[0].request_id
         submits, arm = enter_trial(model.trial, submits, names_rule=body.names_acceptance)
-        asked = translate.choices([mark_traced(request.scope, submit) for submit in submits], body.n)
-        if len(asked) > 1:
-            model.check_room(len(asked))
+        submits = translate.choices([mark_traced(request.scope, submit) for submit in submits], body.n)
+        if len(submits) > 1:
+            model.check_room(len(submits))
         if self.kept is not None:
-            found = self.kept.open(
-                request.headers, body, asked, request_id, model.name, question.route, names=question.resumable
+            kept = self.kept.open(
+                request.headers, body, submits, request_id, model.name, question.route, names=question.resumable
             )
-        asked = asked if found is None else found.submits
-        return await self._answer(model, request, question, asked, tokenizer, arrived_s, found, arm)
+        submits = submits if kept is None else kept.submits
+        return await self._answer(model, request, question, submits, tokenizer, arrived_s, kept, arm)
 
     async def _translate(
         self, request: Request, read: ReadQuestion, *, new: bool
@@ -248,8 +248,10 @@ class ApiRoutes:
             except RequestError as error:
                 raise rename_parameters(error, question.names) from None
             made_for = {"model_digest": ready.model.digest, "vocabulary": ready.model.vocabulary_fingerprint}
-            asked = [msgspec.structs.replace(one, owner=owner, route=question.route, **made_for) for one in submits]
-            return replace(question, warnings=written.warnings), asked, tokenizer
+            submits = [
+                msgspec.structs.replace(submit, owner=owner, route=question.route, **made_for) for submit in submits
+            ]
+            return replace(question, warnings=written.warnings), submits, tokenizer
 
         with self.bodies.hold() as share:
             raw = await self._read(request, share)
@@ -295,7 +297,7 @@ class ApiRoutes:
         model: ServedModel,
         request: Request,
         question: Question,
-        asked: list[Submit],
+        submits: Sequence[Submit],
         tokenizer: TokenizerPort,
         arrived_s: float,
         kept: Resumption | None,
@@ -303,7 +305,7 @@ class ApiRoutes:
     ) -> Response:
         body = question.body
         again = kept is not None and kept.again
-        spend = (lambda _: None) if again else partial(self.shares.spend, asked[0].owner)
+        spend = (lambda _: None) if again else partial(self.shares.spend, submits[0].owner)
         words = self._settings.log_words
         name = model.name if self.models.several else ""
         follow = RequestRecord(
@@ -313,23 +315,23 @@ class ApiRoutes:
             arm=arm,
             spend=spend,
             lives=self.lives,
-            trace=describe_traced(request.scope, model.name, asked, stream=body.stream, again=again),
+            trace=describe_traced(request.scope, model.name, submits, stream=body.stream, again=again),
         )
         mark_followed(request.scope)
-        follow.log_accepted(request.url.path, asked, body, resumed=again)
+        follow.log_accepted(request.url.path, submits, body, resumed=again)
         model.liveness.observe_request()
-        if len(asked) > body.n:  # off the event loop: echoes of many prompts take a while
-            choices = await asyncio.to_thread(choices_of, body, asked, tokenizer, arrived_s)
+        if len(submits) > body.n:  # off the event loop: echoes of many prompts take a while
+            choices = await asyncio.to_thread(choices_of, body, submits, tokenizer, arrived_s)
         else:
-            choices = choices_of(body, asked, tokenizer, arrived_s)
+            choices = choices_of(body, submits, tokenizer, arrived_s)
         cursor = None if kept is None else kept.cursor(names=question.resumable and wants_names(request.headers))
-        writer = question.build_writer(self._head(model, question, asked[:: body.n], tokenizer, kept, cursor))
-        sources = [self._decode(model.control, *pair, kept) for pair in zip(asked, choices, strict=True)]
+        writer = question.build_writer(self._head(model, question, submits[:: body.n], tokenizer, kept, cursor))
+        sources = [self._decode(model.control, *pair, kept) for pair in zip(submits, choices, strict=True)]
         assembler = AnswerAssembler(writer, choices, follow, self._clock, stream=body.stream)
         reader = AnswerReader(sources, assembler)
         with follow.to_the_headers():
             if body.stream:
-                early = partial(model.control.find_speculation, asked[0])
+                early = partial(model.control.find_speculation, submits[0])
                 return await self._stream(request, reader, writer, choices[0], follow, early)
             whole = await unless_gone(request.receive, reader.read_all())
             if whole is None:
@@ -351,15 +353,15 @@ class ApiRoutes:
         Raises RequestError."""
         settings = self._settings
         try:
-            begun = await unless_gone(request.receive, reader.wait(settings.headers_after_s))
+            opened = await unless_gone(request.receive, reader.wait(settings.headers_after_s))
         except BaseException:
             await reader.aclose()
             raise
-        if begun is None:
+        if opened is None:
             await reader.aclose()
             return follow.end_disconnected()
-        headers = writer.headers(first.answer.speculation if begun else find_speculation())
-        keep_alive = KeepAlive(writer.ping(), settings.keep_alive_s, late=not begun)
+        headers = writer.headers(first.answer.speculation if opened else find_speculation())
+        keep_alive = KeepAlive(writer.ping(), settings.keep_alive_s, late=not opened)
         return EventStream(reader, follow.end_disconnected, headers, keep_alive)
 
     def _decode(
@@ -437,10 +439,10 @@ def create_app(
 
     @app.get("/v1/models/{name:path}", **operation(None, Model, statuses=(401, 404)))
     async def model(name: str) -> dict[str, Any]:
-        found = next((one for one in api.models if one.name == name), None)
-        if found is None:
+        served = next((served for served in api.models if served.name == name), None)
+        if served is None:
             raise api.models.build_unknown_error(name)
-        return found.describe(clock.wall_s())
+        return served.describe(clock.wall_s())
 
     install_responses_routes(app, api, api.stored)
     install_messages_routes(app, api)

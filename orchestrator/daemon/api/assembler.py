@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 class AnswerAssembler:
     """Makes the chunks of one answer. Where it is not a `stream` of events, all of it is the last chunk. `record` is
-    told of every delta, and of the end. `begun`: something of the answer was written."""
+    told of every delta, and of the end. `opened`: something of the answer was written."""
 
     def __init__(
         self, writer: AnswerWriter, choices: Sequence[Choice], record: RequestRecord, clock: Clock, *, stream: bool
@@ -33,7 +33,7 @@ class AnswerAssembler:
         self._clock = clock
         self._stream = stream
         self._pieces: list[Piece] = []
-        self.begun = False
+        self.opened = False
 
     def is_over(self, index: int) -> bool:
         """Whether a choice has come to its end: no more of its deltas are wanted."""
@@ -63,7 +63,7 @@ class AnswerAssembler:
         """Return what ends a stream whose status is out already: its client can only be told here."""
         known = error if isinstance(error, RequestError) else self._record.bug(error)
         self._record.log_end(known.status, reason=known.code)
-        return self._writer.failure(known, begun=self.begun)
+        return self._writer.failure(known, opened=self.opened)
 
     def _write(self, piece: Piece) -> bytes:
         answer = self._choices[piece.index].answer
@@ -72,8 +72,8 @@ class AnswerAssembler:
         return self._open() + self._writer.piece(piece, answer)
 
     def _open(self) -> bytes:
-        opening = b"" if self.begun else self._writer.opening(len(self._choices))
-        self.begun = True
+        opening = b"" if self.opened else self._writer.opening(len(self._choices))
+        self.opened = True
         return opening
 
 
@@ -133,7 +133,7 @@ class AnswerReader:
 
     async def _read_first(self) -> bytes | None:
         chunk: bytes | None = b""
-        while chunk is not None and not self._assembler.begun:
+        while chunk is not None and not self._assembler.opened:
             chunk = await self._next()
         return chunk
 

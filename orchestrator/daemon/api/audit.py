@@ -61,10 +61,10 @@ class AuditLog:
     def admin(self, scope: Scope, status: int) -> None:
         """Record an admin call and what came of it."""
         route = getattr(scope.get("route"), "path", None)
-        told = {"key": scope[KEY_NAME]} if KEY_NAME in scope else {}
+        key = {"key": scope[KEY_NAME]} if KEY_NAME in scope else {}
         changed = {"changed": scope[_CHANGED]} if _CHANGED in scope else {}
         by = _client(scope)
-        self._write("admin call", method=scope["method"], route=route, status=status, by=by, **told, **changed)
+        self._write("admin call", method=scope["method"], route=route, status=status, by=by, **key, **changed)
 
     def _write(self, event: str, **fields: Any) -> None:
         _log.info(event, **fields)

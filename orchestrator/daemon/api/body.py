@@ -74,9 +74,9 @@ def check_kind(value: Any, known: Collection[str], what: str, field: str, ways_o
     what the error names; with "" the place of the part."""
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind not in known:
-        way_out = next((told for prefix, told in ways_out.items() if kind.startswith(prefix)), "")
+        way_out = next((text for prefix, text in ways_out.items() if kind.startswith(prefix)), "")
         why = f": {way_out}" if way_out else ""
-        taken = ", ".join(f"'{one}'" for one in sorted(known))
+        taken = ", ".join(f"'{name}'" for name in sorted(known))
         text = f"{what} of type {show(kind)} are not supported{why} (taken: {taken})"
         named = {"field": field} if field else {"inside": "type"}
         raise PydanticCustomError("not_supported", "{text}", {"text": text, **named})

@@ -123,9 +123,11 @@ def refuse_oversized(raw: bytes, tokenizer: TokenizerPort, max_tokens: int, max_
         elif len(text):
             _refuse_if_above(_count_content(text, param, tokenizer, max_tokens), max_tokens, param)
     if len(outline.prediction):
-        said = _decode(_decode_message, outline.prediction, "'prediction' is no object", "invalid_value", "prediction")
-        if said is not None:
-            counted = _count_content(said.content, "prediction", tokenizer, max_tokens)
+        prediction = _decode(
+            _decode_message, outline.prediction, "'prediction' is no object", "invalid_value", "prediction"
+        )
+        if prediction is not None:
+            counted = _count_content(prediction.content, "prediction", tokenizer, max_tokens)
             _refuse_if_above(counted, max_tokens, "prediction")
     if len(outline.messages):
         _check_messages(outline.messages, "messages", tokenizer, max_tokens, max_parameter_bytes)

@@ -92,30 +92,30 @@ class Message(BaseModel):
         """Return what chat templates expect: content as one string, "developer" as the "system" that it replaced,
         the arguments of calls as objects, and thoughts under one name."""
         role = "system" if self.role == "developer" else self.role
-        found = {**(self.model_extra or {}), "role": role, "content": self._words}
+        plain = {**(self.model_extra or {}), "role": role, "content": self._words}
         if thought := self._thought:
-            found["reasoning_content"] = thought
+            plain["reasoning_content"] = thought
         if self.tool_calls:
-            found["tool_calls"] = [call.plain() for call in self.tool_calls]
+            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.tool_call_id is not None:
-            found["tool_call_id"] = self.tool_call_id
-        return found
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
 
     @property
     def _words(self) -> str:
         """What it says, as one text."""
         if isinstance(self.content, str):
             return self.content or self.refusal or ""
-        said = (part.words for part in self.content or [] if not isinstance(part, ThinkingPart))
-        return "".join(said) or self.refusal or ""
+        words = (part.words for part in self.content or [] if not isinstance(part, ThinkingPart))
+        return "".join(words) or self.refusal or ""
 
     @property
     def _thought(self) -> str:
         """What was thought before it, under whatever name it came."""
-        told = ((self.model_extra or {}).get(name) for name in _THOUGHTS)
+        thoughts = ((self.model_extra or {}).get(name) for name in _THOUGHTS)
         parts = self.content if isinstance(self.content, list) else []
         inside = "".join(part.thinking for part in parts if isinstance(part, ThinkingPart))
-        return next((text for text in told if isinstance(text, str) and text), inside)
+        return next((text for text in thoughts if isinstance(text, str) and text), inside)
 
     _nothing_that_changes_the_prompt = model_validator(mode="before")(refuse_prompt_keys)
 
@@ -174,7 +174,7 @@ not know."""
 
 def collect_keywords(effort: str | None, keywords: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a template is told of the wanted effort, and by the request itself, which wins."""
-    told: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    switches: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
     if effort == "none":
-        told["enable_thinking"] = False
-    return told | dict(keywords)
+        switches["enable_thinking"] = False
+    return switches | dict(keywords)

@@ -46,7 +46,7 @@ def _parser(body: CompletionRequest | ChatRequest) -> ToolCallParser | None:
     if not isinstance(body, ChatRequest) or not body.offered:
         return None
     names = [tool.function.name for tool in body.forced or body.offered]
-    return ToolCallParser(names, forced=bool(body.forced), one=not body.parallel_tool_calls)
+    return ToolCallParser(names, forced=bool(body.forced), single=not body.parallel_tool_calls)
 
 
 def cost_of(choices: Sequence[Choice]) -> Answer:

@@ -81,10 +81,10 @@ class Connections:
         """The daemon drains: readers that stopped reading are not waited for as long as before."""
         hurried = min(self.limits.write_timeout_s, _HURRIED_WRITE_S)
         self.limits = replace(self.limits, write_timeout_s=hurried)
-        for one in list(self._open):
-            one.hurry()
+        for connection in list(self._open):
+            connection.hurry()
 
-    def add(self, one: WatchedProtocol) -> bool:
+    def add(self, connection: WatchedProtocol) -> bool:
         """Take in a connection; False where there is no room for it and none is idle."""
         if len(self._open) >= self.limits.most:
             oldest = next(iter(self._waiting), None)
@@ -92,27 +92,27 @@ class Connections:
                 self.closed["full"] += 1
                 return False
             oldest.end("shed")
-        self._open[one] = None
+        self._open[connection] = None
         return True
 
-    def discard(self, one: WatchedProtocol) -> None:
+    def discard(self, connection: WatchedProtocol) -> None:
         """Forget a connection that is closed."""
-        self._open.pop(one, None)
-        self._waiting.pop(one, None)
-        self._lingering.discard(one)
+        self._open.pop(connection, None)
+        self._waiting.pop(connection, None)
+        self._lingering.discard(connection)
 
-    def may_linger(self, one: WatchedProtocol) -> bool:
+    def may_linger(self, connection: WatchedProtocol) -> bool:
         """Return whether a connection that was refused may stay open for a moment: so many may, beside the others."""
         if len(self._lingering) >= _MOST_LINGERING:
             return False
-        self._lingering.add(one)
+        self._lingering.add(connection)
         return True
 
-    def note_phase(self, one: WatchedProtocol, phase: Phase) -> None:
+    def note_phase(self, connection: WatchedProtocol, phase: Phase) -> None:
         """A connection has come to another phase."""
-        self._waiting.pop(one, None)
+        self._waiting.pop(connection, None)
         if phase in ("idle", "head"):
-            self._waiting[one] = None
+            self._waiting[connection] = None
 
 
 class WatchedProtocol(H11Protocol):

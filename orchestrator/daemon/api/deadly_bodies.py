@@ -134,9 +134,11 @@ class DeadlyBodies:
             known = list(self._record.convicts.items())
         now_s = self._clock.wall_s()
         return [
-            QuarantinedView(digest, one.request_id, 0, one.deaths, CAUSE, since_s=one.since_s, until_s=one.until_s)
-            for digest, one in known
-            if one.until_s > now_s
+            QuarantinedView(
+                digest, convict.request_id, 0, convict.deaths, CAUSE, since_s=convict.since_s, until_s=convict.until_s
+            )
+            for digest, convict in known
+            if convict.until_s > now_s
         ]
 
     def release(self, digests: Iterable[str]) -> list[str]:
@@ -148,13 +150,13 @@ class DeadlyBodies:
         return released
 
     def _refuse(self, digest: str) -> None:
-        found = self._record.convicts.get(digest)
+        convict = self._record.convicts.get(digest)
         now_s = self._clock.wall_s()
-        if found is None or found.until_s <= now_s:
+        if convict is None or convict.until_s <= now_s:
             return
-        minutes = max(1, round((found.until_s - now_s) / 60.0))
+        minutes = max(1, round((convict.until_s - now_s) / 60.0))
         raise RequestError(
-            f"this request ended the server {found.deaths} times while it was read; it is refused for {minutes} "
+            f"this request ended the server {convict.deaths} times while it was read; it is refused for {minutes} "
             f"minutes (`outrider quarantine release {digest}` lets it run again)",
             status=422,
             code="request_quarantined",
@@ -197,8 +199,8 @@ class DeadlyBodies:
                 return None
             slot = self._free.pop()
             begin = slot * _SLOT_BYTES
-            told = request_id.encode("ascii", "replace")[:_MOST_ID_BYTES]
-            self._notes[begin + len(_FREE) : begin + _SLOT_BYTES] = told.ljust(_MOST_ID_BYTES, b"\0")
+            named = request_id.encode("ascii", "replace")[:_MOST_ID_BYTES]
+            self._notes[begin + len(_FREE) : begin + _SLOT_BYTES] = named.ljust(_MOST_ID_BYTES, b"\0")
             self._notes[begin : begin + len(_FREE)] = digest.encode()
             return slot
 
@@ -213,8 +215,10 @@ class DeadlyBodies:
     def _count_deaths(self, notes: Sequence[tuple[str, str]]) -> None:
         """Count a death for each body that was noted, and convict those that are proven."""
         record, now_s = self._record, self._clock.wall_s()
-        record.suspects = {name: one for name, one in record.suspects.items() if now_s - one.last_s < _FORGET_S}
-        record.convicts = {name: one for name, one in record.convicts.items() if one.until_s > now_s}
+        record.suspects = {
+            name: suspect for name, suspect in record.suspects.items() if now_s - suspect.last_s < _FORGET_S
+        }
+        record.convicts = {name: convict for name, convict in record.convicts.items() if convict.until_s > now_s}
         for digest, request_id in notes:
             known = record.suspects.pop(digest, None)
             deaths = 1 + (known.deaths if known is not None else 0)
@@ -237,12 +241,12 @@ class DeadlyBodies:
         except FileNotFoundError:
             return []
         slots = (data[begin : begin + _SLOT_BYTES] for begin in range(0, len(data), _SLOT_BYTES))
-        found = []
+        notes = []
         for slot in slots:
             digest = slot[: len(_FREE)].decode("ascii", "replace")
-            if slot[: len(_FREE)] != _FREE and all(one in "0123456789abcdef" for one in digest):
-                found.append((digest, slot[len(_FREE) :].rstrip(b"\0").decode("ascii", "replace")))
-        return found
+            if slot[: len(_FREE)] != _FREE and all(digit in "0123456789abcdef" for digit in digest):
+                notes.append((digest, slot[len(_FREE) :].rstrip(b"\0").decode("ascii", "replace")))
+        return notes
 
     def _map_notes(self) -> mmap.mmap:
         """Return fresh notes. Their place on the disk is taken now: a disk that is full later stops nothing. Raises

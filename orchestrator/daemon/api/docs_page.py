@@ -68,9 +68,9 @@ def _render_schema(name: str, schema: dict[str, Any]) -> str:
     rows = []
     for key, about in schema.get("properties", {}).items():
         default = f"<code>{escape(json.dumps(about['default']))}</code>" if "default" in about else ""
-        told = "required" if key in needed else default
+        default_text = "required" if key in needed else default
         words = escape(about.get("description", ""))
-        rows.append(f"<tr><td><code>{escape(key)}</code><td>{_name_type(about)}<td>{told}<td>{words}")
+        rows.append(f"<tr><td><code>{escape(key)}</code><td>{_name_type(about)}<td>{default_text}<td>{words}")
     words = escape(schema.get("description", ""))
     table = f"<table><tr><th>field<th>type<th>default<th>meaning{''.join(rows)}</table>" if rows else ""
     return f"<h2 id='{escape(name)}'>{escape(name)}</h2><p>{words}</p>{table}"
@@ -85,7 +85,7 @@ def _name_type(schema: dict[str, Any], depth: int = 0) -> str:
         return f"<a href='#{name}'>{name}</a>"
     for key in ("anyOf", "oneOf", "allOf"):
         if choices := schema.get(key):
-            return " or ".join(_name_type(one, depth + 1) for one in choices)
+            return " or ".join(_name_type(choice, depth + 1) for choice in choices)
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
         return " or ".join(f"<code>{escape(json.dumps(value))}</code>" for value in values)

@@ -79,10 +79,10 @@ def anthropic_body_of(error: RequestError) -> dict[str, Any]:
     if kind is None:
         kind = "invalid_request_error" if error.status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
     message = error.anthropic_words if isinstance(error, ContextExceeded) else error.message
-    found: dict[str, Any] = {"type": kind, "message": _make_utf8(message)}
+    fields: dict[str, Any] = {"type": kind, "message": _make_utf8(message)}
     if error.code == NO_THREADS:
-        found["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
-    return {"type": "error", "error": found, "request_id": get_contextvars().get("request_id")}
+        fields["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
+    return {"type": "error", "error": fields, "request_id": get_contextvars().get("request_id")}
 
 
 def _make_utf8(text: str) -> str:

@@ -24,11 +24,11 @@ class AnswerSource:
 
 def describe_source(view: StateView, engine: int, rule: Rule) -> AnswerSource:
     """Return what an answer says of the replica that its tokens come from."""
-    found = next((one for one in view.replicas if one.engine == engine), None)
-    if found is None or found.ready is None:
+    replica = next((replica for replica in view.replicas if replica.engine == engine), None)
+    if replica is None or replica.ready is None:
         return AnswerSource(system_fingerprint(view.ready, rule))
-    standby = f"{found.name}; bits={'other' if found.unlike else 'same'}" if found.standby else ""
-    return AnswerSource(system_fingerprint(found.ready, rule), standby)
+    standby = f"{replica.name}; bits={'other' if replica.unlike else 'same'}" if replica.standby else ""
+    return AnswerSource(system_fingerprint(replica.ready, rule), standby)
 
 
 def system_fingerprint(ready: Ready | None, rule: Rule = "coupled") -> str | None:

@@ -48,8 +48,8 @@ def enter_trial(
     submit, entry = trial.assign_variant(submits[0], names_rule=names_rule)
     rule = submit.sampling.acceptance
     submits = [
-        msgspec.structs.replace(one, lane=submit.lane, sampling=replace(one.sampling, acceptance=rule))
-        for one in submits
+        msgspec.structs.replace(submit, lane=submit.lane, sampling=replace(submit.sampling, acceptance=rule))
+        for submit in submits
     ]
 
     def end_trial_entry(done: RequestTotals) -> None:
@@ -95,20 +95,20 @@ class RequestRecord:
         self._written: list[str] = []
         self._over = False
 
-    def log_accepted(self, route: str, asked: Sequence[Submit], body: Generation, *, resumed: bool = False) -> None:
+    def log_accepted(self, route: str, submits: Sequence[Submit], body: Generation, *, resumed: bool = False) -> None:
         """Write the line of a request that goes to the decode loop, with what is `asked` for each choice. `resumed`: it
         did before."""
-        submit = asked[0]
+        submit = submits[0]
         if not resumed:
             self._sequences = [
                 SequenceTiming(len(choice.prompt), choice.max_tokens, prompt=number // body.n)
-                for number, choice in enumerate(asked)
+                for number, choice in enumerate(submits)
             ]
-            self._ids = [choice.request_id for choice in asked]
+            self._ids = [choice.request_id for choice in submits]
         arm = {"arm": submit.lane} if submit.lane else {}
         self._head = {"id": submit.request_id, "route": route, **self._model, **arm}
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
-        prompts = asked[:: body.n]
+        prompts = submits[:: body.n]
         self._prompt_tokens = sum(len(each.prompt) for each in prompts)
         self._spend(self._prompt_tokens)
         if self._lives is not None and not resumed:
@@ -119,7 +119,7 @@ class RequestRecord:
                 stream=body.stream,
                 prompt_tokens=self._prompt_tokens,
                 max_tokens=submit.max_tokens,
-                choices=len(asked),
+                choices=len(submits),
                 started_s=self._started_s,
             )
         counts = {"n": body.n, "prompt_tokens": self._prompt_tokens, "max_tokens": submit.max_tokens}
@@ -218,12 +218,12 @@ class RequestRecord:
 
     def _sum_up(self) -> RequestResult:
         """Return the request as its trace has it."""
-        begun = [sequence for sequence in self._sequences if sequence.tokens]
+        answered = [sequence for sequence in self._sequences if sequence.tokens]
         done = RequestTotals.of(self._sequences, self._started_s)
         cached: dict[int, int] = {}
-        for one in begun:
-            if one.first is not None:
-                cached[one.prompt] = max(cached.get(one.prompt, 0), one.first.reused)
+        for sequence in answered:
+            if sequence.first is not None:
+                cached[sequence.prompt] = max(cached.get(sequence.prompt, 0), sequence.first.reused)
         return RequestResult(
             input_tokens=self._prompt_tokens if self._sequences else 0,
             cached_tokens=sum(cached.values()),
@@ -237,13 +237,13 @@ class RequestRecord:
 
     def _judge(self, status: int) -> None:
         """Let the request be judged by its objectives, if the decode loop has, or should have, served it."""
-        begun = [sequence for sequence in self._sequences if sequence.tokens]
-        refused = status == HTTPStatus.SERVICE_UNAVAILABLE and not begun
+        answered = [sequence for sequence in self._sequences if sequence.tokens]
+        refused = status == HTTPStatus.SERVICE_UNAVAILABLE and not answered
         failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR and not refused
-        if not (begun or failed or status == CLIENT_CLOSED):
+        if not (answered or failed or status == CLIENT_CLOSED):
             return  # it was refused, or is the client's mistake
-        ttfts = [sequence.first_s - self._started_s for sequence in begun]
-        tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]
+        ttfts = [sequence.first_s - self._started_s for sequence in answered]
+        tpots = [sequence.tpot_s for sequence in answered if sequence.tpot_s is not None]
         served = ServedRequest(
             ttft_ms=max(ttfts) * _MS_PER_S if ttfts else None,
             tpot_ms=max(tpots) * _MS_PER_S if tpots else None,

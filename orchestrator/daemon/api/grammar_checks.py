@@ -70,18 +70,18 @@ class GrammarChecks:
         if size > self._most_bytes:
             raise describe_size(what, size, self._most_bytes, param)
         digest = hashlib.sha256(f"{grammar.kind}\0{grammar.text}".encode("utf-8", "surrogatepass")).digest()
-        found = self._recall(digest)
-        if found is None:
-            found = await self._find_in_turn(digest, grammar)
-        if not found:
+        problem = self._recall(digest)
+        if problem is None:
+            problem = await self._find_in_turn(digest, grammar)
+        if not problem:
             return
-        rule = _RULE.match(found) if grammar.kind == "lark" else None
+        rule = _RULE.match(problem) if grammar.kind == "lark" else None
         tool = name_tool(grammar.text, rule[1]) if rule is not None else ""
         if rule is not None and rule[1] == ANSWER_RULE:
-            what, found, param = "schema", found[rule.end() :], answer_param
+            what, problem, param = "schema", problem[rule.end() :], answer_param
         elif rule is not None and tool:
-            what, found = f"schema of the tool '{tool}'", found[rule.end() :]
-        raise RequestError(f"the {what} cannot be used: {found}", param=param, code="unsupported_schema")
+            what, problem = f"schema of the tool '{tool}'", problem[rule.end() :]
+        raise RequestError(f"the {what} cannot be used: {problem}", param=param, code="unsupported_schema")
 
     async def _find_in_turn(self, digest: bytes, grammar: Grammar) -> str:
         """Return the problem. What has had its turn ends within the bound from there on, so it is waited for."""
@@ -99,11 +99,11 @@ class GrammarChecks:
         raise miss_turn("the grammar's turn to be checked", self._timeout_s, self._timeout_s / 2)
 
     def _find_problem(self, digest: bytes, grammar: Grammar, timeout_s: float) -> str:
-        found = self._recall(digest)  # others may have waited for the same one
-        if found is not None:
-            return found
+        problem = self._recall(digest)  # others may have waited for the same one
+        if problem is not None:
+            return problem
         try:
-            found = self._sandbox.do("grammar", (grammar.kind, grammar.text), timeout_s)
+            problem = self._sandbox.do("grammar", (grammar.kind, grammar.text), timeout_s)
         except JobEnded as end:
             problem = (
                 f"it takes longer than {timeout_s:g} s to compile; send a simpler one"
@@ -115,21 +115,21 @@ class GrammarChecks:
             _remember(self._ended, digest, _Ended(problem, ends, self._clock.monotonic_s()))
             return problem
         self._ended.pop(digest, None)
-        _remember(self._found, digest, found)
-        return found
+        _remember(self._found, digest, problem)
+        return problem
 
     def _recall(self, digest: bytes) -> str | None:
         """Return what is known of a grammar; None where it is to be tried."""
-        found, ended = self._found.get(digest), self._ended.get(digest)
-        if found is None and ended is not None and ended.ends >= _PROOF:
+        problem, ended = self._found.get(digest), self._ended.get(digest)
+        if problem is None and ended is not None and ended.ends >= _PROOF:
             proven = self._clock.monotonic_s() - ended.since_s < _PROVEN_S
             return ended.problem if proven else None
-        return found
+        return problem
 
 
-def _remember(known: dict[bytes, _T], digest: bytes, one: _T) -> None:
+def _remember(known: dict[bytes, _T], digest: bytes, value: _T) -> None:
     known.pop(digest, None)
     with suppress(KeyError, RuntimeError, StopIteration):  # another thread does the same
         while len(known) >= _REMEMBERED:
             del known[next(iter(known))]
-    known[digest] = one
+    known[digest] = value

@@ -110,7 +110,7 @@ def _prepare_tools(tools: Sequence[Tool]) -> dict[str, PreparedSchema]:
 
 def _prepare(schema: Node, short: str, long: str, param: str, objects: bool = False) -> PreparedSchema:
     try:
-        found = prepare_schema(schema, objects=objects)
+        prepared = prepare_schema(schema, objects=objects)
     except SchemaRefused as error:
         raise RequestError(f"{long} cannot be used: {error}", param=param, code="unsupported_schema") from None
-    return PreparedSchema(found.schema, tuple(f"{short}: {warning}" for warning in found.warnings))
+    return PreparedSchema(prepared.schema, tuple(f"{short}: {warning}" for warning in prepared.warnings))

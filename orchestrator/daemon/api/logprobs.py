@@ -76,10 +76,10 @@ def completion_logprobs(tokens: Sequence[ScoredToken], tokenizer: TokenizerPort)
     def top(each: ScoredToken) -> dict[str, float] | None:
         if each.score is None:
             return None
-        found: dict[str, float] = {}
+        likeliest: dict[str, float] = {}
         for token, logprob in (*each.score.top, (each.token, each.score.logprob)):
-            found.setdefault(format_token(token), logprob)  # two ids may have one text: the likelier counts
-        return found
+            likeliest.setdefault(format_token(token), logprob)  # two ids may have one text: the likelier counts
+        return likeliest
 
     return {
         "tokens": [format_token(each.token) for each in tokens],

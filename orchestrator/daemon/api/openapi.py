@@ -82,15 +82,15 @@ def _event(data: type[BaseModel]) -> dict[str, Any]:
 
 
 def _failure(status: int, error: type[BaseModel]) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    failure: dict[str, Any] = {
         "description": _STATUSES[status],
         "content": {"application/json": {"schema": _reference(error)}},
     }
     if status in _WITH_RETRY:
-        found["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "required": True}}
+        failure["headers"] = {"Retry-After": {"schema": {"type": "integer", "minimum": 1}, "required": True}}
     if status == 401:
-        found["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}, "required": True}}
-    return found
+        failure["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}, "required": True}}
+    return failure
 
 
 def _reference(model: type[BaseModel]) -> dict[str, str]:
@@ -117,8 +117,8 @@ def describe(app: FastAPI, *, keys: bool) -> None:
             schemas = components.setdefault("schemas", {})
             for model in _MODELS.values():
                 schema = model.model_json_schema(ref_template=_REFERENCE)
-                for name, one in {**schema.pop("$defs", {}), model.__name__: schema}.items():
-                    _add_schema(schemas, name, one)
+                for name, part in {**schema.pop("$defs", {}), model.__name__: schema}.items():
+                    _add_schema(schemas, name, part)
             if keys:
                 components["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
                 document["security"] = [{"bearer": []}]

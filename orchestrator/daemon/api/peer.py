@@ -26,8 +26,8 @@ def read_peer(connection: socket.socket | None) -> str:
     if connection is None or connection.family != socket.AF_UNIX:
         return ""
     try:
-        told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     except OSError:
         return ""
-    pid, uid, _ = _CREDENTIALS.unpack(told)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
     return f"uid {uid}, pid {pid}"

@@ -76,73 +76,75 @@ def _knows(request: Request) -> bool:
     return not request.scope.get(STRANGER, False)
 
 
-def _tell_started(asked: Sequence[ServedModel], *, whole: bool) -> Response:
+def _tell_started(models: Sequence[ServedModel], *, whole: bool) -> Response:
     """Answer whether each of these models was ready once, but for those that never will be."""
-    waited = [one for one in asked if one.control.view().ready is None]
-    missing = [one for one in waited if one.phase != FAILED]
-    if missing or len(waited) == len(asked):
-        return _refuse((missing or waited)[0], asked, whole=whole)
-    return JSONResponse({"status": "started", "model": asked[0].name, **_list_phases(asked)})
+    waited = [model for model in models if model.control.view().ready is None]
+    missing = [model for model in waited if model.phase != FAILED]
+    if missing or len(waited) == len(models):
+        return _refuse((missing or waited)[0], models, whole=whole)
+    return JSONResponse({"status": "started", "model": models[0].name, **_list_phases(models)})
 
 
-def _tell_ready(asked: Sequence[ServedModel], journal: JournalView, *, whole: bool) -> Response:
+def _tell_ready(models: Sequence[ServedModel], journal: JournalView, *, whole: bool) -> Response:
     """Answer whether one of these models takes requests, and none is still to serve for the first time. What the
     journal cannot keep is told, and is no reason to send requests elsewhere."""
-    coming = [one for one in asked if one.is_coming_up]
-    if coming or not any(one.serves and not describe_held(one.control.view()) for one in asked):
-        return _refuse((coming or asked)[0], asked, whole=whole)
-    warnings = [f"journal: {one.text}" for one in journal.problems]
-    told = {"warnings": warnings} if warnings else {}
-    replicas = _count_serving(asked, whole=whole)
+    coming = [model for model in models if model.is_coming_up]
+    if coming or not any(model.serves and not describe_held(model.control.view()) for model in models):
+        return _refuse((coming or models)[0], models, whole=whole)
+    warnings = [f"journal: {problem.text}" for problem in journal.problems]
+    more = {"warnings": warnings} if warnings else {}
+    replicas = _count_serving(models, whole=whole)
     status = "degraded" if replicas["missing"] else "ready"
-    return JSONResponse({"status": status, "model": asked[0].name, "replicas": replicas, **_list_phases(asked), **told})
+    return JSONResponse(
+        {"status": status, "model": models[0].name, "replicas": replicas, **_list_phases(models), **more}
+    )
 
 
-def _tell_health(asked: Sequence[ServedModel], *, whole: bool) -> Response:
+def _tell_health(models: Sequence[ServedModel], *, whole: bool) -> Response:
     """Answer whether one of these models can work."""
-    phase = sum_up_phase(asked)
+    phase = sum_up_phase(models)
     if phase == FAILED:
-        return _refuse(asked[0], asked, whole=whole)
-    replicas = _count_serving(asked, whole=whole)
-    told = {
+        return _refuse(models[0], models, whole=whole)
+    replicas = _count_serving(models, whole=whole)
+    fields = {
         "status": "degraded" if phase == READY and replicas["missing"] else "ok",
         "phase": phase,
-        "detail": _sum_up_detail(asked) if whole else "",
+        "detail": _sum_up_detail(models) if whole else "",
         "replicas": replicas,
-        "decode": describe_decoding(asked),
+        "decode": describe_decoding(models),
     }
-    return JSONResponse({**told, **_list_phases(asked)})
+    return JSONResponse({**fields, **_list_phases(models)})
 
 
-def _refuse(model: ServedModel, asked: Sequence[ServedModel], *, whole: bool) -> Response:
-    return errors.response_of(not_ready(model.control, model.name if len(asked) > 1 else "", whole=whole))
+def _refuse(model: ServedModel, models: Sequence[ServedModel], *, whole: bool) -> Response:
+    return errors.response_of(not_ready(model.control, model.name if len(models) > 1 else "", whole=whole))
 
 
 def sum_up_phase(models: Sequence[ServedModel]) -> str:
     """Return the phase of the one of these models that does best."""
-    phases = [one.phase for one in models]
+    phases = [model.phase for model in models]
     return next((phase for phase in _BEST_FIRST if phase in phases), phases[0])
 
 
 def describe_decoding(models: Sequence[ServedModel]) -> dict[str, Any]:
     """Return how decoding goes: "stalled" where that of any of these models is. The last token is anybody's."""
-    told = [one.liveness.describe_liveness() for one in models]
-    if len(told) == 1:
-        return told[0]
-    ages_s = [one["last_token_age_s"] for one in told if one["last_token_age_s"] is not None]
-    statuses = [one["status"] for one in told]
+    parts = [model.liveness.describe_liveness() for model in models]
+    if len(parts) == 1:
+        return parts[0]
+    ages_s = [part["last_token_age_s"] for part in parts if part["last_token_age_s"] is not None]
+    statuses = [part["status"] for part in parts]
     return {
         "status": next(status for status in ("stalled", "ok", "idle") if status in statuses),
         "phase": sum_up_phase(models),
         "last_token_age_s": min(ages_s, default=None),
-        "streams": sum(one["streams"] for one in told),
-        "models": {one.name: status for one, status in zip(models, statuses, strict=True)},
+        "streams": sum(part["streams"] for part in parts),
+        "models": {model.name: status for model, status in zip(models, statuses, strict=True)},
     }
 
 
 def _sum_up_detail(models: Sequence[ServedModel]) -> str:
     """Return what is to be said of models that do not serve, each with its name where there are several."""
-    views = [(one.name, one.control.view()) for one in models]
+    views = [(model.name, model.control.view()) for model in models]
     if len(views) == 1:
         return views[0][1].detail
     away = [
@@ -154,21 +156,21 @@ def _sum_up_detail(models: Sequence[ServedModel]) -> str:
 def _count_serving(models: Sequence[ServedModel], *, whole: bool) -> dict[str, Any]:
     """Return how many replicas of these models are to serve and do, and what became of the others. Not `whole`: without
     the reasons, which name hosts and paths."""
-    views = [(f"{one.name}: " if len(models) > 1 else "", one.control.view()) for one in models]
+    views = [(f"{model.name}: " if len(models) > 1 else "", model.control.view()) for model in models]
     missing: list[str] = []
     for whose, view in views:
-        gone = [(f"{whose}{one.name}", one.phase, one.detail) for one in list_missing(view)]
+        gone = [(f"{whose}{replica.name}", replica.phase, replica.detail) for replica in list_missing(view)]
         if not view.replicas and view.phase != READY:  # it has none, and may never have any
             gone = [(whose.removesuffix(": ") or "the model", view.phase, view.detail)]
         missing += [f"{name} is {phase}{f': {why}' if why and whole else ''}" for name, phase, why in gone]
-    wanted = [one for _, view in views for one in list_wanted(view)]
-    serving = sum(one.phase == READY for one in wanted)
+    wanted = [replica for _, view in views for replica in list_wanted(view)]
+    serving = sum(replica.phase == READY for replica in wanted)
     return {"planned": len(wanted), "serving": serving, "missing": missing}
 
 
 def _list_phases(models: Sequence[ServedModel]) -> dict[str, Any]:
     """Return the phase of each model, where there are several."""
-    return {"models": {one.name: one.phase for one in models}} if len(models) > 1 else {}
+    return {"models": {model.name: model.phase for model in models}} if len(models) > 1 else {}
 
 
 def _build_stalled_error(decode: dict[str, Any]) -> RequestError:

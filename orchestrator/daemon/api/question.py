@@ -70,8 +70,8 @@ class AnswerWriter(Protocol):
         """Return what may stand between any two events, and says nothing."""
         ...
 
-    def failure(self, error: RequestError, *, begun: bool) -> bytes:
-        """Return the events of an answer that ends with an error. `begun`: others went before."""
+    def failure(self, error: RequestError, *, opened: bool) -> bytes:
+        """Return the events of an answer that ends with an error. `opened`: others went before."""
         ...
 
     def headers(self, speculation: EffectiveBound | None) -> dict[str, str]:

@@ -80,9 +80,9 @@ class RequestLife:
 
     def describe(self) -> dict[str, Any]:
         """Return it as plain data, for anybody to see."""
-        told = asdict(self) | {"request_id": self.shown_id}
-        del told["started_s"]
-        return told
+        fields = asdict(self) | {"request_id": self.shown_id}
+        del fields["started_s"]
+        return fields
 
 
 class RequestLives:

@@ -52,10 +52,10 @@ class RequestScope:
             try:
                 await self._app(scope, receive, send_with_id)
             except Exception as error:  # a bug; once the status is out the connection can only be cut
-                told = unforeseen(error, f"{scope['method']} {scope['path']}", words=self._log_words)
+                failure = unforeseen(error, f"{scope['method']} {scope['path']}", words=self._log_words)
                 if started:
                     raise ConnectionAbortedError("the answer was cut off by a bug that is in the log") from None
-                await response_of(told, scope["path"])(scope, receive, send_with_id)
+                await response_of(failure, scope["path"])(scope, receive, send_with_id)
 
 
 def mark_followed(scope: Scope) -> None:

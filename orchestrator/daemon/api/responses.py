@@ -134,8 +134,8 @@ class Envelope(SourceHeaders):
         """Return what fills a silence."""
         return COMMENT
 
-    def failure(self, error: RequestError, *, begun: bool) -> bytes:
-        """Return the events of an answer that ends with an error; of one that has not `begun` they are all."""
+    def failure(self, error: RequestError, *, opened: bool) -> bytes:
+        """Return the events of an answer that ends with an error; of one that was not `opened` they are all."""
         return event(body_of(error)) + DONE
 
     def _end(self, piece: Piece, so_far: int | None) -> bytes:
@@ -173,8 +173,8 @@ class Envelope(SourceHeaders):
 
     def _cost(self, answer: Answer) -> dict[str, Any]:
         cached = answer.stats.reused if answer.stats is not None else 0
-        told = _usage(sum(self._prompt_tokens), answer.tokens)
-        usage: dict[str, Any] = {**told, "prompt_tokens_details": {"cached_tokens": cached}}
+        counts = _usage(sum(self._prompt_tokens), answer.tokens)
+        usage: dict[str, Any] = {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
         if self._predicted and answer.stats is not None:
             usage["completion_tokens_details"] = describe_prediction(answer.stats)
         return {"usage": usage, "metrics": describe_metrics(answer, self._rule)}
@@ -224,13 +224,13 @@ def describe_prediction(stats: RequestStats) -> dict[str, int]:
 def describe_metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
     """Return vLLM's per-request figures; the formulas are in docs/metrics.md."""
     stats = answer.stats
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "time_to_first_token_ms": (answer.first_s - answer.started_s) * 1000.0,
         "generation_time_ms": (answer.last_s - answer.first_s) * 1000.0,
     }
     if stats is not None:
-        found["queue_time_ms"] = stats.queue_ms
-        found["speculative_decoding"] = {
+        figures["queue_time_ms"] = stats.queue_ms
+        figures["speculative_decoding"] = {
             "mean_acceptance_length": 1.0 + stats.accepted / max(1, stats.steps),
             "draft_acceptance_rate": stats.accepted / stats.drafted if stats.drafted else None,
             "num_spec_steps": stats.steps,
@@ -241,7 +241,7 @@ def describe_metrics(answer: Answer, rule: Rule) -> dict[str, Any]:
             "num_tolerated_tokens": stats.tolerated,
             "effective": describe_effective_speculation(answer.speculation),
         }
-    return found
+    return figures
 
 
 def event(body: dict[str, Any], name: str = "") -> bytes:

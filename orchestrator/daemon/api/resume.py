@@ -150,8 +150,8 @@ class KeptAnswers:
         since = _read_event(event) if event else None
         owner = _digest(read_credential(headers))
         self._book.expire()
-        found = self._book.find(key=key, request_id=since.request_id if since else "", owner=owner)
-        if found is not None and found.body != digest_body(body, route):
+        answer = self._book.find(key=key, request_id=since.request_id if since else "", owner=owner)
+        if answer is not None and answer.body != digest_body(body, route):
             raise RequestError(
                 "the key or the event belongs to another request: send the same body again, or another key",
                 status=422,
@@ -159,17 +159,17 @@ class KeptAnswers:
                 param=KEY_HEADER if key else EVENT_HEADER,
             )
         if since is None:
-            return None if found is None else Resumption(found, None)
-        if found is None or found.request_id != since.request_id:
+            return None if answer is None else Resumption(answer, None)
+        if answer is None or answer.request_id != since.request_id:
             raise RequestError(
                 f"nothing is kept of {since.request_id}: send the request again without {EVENT_HEADER}",
                 status=404,
                 code="stream_not_found",
                 param=EVENT_HEADER,
             )
-        if len(since.places) != len(found.choices):
+        if len(since.places) != len(answer.choices):
             raise _bad_event(event)
-        return Resumption(found, since)
+        return Resumption(answer, since)
 
     def open(
         self,
@@ -192,9 +192,9 @@ class KeptAnswers:
         if known is not None and known.body == digest:  # its twin came while this one was being looked at
             return Resumption(known)
         created_s = int(self._clock.wall_s())
-        told = {"key": key, "owner": owner, "body": digest, "model": model}
-        found = self._book.open(request_id, submits, created_s=created_s, **told)
-        return None if found is None else Resumption(found, again=False)
+        terms = {"key": key, "owner": owner, "body": digest, "model": model}
+        opened = self._book.open(request_id, submits, created_s=created_s, **terms)
+        return None if opened is None else Resumption(opened, again=False)
 
     def deltas(self, kept: Resumption, index: int, is_over: Callable[[], bool]) -> AsyncGenerator[Delta, None]:
         """Yield a choice's tokens from its first on, as they were committed, and then as they are. They are decoded
@@ -245,12 +245,12 @@ class KeptAnswers:
 
     def _decode(self, answer: KeptAnswer) -> _Decoding:
         """Let an answer be decoded, with one more reader."""
-        found = self._running.get(answer.number)
-        if found is None or (found.failed and not found.readers):
+        decoding = self._running.get(answer.number)
+        if decoding is None or (decoding.failed and not decoding.readers):
             control = self._find_control(answer.model)
-            found = self._running[answer.number] = _Decoding(control, self._book, answer, self._forget)
-        found.enter()
-        return found
+            decoding = self._running[answer.number] = _Decoding(control, self._book, answer, self._forget)
+        decoding.enter()
+        return decoding
 
     def _forget(self, decoding: _Decoding) -> None:
         if self._running.get(decoding.answer.number) is decoding:
@@ -367,8 +367,8 @@ def wants_names(headers: Headers) -> bool:
 
 def digest_body(body: CompletionRequest | ChatRequest, route: str) -> str:
     """Return what two requests share exactly where they ask one route for the same."""
-    told = f"{_FORMS.get(route, route)} {body.model_dump_json(exclude_defaults=True)}"
-    return blake2b(told.encode(), digest_size=_DIGEST_BYTES).hexdigest()
+    identity = f"{_FORMS.get(route, route)} {body.model_dump_json(exclude_defaults=True)}"
+    return blake2b(identity.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _digest(text: str) -> str:
@@ -376,17 +376,17 @@ def _digest(text: str) -> str:
 
 
 def _read_event(text: str) -> ResumePoint:
-    found = _EVENT_ID.fullmatch(text.strip())
-    if found is None:
+    match = _EVENT_ID.fullmatch(text.strip())
+    if match is None:
         raise _bad_event(text)
     places: list[Place | None] = []
-    for one in found["places"].split(","):
-        place = _PLACE.fullmatch(one)
-        if place is None and one != "-":
+    for spelled in match["places"].split(","):
+        place = _PLACE.fullmatch(spelled)
+        if place is None and spelled != "-":
             raise _bad_event(text)
         part = place["part"] if place is not None else ""
         places.append(None if place is None else Place(int(place["tokens"]), END if part == "e" else int(part)))
-    return ResumePoint(found["id"], tuple(places), bool(found["usage"]))
+    return ResumePoint(match["id"], tuple(places), bool(match["usage"]))
 
 
 def _bad_event(text: str) -> RequestError:

@@ -98,15 +98,15 @@ class ServedModel:
 
     def find_ready(self) -> tuple[TokenizerPort, int] | None:
         """Return the tokenizer and the context's length, once a worker was ready."""
-        found = self.find_served()
-        return None if found is None else (found[0], found[1].model.context_tokens)
+        served = self.find_served()
+        return None if served is None else (served[0], served[1].model.context_tokens)
 
     def require_served(self) -> tuple[TokenizerPort, Ready]:
         """Return what `find_served` does. Raises RequestError 503 before a worker was ready."""
-        found = self.find_served()
-        if found is None:
+        served = self.find_served()
+        if served is None:
             raise not_ready(self.control)
-        return found
+        return served
 
     def require_ready(self) -> tuple[TokenizerPort, int]:
         """Return the tokenizer and the context's length. Raises RequestError 503 before a worker was ready."""
@@ -164,16 +164,16 @@ class ServedModels:
 
     def find(self, name: str) -> ServedModel | None:
         """Return the model of that name; "" is the first."""
-        return next((one for one in self._models if name in ("", one.name)), None)
+        return next((model for model in self._models if name in ("", model.name)), None)
 
     def require(self, name: str | None) -> ServedModel:
         """Return the model that a request names; None is the first. Raises RequestError 404."""
         if name is None:
             return self.first
-        found = next((one for one in self._models if one.name == name), None)
-        if found is None and self.first.name:
+        model = next((model for model in self._models if model.name == name), None)
+        if model is None and self.first.name:
             raise self.build_unknown_error(name)
-        return found or self.first
+        return model or self.first
 
     def choose(self, raw: bytes) -> ServedModel:
         """Return the model that a body names, of which nothing else was read yet; the first where it names none, or is
@@ -187,10 +187,10 @@ class ServedModels:
 
     def build_unknown_error(self, name: str) -> RequestError:
         """Return the 404 that names what is there."""
-        there = " and ".join(repr(one.name) for one in self._models)
+        names = " and ".join(repr(model.name) for model in self._models)
         verb = "are" if self.several else "is"
         return RequestError(
-            f"there is no model '{name}' here; there {verb} {there}",
+            f"there is no model '{name}' here; there {verb} {names}",
             status=404,
             code="model_not_found",
             param="model",
@@ -199,9 +199,9 @@ class ServedModels:
     def check_room(self) -> None:
         """Raise the first model's RequestError where none would take a request in."""
         refused: RequestError | None = None
-        for one in self._models:
+        for model in self._models:
             try:
-                one.check_room()
+                model.check_room()
             except RequestError as error:
                 refused = refused or error
             else:
@@ -211,24 +211,24 @@ class ServedModels:
 
     def find_control(self, name: str) -> Control | None:
         """Return what decodes for the model of that name; "" is the first."""
-        found = self.find(name)
-        return found.control if found is not None else None
+        model = self.find(name)
+        return model.control if model is not None else None
 
     def name_line(self, line: BatchLine) -> str:
         """Return the model that a batch's line waits for; "" where that is none of these, and it need not wait."""
         name = line.body.get("model")
-        found = self.first if name is None else self.find(name) if isinstance(name, str) and name else None
-        return found.name if found is not None else ""
+        model = self.first if name is None else self.find(name) if isinstance(name, str) and name else None
+        return model.name if model is not None else ""
 
     def has_place_for_batches(self, name: str) -> bool:
         """Whether a line that waits for that model may be asked now."""
-        found = self.find(name) if name else None
-        return found is None or found.has_place_for_batches()
+        model = self.find(name) if name else None
+        return model is None or model.has_place_for_batches()
 
     def list_entries(self) -> list[dict[str, Any]]:
         """Return the entries of `/v1/models`."""
         now_s = self._clock.wall_s()
-        return [one.describe(now_s) for one in self._models]
+        return [model.describe(now_s) for model in self._models]
 
 
 def not_ready(control: Control, name: str = "", *, whole: bool = True) -> RequestError:

@@ -20,23 +20,23 @@ def read_override(config: SpeculativeConfig | None, scope: Scope) -> Override:
     return Override(scope, True if "method" in config.model_fields_set else None, depth, most)
 
 
-def describe_effective_speculation(found: EffectiveBound | None) -> dict[str, Any] | None:
+def describe_effective_speculation(bound: EffectiveBound | None) -> dict[str, Any] | None:
     """Return what holds as a `speculative_config`, whose word it was, and whether the operator's bounds cut it."""
-    if found is None:
+    if bound is None:
         return None
     return {
-        "method": "auto" if found.most else "off",
-        "num_speculative_tokens": found.most if found.fixed else None,
-        "max_speculative_tokens": None if found.fixed else found.most,
-        "by": found.by.value,
-        "cut": found.cut,
+        "method": "auto" if bound.most else "off",
+        "num_speculative_tokens": bound.most if bound.fixed else None,
+        "max_speculative_tokens": None if bound.fixed else bound.most,
+        "by": bound.by.value,
+        "cut": bound.cut,
     }
 
 
-def headers_of(found: EffectiveBound | None) -> dict[str, str]:
+def headers_of(bound: EffectiveBound | None) -> dict[str, str]:
     """Return the same as a header."""
-    if found is None:
+    if bound is None:
         return {}
-    name = "num_speculative_tokens" if found.fixed else "max_speculative_tokens"
-    cut = "; cut" if found.cut else ""
-    return {HEADER: f"{f'{name}={found.most}' if found.most else 'off'}; by={found.by.value}{cut}"}
+    name = "num_speculative_tokens" if bound.fixed else "max_speculative_tokens"
+    cut = "; cut" if bound.cut else ""
+    return {HEADER: f"{f'{name}={bound.most}' if bound.most else 'off'}; by={bound.by.value}{cut}"}

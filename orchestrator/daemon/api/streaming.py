@@ -135,11 +135,11 @@ class Answer:
     @classmethod
     def combine_answers(cls, answers: Sequence[Answer], *, one_prompt: bool = True) -> Answer:
         """Return what the choices of one request cost together. `one_prompt`: they have the same, or each its own."""
-        begun = [answer for answer in answers if answer.tokens] or answers[:1]
+        answered = [answer for answer in answers if answer.tokens] or answers[:1]
         return cls(
             started_s=answers[0].started_s,
-            first_s=min(answer.first_s for answer in begun),
-            last_s=max(answer.last_s for answer in begun),
+            first_s=min(answer.first_s for answer in answered),
+            last_s=max(answer.last_s for answer in answered),
             tokens=sum(answer.tokens for answer in answers),
             finish=answers[0].finish,
             stats=_sum_stats([answer.stats for answer in answers if answer.stats is not None], one_prompt=one_prompt),

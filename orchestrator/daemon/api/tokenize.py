@@ -138,8 +138,8 @@ def install_tokenize_routes(app: FastAPI, served: ModelApi) -> None:
         body, tokenizer, context = parse(TokenizeRequest, raw)
         tokens = _tokens(body, tokenizer)
         names = [_text(tokenizer, token) for token in tokens] if body.return_token_strs else None
-        found = {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": names}
-        return json_response(found)
+        fields = {"count": len(tokens), "max_model_len": context, "tokens": tokens, "token_strs": names}
+        return json_response(fields)
 
     def detokenize_body(raw: bytes) -> Response:
         body, tokenizer, _ = parse(DetokenizeRequest, raw)

@@ -45,11 +45,11 @@ def generation(
     `clips`: see `chat`. Raises RequestError."""
     stores = bounds.choose_stores(request.draft_stores)
     if isinstance(request, ChatRequest):
-        found = [chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)]
+        submits = [chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)]
     else:
-        found = completions(request, request_id, tokenizer, context_tokens, make_seed, bounds)
-    found = [_bind_grammar(one, request, written, tokenizer) for one in found]
-    return found if stores is None else [msgspec.structs.replace(one, stores=stores) for one in found]
+        submits = completions(request, request_id, tokenizer, context_tokens, make_seed, bounds)
+    submits = [_bind_grammar(submit, request, written, tokenizer) for submit in submits]
+    return submits if stores is None else [msgspec.structs.replace(submit, stores=stores) for submit in submits]
 
 
 def completions(
@@ -62,7 +62,7 @@ def completions(
 ) -> list[Submit]:
     """Translate `/v1/completions`. Special tokens in a prompt are parsed. Each prompt has the seed that it would have
     alone. Raises RequestError."""
-    found: list[Submit] = []
+    submits: list[Submit] = []
     prompts = request.prompts
     for number, given in enumerate(prompts):
         param = "prompt" if len(prompts) == 1 else f"prompt.{number}"
@@ -71,14 +71,14 @@ def completions(
         if "max_tokens" not in request.model_fields_set:  # a limit that nobody asked for gives way to the context's
             wanted = min(wanted, max(1, context_tokens - len(prompt)))
         _check_fits(len(prompt), wanted, context_tokens, param, "max_tokens")
-        if not found:
+        if not submits:
             sampling = _sampling(request, tokenizer, make_seed, bounds)
-            found.append(_submit(request, request_id, prompt, wanted, tokenizer, sampling))
+            submits.append(_submit(request, request_id, prompt, wanted, tokenizer, sampling))
             continue
         if request.seed is None:
             sampling = dataclasses.replace(sampling, seed=make_seed() & _MASK64)
-        found.append(msgspec.structs.replace(found[0], prompt=prompt, max_tokens=wanted, sampling=sampling))
-    return found
+        submits.append(msgspec.structs.replace(submits[0], prompt=prompt, max_tokens=wanted, sampling=sampling))
+    return submits
 
 
 def chat(
@@ -94,16 +94,16 @@ def chat(
     """Translate `/v1/chat/completions`; without a limit the answer may fill the context. `clips`: one that is too large
     means the same, instead of a refusal. Raises RequestError."""
     prompt = chat_prompt(request.messages, tokenizer, request.offered, keywords=request.template_keywords)
-    asked = request.max_completion_tokens or request.max_tokens
-    if clips and asked:
-        asked = min(asked, max(1, context_tokens - len(prompt)))
+    limit = request.max_completion_tokens or request.max_tokens
+    if clips and limit:
+        limit = min(limit, max(1, context_tokens - len(prompt)))
     bound = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
-    _check_fits(len(prompt), asked or 1, context_tokens, "messages", bound)
+    _check_fits(len(prompt), limit or 1, context_tokens, "messages", bound)
     sampling = _sampling(request, tokenizer, make_seed, bounds)
-    found = _submit(request, request_id, prompt, asked or context_tokens - len(prompt), tokenizer, sampling)
+    submit = _submit(request, request_id, prompt, limit or context_tokens - len(prompt), tokenizer, sampling)
     if request.prediction is None:
-        return found
-    return msgspec.structs.replace(found, prediction=_read_prediction(request.prediction, tokenizer, context_tokens))
+        return submit
+    return msgspec.structs.replace(submit, prediction=_read_prediction(request.prediction, tokenizer, context_tokens))
 
 
 def _read_prediction(prediction: Prediction, tokenizer: TokenizerPort, context_tokens: int) -> bytes:
@@ -209,7 +209,7 @@ def _submit(
 
 def _sampling(request: Generation, tokenizer: TokenizerPort, make_seed: MakeSeed, bounds: AcceptanceBounds) -> Sampling:
     seed = make_seed() if request.seed is None else request.seed
-    asked = request.speculative_config
+    config = request.speculative_config
     return Sampling(
         temperature=request.temperature,
         # At the vocabulary it keeps every token already, and a larger number may not fit on the wire.
@@ -221,19 +221,19 @@ def _sampling(request: Generation, tokenizer: TokenizerPort, make_seed: MakeSeed
         repetition_penalty=request.repetition_penalty,
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
-        acceptance=bounds.choose_rule(None if asked is None else asked.acceptance),
+        acceptance=bounds.choose_rule(None if config is None else config.acceptance),
     )
 
 
 def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
-    found: dict[int, float] = {}
+    biases: dict[int, float] = {}
     for key, bias in request.logit_bias.items():
         if not (key.isdecimal() and key.isascii() and int(key) < vocabulary_size):
             raise RequestError(
                 f"'logit_bias' has the key {key!r}: a token id is 0 to {vocabulary_size - 1}", param="logit_bias"
             )
-        found[int(key)] = bias
-    return tuple(sorted(found.items()))
+        biases[int(key)] = bias
+    return tuple(sorted(biases.items()))
 
 
 def _bind_grammar(
@@ -261,5 +261,5 @@ def choices(submits: Sequence[Submit], count: int) -> list[Submit]:
             request_id=f"{submit.request_id}-{index}",
             sampling=dataclasses.replace(submit.sampling, seed=(submit.sampling.seed + index % count) & _MASK64),
         )
-        for index, submit in enumerate(one for one in submits for _ in range(count))
+        for index, submit in enumerate(each for each in submits for _ in range(count))
     ]

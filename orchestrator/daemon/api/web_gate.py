@@ -74,7 +74,7 @@ class WebGate:
         if host and not self._rules.allows_host(strip_port(host)):
             text = "this name is not one of the daemon's: use its address, or list the name in api.allowed_hosts"
             return self._refuse(scope, "host", text)
-        origins = [one.strip().lower() for one in headers.getlist("Origin")]
+        origins = [origin.strip().lower() for origin in headers.getlist("Origin")]
         across = headers.get("Sec-Fetch-Site", "") == "cross-site" and scope["method"] not in _CHANGES_NOTHING
         strange = any(not self._rules.allows_origin(origin, host) for origin in origins)
         if strange or (across and not origins):

@@ -217,8 +217,8 @@ class CompletionRequest(Generation):
     def _few_sequences(self) -> CompletionRequest:
         if len(self.prompts) * self.n > MAX_SEQUENCES:
             text = "'{field}' has {prompts} prompts, with 'n' {n} choices of each: one request takes {most} at most"
-            told = {"field": "prompt", "prompts": len(self.prompts), "n": self.n, "most": MAX_SEQUENCES}
-            raise PydanticCustomError("invalid_combination", text, told)
+            counts = {"field": "prompt", "prompts": len(self.prompts), "n": self.n, "most": MAX_SEQUENCES}
+            raise PydanticCustomError("invalid_combination", text, counts)
         return self
 
     @model_validator(mode="after")

@@ -44,37 +44,41 @@ def install_quarantine_routes(app: FastAPI, targets: AdminTargets, deadly: Deadl
 
     @app.get("/admin/quarantine")
     async def status(model: str | None = None) -> dict[str, Any]:
-        told = [(targets.label(one), one.control.list_quarantined()) for one in targets.choose(model)]
-        told.append(({"model": ""} if targets.several else {}, list_deadly(model)))
-        return {"quarantined": [{**dataclasses.asdict(one), **label} for label, some in told for one in some]}
+        groups = [(targets.label(target), target.control.list_quarantined()) for target in targets.choose(model)]
+        groups.append(({"model": ""} if targets.several else {}, list_deadly(model)))
+        return {
+            "quarantined": [{**dataclasses.asdict(held), **label} for label, convicts in groups for held in convicts]
+        }
 
     @app.post("/admin/quarantine/add")
-    async def add(asked: Add, request: Request) -> dict[str, Any]:
+    async def add(body: Add, request: Request) -> dict[str, Any]:
         unknown: list[RequestError] = []
-        for target in targets.choose(asked.model):
+        for target in targets.choose(body.model):
             try:
-                found = target.control.steering.quarantine(asked.request, asked.minutes * SECONDS_PER_MINUTE)
+                convict = target.control.steering.quarantine(body.request, body.minutes * SECONDS_PER_MINUTE)
             except RequestError as error:
                 unknown.append(error)
             else:
-                note_change(request.scope, f"quarantine {found.digest} for {asked.minutes:g} minutes")
-                return {"quarantined": [{**dataclasses.asdict(found), **targets.label(target)}]}
+                note_change(request.scope, f"quarantine {convict.digest} for {body.minutes:g} minutes")
+                return {"quarantined": [{**dataclasses.asdict(convict), **targets.label(target)}]}
         raise unknown[0]
 
     @app.post("/admin/quarantine/release")
-    async def release(asked: Release, request: Request) -> dict[str, Any]:
-        known = {one: [held.digest for held in one.control.list_quarantined()] for one in targets.choose(asked.model)}
-        bodies = [one.digest for one in list_deadly(asked.model)]
+    async def release(body: Release, request: Request) -> dict[str, Any]:
+        known = {
+            target: [held.digest for held in target.control.list_quarantined()] for target in targets.choose(body.model)
+        }
+        bodies = [held.digest for held in list_deadly(body.model)]
         every = [*bodies, *(digest for digests in known.values() for digest in digests)]
-        unknown = [digest for digest in asked.digests if digest not in every]
+        unknown = [digest for digest in body.digests if digest not in every]
         if unknown:
             message = f"no request in quarantine has the digest {unknown[0]}; `outrider quarantine list` shows them"
             raise RequestError(message, status=404, code="not_quarantined")
         released: list[str] = []
-        for one, digests in known.items():
-            mine = [digest for digest in asked.digests if digest in digests] if asked.digests else digests
-            released += one.control.release_quarantined(mine)
+        for target, digests in known.items():
+            mine = [digest for digest in body.digests if digest in digests] if body.digests else digests
+            released += target.control.release_quarantined(mine)
         if deadly is not None:
-            released += deadly.release([digest for digest in bodies if not asked.digests or digest in asked.digests])
+            released += deadly.release([digest for digest in bodies if not body.digests or digest in body.digests])
         note_change(request.scope, f"released {', '.join(released) or 'nothing'}")
         return {"released": released}

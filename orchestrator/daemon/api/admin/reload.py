@@ -31,8 +31,8 @@ def install_reload_route(app: FastAPI, port: ReloadPort) -> None:
     """Add the routes."""
 
     @app.post("/admin/reload")
-    async def reload(asked: ReloadRequest) -> dict[str, Any]:
-        return await port.reload(asked.check)
+    async def reload(body: ReloadRequest) -> dict[str, Any]:
+        return await port.reload(body.check)
 
     @app.get("/admin/configuration")
     async def configuration() -> dict[str, Any]:

@@ -36,14 +36,14 @@ def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: Name
     @app.get("/admin/requests")
     async def list_requests(model: str | None = None) -> dict[str, Any]:
         chosen = targets.choose(model)
-        found = [(target, one) for target in chosen for one in target.control.steering.list_requests()]
-        return {"requests": [{**_describe(one, name_owner), **targets.label(target)} for target, one in found]}
+        running = [(target, view) for target in chosen for view in target.control.steering.list_requests()]
+        return {"requests": [{**_describe(view, name_owner), **targets.label(target)} for target, view in running]}
 
     @app.post("/admin/requests/cancel")
-    async def cancel(asked: Cancel, request: Request) -> dict[str, Any]:
-        found = _ask_each(targets, lambda target: target.control.steering.cancel(asked.request))
-        note_change(request.scope, f"cancel {found[1][0]}")
-        return {"cancelled": found[1], **targets.label(found[0])}
+    async def cancel(body: Cancel, request: Request) -> dict[str, Any]:
+        cancelled = _ask_each(targets, lambda target: target.control.steering.cancel(body.request))
+        note_change(request.scope, f"cancel {cancelled[1][0]}")
+        return {"cancelled": cancelled[1], **targets.label(cancelled[0])}
 
     @app.get("/admin/explain/{request_id}")
     async def explain(request_id: str) -> dict[str, Any]:
@@ -52,15 +52,15 @@ def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: Name
             "request": request_id,
             **targets.label(target),
             "canary": None if target.trial is None else describe_trial(target.trial.view()),
-            "routes": [describe_route(one) for one in routes],
+            "routes": [describe_route(route) for route in routes],
             "requests": [
                 {
-                    **_describe(one, name_owner),
-                    **dataclasses.asdict(one),
-                    "owner": name_owner(one.owner),
-                    "drafters": [msgspec.structs.asdict(share) for share in one.drafters],
+                    **_describe(view, name_owner),
+                    **dataclasses.asdict(view),
+                    "owner": name_owner(view.owner),
+                    "drafters": [msgspec.structs.asdict(share) for share in view.drafters],
                 }
-                for one in requests
+                for view in requests
             ],
         }
 
@@ -92,15 +92,15 @@ def _ask_each(targets: AdminTargets, ask: Callable[[AdminTarget], _T]) -> tuple[
     raise unknown
 
 
-def _describe(one: RequestView, name_owner: NameOwner) -> dict[str, Any]:
+def _describe(view: RequestView, name_owner: NameOwner) -> dict[str, Any]:
     """Return what a list shows of a request."""
     shown = ("request_id", "state", "age_s", "replica", "prompt_tokens", "tokens", "depth", "queue_ms")
-    return {**{name: getattr(one, name) for name in shown}, "key": name_owner(one.owner)}
+    return {**{name: getattr(view, name) for name in shown}, "key": name_owner(view.owner)}
 
 
 def describe_route(route: RouteView) -> dict[str, Any]:
     """Return a route as plain data. What does not serve has no price."""
-    told = dataclasses.asdict(route)
-    for one in told["rated"]:
-        one["price_ms"] = one["price_ms"] if math.isfinite(one["price_ms"]) else None
-    return told
+    shown = dataclasses.asdict(route)
+    for replica in shown["rated"]:
+        replica["price_ms"] = replica["price_ms"] if math.isfinite(replica["price_ms"]) else None
+    return shown

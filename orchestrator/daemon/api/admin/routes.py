@@ -28,7 +28,7 @@ from orchestrator.daemon.journal.standing import JournalView
 from orchestrator.protocol.ready import Ready
 
 _READY_PARTS = ("model", "device", "precision", "drafting", "kv", "shards")
-_SHOWN = tuple(one.name for one in dataclasses.fields(DeviceLoad) if one.name != "sampled_s")
+_SHOWN = tuple(field.name for field in dataclasses.fields(DeviceLoad) if field.name != "sampled_s")
 
 
 def create_admin_app(
@@ -64,13 +64,13 @@ def create_admin_app(
 
     @app.get("/admin/status")
     async def status(most_devices: Annotated[int | None, Query(ge=0)] = None) -> Response:
-        first, *further = (describe_target(one, most_devices) for one in targets)
-        told = reloading.describe() if reloading is not None else None
+        first, *further = (describe_target(target, most_devices) for target in targets)
+        reload = reloading.describe() if reloading is not None else None
         kept = dataclasses.asdict(journal())
         store = await asyncio.to_thread(measure_store) if measure_store is not None else None
-        found = {"version": version, **first, "api": api_url, "models": further, "reload": told, "journal": kept}
-        found["store"] = store.to_status() if store is not None else None
-        return Response(await asyncio.to_thread(write_status, found), media_type="application/json")
+        fields = {"version": version, **first, "api": api_url, "models": further, "reload": reload, "journal": kept}
+        fields["store"] = store.to_status() if store is not None else None
+        return Response(await asyncio.to_thread(write_status, fields), media_type="application/json")
 
     @app.get("/admin/plan")
     async def plan(model: str | None = None) -> dict[str, Any]:
@@ -78,15 +78,15 @@ def create_admin_app(
         progress = target.control.view().plan
         if progress is None:
             return {**(target.running_plan() or {"plan": None}), "missing": []}
-        told = dataclasses.asdict(progress)
-        weak = {key: told[key] for key in ("missing", "drifted", "doubts", "to_measure")}
+        fields = dataclasses.asdict(progress)
+        weak = {key: fields[key] for key in ("missing", "drifted", "doubts", "to_measure")}
         return {**(target.running_plan() or {"plan": None}), **weak}
 
     @app.get("/admin/alerts")
     async def show_alerts() -> dict[str, Any]:
         return {"alerts": [], "ended": []} if alerts is None else alerts.view()
 
-    canary.install_canary_routes(app, next((one.trial for one in targets if one.trial is not None), None))
+    canary.install_canary_routes(app, next((target.trial for target in targets if target.trial is not None), None))
     quarantine.install_quarantine_routes(app, served, deadly)
     health.install_health_routes(app, served)
     requests.install_request_routes(app, served, name_owner)
@@ -104,7 +104,7 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
     control, view = target.control, target.control.view()
     devices: Sequence[DeviceView] = view.devices
     if most_devices is not None and len(devices) > most_devices:
-        devices = heapq.nlargest(most_devices, devices, key=lambda one: one.load.utilisation or 0.0)
+        devices = heapq.nlargest(most_devices, devices, key=lambda device: device.load.utilisation or 0.0)
     bounds, trial = target.bounds(), target.trial
     return {
         "model": target.name(),
@@ -119,13 +119,13 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "gauges": msgspec.to_builtins(view.gauges),
         "totals": totals_of(view.totals),
         "losses": [{"engine": of, "kind": kind, "count": count} for (of, kind), count in view.losses.items()],
-        "kv_moves": [{"engine": of, **dataclasses.asdict(one)} for of, one in view.kv_moves.items()],
+        "kv_moves": [{"engine": of, **dataclasses.asdict(moves)} for of, moves in view.kv_moves.items()],
         "quarantined": len(control.list_quarantined()),
         "drafts": view.drafts,
         "replicas": view.replicas,
         "standbys": view.standbys,
         "taken_over": view.taken_over,
-        "devices": [describe_device(one) for one in devices],
+        "devices": [describe_device(device) for device in devices],
         "devices_left_out": len(view.devices) - len(devices),
         "health": msgspec.to_builtins(view.health),
         "slo": target.slo(),
@@ -137,7 +137,7 @@ def describe_target(target: AdminTarget, most_devices: int | None = None) -> dic
         "recent_outputs": dataclasses.asdict(view.recent_outputs) if view.recent_outputs is not None else None,
         "serving": {
             "planned": len(list_wanted(view)),
-            "missing": [describe_missing(one) for one in list_missing(view)],
+            "missing": [describe_missing(replica) for replica in list_missing(view)],
         },
         "cluster_away": view.cluster_away,
         "plan": dataclasses.asdict(view.plan) if view.plan is not None else None,
@@ -184,8 +184,8 @@ def draft_of(draft: DraftView) -> dict[str, Any]:
     shown: dict[str, Any] = msgspec.to_builtins(dataclasses.replace(draft, ready=None))
     shown["target"] = next(iter(draft.targets), "")
     if draft.ready is not None:
-        told = msgspec.to_builtins(draft.ready)
-        shown["ready"] = {**told, "door": draft.ready.door.addresses}
+        ready = msgspec.to_builtins(draft.ready)
+        shown["ready"] = {**ready, "door": draft.ready.door.addresses}
     return shown
 
 

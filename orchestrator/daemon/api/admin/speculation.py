@@ -58,10 +58,10 @@ def install_speculation_route(app: FastAPI, targets: AdminTargets) -> None:
         if body.engine is not None:
             targets.choose_one(body.model, f"engine {body.engine}")
         chosen = targets.choose(body.model)
-        for one in chosen:
-            one.control.override(override, body.asked_by, user=body.user, engine=body.engine)
+        for target in chosen:
+            target.control.override(override, body.asked_by, user=body.user, engine=body.engine)
         first, *further = (
-            {**targets.label(one), **describe_overrides(one.control.view(), one.trial)} for one in chosen
+            {**targets.label(target), **describe_overrides(target.control.view(), target.trial)} for target in chosen
         )
         return {**first, "models": further} if further else first
 

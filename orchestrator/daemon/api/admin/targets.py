@@ -50,22 +50,22 @@ class AdminTargets:
 
     def choose(self, model: str | None) -> Sequence[AdminTarget]:
         """Return the target of that name, or all. Raises RequestError 404."""
-        found = [one for one in self._targets if model in (None, one.name())]
-        if not found:
-            there = " and ".join(repr(one.name()) for one in self._targets)
-            text = f"there is no model '{model}' here; there is {there}"
+        matches = [target for target in self._targets if model in (None, target.name())]
+        if not matches:
+            names = " and ".join(repr(target.name()) for target in self._targets)
+            text = f"there is no model '{model}' here; there is {names}"
             raise RequestError(text, status=404, code="model_not_found", param="model")
-        return found
+        return matches
 
     def choose_one(self, model: str | None, what: str) -> AdminTarget:
         """Return the target of that name, or the only one. Raises RequestError 404, and 400 where it has to be named
         for `what`."""
-        found = self.choose(model)
-        if len(found) > 1:
-            names = ", ".join(one.name() for one in found)
+        matches = self.choose(model)
+        if len(matches) > 1:
+            names = ", ".join(target.name() for target in matches)
             text = f"{what} is of one model: say which with --model ({names})"
             raise RequestError(text, code="model_missing", param="model")
-        return found[0]
+        return matches[0]
 
     def label(self, target: AdminTarget) -> dict[str, str]:
         """Return what tells a target's entries from those of others, where there are others."""
@@ -79,6 +79,6 @@ _ONLY, _FIRST = "target", "target-0"
 def spell_worker(targets: Sequence[AdminTarget], name: str) -> str:
     """Return what a worker is called here: who means the first replica may use either of its names."""
     other = {_ONLY: _FIRST, _FIRST: _ONLY}.get(name)
-    parts = [part for one in targets for part in one.control.steering.list_parts()]
+    parts = [part for target in targets for part in target.control.steering.list_parts()]
     workers = {part.name for part in parts if part.kind == "worker"}
     return other if other in workers and name not in workers else name

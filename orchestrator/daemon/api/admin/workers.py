@@ -46,11 +46,11 @@ def install_worker_routes(app: FastAPI, targets: AdminTargets) -> None:
     """Add the routes."""
 
     @app.post("/admin/failover")
-    async def fail_over(asked: Failover, request: Request) -> dict[str, Any]:
-        target = targets.choose_one(asked.model, f"worker {asked.worker}")
+    async def fail_over(body: Failover, request: Request) -> dict[str, Any]:
+        target = targets.choose_one(body.model, f"worker {body.worker}")
         worker, to = (
-            spell_worker([target], asked.worker),
-            None if asked.to is None else spell_worker([target], asked.to),
+            spell_worker([target], body.worker),
+            None if body.to is None else spell_worker([target], body.to),
         )
         if to is None:
             target.control.steering.give_back(worker)
@@ -64,21 +64,21 @@ def install_worker_routes(app: FastAPI, targets: AdminTargets) -> None:
         return describe_drafters(targets, model)
 
     @app.post("/admin/drafters")
-    async def choose_drafters(asked: DrafterChoice, request: Request) -> dict[str, Any]:
-        if asked.engine is not None or asked.names:
-            targets.choose_one(asked.model, "an engine, or a drafter,")
-        for target in targets.choose(asked.model):
-            target.control.steering.choose_drafters(asked.names, asked.engine)
-        told = "as configured" if asked.names is None else ", ".join(asked.names) or "off"
-        whose = "all engines" if asked.engine is None else f"engine {asked.engine}"
-        note_change(request.scope, f"drafters of {whose}: {told}")
-        return describe_drafters(targets, asked.model)
+    async def choose_drafters(body: DrafterChoice, request: Request) -> dict[str, Any]:
+        if body.engine is not None or body.names:
+            targets.choose_one(body.model, "an engine, or a drafter,")
+        for target in targets.choose(body.model):
+            target.control.steering.choose_drafters(body.names, body.engine)
+        drafters = "as configured" if body.names is None else ", ".join(body.names) or "off"
+        whose = "all engines" if body.engine is None else f"engine {body.engine}"
+        note_change(request.scope, f"drafters of {whose}: {drafters}")
+        return describe_drafters(targets, body.model)
 
 
 def describe_drafters(targets: AdminTargets, model: str | None) -> dict[str, Any]:
     """Return the drafters of each replica as plain data."""
-    found = [(one, view) for one in targets.choose(model) for view in one.control.steering.list_drafters()]
-    return {"replicas": [{**_describe(view), **targets.label(target)} for target, view in found]}
+    replicas = [(target, view) for target in targets.choose(model) for view in target.control.steering.list_drafters()]
+    return {"replicas": [{**_describe(view), **targets.label(target)} for target, view in replicas]}
 
 
 def _describe(view: DraftersView) -> dict[str, Any]:
@@ -87,5 +87,5 @@ def _describe(view: DraftersView) -> dict[str, Any]:
         "replica": view.replica,
         "engine": view.engine,
         "chosen": chosen,
-        "drafters": [msgspec.to_builtins(one) for one in view.drafters],
+        "drafters": [msgspec.to_builtins(drafter) for drafter in view.drafters],
     }

@@ -62,6 +62,6 @@ async def ask_inside(
         except RequestError as error:
             return Answer(error.status, body_of(error), request_id, error.retry_after_s)
         except Exception as error:  # a bug: as request_scope does
-            told = unforeseen(error, f"POST {line.url}", words=log_words)
-            return Answer(told.status, body_of(told), request_id)
+            failure = unforeseen(error, f"POST {line.url}", words=log_words)
+            return Answer(failure.status, body_of(failure), request_id)
     return Answer(response.status_code, json.loads(bytes(response.body)), request_id)

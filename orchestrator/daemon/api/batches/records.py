@@ -24,9 +24,9 @@ class FileRecord(msgspec.Struct, frozen=True):
 
     def show(self) -> dict[str, Any]:
         """Return OpenAI's file object."""
-        found = msgspec.structs.asdict(self)
-        del found["owner"]
-        return {**found, "object": "file", "status": "processed", "status_details": None}
+        fields = msgspec.structs.asdict(self)
+        del fields["owner"]
+        return {**fields, "object": "file", "status": "processed", "status_details": None}
 
 
 class LineError(msgspec.Struct, frozen=True):

@@ -63,13 +63,13 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
 
     @app.post("/v1/files", **uploading)
     async def upload_file(request: Request) -> Response:
-        found = _require(service)
+        batches = _require(service)
         kind = request.headers.get("Content-Type", "")
-        with found.store.receive_file() as receiving:
+        with batches.store.receive_file() as receiving:
             pieces = unpack_stream(request.stream(), request.headers.get("Content-Encoding", ""))
             fields, name = await receive_form(kind, pieces, receiving)
             _check_form(fields, name)
-            record = await asyncio.to_thread(found.keep_upload, receiving, _owner(request), name or "")
+            record = await asyncio.to_thread(batches.keep_upload, receiving, _owner(request), name or "")
         return JSONResponse(record.show())
 
     @app.get("/v1/files", **operation(None, FileList, statuses=(400, 401, 404)))
@@ -81,7 +81,7 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
         order: Literal["asc", "desc"] = "desc",
     ) -> Response:
         files = _require(service).store.files.values()
-        mine = [one for one in files if one.owner == _owner(request) and purpose in ("", one.purpose)]
+        mine = [file for file in files if file.owner == _owner(request) and purpose in ("", file.purpose)]
         return _page(mine, after, limit, newest_first=order == "desc")
 
     @app.get("/v1/files/{file_id}", **operation(None, FileObject, statuses=(401, 404)))
@@ -106,15 +106,15 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
 def _install_batch_routes(app: FastAPI, service: BatchService | None, reader: BodyReader) -> None:
     @app.post("/v1/batches", **operation(CreateBatch, BatchObject, statuses=(400, 401, 404, 413, 415, 429, 500, 507)))
     async def create_batch(request: Request) -> Response:
-        found = _require(service)
-        asked: CreateBatch = await reader.do_with_body(request, lambda raw: errors.parse_body(CreateBatch, raw))
-        _check_metadata(asked.metadata)
-        return JSONResponse(found.create(asked, _owner(request)).show())
+        batches = _require(service)
+        body: CreateBatch = await reader.do_with_body(request, lambda raw: errors.parse_body(CreateBatch, raw))
+        _check_metadata(body.metadata)
+        return JSONResponse(batches.create(body, _owner(request)).show())
 
     @app.get("/v1/batches", **operation(None, BatchList, statuses=(400, 401, 404)))
     async def list_batches(request: Request, after: str = "", limit: _Limit = 20) -> Response:
         batches = _require(service).store.batches.values()
-        return _page([one for one in batches if one.owner == _owner(request)], after, limit, newest_first=True)
+        return _page([batch for batch in batches if batch.owner == _owner(request)], after, limit, newest_first=True)
 
     @app.get("/v1/batches/{batch_id}", **operation(None, BatchObject, statuses=(401, 404)))
     async def find_batch(request: Request, batch_id: str) -> Response:
@@ -158,12 +158,12 @@ def _check_metadata(metadata: dict[str, str] | None) -> None:
 
 def _page(records: Sequence[_Record], after: str, limit: int, *, newest_first: bool) -> Response:
     """Return a page in OpenAI's shape: `limit` records behind the one that is named `after`. Raises RequestError."""
-    found = list(reversed(records)) if newest_first else list(records)
+    ordered = list(reversed(records)) if newest_first else list(records)
     if after:
-        places = [index for index, record in enumerate(found) if record.id == after]
+        places = [index for index, record in enumerate(ordered) if record.id == after]
         if not places:
             raise RequestError(f"'after': there is no '{after[:80]}' here", code="invalid_value", param="after")
-        found = found[places[0] + 1 :]
-    data = [record.show() for record in found[:limit]]
+        ordered = ordered[places[0] + 1 :]
+    data = [record.show() for record in ordered[:limit]]
     ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
-    return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(found) > limit})
+    return JSONResponse({"object": "list", "data": data, **ends, "has_more": len(ordered) > limit})

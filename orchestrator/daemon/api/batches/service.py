@@ -73,13 +73,13 @@ class BatchService:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def create(self, asked: CreateBatch, owner: str) -> BatchRecord:
+    def create(self, body: CreateBatch, owner: str) -> BatchRecord:
         """Take in a batch. Raises RequestError."""
-        record = self.store.find_file(asked.input_file_id, owner)
+        record = self.store.find_file(body.input_file_id, owner)
         if record.purpose != _INPUT_PURPOSE:
             text = f"'{record.id}' has the purpose '{record.purpose}': a batch reads a file that was uploaded for it"
             raise RequestError(text, code="invalid_value", param="input_file_id")
-        batch = build_batch(asked, owner, int(self._clock.wall_s()), WINDOW_S)
+        batch = build_batch(body, owner, int(self._clock.wall_s()), WINDOW_S)
         self.store.add_batch(batch)
         _log.info("batch created", batch=batch.id, endpoint=batch.endpoint)
         if self._started:
@@ -174,17 +174,17 @@ class BatchService:
         return "completed"
 
     async def _run_lines(self, batch: BatchRecord, source: BatchInput, results: ResultFile) -> None:
-        told = [len(results.done), results.failed]
+        counted = [len(results.done), results.failed]
         room = self.store.limits.max_storage_bytes - self.store.used_bytes
 
         def observe(progress: BatchProgress) -> None:
             _count(batch, results)
-            if progress.done == told[0]:
+            if progress.done == counted[0]:
                 return
-            failed = progress.failed - told[1]
+            failed = progress.failed - counted[1]
             self.line_counts["failed"] += failed
-            self.line_counts["completed"] += progress.done - told[0] - failed
-            told[:] = progress.done, progress.failed
+            self.line_counts["completed"] += progress.done - counted[0] - failed
+            counted[:] = progress.done, progress.failed
             if results.size > room:
                 raise BatchError("the output takes more than there is room for (batches.max_storage); delete files")
 

@@ -90,17 +90,17 @@ class BatchStore:
 
     def find_file(self, file_id: str, owner: str) -> FileRecord:
         """Return a file of this owner's. Raises RequestError 404."""
-        found = self.files.get(file_id)
-        if found is None or found.owner != owner:
+        record = self.files.get(file_id)
+        if record is None or record.owner != owner:
             raise _not_found(f"there is no file '{file_id[:80]}'", "file_id")
-        return found
+        return record
 
     def find_batch(self, batch_id: str, owner: str) -> BatchRecord:
         """Return a batch of this owner's. Raises RequestError 404."""
-        found = self.batches.get(batch_id)
-        if found is None or found.owner != owner:
+        record = self.batches.get(batch_id)
+        if record is None or record.owner != owner:
             raise _not_found(f"there is no batch '{batch_id[:80]}'", "batch_id")
-        return found
+        return record
 
     @contextmanager
     def receive_file(self) -> Iterator[Receiving]:
@@ -142,7 +142,7 @@ class BatchStore:
         """Keep a new batch. Raises RequestError 429 where there are too many that run."""
         self.expire()
         while len(self.batches) >= self.limits.max_batches:
-            ended = next((one.id for one in self.batches.values() if not one.live), None)
+            ended = next((batch.id for batch in self.batches.values() if not batch.live), None)
             if ended is None:
                 text = f"{len(self.batches)} batches run or wait, as many as may be (batches.max_batches)"
                 status, kind = HTTPStatus.TOO_MANY_REQUESTS, "rate_limit_error"
@@ -214,20 +214,20 @@ class Receiving:
         return self._store.add_file(self._id, owner, filename, purpose, Path(self._file.name))
 
 
-def build_batch(asked: CreateBatch, owner: str, now: int, window_s: int) -> BatchRecord:
+def build_batch(body: CreateBatch, owner: str, now: int, window_s: int) -> BatchRecord:
     """Return the record of a batch that was asked for now."""
     output, error = (f"file-{secrets.token_hex(_ID_BYTES)}" for _ in range(2))
     return BatchRecord(
         f"batch_{secrets.token_hex(_ID_BYTES)}",
         owner,
-        asked.endpoint,
-        asked.input_file_id,
-        asked.completion_window,
+        body.endpoint,
+        body.input_file_id,
+        body.completion_window,
         now,
         now + window_s,
         output,
         error,
-        metadata=asked.metadata,
+        metadata=body.metadata,
     )
 
 
@@ -248,14 +248,14 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def _read_records(directory: Path, pattern: str, kind: type[_Record]) -> dict[str, _Record]:
-    found = []
+    records = []
     for path in directory.glob(pattern):
         with suppress(FileNotFoundError):
             try:
-                found.append(msgspec.json.decode(path.read_bytes(), type=kind))
+                records.append(msgspec.json.decode(path.read_bytes(), type=kind))
             except (msgspec.MsgspecError, OSError) as error:
                 _log.warning("a record of batches cannot be read", file=str(path), reason=str(error))
-    return {record.id: record for record in sorted(found, key=lambda one: (one.created_at, one.id))}
+    return {record.id: record for record in sorted(records, key=lambda record: (record.created_at, record.id))}
 
 
 def _not_found(message: str, param: str) -> RequestError:

@@ -32,7 +32,7 @@ def build_map(view: StateView, plan: Mapping[str, Any] | None, hosts: Sequence[M
     several shards has one entry for each, with its `layers`. A link goes `from` one worker's id `to` another's, and its
     `kind` is "draft" or "layers"."""
     planned = list((plan or {}).get("plan", {}).get("replicas", []))
-    known = [one.name for one in view.devices]
+    known = [device.name for device in view.devices]
     workers: list[dict[str, Any]] = []
     links: list[dict[str, Any]] = []
     for replica in view.replicas:
@@ -40,22 +40,25 @@ def build_map(view: StateView, plan: Mapping[str, Any] | None, hosts: Sequence[M
         ids = [f"{replica.name}/{number}" for number in range(len(shards))]
         for worker_id, shard in zip(ids, shards, strict=True):
             workers.append({**_describe_replica(replica, shard), "id": worker_id})
-        links += [_link(one, other, "layers", True) for one, other in pairwise(ids)]
+        links += [_link(before, after, "layers", True) for before, after in pairwise(ids)]
     for standby in view.standbys:
         shard = {"device": _find_device(_name_device(standby), known) or standby.device, "layers": ""}
         workers.append({**_describe_replica(standby, shard), "role": "standby", "id": f"standby/{standby.name}"})
     for draft in view.drafts:
         described = _describe_draft(draft, known)
-        if sum(one.name == draft.name for one in view.drafts) > 1:
+        if sum(other.name == draft.name for other in view.drafts) > 1:
             described["name"] = f"{draft.name} {draft.number}"
         workers.append(described)
         waits = _read_answer_ms(view, draft)
         links += [
-            {**_link(described["id"], f"{one}/0", "draft", one in draft.connected), "answer_ms": waits.get(one)}
-            for one in draft.targets
+            {
+                **_link(described["id"], f"{target}/0", "draft", target in draft.connected),
+                "answer_ms": waits.get(target),
+            }
+            for target in draft.targets
         ]
-    devices = [_describe_load(one) for one in map(describe_device, view.devices)]
-    devices += [{"name": name} for name in sorted({one["device"] for one in workers} - set(known)) if name]
+    devices = [_describe_load(device) for device in map(describe_device, view.devices)]
+    devices += [{"name": name} for name in sorted({worker["device"] for worker in workers} - set(known)) if name]
     return {"nodes": _list_nodes(devices, hosts), "devices": devices, "workers": workers, "links": links}
 
 
@@ -68,8 +71,8 @@ def _describe_load(device: Mapping[str, Any]) -> dict[str, Any]:
 def _take_shards(planned: list[Any], replica: ReplicaView, known: Sequence[str]) -> list[dict[str, Any]]:
     """Return where a replica's layers are, and take its entry out of the plan's. Without one its worker says so."""
     name = _name_device(replica)
-    for index, one in enumerate(planned):
-        devices = [shard["device"] for shard in one["shards"]]
+    for index, replica in enumerate(planned):
+        devices = [shard["device"] for shard in replica["shards"]]
         mine = "+".join(device.rpartition("/")[2] for device in devices) == name if name else replica.device in devices
         if mine:
             shards = planned.pop(index)["shards"]
@@ -98,7 +101,7 @@ def _find_device(name: str, known: Sequence[str]) -> str:
     """Return a device's whole name; "" where it is not known yet."""
     if not name:
         return ""
-    return next((one for one in known if one.rpartition("/")[2] == name), f"{THIS_NODE}/{name}")
+    return next((device for device in known if device.rpartition("/")[2] == name), f"{THIS_NODE}/{name}")
 
 
 def _describe_replica(replica: ReplicaView, shard: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,20 +149,20 @@ def _read_answer_ms(view: StateView, draft: DraftView) -> dict[str, float]:
     }
 
 
-def _link(one: str, other: str, kind: str, up: bool) -> dict[str, Any]:
-    return {"from": one, "to": other, "kind": kind, "up": up}
+def _link(start: str, end: str, kind: str, up: bool) -> dict[str, Any]:
+    return {"from": start, "to": end, "kind": kind, "up": up}
 
 
 def _list_nodes(devices: Sequence[Mapping[str, Any]], hosts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the nodes that have devices, and hosts that are left out, with the reason."""
-    told = {one["host"]: one for one in hosts}
-    names = list(dict.fromkeys([*(one["name"].rpartition("/")[0] for one in devices), *told]))
+    known = {host["host"]: host for host in hosts}
+    names = list(dict.fromkeys([*(device["name"].rpartition("/")[0] for device in devices), *known]))
     return [
         {
             "name": name,
-            "title": told.get(name, {}).get("name", "") or told.get(name, {}).get("hostname", "") or name,
-            "zone": told.get(name, {}).get("zone", ""),
-            "left_out": told.get(name, {}).get("left_out", ""),
+            "title": known.get(name, {}).get("name", "") or known.get(name, {}).get("hostname", "") or name,
+            "zone": known.get(name, {}).get("zone", ""),
+            "left_out": known.get(name, {}).get("left_out", ""),
         }
         for name in names
     ]

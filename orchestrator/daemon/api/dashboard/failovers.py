@@ -35,7 +35,7 @@ class FailoverTimeline:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the events as plain data, the newest first."""
-        return [asdict(one) for one in reversed(self._events)]
+        return [asdict(event) for event in reversed(self._events)]
 
     def observe(self, index: int, model: str, view: StateView) -> None:
         """Note what has changed in the state of the model with this index. The first state is where it begins."""
@@ -44,7 +44,7 @@ class FailoverTimeline:
         self._seen[index] = now
         if before is None:
             return
-        reasons = {one.name: one.detail for one in view.replicas}
+        reasons = {replica.name: replica.detail for replica in view.replicas}
         for (kind, who), value in now.items():
             if text := _describe_change(kind, before.get((kind, who)), value, reasons.get(who, "")):
                 self._events.append(FailoverEvent(self._clock.wall_s(), model, kind, who, text))
@@ -57,7 +57,7 @@ class FailoverTimeline:
 
 def _list_facts(view: StateView) -> dict[tuple[str, str], Any]:
     """Return what changes are told of: counts, which only grow, and states, which are words."""
-    names = {one.engine: one.name for one in (*view.replicas, *view.standbys)}
+    names = {replica.engine: replica.name for replica in (*view.replicas, *view.standbys)}
     facts: dict[tuple[str, str], Any] = {}
     for (engine, loss), count in view.losses.items():
         facts["loss", f"{names.get(engine, engine)} ({loss})"] = count

@@ -41,6 +41,6 @@ def read_figures(metrics: Metrics) -> dict[str, Any]:
             if name in _PERCENTILES:
                 percentiles.setdefault(_PERCENTILES[name], {})[sample.labels["percentile"]] = sample.value
             elif name in _OF_ENGINES:
-                found = engines.setdefault(sample.labels["engine"], {})
-                found[name] = found.get(name, 0.0) + sample.value
+                figures = engines.setdefault(sample.labels["engine"], {})
+                figures[name] = figures.get(name, 0.0) + sample.value
     return {"engines": engines, "percentiles": percentiles}

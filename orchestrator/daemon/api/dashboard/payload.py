@@ -44,7 +44,7 @@ class DashboardState:
     def describe(self) -> dict[str, Any]:
         """Return the parts: `about`, `failovers`, `requests`, and for each model I `model/I/NAME`."""
         parts: dict[str, Any] = {
-            "about": {"version": version("outrider"), "models": [one.name() for one in self._targets]},
+            "about": {"version": version("outrider"), "models": [target.name() for target in self._targets]},
             "failovers": self.timeline.describe(),
             "requests": [_sum_up(life) for life in self._lives.list_last(_LAST_REQUESTS)],
         }
@@ -89,7 +89,7 @@ class DashboardState:
         routes: list[dict[str, Any]] = []
         for target in self._targets:
             try:
-                routes += [describe_route(one) | {"request_id": shown_id} for one in target.control.explain(own_id)]
+                routes += [describe_route(route) | {"request_id": shown_id} for route in target.control.explain(own_id)]
             except RequestError:
                 continue
         if life is None and not routes:
@@ -118,14 +118,14 @@ def _describe_plan(plan: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return the plan with its reasons; None where nothing is left to one."""
     if plan is None or plan.get("plan") is None:
         return None
-    found = plan["plan"]
-    rejected = found.get("rejected", [])
+    chosen = plan["plan"]
+    rejected = chosen.get("rejected", [])
     return {
-        "target": found["target"],
+        "target": chosen["target"],
         "goodput_tokens_per_s": plan.get("goodput_tokens_per_s"),
-        "replicas": [_describe_planned(one) for one in found["replicas"]],
-        "standby": (found.get("standby") or {}).get("why", ""),
-        "rejected": [{name: one.get(name, "") for name in _REJECTED} for one in rejected[:_MOST_REJECTED]],
+        "replicas": [_describe_planned(replica) for replica in chosen["replicas"]],
+        "standby": (chosen.get("standby") or {}).get("why", ""),
+        "rejected": [{name: candidate.get(name, "") for name in _REJECTED} for candidate in rejected[:_MOST_REJECTED]],
         "more_rejected": max(0, len(rejected) - _MOST_REJECTED),
     }
 
@@ -133,8 +133,13 @@ def _describe_plan(plan: dict[str, Any] | None) -> dict[str, Any] | None:
 def _describe_planned(replica: dict[str, Any]) -> dict[str, Any]:
     draft, score = replica.get("draft") or {}, replica.get("score") or {}
     shards = [
-        {"device": one["device"], "weights": one["weights"], "source": one["source"], "stage_ms": one["stage_ms"]}
-        for one in replica["shards"]
+        {
+            "device": shard["device"],
+            "weights": shard["weights"],
+            "source": shard["source"],
+            "stage_ms": shard["stage_ms"],
+        }
+        for shard in replica["shards"]
     ]
     return {
         "shards": shards,

@@ -50,11 +50,11 @@ class StaticFile:
 
 def read_static_files(*, keys: bool) -> dict[str, StaticFile]:
     """Return the files by their paths. `keys`: the page asks for one before it asks the daemon for anything."""
-    found: dict[str, StaticFile] = {}
-    _read_folder(resources.files(__package__).joinpath("static"), "", found)
+    files: dict[str, StaticFile] = {}
+    _read_folder(resources.files(__package__).joinpath("static"), "", files)
     if keys:
-        found[PAGE] = _pack(_TYPES[".html"], found[PAGE].whole.replace(b'data-keys="no"', b'data-keys="yes"', 1))
-    return found
+        files[PAGE] = _pack(_TYPES[".html"], files[PAGE].whole.replace(b'data-keys="no"', b'data-keys="yes"', 1))
+    return files
 
 
 def _pack(media_type: str, whole: bytes) -> StaticFile:
@@ -62,12 +62,12 @@ def _pack(media_type: str, whole: bytes) -> StaticFile:
     return StaticFile(media_type, whole, gzip.compress(whole, mtime=0), etag)
 
 
-def _read_folder(folder: Traversable, path: str, found: dict[str, StaticFile]) -> None:
-    for one in folder.iterdir():
-        name = f"{path}{one.name}"
-        if one.is_dir():
-            _read_folder(one, f"{name}/", found)
+def _read_folder(folder: Traversable, path: str, files: dict[str, StaticFile]) -> None:
+    for entry in folder.iterdir():
+        name = f"{path}{entry.name}"
+        if entry.is_dir():
+            _read_folder(entry, f"{name}/", files)
             continue
         media_type = next((kind for end, kind in _TYPES.items() if name.endswith(end)), None)
         if media_type is not None:
-            found[name] = _pack(media_type, one.read_bytes())
+            files[name] = _pack(media_type, entry.read_bytes())

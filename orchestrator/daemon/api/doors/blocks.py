@@ -40,7 +40,7 @@ class BlockBuilder:
         bound = bool(body.forced) or (
             body.response_format is not None and body.response_format.wanted_schema is not None
         )
-        self._thoughts = ThoughtSplitter(begun=not bound and opens_thought(head.prompt, head.tokenizer))
+        self._thoughts = ThoughtSplitter(opened=not bound and opens_thought(head.prompt, head.tokenizer))
         self._open: Block | None = None
         self.blocks: list[Block] = []
         self.finish = ""
@@ -70,11 +70,11 @@ class BlockBuilder:
 
     def _say(self, text: str, *, last: bool = False) -> list[Step]:
         steps: list[Step] = []
-        for said in self._thoughts.push(text, last=last):
-            kind: Literal["thought", "text"] = "thought" if said.thought else "text"
+        for share in self._thoughts.push(text, last=last):
+            kind: Literal["thought", "text"] = "thought" if share.thought else "text"
             if self._open is None or self._open.kind != kind:
                 steps += [*self._end(), self._begin(Block(len(self.blocks), kind))]
-            steps.append(self._grow(said.text))
+            steps.append(self._grow(share.text))
         return steps
 
     def _call(self, delta: dict[str, Any]) -> list[Step]:

@@ -20,23 +20,23 @@ class Said(NamedTuple):
 
 
 class ThoughtSplitter:
-    """Splits text as it comes. `begun`: the prompt has opened the thought already. White space around a thought is left
-    out, and a text that begins otherwise is kept to the letter."""
+    """Splits text as it comes. `opened`: the prompt has begun the thought. White space around a thought is dropped. A
+    text that begins otherwise is kept to the letter."""
 
-    def __init__(self, *, begun: bool = False) -> None:
+    def __init__(self, *, opened: bool = False) -> None:
         self._held = ""
-        self._step = self._in_thought if begun else self._at_start
+        self._step = self._in_thought if opened else self._at_start
         self._said_thought = False
 
     def push(self, text: str, *, last: bool = False) -> list[Said]:
         """Return what this text makes certain; with `last` all that is left."""
         self._held += text
-        found: list[Said] = []
+        shares: list[Said] = []
         while True:
             step = self._step
-            found += step(last)
+            shares += step(last)
             if self._step == step:
-                return found
+                return shares
 
     def _at_start(self, last: bool) -> list[Said]:
         begin = self._held.lstrip()

@@ -94,13 +94,13 @@ class AlertSeries:
                 now = replica.ready.precision.class_fingerprint
                 self._changes.labels(model, str(replica.engine)).inc(now != self._classes.get(replica.engine, now))
                 self._classes[replica.engine] = now
-        drafters = [one for replica in view.replicas if replica.gauges for one in replica.gauges.drafters]
-        found = {
-            "drafter": any(one.state not in ("ok", "starting") for one in drafters),
+        drafters = [drafter for replica in view.replicas if replica.gauges for drafter in replica.gauges.drafters]
+        differs = {
+            "drafter": any(drafter.state not in ("ok", "starting") for drafter in drafters),
             "override": view.overrides != NO_OVERRIDES,
-            "memory": any(one.ready.device.memory_reduced for one in view.replicas if one.ready is not None),
-            "standby": any(one.unlike for one in view.replicas),
+            "memory": any(replica.ready.device.memory_reduced for replica in view.replicas if replica.ready is not None),
+            "standby": any(replica.unlike for replica in view.replicas),
             "cluster": bool(view.cluster_away),
         }
         for what in _WHAT:
-            self._differs.labels(model, "0", what).set(found[what])
+            self._differs.labels(model, "0", what).set(differs[what])

@@ -54,7 +54,7 @@ class TrialSeries:
             gauge.clear()
             for arm, figures in view.arms.items():
                 moments = getattr(figures, name)
-                told = {"mean": moments.mean, "low": moments.interval.low, "high": moments.interval.high}
-                for at, value in told.items():
+                ends = {"mean": moments.mean, "low": moments.interval.low, "high": moments.interval.high}
+                for at, value in ends.items():
                     if moments.seen and isfinite(value):
                         gauge.labels(*of, arm, at).set(value)

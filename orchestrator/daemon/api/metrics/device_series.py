@@ -32,8 +32,8 @@ class DeviceSeries:
         """Tell what is so now."""
         for gauge in self._all:
             gauge.clear()
-        for one in devices:
-            load, of = one.load, (model, "0", one.name.removeprefix(f"{THIS_NODE}/"))
+        for device in devices:
+            load, of = device.load, (model, "0", device.name.removeprefix(f"{THIS_NODE}/"))
             if load.memory_total_bytes:
                 self._memory.labels(*of, "used").set(load.memory_total_bytes - load.memory_free_bytes)
                 self._memory.labels(*of, "ours").set(load.memory_ours_bytes)

@@ -28,9 +28,9 @@ class HealthSeries:
             self._parts.labels(model, "0", part.kind, part.name, part.state).set(1)
         wanted = list_wanted(view)
         self._wanted.labels(model, "0").set(len(wanted))
-        self._ready.labels(model, "0").set(sum(one.phase == "ready" for one in wanted))
+        self._ready.labels(model, "0").set(sum(replica.phase == "ready" for replica in wanted))
         self._out.labels(model, "0").set(sum(map(is_out, wanted)))
-        self._standbys.labels(model, "0").set(sum(one.phase == "ready" for one in view.standbys))
+        self._standbys.labels(model, "0").set(sum(replica.phase == "ready" for replica in view.standbys))
         for bits, count in view.taken_over.items():
             self._taken.labels(model, "0", bits).inc(count - self._told[bits])
         self._told = Counter(view.taken_over)

@@ -23,9 +23,9 @@ class JournalSeries:
         if self.source is None:
             return
         view = self.source()
-        found = {one.kind for one in view.problems}
+        kinds = {problem.kind for problem in view.problems}
         self._answers.labels(*of).set(view.answers)
         self._wanted.labels(*of).set(view.reserve_bytes)
         self._allocated.labels(*of).set(view.allocated_bytes)
         for kind in PROBLEM_KINDS:
-            self._problems.labels(*of, kind).set(kind in found)
+            self._problems.labels(*of, kind).set(kind in kinds)

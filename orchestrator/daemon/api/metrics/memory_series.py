@@ -35,8 +35,8 @@ class MemoryMetrics:
         for draft in view.drafts:
             if draft.ready is not None:
                 state = draft.ready.drafter
-                told = [drafters.get((target, draft.name)) for target in draft.targets]
-                peak = max((remote.peak_rss_bytes for remote in told if remote is not None), default=0)
+                remotes = [drafters.get((target, draft.name)) for target in draft.targets]
+                peak = max((remote.peak_rss_bytes for remote in remotes if remote is not None), default=0)
                 labels = (model, str(draft.number), draft.name, state.device)
                 self._tell(labels, state.planned_memory_bytes, peak)
 

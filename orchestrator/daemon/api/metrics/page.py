@@ -17,29 +17,29 @@ class MetricsPage:
     def __init__(self, models: Sequence[Metrics]) -> None:
         self._models = models
         self._registries = [
-            _merge_registries([one.registry for one in models]),
-            _merge_registries([one.aliases for one in models]),
+            _merge_registries([model.registry for model in models]),
+            _merge_registries([model.aliases for model in models]),
         ]
 
     def read(self, names: Iterable[str]) -> Iterable[tuple[str, dict[str, str], float]]:
         """Yield name, labels and value of the samples of these names, as everything is now."""
         wanted = list(names)
-        for one in self._models:
-            one.refresh()
-            for family in one.registry.restricted_registry(wanted).collect():
+        for model in self._models:
+            model.refresh()
+            for family in model.registry.restricted_registry(wanted).collect():
                 for sample in family.samples:
                     yield sample.name, sample.labels, sample.value
 
     def render(self) -> bytes:
         """Return the exposition text, as everything is now."""
-        for one in self._models:
-            one.refresh()
+        for model in self._models:
+            model.refresh()
         return b"".join(map(generate_latest, self._registries))
 
     async def answer(self) -> bytes:
         """Return the same, where streams may go on meanwhile: families are read one by one, and written in a thread."""
-        for one in self._models:
-            one.refresh()
+        for model in self._models:
+            model.refresh()
             await asyncio.sleep(0)
         read = []
         for registry in self._registries:
@@ -80,10 +80,10 @@ class _Families(Collector):
         if len(self._registries) == 1:
             yield from self._registries[0].collect()
             return
-        found: dict[str, Metric] = {}
+        families: dict[str, Metric] = {}
         for registry in self._registries:
             for family in registry.collect():
-                known = found.setdefault(family.name, family)
+                known = families.setdefault(family.name, family)
                 if known is not family:
                     known.samples.extend(family.samples)
-        yield from found.values()
+        yield from families.values()

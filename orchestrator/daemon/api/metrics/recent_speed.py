@@ -50,9 +50,9 @@ class RecentSpeed:
     def compute_percentiles_s(self) -> Mapping[str, Mapping[int, float]]:
         """Return PERCENTILES of "ttft" and "tpot", in seconds, of the last sequences; {} before there is one."""
         return {
-            name: dict(zip(PERCENTILES, map(float, np.percentile(list(found), PERCENTILES)), strict=True))
-            for name, found in self._many.items()
-            if found
+            name: dict(zip(PERCENTILES, map(float, np.percentile(list(samples), PERCENTILES)), strict=True))
+            for name, samples in self._many.items()
+            if samples
         }
 
     def view(self) -> dict[str, Any]:
@@ -79,6 +79,6 @@ class PercentileSeries:
 
     def refresh(self, of: Engine) -> None:
         """Tell what is so now."""
-        for name, found in self._speed.compute_percentiles_s().items():
-            for percentile, seconds in found.items():
+        for name, percentiles in self._speed.compute_percentiles_s().items():
+            for percentile, seconds in percentiles.items():
                 self._gauges[name].labels(*of, str(percentile)).set(seconds)

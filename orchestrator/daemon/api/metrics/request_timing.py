@@ -52,16 +52,16 @@ class RequestTotals(NamedTuple):
     @classmethod
     def of(cls, sequences: Sequence[SequenceTiming], started_s: float) -> RequestTotals:
         """Return what a request's sequences come to; it came at `started_s` (seconds of the clock)."""
-        begun = [sequence for sequence in sequences if sequence.tokens]
-        tpots = [sequence.tpot_s for sequence in begun if sequence.tpot_s is not None]
-        first_s = min((sequence.first_s for sequence in begun), default=None)
+        answered = [sequence for sequence in sequences if sequence.tokens]
+        tpots = [sequence.tpot_s for sequence in answered if sequence.tpot_s is not None]
+        first_s = min((sequence.first_s for sequence in answered), default=None)
         return cls(
             None if first_s is None else first_s - started_s,
             sum(tpots) / len(tpots) if tpots else None,
-            sum(sequence.stats.drafted for sequence in begun if sequence.stats),
-            sum(sequence.stats.accepted for sequence in begun if sequence.stats),
-            sum(sequence.tokens for sequence in begun),
-            sum(sequence.stats.tolerated for sequence in begun if sequence.stats),
+            sum(sequence.stats.drafted for sequence in answered if sequence.stats),
+            sum(sequence.stats.accepted for sequence in answered if sequence.stats),
+            sum(sequence.tokens for sequence in answered),
+            sum(sequence.stats.tolerated for sequence in answered if sequence.stats),
         )
 
     @property

@@ -52,7 +52,7 @@ def check_objectives(objectives: Objectives, served: ServedRequest) -> dict[str,
 def _list_objectives(objectives: Objectives) -> dict[str, Objective]:
     """Return the objectives that there are, by name."""
     named = (("ttft", objectives.ttft), ("tpot", objectives.tpot))
-    return {name: one for name, one in named if one.ms is not None}
+    return {name: objective for name, objective in named if objective.ms is not None}
 
 
 class SloSeries:
@@ -135,11 +135,11 @@ class SloSeries:
         return {
             "objectives": {
                 name: {
-                    "ms": one.ms,
-                    "percentile": one.percentile,
-                    "seen_ms": self._percentile_ms(name, one, now_s),
+                    "ms": objective.ms,
+                    "percentile": objective.percentile,
+                    "seen_ms": self._percentile_ms(name, objective, now_s),
                 }
-                for name, one in self._of.items()
+                for name, objective in self._of.items()
             },
             "goodput_per_s": sum(recent.rate(now_s, 0) for recent in self._goods.values()),
             "window_s": WINDOW_S,
@@ -150,6 +150,6 @@ class SloSeries:
     def _percentile_ms(self, name: str, objective: Objective, now_s: float) -> float | None:
         while self._served and now_s - self._served[0][0] > WINDOW_S:
             self._served.popleft()
-        found = [getattr(served, f"{name}_ms") for _, served in self._served]
-        known = [ms for ms in found if ms is not None]
+        figures = [getattr(served, f"{name}_ms") for _, served in self._served]
+        known = [ms for ms in figures if ms is not None]
         return float(np.percentile(known, objective.percentile)) if known else None

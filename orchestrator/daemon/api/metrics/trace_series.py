@@ -21,6 +21,6 @@ class TraceSeries:
         if self.source is None:
             return
         now = self.source()
-        for outcome, count, told in zip(ExportCounts._fields, now, self._told, strict=True):
-            self._spans.labels(*of, outcome).inc(count - told)
+        for outcome, count, before in zip(ExportCounts._fields, now, self._told, strict=True):
+            self._spans.labels(*of, outcome).inc(count - before)
         self._told = now

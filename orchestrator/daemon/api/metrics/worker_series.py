@@ -86,9 +86,9 @@ class RoundSeries:
         """Set what looks back to how it is now."""
         now_s = self._clock.monotonic_s()
         recent = {of: self._recent.setdefault(of, Recent(WINDOW_S)) for of in engines}
-        self._speed.show({of: one.rate(now_s, 2) for of, one in recent.items()})
+        self._speed.show({of: sums.rate(now_s, 2) for of, sums in recent.items()})
         # Where nothing was drafted there is no rate, and the last one would be a lie.
-        drafted = {of: one.sum(now_s, 0) for of, one in recent.items()}
+        drafted = {of: sums.sum(now_s, 0) for of, sums in recent.items()}
         self._rate.show({of: recent[of].sum(now_s, 1) / count for of, count in drafted.items() if count})
 
 
@@ -152,11 +152,11 @@ class WorkerSeries:
         """Set what says how replicas are to how they are now."""
         for gauge in (self._delta, self._low):
             gauge.clear()  # a new worker knows of none, and a replica may be gone
-        said = {of: replica.gauges for of, replica in replicas if replica.gauges is not None}
-        self._running.show({of: one.running for of, one in said.items()})
-        self._waiting.show({of: one.waiting for of, one in said.items()})
+        gauges = {of: replica.gauges for of, replica in replicas if replica.gauges is not None}
+        self._running.show({of: gauge.running for of, gauge in gauges.items()})
+        self._waiting.show({of: gauge.waiting for of, gauge in gauges.items()})
         self._kv_usage.show(
-            {of: (one.total_blocks - one.free_blocks) / max(1, one.total_blocks) for of, one in said.items()}
+            {of: (gauge.total_blocks - gauge.free_blocks) / max(1, gauge.total_blocks) for of, gauge in gauges.items()}
         )
         for of, replica in replicas:
             restarts = replica.totals.restarts

@@ -36,14 +36,14 @@ class Definitions:
 
     def define(self, schema: Node) -> str:
         """Give a schema a place among the definitions, under a name that was free, and return the reference to it."""
-        there = self._root.get(_KEY)
-        if isinstance(there, list):  # a pointer reads the items of an array by their numbers
-            there = {str(number): one for number, one in enumerate(there)}
-        if not isinstance(there, dict):
-            there = {}
-        self._root[_KEY] = there
-        name = next(name for name in self._names if name not in there)
-        there[name] = schema
+        known = self._root.get(_KEY)
+        if isinstance(known, list):  # a pointer reads the items of an array by their numbers
+            known = {str(number): part for number, part in enumerate(known)}
+        if not isinstance(known, dict):
+            known = {}
+        self._root[_KEY] = known
+        name = next(name for name in self._names if name not in known)
+        known[name] = schema
         reference = f"#/{_KEY}/{name}"
         self._targets[reference] = schema
         return reference

@@ -38,43 +38,43 @@ class OverlapSearch:
             views.append(self._count(_View(self._definitions, [beside, option])))
         if self._differ_by_a_constant(views):
             return None
-        for first, one in enumerate(views):
+        for first, view in enumerate(views):
             for second in range(first + 1, len(views)):
-                if not self._disjoint(one, views[second], 0):
+                if not self._disjoint(view, views[second], 0):
                     return first, second
         return None
 
     def _view(self, schema: Any) -> _View:
         """Return the view of a schema of the document, which is made once."""
-        found = self._views.get(id(schema))
-        if found is None:
-            found = self._views[id(schema)] = self._count(_View(self._definitions, [schema]))
-        return found
+        view = self._views.get(id(schema))
+        if view is None:
+            view = self._views[id(schema)] = self._count(_View(self._definitions, [schema]))
+        return view
 
     def _count(self, view: _View) -> _View:
         self._steps -= view.size
         return view
 
-    def _disjoint(self, one: _View, other: _View, depth: int) -> bool:
+    def _disjoint(self, view: _View, other: _View, depth: int) -> bool:
         self._steps -= 1
         if self._steps < 0 or depth > _MOST_DEPTH:
             return False
-        if one.values is not None and other.values is not None and not one.values & other.values:
+        if view.values is not None and other.values is not None and not view.values & other.values:
             return True
-        common = one.types & other.types
+        common = view.types & other.types
         if not common:
             return True
-        if common == {"object"} and self._differ_by_a_property(one, other, depth):
+        if common == {"object"} and self._differ_by_a_property(view, other, depth):
             return True
-        pairs = [(each, other) for each in one.choices] + [(each, one) for each in other.choices]
+        pairs = [(each, other) for each in view.choices] + [(each, view) for each in other.choices]
         return any(options and self._all_disjoint(options, against, depth) for options, against in pairs)
 
     def _all_disjoint(self, options: Sequence[Any], against: _View, depth: int) -> bool:
         return all(self._disjoint(self._view(option), against, depth + 1) for option in options)
 
-    def _differ_by_a_property(self, one: _View, other: _View, depth: int) -> bool:
-        for name in {**one.required, **other.required}:
-            for first in one.list_schemas(name):
+    def _differ_by_a_property(self, view: _View, other: _View, depth: int) -> bool:
+        for name in {**view.required, **other.required}:
+            for first in view.list_schemas(name):
                 for second in other.list_schemas(name):
                     if self._disjoint(self._view(first), self._view(second), depth + 1):
                         return True
@@ -100,8 +100,8 @@ class OverlapSearch:
     def _values_of(self, view: _View, name: str) -> frozenset[str] | None:
         if name not in view.required:
             return None
-        found = [one.values for one in map(self._view, view.list_schemas(name)) if one.values is not None]
-        return found[0] if found else None
+        bounds = [part.values for part in map(self._view, view.list_schemas(name)) if part.values is not None]
+        return bounds[0] if bounds else None
 
 
 class _View:
@@ -129,10 +129,10 @@ class _View:
         if isinstance(values, list):
             self.size += len(values)
             self.types &= frozenset(_type_of(value) for value in values)
-            told = [_tell(value) for value in values]
-            if all(each is not None for each in told):
-                one = frozenset(each for each in told if each is not None)
-                self.values = one if self.values is None else self.values & one
+            keys = [_tell(value) for value in values]
+            if all(each is not None for each in keys):
+                kept = frozenset(each for each in keys if each is not None)
+                self.values = kept if self.values is None else self.values & kept
         if isinstance(part.get("required"), list):
             self.size += len(part["required"])
             self.required |= dict.fromkeys(name for name in part["required"] if isinstance(name, str))
@@ -140,26 +140,26 @@ class _View:
 
     def list_schemas(self, name: str) -> list[Any]:
         """Return what a property of this name has to meet."""
-        found = []
+        schemas = []
         for part in self._parts:
             properties = part.get("properties")
             if isinstance(properties, dict) and name in properties:
-                found.append(properties[name])
+                schemas.append(properties[name])
             elif "patternProperties" not in part and "additionalProperties" in part:
-                found.append(part["additionalProperties"])
-        return found
+                schemas.append(part["additionalProperties"])
+        return schemas
 
 
 def _conjuncts(definitions: Definitions, schemas: Sequence[Any]) -> Iterator[Any]:
     """Yield the schemas that hold together with these: what 'allOf' and '$ref' add, each once, a bounded number."""
     left, seen = list(schemas), set[int]()
     while left and len(seen) < _MOST_DEPTH:
-        one = left.pop(0)
-        yield one
-        if isinstance(one, dict) and id(one) not in seen:
-            seen.add(id(one))
-            left += one["allOf"] if isinstance(one.get("allOf"), list) else []
-            target = definitions.find(one.get("$ref"))
+        part = left.pop(0)
+        yield part
+        if isinstance(part, dict) and id(part) not in seen:
+            seen.add(id(part))
+            left += part["allOf"] if isinstance(part.get("allOf"), list) else []
+            target = definitions.find(part.get("$ref"))
             left += [] if target is None else [target]
 
 
@@ -167,8 +167,8 @@ def _types_of(named: Any) -> frozenset[str]:
     names = [named] if isinstance(named, str) else named
     if not isinstance(names, list):
         return _TYPES
-    found = {name for name in names if isinstance(name, str)}
-    return frozenset(found | {"integer"} if "number" in found else found)
+    kinds = {name for name in names if isinstance(name, str)}
+    return frozenset(kinds | {"integer"} if "number" in kinds else kinds)
 
 
 def _type_of(value: Any) -> str:

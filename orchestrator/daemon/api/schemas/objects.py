@@ -53,23 +53,23 @@ def bound_names(place: Place, definitions: Definitions, note: Note) -> None:
         names = target
     if names is not node["propertyNames"] and not definitions.may_copy(_measure(names)):
         raise place.refuse("propertyNames", "names are referred to too often for lists of this length; list less")
-    said = {key: names[key] for key in names if key not in _IDLE_IN_NAMES} if isinstance(names, dict) else {}
+    bounds = {key: names[key] for key in names if key not in _IDLE_IN_NAMES} if isinstance(names, dict) else {}
     why = "says nothing here"
-    if isinstance(said.get("format"), str):
+    if isinstance(bounds.get("format"), str):
         why = "has a 'format', which is an annotation: names are not held to it"
-        del said["format"]
-    if not applies(node, "object") or names is True or (not said and _are_texts(names)):
+        del bounds["format"]
+    if not applies(node, "object") or names is True or (not bounds and _are_texts(names)):
         del node["propertyNames"]
         note(place, "propertyNames", why)
         return
-    if not _are_texts(names) or not said:
+    if not _are_texts(names) or not bounds:
         raise place.refuse("propertyNames", "no name is allowed; leave the object out")
     if "additionalProperties" in node and definitions.leads_through("additionalProperties"):
         raise place.refuse("propertyNames", "a '$ref' leads into 'additionalProperties'; refer to '$defs' instead")
-    if set(said) <= {"enum", "const"}:
-        _list_names(place, said, definitions)
+    if set(bounds) <= {"enum", "const"}:
+        _list_names(place, bounds, definitions)
     else:
-        _match_names(place, said)
+        _match_names(place, bounds)
 
 
 def _measure(names: Node) -> int:
@@ -79,13 +79,13 @@ def _measure(names: Node) -> int:
     return len(names) + sum(_NAME_BYTES + len(text) if isinstance(text, str) else 1 for text in texts)
 
 
-def _list_names(place: Place, said: Node, definitions: Definitions) -> None:
+def _list_names(place: Place, bounds: Node, definitions: Definitions) -> None:
     node = place.node
-    listed = [said["const"]] if "const" in said else said["enum"]
+    listed = [bounds["const"]] if "const" in bounds else bounds["enum"]
     if "patternProperties" in node or not isinstance(listed, list):
         raise place.refuse("propertyNames", _NAMES)
-    if "const" in said and "enum" in said and isinstance(said["enum"], list):
-        listed = [name for name in listed if name in said["enum"]]
+    if "const" in bounds and "enum" in bounds and isinstance(bounds["enum"], list):
+        listed = [name for name in listed if name in bounds["enum"]]
     names = list(dict.fromkeys(name for name in listed if isinstance(name, str)))
     rest = node.get("additionalProperties", True)
     known = node.get("properties")
@@ -97,11 +97,15 @@ def _list_names(place: Place, said: Node, definitions: Definitions) -> None:
     node["additionalProperties"] = False
 
 
-def _match_names(place: Place, said: Node) -> None:
+def _match_names(place: Place, bounds: Node) -> None:
     node = place.node
-    least, most, pattern = said.get("minLength", 0), said.get("maxLength"), said.get("pattern")
+    least, most, pattern = bounds.get("minLength", 0), bounds.get("maxLength"), bounds.get("pattern")
     lengths = isinstance(least, int) and (most is None or isinstance(most, int)) and max(least, most or 0) <= _MOST_NAME
-    if not set(said) <= {"minLength", "maxLength", "pattern"} or not lengths or (pattern is not None and len(said) > 1):
+    if (
+        not set(bounds) <= {"minLength", "maxLength", "pattern"}
+        or not lengths
+        or (pattern is not None and len(bounds) > 1)
+    ):
         raise place.refuse("propertyNames", _NAMES)
     if pattern is None:
         pattern = rf"^[\s\S]{{{least},{'' if most is None else most}}}$"
@@ -140,4 +144,4 @@ def bound_count(place: Place, note: Note) -> None:
 
 
 def _texts(value: Any) -> list[str]:
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    return [name for name in value if isinstance(name, str)] if isinstance(value, list) else []

@@ -37,7 +37,7 @@ _PLAIN = {
 
 def looks_around(pattern: str) -> bool:
     """Whether a pattern looks ahead or behind, or refers back to a group."""
-    return any(found["found"] or _REFERS_BACK.match(found[0]) for found in _LOOKS_AROUND.finditer(pattern))
+    return any(match["found"] or _REFERS_BACK.match(match[0]) for match in _LOOKS_AROUND.finditer(pattern))
 
 
 def find_plain(pattern: str) -> Plain | None:

@@ -48,19 +48,19 @@ _MOST_SHOWN = 80
 class Dropped:
     """What was dropped of a schema: for each reason where it was first, and how often."""
 
-    found: dict[str, tuple[str, int]] = field(default_factory=dict)
+    reasons: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def add(self, place: Place, key: str, why: str) -> None:
         """Note a key."""
-        first, count = self.found.get(why, ("", 0))
-        if count or len(self.found) < _MOST_WARNINGS:
-            self.found[why] = (first or place.at(key), count + 1)
+        first, count = self.reasons.get(why, ("", 0))
+        if count or len(self.reasons) < _MOST_WARNINGS:
+            self.reasons[why] = (first or place.at(key), count + 1)
 
     def list_warnings(self) -> tuple[str, ...]:
         """Return a line for each reason."""
         return tuple(
             f"{first}{f' (and {count - 1} more)' if count > 1 else ''} {why}"
-            for why, (first, count) in self.found.items()
+            for why, (first, count) in self.reasons.items()
         )
 
 
@@ -179,12 +179,12 @@ def _bound_dependencies(place: Place, dropped: Dropped) -> None:
     node = place.node
     required = set(map(str, node["required"])) if isinstance(node.get("required"), list) else set()
     for key in ("dependentRequired", "dependentSchemas", "dependencies"):
-        asked = node.get(key)
+        needs = node.get(key)
         if key not in node:
             continue
-        idle = isinstance(asked, dict) and all(
+        idle = isinstance(needs, dict) and all(
             needed is True or needed == {} or (isinstance(needed, list) and set(map(str, needed)) <= required)
-            for needed in asked.values()
+            for needed in needs.values()
         )
         if not (idle or not applies(node, "object")):
             raise place.refuse(key, "write the cases as 'anyOf' instead, or make the properties required")

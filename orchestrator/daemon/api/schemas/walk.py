@@ -63,17 +63,17 @@ def copy_json(value: Any) -> Any:
     copied: list[Any] = [None]
     left: list[tuple[Any, Any, Any]] = [(value, copied, 0)]
     while left:
-        one, into, key = left.pop()
-        if isinstance(one, dict):
-            into[key] = dict.fromkeys(one)
-            left += [(each, into[key], name) for name, each in one.items()]
-        elif isinstance(one, list):
-            into[key] = [None] * len(one)
-            left += [(each, into[key], index) for index, each in enumerate(one)]
-        elif isinstance(one, int) and one.bit_length() > _MOST_BITS:
+        value, into, key = left.pop()
+        if isinstance(value, dict):
+            into[key] = dict.fromkeys(value)
+            left += [(each, into[key], name) for name, each in value.items()]
+        elif isinstance(value, list):
+            into[key] = [None] * len(value)
+            left += [(each, into[key], index) for index, each in enumerate(value)]
+        elif isinstance(value, int) and value.bit_length() > _MOST_BITS:
             raise SchemaRefused("a number in it has too many digits")
         else:
-            into[key] = one
+            into[key] = value
     return copied[0]
 
 
@@ -81,7 +81,7 @@ def find_schemas(root: Node) -> tuple[list[Place], dict[str, Node]]:
     """Return the schemas that a value may have to meet, the root first, each once; and what their references mean,
     where that is a schema. Definitions that nothing refers to are none of them. Raises SchemaRefused where a reference
     is too long, or leads into a value ('const', 'enum', ...)."""
-    found: list[Place] = []
+    places: list[Place] = []
     targets: dict[str, Node] = {}
     reached: set[int] = set()
     values: set[int] = set()
@@ -92,7 +92,7 @@ def find_schemas(root: Node) -> tuple[list[Place], dict[str, Node]]:
         if id(place.node) in reached:
             continue
         reached.add(id(place.node))
-        found.append(place)
+        places.append(place)
         below = list(_children(place))
         reference = place.node.get("$ref")
         if isinstance(reference, str):
@@ -114,25 +114,25 @@ def find_schemas(root: Node) -> tuple[list[Place], dict[str, Node]]:
                 for name, node in _items(root.get(key))
                 if isinstance(node, dict)
             ]
-    for place in found:
+    for place in places:
         if id(place.node) in values:
             raise SchemaRefused(f"{place.at()} is a value, and a '$ref' takes it for a schema")
-    return found, targets
+    return places, targets
 
 
 def _resolve(root: Node, reference: str) -> Node | None:
     """Return the schema that a reference within the document means; None where that is no schema object."""
     if reference != "#" and not reference.startswith("#/"):
         return None
-    one: Any = root
+    node: Any = root
     for name in read_pointer(reference):
-        if isinstance(one, dict):
-            one = one.get(name)
-        elif isinstance(one, list) and name.isascii() and name.isdecimal() and int(name[:9]) < len(one):
-            one = one[int(name)]
+        if isinstance(node, dict):
+            node = node.get(name)
+        elif isinstance(node, list) and name.isascii() and name.isdecimal() and int(name[:9]) < len(node):
+            node = node[int(name)]
         else:
             return None
-    return one if isinstance(one, dict) else None
+    return node if isinstance(node, dict) else None
 
 
 def read_pointer(reference: Any) -> list[str]:
@@ -147,13 +147,13 @@ def _children(place: Place) -> Iterator[Place]:
             yield Place(node[key], place, (key,))
     for key in _LISTS:
         if isinstance(node.get(key), list):
-            for index, one in enumerate(node[key]):
-                if isinstance(one, dict):
-                    yield Place(one, place, (key, str(index)))
+            for index, child in enumerate(node[key]):
+                if isinstance(child, dict):
+                    yield Place(child, place, (key, str(index)))
     for key in _MAPS:
-        for name, one in _items(node.get(key)):
-            if isinstance(one, dict):
-                yield Place(one, place, (key, name))
+        for name, child in _items(node.get(key)):
+            if isinstance(child, dict):
+                yield Place(child, place, (key, name))
 
 
 def _items(value: Any) -> list[tuple[str, Any]]:
@@ -165,10 +165,10 @@ def _value_ids(node: Node) -> set[int]:
     ids: set[int] = set()
     left = [node[key] for key in _VALUES if key in node]
     while left:
-        one = left.pop()
-        if isinstance(one, dict | list):
-            ids.add(id(one))
-            left += one.values() if isinstance(one, dict) else one
+        value = left.pop()
+        if isinstance(value, dict | list):
+            ids.add(id(value))
+            left += value.values() if isinstance(value, dict) else value
     return ids
 
 

@@ -62,9 +62,9 @@ class _Depth:
         Where it did not, reading goes on at the place returned: a backslash at the end is not read yet.
         """
         place = start
-        while (found := (_INSIDE_TEXT if self._in_text else _SPECIAL).search(text, place)) is not None:
-            place = found.end()
-            mark = found[0]
+        while (match := (_INSIDE_TEXT if self._in_text else _SPECIAL).search(text, place)) is not None:
+            place = match.end()
+            mark = match[0]
             if mark == '"':
                 self._in_text = not self._in_text
             elif mark in "{[":
@@ -80,14 +80,14 @@ class ToolCallParser:
     """Splits an answer into text and calls. White space around calls is dropped; what looks like a call and is none
     (no JSON object, a name that was not offered) stays text, to the letter.
 
-    `forced`: there is nothing but calls, so nothing is text. `one`: what stands behind the first call is dropped.
+    `forced`: there is nothing but calls, so nothing is text. `single`: what stands behind the first call is dropped.
     `unfinished`: the answer was ended within a call.
     """
 
-    def __init__(self, names: Collection[str], *, forced: bool = False, one: bool = False) -> None:
+    def __init__(self, names: Collection[str], *, forced: bool = False, single: bool = False) -> None:
         self._names = frozenset(names)
         self._forced = forced
-        self._one = one
+        self._single = single
         self._cut = False
         self._held = ""
         self._at = 0  # the place of `held` in the answer
@@ -96,14 +96,14 @@ class ToolCallParser:
         self._step = self._in_text
         self._depth = _Depth()
         self._behind_call = False
-        self.begun = 0
+        self.calls = 0
         self.ended = 0
         self.unfinished = False
 
     @property
     def over(self) -> bool:
         """Whether nothing more is looked for."""
-        return self._one and self.ended > 0
+        return self._single and self.ended > 0
 
     @property
     def pending(self) -> int:
@@ -163,20 +163,20 @@ class ToolCallParser:
 
     def _in_head(self, last: bool) -> Iterator[Part]:
         """Between the opening tag and the arguments: it is not certain yet that this is a call."""
-        begun = self._held.lstrip()
+        written = self._held.lstrip()
         head = _HEAD.match(self._held)
         if head is not None:
             name = _load_json(head[1])
             if name not in self._names:
                 yield from self._no_call()
                 return
-            yield CallBegins(self.begun, name)
+            yield CallBegins(self.calls, name)
             self._take(head.end())
             self._depth = _Depth(1)
             self._step = self._in_arguments
-            self.begun += 1
+            self.calls += 1
             return
-        if begun and not begun.startswith("{"):
+        if written and not written.startswith("{"):
             yield from self._no_call()
             return
         self._read, closed = self._depth.until(self._held, self._read, 0)
@@ -194,9 +194,9 @@ class ToolCallParser:
         if name not in self._names or arguments is None:
             yield from self._no_call()
             return
-        yield CallBegins(self.begun, name)
-        yield CallArguments(self.begun, arguments)
-        self.begun += 1
+        yield CallBegins(self.calls, name)
+        yield CallArguments(self.calls, arguments)
+        self.calls += 1
         self._take(self._read)
         self._end_call()
 
@@ -206,7 +206,7 @@ class ToolCallParser:
             self.unfinished = True
             place = len(self._held)
         if place:
-            yield CallArguments(self.begun - 1, self._take(place))
+            yield CallArguments(self.calls - 1, self._take(place))
         if closed:
             self._read = 0
             self._step = self._behind_arguments
@@ -223,7 +223,7 @@ class ToolCallParser:
         self.ended += 1
         self._behind_call = True
         self._gap = ""
-        self._step = self._behind_all if self._one else self._before_close
+        self._step = self._behind_all if self._single else self._before_close
 
     def _behind_all(self, last: bool) -> Iterator[Part]:
         """Drop what stands behind the only call."""
@@ -233,14 +233,14 @@ class ToolCallParser:
     def _before_close(self, last: bool) -> Iterator[Part]:
         """Skip the closing tag, which models forget; what the end of the answer left of it, too."""
         yield from ()
-        begun = self._held.lstrip()
-        space = len(self._held) - len(begun)
-        if begun.startswith(CLOSE):
+        rest = self._held.lstrip()
+        space = len(self._held) - len(rest)
+        if rest.startswith(CLOSE):
             self._take(space + len(CLOSE))
-        elif CLOSE.startswith(begun):
+        elif CLOSE.startswith(rest):
             if not last:
                 return
-            self._take(space + len(begun))
+            self._take(space + len(rest))
         self._step = self._in_text
 
     def _no_call(self) -> Iterator[Part]:
@@ -294,13 +294,13 @@ def _write_json(value: dict[str, Any]) -> str | None:
 
 def join_pieces(pieces: Iterable[Part]) -> list[Part]:
     """Put neighbours of one kind together."""
-    found: list[Part] = []
+    joined: list[Part] = []
     for piece in pieces:
-        match (found[-1] if found else None), piece:
+        match (joined[-1] if joined else None), piece:
             case Text(before, start), Text(text):
-                found[-1] = Text(before + text, start)
+                joined[-1] = Text(before + text, start)
             case CallArguments(index, before), CallArguments(same, text) if index == same:
-                found[-1] = CallArguments(index, before + text)
+                joined[-1] = CallArguments(index, before + text)
             case _:
-                found.append(piece)
-    return found
+                joined.append(piece)
+    return joined

@@ -119,25 +119,25 @@ def render_tool_messages(messages: Sequence[dict[str, Any]], tools: Sequence[Too
     Tools are described in the system message, and calls are written in Hermes' form. Results come as messages of the
     user, between `<tool_response>` tags.
     """
-    found: list[dict[str, Any]] = []
+    written: list[dict[str, Any]] = []
     if tools:
         described = "\n".join(json.dumps(tool.plain(), ensure_ascii=False) for tool in tools)
-        found.append({"role": "system", "content": _HOW_TO_CALL.format(tools=described)})
+        written.append({"role": "system", "content": _HOW_TO_CALL.format(tools=described)})
     in_results = False
     for message in messages:
         is_result = message["role"] == "tool"
         if is_result:
             result = f"<tool_response>\n{message['content']}\n</tool_response>"
             if in_results:
-                found[-1] = {**found[-1], "content": f"{found[-1]['content']}\n{result}"}
+                written[-1] = {**written[-1], "content": f"{written[-1]['content']}\n{result}"}
             else:
-                found.append({"role": "user", "content": result})
+                written.append({"role": "user", "content": result})
         elif tools and message["role"] == "system" and message is messages[0]:
-            found[0] = {**found[0], "content": f"{message['content']}\n\n{found[0]['content']}"}
+            written[0] = {**written[0], "content": f"{message['content']}\n\n{written[0]['content']}"}
         else:
-            found.append(_with_calls_written(message))
+            written.append(_with_calls_written(message))
         in_results = is_result
-    return found
+    return written
 
 
 def _with_calls_written(message: dict[str, Any]) -> dict[str, Any]:

@@ -46,10 +46,10 @@ def build_chat(body: Conversation) -> ChatRequest:
             "user": (body.metadata.user_id or "")[:MAX_USER_TAG],
         }
     try:
-        found: ChatRequest = parse_fields(ChatRequest, fields)
+        chat: ChatRequest = parse_fields(ChatRequest, fields)
     except RequestError as error:
         raise rename_parameters(error, name_parameters(body)) from None
-    return found
+    return chat
 
 
 def name_parameters(body: Conversation) -> dict[str, str]:
@@ -73,28 +73,28 @@ def _assistant(message: SaidMessage) -> dict[str, Any]:
     texts = [block for block in message.blocks if isinstance(block, TextBlock)]
     thought = "".join(block.thinking for block in message.blocks if isinstance(block, ThinkingBlock))
     calls = [_call(block) for block in message.blocks if isinstance(block, CallBlock)]
-    found: dict[str, Any] = {"role": "assistant", "content": _content(texts)}
+    plain: dict[str, Any] = {"role": "assistant", "content": _content(texts)}
     if thought:
-        found["reasoning_content"] = thought
-    return found | ({"tool_calls": calls} if calls else {})
+        plain["reasoning_content"] = thought
+    return plain | ({"tool_calls": calls} if calls else {})
 
 
 def _others(message: SaidMessage) -> list[dict[str, Any]]:
     """Return a message of the user's: results of tools are messages of their own, in their order."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     texts: list[Block] = []
     for block in [*message.content, None]:
         if isinstance(block, TextBlock):
             texts.append(block)
             continue
         if texts:
-            found.append({"role": message.role, "content": _content(texts)})
+            messages.append({"role": message.role, "content": _content(texts)})
             texts = []
         if isinstance(block, ResultBlock):
-            found.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _content(block.content)})
-    return found or [{"role": message.role, "content": ""}]
+            messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _content(block.content)})
+    return messages or [{"role": message.role, "content": ""}]
 
 
 def _content(content: str | Sequence[Block]) -> str | list[dict[str, Any]]:
@@ -114,13 +114,15 @@ def _tool(tool: Any) -> dict[str, Any]:
 
 
 def _format(body: Conversation) -> dict[str, Any] | None:
-    asked = body.output_config.format or body.output_format
+    wanted = body.output_config.format or body.output_format
     return (
-        None if asked is None else {"type": "json_schema", "json_schema": {"name": "output", "schema": asked.schema_}}
+        None if wanted is None else {"type": "json_schema", "json_schema": {"name": "output", "schema": wanted.schema_}}
     )
 
 
 def _keywords(body: Conversation) -> dict[str, Any]:
     """Return what the chat template is told of whether to think, where the request says it, and what it asks itself."""
-    said = {"enabled": True, "disabled": False}.get(body.thinking.type) if "thinking" in body.model_fields_set else None
-    return ({} if said is None else {"enable_thinking": said}) | body.chat_template_kwargs
+    thinks = (
+        {"enabled": True, "disabled": False}.get(body.thinking.type) if "thinking" in body.model_fields_set else None
+    )
+    return ({} if thinks is None else {"enable_thinking": thinks}) | body.chat_template_kwargs

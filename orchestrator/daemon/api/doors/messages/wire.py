@@ -99,9 +99,9 @@ class SaidMessage(Said):
         if self.role != "assistant":
             refuse_empty(self.role, self.content)
         wrong = {"user": ("tool_use", "thinking"), "assistant": ("tool_result",)}.get(self.role, _BLOCKS[1:])
-        found = next((block.type for block in self.blocks if block.type in wrong), None)
-        if found is not None:
-            text = f"a message of the role '{self.role}' has no contents of type '{found}'"
+        kind = next((block.type for block in self.blocks if block.type in wrong), None)
+        if kind is not None:
+            text = f"a message of the role '{self.role}' has no contents of type '{kind}'"
             raise PydanticCustomError("invalid_combination", "{text}", {"field": "messages", "text": text})
         return self
 

@@ -57,9 +57,9 @@ class MessageWriter(SourceHeaders):
         """Return what fills a silence: Anthropic has an event for it."""
         return _event("ping")
 
-    def failure(self, error: RequestError, *, begun: bool) -> bytes:
+    def failure(self, error: RequestError, *, opened: bool) -> bytes:
         """Return the event of a message that failed on the way."""
-        opening = b"" if begun else self.opening(1)
+        opening = b"" if opened else self.opening(1)
         return opening + name_event("error", _encode(anthropic_body_of(error)))
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class MessageWriter(SourceHeaders):
 def _write_step(step: Step) -> bytes:
     index = step.block.index
     if step.what == "begin":
-        return _event("content_block_start", index=index, content_block=_content_block(step.block, begun=True))
+        return _event("content_block_start", index=index, content_block=_content_block(step.block, empty=True))
     if step.what == "grow":
         return _event("content_block_delta", index=index, delta=_delta(step))
     signed = b""
@@ -115,27 +115,27 @@ def _delta(step: Step) -> dict[str, Any]:
             return {"type": "input_json_delta", "partial_json": step.text}
 
 
-def _content_block(block: Block, *, begun: bool = False) -> dict[str, Any]:
-    """Return a block; one that has just `begun` has nothing in it."""
-    text = "" if begun else block.text
+def _content_block(block: Block, *, empty: bool = False) -> dict[str, Any]:
+    """Return a block; one that has just begun is `empty`."""
+    text = "" if empty else block.text
     match block.kind:
         case "text":
             return {"type": "text", "text": text}
         case "thought":
             return {"type": "thinking", "thinking": text, "signature": ""}
         case "call":
-            arguments = {} if begun else _load_object(text)
+            arguments = {} if empty else _load_object(text)
             return {"type": "tool_use", "id": block.call_id, "name": block.name, "input": arguments}
 
 
 def _load_object(text: str) -> dict[str, Any]:
     """Return arguments as an object, or as text where no answer can have them: halves of characters, or too deep."""
     try:
-        found = json.loads(text, strict=False)
-        _encode([[found]])  # no less deep than the answer has it
+        value = json.loads(text, strict=False)
+        _encode([[value]])  # no less deep than the answer has it
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {INVALID_JSON: text}
+        value = None
+    return value if isinstance(value, dict) else {INVALID_JSON: text}
 
 
 def _event(kind: str, **fields: Any) -> bytes:

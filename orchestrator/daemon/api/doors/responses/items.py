@@ -105,8 +105,8 @@ class BuiltInCallItem(Said):
     @property
     def function(self) -> dict[str, str]:
         """What was called, and with what."""
-        asked = {key: value for key, value in (self.action or self.operation or {}).items() if value is not None}
-        return {"name": self.type.removesuffix("_call"), "arguments": json.dumps(asked, ensure_ascii=False)}
+        arguments = {key: value for key, value in (self.action or self.operation or {}).items() if value is not None}
+        return {"name": self.type.removesuffix("_call"), "arguments": json.dumps(arguments, ensure_ascii=False)}
 
 
 class OutputItem(Said):
@@ -127,15 +127,15 @@ class OutputItem(Said):
     def _as_text(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        found = dict(data)
-        if "call_id" not in found and found.get("type") == "local_shell_call_output" and "id" in found:
-            found["call_id"] = found["id"]
-        output = found.get("output")
-        if found.get("type") == "shell_call_output" and isinstance(output, list):
-            found["output"] = json.dumps(output, ensure_ascii=False)
-        if found.get("type") == "apply_patch_call_output" and output is None:
-            found["output"] = str(found.get("status", ""))
-        return found
+        fields = dict(data)
+        if "call_id" not in fields and fields.get("type") == "local_shell_call_output" and "id" in fields:
+            fields["call_id"] = fields["id"]
+        output = fields.get("output")
+        if fields.get("type") == "shell_call_output" and isinstance(output, list):
+            fields["output"] = json.dumps(output, ensure_ascii=False)
+        if fields.get("type") == "apply_patch_call_output" and output is None:
+            fields["output"] = str(fields.get("status", ""))
+        return fields
 
 
 class ReasoningItem(Said):

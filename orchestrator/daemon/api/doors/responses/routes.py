@@ -63,10 +63,10 @@ class ResponsesDoor:
 
     def require(self, owner: str, response_id: str) -> StoredResponse:
         """Return a response that is kept. Raises RequestError 404."""
-        found = self._store.find(owner, response_id)
-        if found is None:
+        response = self._store.find(owner, response_id)
+        if response is None:
             raise _not_found(response_id)
-        return found
+        return response
 
     def delete(self, owner: str, response_id: str) -> None:
         """Forget a response. Raises RequestError 404."""
@@ -87,14 +87,14 @@ class ResponsesDoor:
     def _find_items(self, previous: str | None, owner: str) -> list[Item]:
         if previous is None:
             return []
-        found = self._store.find(owner, previous)
-        if found is None:
+        response = self._store.find(owner, previous)
+        if response is None:
             raise RequestError(
                 f"no response '{previous}' is kept here: send the whole conversation as 'input' ({self._describe()})",
                 code="previous_response_not_found",
                 param="previous_response_id",
             )
-        return _ITEMS.validate_json(found.items)
+        return _ITEMS.validate_json(response.items)
 
     def _describe(self) -> str:
         bounds = self._store.bounds
@@ -113,8 +113,8 @@ class ResponsesDoor:
             return None
 
         def keep(response_id: str, response: dict[str, Any]) -> None:
-            told = [item.model_dump(exclude_none=True) for item in items]
-            self._store.put(owner, response_id, _encode(response), _encode([*told, *response["output"]]))
+            conversation = [item.model_dump(exclude_none=True) for item in items]
+            self._store.put(owner, response_id, _encode(response), _encode([*conversation, *response["output"]]))
 
         return keep
 
@@ -138,8 +138,8 @@ def install_responses_routes(app: FastAPI, api: DoorApi, store: ResponseStore) -
         if request.query_params.get("stream", "false").lower() not in ("", "0", "false"):
             text = "responses that are kept are not streamed: send the request without 'stream'"
             raise RequestError(text, code="not_supported", param="stream")
-        found = door.require(request.scope.get(OWNER, ""), response_id)
-        return Response(found.body, media_type="application/json")
+        response = door.require(request.scope.get(OWNER, ""), response_id)
+        return Response(response.body, media_type="application/json")
 
     @app.delete(f"{ROUTE}/{{response_id}}", **operation(None, DeletedResponse, statuses=(401, 404)))
     async def delete(request: Request, response_id: str) -> Response:

@@ -76,7 +76,7 @@ def _check_forced(choice: Any) -> Any:
 def _leave_hosted_out(tools: Any) -> Any:
     if not isinstance(tools, list):
         return tools
-    return [one for one in tools if not (isinstance(one, dict) and is_hosted(one.get("type"), RESPONSES_HOSTED))]
+    return [tool for tool in tools if not (isinstance(tool, dict) and is_hosted(tool.get("type"), RESPONSES_HOSTED))]
 
 
 class AllowedTools(Body):
@@ -113,24 +113,26 @@ def join_name(namespace: str | None, name: str) -> str:
 
 def list_functions(tools: Sequence[FunctionTool | NamespaceTool | HostedTool]) -> list[NamedTool]:
     """Return the functions among the tools, those of namespaces too."""
-    found: list[NamedTool] = []
+    functions: list[NamedTool] = []
     for tool in tools:
         if isinstance(tool, FunctionTool):
-            found.append(NamedTool("", tool, tool.description or ""))
+            functions.append(NamedTool("", tool, tool.description or ""))
         elif isinstance(tool, NamespaceTool):
-            told = [tool.description or "", *[""] * len(tool.tools)]
+            headings = [tool.description or "", *[""] * len(tool.tools)]
             about = (
                 "\n".join(filter(None, pair))
-                for pair in zip(told, (one.description for one in tool.tools), strict=False)
+                for pair in zip(headings, (function.description for function in tool.tools), strict=False)
             )
-            found += [NamedTool(tool.name, one, text) for one, text in zip(tool.tools, about, strict=True)]
-    return found
+            functions += [
+                NamedTool(tool.name, function, text) for function, text in zip(tool.tools, about, strict=True)
+            ]
+    return functions
 
 
 def find_chosen(choice: NamedFunction, functions: Sequence[NamedTool]) -> NamedTool | None:
     """Return the function that a choice names; None where there is none. One that names no namespace may mean the only
     function of that name."""
     full = join_name(choice.namespace, choice.name)
-    exact = next((one for one in functions if one.full_name == full), None)
-    alike = [one for one in functions if choice.namespace is None and one.tool.name == choice.name]
+    exact = next((function for function in functions if function.full_name == full), None)
+    alike = [function for function in functions if choice.namespace is None and function.tool.name == choice.name]
     return exact if exact is not None or len(alike) != 1 else alike[0]

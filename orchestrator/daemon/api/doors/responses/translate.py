@@ -54,10 +54,10 @@ def build_chat(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
         "chat_template_kwargs": body.chat_template_kwargs,
     }
     try:
-        found: ChatRequest = parse_fields(ChatRequest, fields)
+        chat: ChatRequest = parse_fields(ChatRequest, fields)
     except RequestError as error:
         raise rename_parameters(error, NAMES) from None
-    return found
+    return chat
 
 
 def build_messages(items: Sequence[Item]) -> list[dict[str, Any]]:
@@ -95,23 +95,23 @@ def _content(content: str | list[Part]) -> str | list[dict[str, Any]]:
 
 def _choose_tools(body: ResponsesRequest) -> tuple[list[dict[str, Any]], Any]:
     tools, choice = body.functions, body.tool_choice
-    told: Any = choice
+    mode: Any = choice
     if isinstance(choice, AllowedTools):
-        allowed = {chosen.full_name for one in choice.tools if (chosen := find_chosen(one, tools)) is not None}
-        tools, told = [tool for tool in tools if tool.full_name in allowed], choice.mode
+        allowed = {chosen.full_name for tool in choice.tools if (chosen := find_chosen(tool, tools)) is not None}
+        tools, mode = [tool for tool in tools if tool.full_name in allowed], choice.mode
     elif isinstance(choice, NamedFunction) and (chosen := find_chosen(choice, tools)) is not None:
-        told = {"type": "function", "function": {"name": chosen.full_name}}
-    return [_tell(tool) for tool in tools], told
+        mode = {"type": "function", "function": {"name": chosen.full_name}}
+    return [_tell(tool) for tool in tools], mode
 
 
 def _tell(named: NamedTool) -> dict[str, Any]:
     about = {"name": named.full_name, "description": named.about or None}
-    told = named.tool.model_dump(include={"parameters", "strict"})
-    return {"type": "function", "function": about | told}
+    fields = named.tool.model_dump(include={"parameters", "strict"})
+    return {"type": "function", "function": about | fields}
 
 
 def _format(body: ResponsesRequest) -> dict[str, Any] | None:
-    asked = body.text.format
-    if asked.type != "json_schema":
-        return {"type": asked.type}
-    return {"type": "json_schema", "json_schema": {"name": asked.name, "schema": asked.schema_}}
+    wanted = body.text.format
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
+    return {"type": "json_schema", "json_schema": {"name": wanted.name, "schema": wanted.schema_}}

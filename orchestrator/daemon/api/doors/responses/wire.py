@@ -114,7 +114,7 @@ class ResponsesRequest(Sampled):
         required = choice == "required"
         if isinstance(choice, AllowedTools):
             named, required = choice.tools, choice.mode == "required" and not choice.tools
-        if any(find_chosen(one, functions) is None for one in named):
+        if any(find_chosen(tool, functions) is None for tool in named):
             text = "'tool_choice' names a function that is not among the tools"
             raise PydanticCustomError("tools", text, {"field": "tool_choice"})
         if required and self.tools and (not functions or choice != "required"):

@@ -33,9 +33,9 @@ class ResponseWriter(SourceHeaders):
     def __init__(self, head: AnswerHead, body: ResponsesRequest, chat: ChatRequest, keep: Keep | None) -> None:
         super().__init__(head)
         self._head = head
-        self._asked = body
+        self._body = body
         self._keep = keep
-        self._called = {one.full_name: one for one in body.functions}
+        self._called = {function.full_name: function for function in body.functions}
         self._builder = BlockBuilder(head, chat)
         self._number = 0
 
@@ -66,12 +66,12 @@ class ResponseWriter(SourceHeaders):
         """Return what fills a silence."""
         return COMMENT
 
-    def failure(self, error: RequestError, *, begun: bool) -> bytes:
+    def failure(self, error: RequestError, *, opened: bool) -> bytes:
         """Return the event of a response that failed on the way."""
-        opening = b"" if begun else self.opening(1)
+        opening = b"" if opened else self.opening(1)
         code = "server_error" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_prompt"
-        told = {"code": code, "message": error.message.encode("utf-8", "backslashreplace").decode()}
-        return opening + self._event("response.failed", response=self._response("failed") | {"error": told})
+        failure = {"code": code, "message": error.message.encode("utf-8", "backslashreplace").decode()}
+        return opening + self._event("response.failed", response=self._response("failed") | {"error": failure})
 
     def _end_with_text(self) -> list[Step]:
         """An answer without anything is an empty text: clients look for one."""
@@ -108,7 +108,7 @@ class ResponseWriter(SourceHeaders):
 
     def _response(self, status: str) -> dict[str, Any]:
         """Return what every response has, whatever has come of it so far."""
-        asked = self._asked
+        body = self._body
         return {
             "id": self._head.request_id,
             "object": "response",
@@ -118,26 +118,26 @@ class ResponseWriter(SourceHeaders):
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata,
             "model": self._head.model,
             "output": [],
-            "parallel_tool_calls": asked.parallel_tool_calls,
-            "previous_response_id": asked.previous_response_id,
-            "reasoning": asked.reasoning.model_dump(include={"effort", "summary"}),
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "previous_response_id": body.previous_response_id,
+            "reasoning": body.reasoning.model_dump(include={"effort", "summary"}),
             "store": self._keep is not None,
             "system_fingerprint": self.source.fingerprint,
-            "temperature": asked.temperature,
-            "text": {"format": asked.text.format.model_dump(exclude_unset=True, by_alias=True) | {
-                "type": asked.text.format.type
+            "temperature": body.temperature,
+            "text": {"format": body.text.format.model_dump(exclude_unset=True, by_alias=True) | {
+                "type": body.text.format.type
             }},
-            "tool_choice": _tell_choice(asked.tool_choice),
-            "tools": [tool.model_dump() for tool in asked.tools if not isinstance(tool, HostedTool)],
-            "top_p": asked.top_p,
+            "tool_choice": _tell_choice(body.tool_choice),
+            "tools": [tool.model_dump() for tool in body.tools if not isinstance(tool, HostedTool)],
+            "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None,
-            "user": asked.user or None,
+            "user": body.user or None,
             **({"warnings": list(self._head.warnings)} if self._head.warnings else {}),
         }  # fmt: skip
 
@@ -146,7 +146,7 @@ class ResponseWriter(SourceHeaders):
         if step.what == "grow":
             return self._grow(step, place | {"item_id": self._item_id(step.block)})
         if step.what == "begin":
-            item = self._item(step.block, begun=True)
+            item = self._item(step.block, empty=True)
             added = self._event("response.output_item.added", **place, item=item)
             return added + self._part(step.block, "added", "")
         ended = self._end_of_text(step.block, place | {"item_id": self._item_id(step.block)})
@@ -180,11 +180,11 @@ class ResponseWriter(SourceHeaders):
         place = {"item_id": self._item_id(block), "output_index": block.index, "content_index": 0}
         return self._event(f"response.content_part.{what}", **place, part=_content_part(block, text))
 
-    def _item(self, block: Block, *, begun: bool = False) -> dict[str, Any]:
-        """Return a block as an item of the output; one that has just `begun` has nothing in it."""
-        status = "in_progress" if begun else "completed" if block.whole else "incomplete"
+    def _item(self, block: Block, *, empty: bool = False) -> dict[str, Any]:
+        """Return a block as an item of the output; one that has just begun is `empty`."""
+        status = "in_progress" if empty else "completed" if block.whole else "incomplete"
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
-        content = [] if begun else [_content_part(block, block.text)]
+        content = [] if empty else [_content_part(block, block.text)]
         match block.kind:
             case "text":
                 return item | {"type": "message", "role": "assistant", "content": content}
@@ -192,7 +192,7 @@ class ResponseWriter(SourceHeaders):
                 return item | {"type": "reasoning", "summary": [], "content": content}
             case "call":
                 call = {"type": "function_call", "call_id": block.call_id, **self._name(block)}
-                return item | call | {"arguments": "" if begun else block.text}
+                return item | call | {"arguments": "" if empty else block.text}
 
     def _name(self, block: Block) -> dict[str, str]:
         """Return the name of what was called as the request had it, with its namespace where it is of one."""
@@ -203,8 +203,8 @@ class ResponseWriter(SourceHeaders):
 
     def _item_id(self, block: Block) -> str:
         """Return an item's id: an answer that is told again has the same ones."""
-        told = f"{self._head.request_id} {block.index}".encode()
-        return f"{_PREFIXES[block.kind]}_{blake2b(told, digest_size=_ID_BYTES).hexdigest()}"
+        place = f"{self._head.request_id} {block.index}".encode()
+        return f"{_PREFIXES[block.kind]}_{blake2b(place, digest_size=_ID_BYTES).hexdigest()}"
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = _encode({"type": kind, "sequence_number": self._number, **fields})
