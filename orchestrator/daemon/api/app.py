@@ -56,9 +56,9 @@ from orchestrator.daemon.api.question import AnswerHead, AnswerWriter, Question,
 from orchestrator.daemon.api.request_lives import RequestLives
 from orchestrator.daemon.api.request_scope import RequestScope, mark_followed
 from orchestrator.daemon.api.responses import read_chat, read_completion
-from orchestrator.daemon.api.resume import EventCursor, KeptAnswers, Resumption, wants_names
+from orchestrator.daemon.api.resume import KeptAnswers, Resumption, wants_names
 from orchestrator.daemon.api.served import ServedModel, ServedModels, ServedTarget
-from orchestrator.daemon.api.shares import BodyBudget, BodyShare, KeyShares
+from orchestrator.daemon.api.shares import BodyBudget, KeyShares
 from orchestrator.daemon.api.streaming import Choice
 from orchestrator.daemon.api.trace_scope import NO_TELEMETRY, TraceScope, describe_traced, mark_traced
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
@@ -240,7 +240,7 @@ class ApiRoutes:
                     request_id,
                     tokenizer,
                     ready.model.context_tokens,
-                    _seed,
+                    lambda: secrets.randbits(64),
                     model.terms.acceptance,
                     written,
                     clips=question.clips,
@@ -254,8 +254,9 @@ class ApiRoutes:
             return replace(question, warnings=written.warnings), submits, tokenizer
 
         with self.bodies.hold() as share:
-            raw = await self._read(request, share)
-            model = await self._choose(request, raw)
+            raw = await read_body(request, share, self._settings.max_body_bytes)
+            several = self.models.several
+            model = await self._work_on(request, raw, self.models.choose) if several else self.models.first
             if new:
                 model.check_room()
             model.coming += 1  # from here on: whoever sends a body slowly takes no place
@@ -267,14 +268,9 @@ class ApiRoutes:
                 model.coming -= 1
         return model, question, submits, tokenizer
 
-    async def _choose(self, request: Request, raw: bytes) -> ServedModel:
-        """Return the model that a body names. Raises RequestError 404."""
-        return await self._work_on(request, raw, self.models.choose) if self.models.several else self.models.first
-
     async def _work_on(self, request: Request, raw: bytes, work: Callable[..., _T], *more: object) -> _T:
         """Return what work makes of a body, off the event loop, with a note of the body meanwhile."""
         path, request_id = request.url.path, str(get_contextvars().get("request_id", ""))
-
         turn_until_s = self._clock.monotonic_s() + self._lanes.timeout_s * _TURN_PART
 
         def work_noted() -> _T:
@@ -286,11 +282,8 @@ class ApiRoutes:
     async def do_with_body(self, request: Request, work: Callable[[bytes], _T]) -> _T:
         """Read a body, and return what this work makes of it, off the event loop. Raises RequestError."""
         with self.bodies.hold() as share:
-            raw = await self._read(request, share)
+            raw = await read_body(request, share, self._settings.max_body_bytes)
             return await self._work_on(request, raw, work)
-
-    async def _read(self, request: Request, share: BodyShare) -> bytes:
-        return await read_body(request, share, self._settings.max_body_bytes)
 
     async def _answer(
         self,
@@ -325,7 +318,19 @@ class ApiRoutes:
         else:
             choices = choices_of(body, submits, tokenizer, arrived_s)
         cursor = None if kept is None else kept.cursor(names=question.resumable and wants_names(request.headers))
-        writer = question.build_writer(self._head(model, question, submits[:: body.n], tokenizer, kept, cursor))
+        rule = submits[0].sampling.rule
+        head = AnswerHead(
+            submits[0].request_id if kept is None else kept.answer.request_id,
+            int(self._clock.wall_s()) if kept is None else kept.answer.created_s,
+            model.name,
+            [submit.prompt for submit in submits[:: body.n]],
+            lambda engine: describe_source(model.control.view(), engine, rule),
+            rule,
+            tokenizer,
+            cursor,
+            question.warnings,
+        )
+        writer = question.build_writer(head)
         sources = [self._decode(model.control, *pair, kept) for pair in zip(submits, choices, strict=True)]
         assembler = AnswerAssembler(writer, choices, follow, self._clock, stream=body.stream)
         reader = AnswerReader(sources, assembler)
@@ -371,28 +376,6 @@ class ApiRoutes:
         if kept is None or self.kept is None:
             return control.generate(submit)
         return self.kept.deltas(kept, choice.index, lambda: bool(choice.answer.finish))
-
-    def _head(
-        self,
-        model: ServedModel,
-        question: Question,
-        prompts: Sequence[Submit],
-        tokenizer: TokenizerPort,
-        kept: Resumption | None,
-        cursor: EventCursor | None,
-    ) -> AnswerHead:
-        rule = prompts[0].sampling.rule
-        return AnswerHead(
-            prompts[0].request_id if kept is None else kept.answer.request_id,
-            int(self._clock.wall_s()) if kept is None else kept.answer.created_s,
-            model.name,
-            [submit.prompt for submit in prompts],
-            lambda engine: describe_source(model.control.view(), engine, rule),
-            rule,
-            tokenizer,
-            cursor,
-            question.warnings,
-        )
 
 
 def create_app(
@@ -450,16 +433,12 @@ def create_app(
     service = None
     if batches is not None:
         service = BatchService(batches, api.models, api.answer_line, clock)
-        api.models.first.metrics.observe_batches(service)
+        api.models.first.metrics.batches.source = service
     app.state.batches = service
     install_batch_routes(app, service, api)
     if book is not None:
-        api.models.first.metrics.observe_journal(book.view)
+        api.models.first.metrics.journal.source = book.view
     probes.install_probe_routes(app, api, JournalView if book is None else book.view)
     install_docs_page(app)
     describe(app, keys=settings.keys is not None)
     return app
-
-
-def _seed() -> int:
-    return secrets.randbits(64)

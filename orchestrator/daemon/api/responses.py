@@ -38,12 +38,13 @@ _OBJECTS = {
 _encode = msgspec.json.Encoder().encode
 
 
-class SourceHeaders:
-    """What an answer's headers say: its rule, its speculation, and of a standby which."""
+class BaseWriter:
+    """What the writers of all APIs share. The headers of an answer say its rule, its speculation, and of a standby
+    which. See AnswerWriter."""
 
     def __init__(self, head: AnswerHead) -> None:
-        self._rule = head.rule
-        self._tell_source = head.tell_source
+        self._head = head
+        self._warnings = {"warnings": list(head.warnings)} if head.warnings else {}
         self._engine = 0
         self._observed = False
         self.source: AnswerSource = head.tell_source(0)
@@ -52,17 +53,21 @@ class SourceHeaders:
         """The replica of this number says what follows."""
         self._observed = True
         if engine != self._engine:
-            self._engine, self.source = engine, self._tell_source(engine)
+            self._engine, self.source = engine, self._head.tell_source(engine)
 
     def headers(self, speculation: EffectiveBound | None) -> dict[str, str]:
         """See AnswerWriter."""
         standby = {STANDBY_HEADER: self.source.standby} if self._observed and self.source.standby else {}
-        return {HEADER: self._rule, **headers_of(speculation), **standby}
+        return {HEADER: self._head.rule, **headers_of(speculation), **standby}
+
+    def ping(self) -> bytes:
+        """Return what fills a silence."""
+        return COMMENT
 
 
-class Envelope(SourceHeaders):
+class Envelope(BaseWriter):
     """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind. `each`: how
-    many choices a prompt has. `predicted`: the request brought a prediction. See AnswerWriter."""
+    many choices a prompt has. `predicted`: the request brought a prediction."""
 
     def __init__(
         self,
@@ -76,15 +81,12 @@ class Envelope(SourceHeaders):
     ) -> None:
         super().__init__(head)
         self._kind = kind
-        self._cursor = head.cursor
         self._options = options
         self._always = options.include_usage and options.continuous_usage_stats
-        self._head = {"id": head.request_id, "created": head.created_s, "model": head.model}
         self._prompt_tokens = [len(prompt) for prompt in head.prompts]
         self._each = each
         self._logprobs = logprobs
         self._predicted = predicted
-        self._warnings = {"warnings": list(head.warnings)} if head.warnings else {}
 
     def whole(self, pieces: Sequence[Piece], answer: Answer) -> dict[str, Any]:
         """Return the body of an answer that is not streamed, from all of its pieces and what it cost."""
@@ -130,10 +132,6 @@ class Envelope(SourceHeaders):
         """Return the last events: the usage where it is asked for."""
         return (self._usage_event(answer) if self._options.include_usage else b"") + DONE
 
-    def ping(self) -> bytes:
-        """Return what fills a silence."""
-        return COMMENT
-
     def failure(self, error: RequestError, *, opened: bool) -> bytes:
         """Return the events of an answer that ends with an error; of one that was not `opened` they are all."""
         return event(body_of(error)) + DONE
@@ -144,13 +142,14 @@ class Envelope(SourceHeaders):
 
     def _usage_event(self, answer: Answer) -> bytes:
         """Return the usage event: no choices, what the answer cost."""
-        name = "" if self._cursor is None else self._cursor.name_usage()
+        name = "" if self._head.cursor is None else self._head.cursor.name_usage()
         if name is None:
             return b""
         return event({**self._with_object(stream=True), "choices": [], **self._cost(answer)}, name)
 
     def _with_object(self, *, stream: bool) -> dict[str, Any]:
-        return {**self._head, "system_fingerprint": self.source.fingerprint, "object": _OBJECTS[self._kind, stream]}
+        head = {"id": self._head.request_id, "created": self._head.created_s, "model": self._head.model}
+        return {**head, "system_fingerprint": self.source.fingerprint, "object": _OBJECTS[self._kind, stream]}
 
     def _chunk(
         self,
@@ -162,9 +161,9 @@ class Envelope(SourceHeaders):
         so_far: int | None = None,
         **more: Any,
     ) -> bytes:
-        if self._cursor is not None and not self._cursor.is_new(index, *place):
+        if self._head.cursor is not None and not self._head.cursor.is_new(index, *place):
             return b""
-        name = "" if self._cursor is None else self._cursor.name_event(index, *place)
+        name = "" if self._head.cursor is None else self._head.cursor.name_event(index, *place)
         content = {"delta": delta} if self._kind == "chat" else {"text": delta.get("content", "")}
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish, **more}
         usage = {} if so_far is None else {"usage": _usage(self._prompt_tokens[index // self._each], so_far)}
@@ -172,12 +171,11 @@ class Envelope(SourceHeaders):
         return event({**self._with_object(stream=True), "choices": [choice], **usage, **warnings}, name)
 
     def _cost(self, answer: Answer) -> dict[str, Any]:
-        cached = answer.stats.reused if answer.stats is not None else 0
         counts = _usage(sum(self._prompt_tokens), answer.tokens)
-        usage: dict[str, Any] = {**counts, "prompt_tokens_details": {"cached_tokens": cached}}
+        usage: dict[str, Any] = {**counts, "prompt_tokens_details": {"cached_tokens": answer.cached_tokens}}
         if self._predicted and answer.stats is not None:
             usage["completion_tokens_details"] = describe_prediction(answer.stats)
-        return {"usage": usage, "metrics": describe_metrics(answer, self._rule)}
+        return {"usage": usage, "metrics": describe_metrics(answer, self._head.rule)}
 
 
 def _usage(prompt_tokens: int, tokens: int) -> dict[str, int]:

@@ -125,6 +125,11 @@ class Answer:
     speculation: EffectiveBound | None = None
     engine: int = 0
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that nobody had to compute."""
+        return 0 if self.stats is None else self.stats.reused
+
     def note(self, now_s: float, tokens: int) -> None:
         """Tokens came."""
         if self.tokens == 0:

@@ -56,7 +56,7 @@ def connect_tracing(tracing: TracedDaemon | None, model: str, control: TargetCon
 def count_spans(tracing: TracedDaemon | None, metrics: Metrics) -> None:
     """Let metrics tell what becomes of spans."""
     if tracing is not None:
-        metrics.observe_tracing(tracing.counts)
+        metrics.traces.source = tracing.counts
 
 
 async def close_tracing(tracing: TracedDaemon | None) -> None:

@@ -41,7 +41,7 @@ def install_log_route(app: FastAPI, log: KeptLog) -> None:
     ) -> Response:
         since_s = 0.0 if last_s is None else log.clock.wall_s() - last_s
         page = log.ring.search(LogFilter(after, since_s, LEVELS[level], request, worker), most)
-        page: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "pid": os.getpid(),
             "unit": log.unit,
             "entries": [msgspec.Raw(line.text.encode("utf-8", "backslashreplace")) for line in page.lines],
@@ -49,4 +49,4 @@ def install_log_route(app: FastAPI, log: KeptLog) -> None:
             "next_after": page.next_after,
             "forgotten": page.forgotten,
         }
-        return Response(msgspec.json.encode(page), media_type="application/json")
+        return Response(msgspec.json.encode(fields), media_type="application/json")

@@ -10,29 +10,31 @@ from prometheus_client import CollectorRegistry, generate_latest
 from orchestrator.clock import Clock
 from orchestrator.daemon.api.connections import Connections
 from orchestrator.daemon.api.metrics.alert_series import AlertSeries
-from orchestrator.daemon.api.metrics.batch_series import BatchCounts, BatchSeries
+from orchestrator.daemon.api.metrics.api_series import (
+    BatchSeries,
+    IntakeSeries,
+    JournalSeries,
+    TraceSeries,
+)
 from orchestrator.daemon.api.metrics.canary_series import LATENCY_S, TOKEN_S, TrialSeries
+from orchestrator.daemon.api.metrics.control_series import (
+    DeviceSeries,
+    DraftStoreSeries,
+    HealthSeries,
+    PlanSeries,
+    ScaleSeries,
+)
 from orchestrator.daemon.api.metrics.cost_series import NO_PRICE, CostSeries, HourlyPrice
-from orchestrator.daemon.api.metrics.device_series import DeviceSeries
-from orchestrator.daemon.api.metrics.draft_store_series import DraftStoreSeries
 from orchestrator.daemon.api.metrics.drafter_series import DrafterSeries
-from orchestrator.daemon.api.metrics.health_series import HealthSeries
-from orchestrator.daemon.api.metrics.intake_series import IntakeSeries
-from orchestrator.daemon.api.metrics.journal_series import JournalSeries
 from orchestrator.daemon.api.metrics.memory_series import MemoryMetrics
-from orchestrator.daemon.api.metrics.plan_series import PlanSeries
 from orchestrator.daemon.api.metrics.recent_speed import PercentileSeries, RecentSpeed
 from orchestrator.daemon.api.metrics.request_timing import RequestTotals, SequenceTiming
-from orchestrator.daemon.api.metrics.scale_series import ScaleSeries
 from orchestrator.daemon.api.metrics.series import Engine, Registered
 from orchestrator.daemon.api.metrics.slo_series import ServedRequest, SloSeries
-from orchestrator.daemon.api.metrics.trace_series import TraceSeries
 from orchestrator.daemon.api.metrics.vllm_names import VllmNames
 from orchestrator.daemon.api.metrics.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeries
 from orchestrator.daemon.api.shares import BodyBudget
 from orchestrator.daemon.control.port import Control, ReplicaView, StateView, TrialView
-from orchestrator.daemon.journal.standing import JournalView
-from orchestrator.daemon.tracing.port import ExportCounts
 from orchestrator.protocol.messages import RoundReport
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
@@ -85,6 +87,7 @@ class Metrics:
     `vllm_names`: what vLLM has too is told a second time, under its names. `slo`: which requests met `objectives`.
     `trial_view`: how a canary does, where there is one. `connections` and `bodies` are the API's, and
     `count_deadly` returns how many requests are refused for having ended the daemon. `price`: of this machine.
+    `batches`, `journal` and `traces` are told of once their `source` is set.
     """
 
     def __init__(
@@ -123,25 +126,13 @@ class Metrics:
         self._intake = IntakeSeries(make, connections, bodies)
         self._devices = DeviceSeries(make)
         self._trial_view = trial_view
-        self._batches = BatchSeries(make)
-        self._journal = JournalSeries(make)
-        self._traces = TraceSeries(make)
+        self.batches = BatchSeries(make)
+        self.journal = JournalSeries(make)
+        self.traces = TraceSeries(make)
         self._costs = CostSeries(make, price, clock)
         self._alerts = AlertSeries(make, count_deadly)
         self.speed = RecentSpeed(clock)
         self._percentiles = PercentileSeries(make, self.speed)
-
-    def observe_batches(self, source: BatchCounts) -> None:
-        """Batches are told from here on."""
-        self._batches.source = source
-
-    def observe_journal(self, source: Callable[[], JournalView]) -> None:
-        """The journal is told of from here on."""
-        self._journal.source = source
-
-    def observe_tracing(self, source: Callable[[], ExportCounts]) -> None:
-        """Spans are told of from here on."""
-        self._traces.source = source
 
     def _of(self, engine: int) -> Engine:
         ready = self._glance().ready
@@ -215,23 +206,21 @@ class Metrics:
             self._memory.refresh(model, view)
             self._health.refresh(model, view)
             self._alerts.refresh(model, view)
-            self._intake.refresh((model, "0"))
-            self._batches.refresh((model, "0"))
-            self._journal.refresh((model, "0"))
-            self._traces.refresh((model, "0"))
             self._devices.refresh(model, view.devices)
-            self._costs.refresh((model, "0"), view.plan)
-            self._percentiles.refresh((model, "0"))
+            first = (model, "0")
+            self._costs.refresh(first, view.plan)
+            for series in (self._intake, self.batches, self.journal, self.traces, self._percentiles):
+                series.refresh(first)
             if view.plan is not None:
-                self._plan.refresh((model, "0"), view.plan)
+                self._plan.refresh(first, view.plan)
             if view.scaling is not None:
-                self._scaling.refresh((model, "0"), view.scaling)
+                self._scaling.refresh(first, view.scaling)
             if view.draft_store is not None:
-                self._draft_store.refresh((model, "0"), view.draft_store)
+                self._draft_store.refresh(first, view.draft_store)
             if view.recent_outputs is not None:
-                self._draft_store.refresh_recent((model, "0"), view.recent_outputs)
+                self._draft_store.refresh_recent(first, view.recent_outputs)
             if self._trial_view is not None:
-                self._trial.refresh((model, "0"), self._trial_view())
+                self._trial.refresh(first, self._trial_view())
 
     def view_costs(self) -> dict[str, Any] | None:
         """Return what the devices in use cost, for people; None where that is not known."""

@@ -12,7 +12,7 @@ from orchestrator.daemon.api.doors.blocks import Block, BlockBuilder, Step
 from orchestrator.daemon.api.doors.parts import name_event
 from orchestrator.daemon.api.errors import anthropic_body_of
 from orchestrator.daemon.api.question import AnswerHead
-from orchestrator.daemon.api.responses import SourceHeaders
+from orchestrator.daemon.api.responses import BaseWriter
 from orchestrator.daemon.api.streaming import Answer, Piece
 from orchestrator.daemon.api.wire import ChatRequest
 from orchestrator.errors import RequestError
@@ -22,12 +22,11 @@ INVALID_JSON = "INVALID_JSON"
 _encode = msgspec.json.Encoder().encode
 
 
-class MessageWriter(SourceHeaders):
+class MessageWriter(BaseWriter):
     """See AnswerWriter."""
 
     def __init__(self, head: AnswerHead, chat: ChatRequest) -> None:
         super().__init__(head)
-        self._head = head
         self._stops = frozenset(chat.stops)
         self._max_tokens = chat.max_tokens or 0
         self._builder = BlockBuilder(head, chat)
@@ -69,7 +68,7 @@ class MessageWriter(SourceHeaders):
             "role": "assistant",
             "model": self._head.model,
             "content": content,
-            **({"warnings": list(self._head.warnings)} if self._head.warnings else {}),
+            **self._warnings,
         }
 
     def _end(self, answer: Answer) -> dict[str, Any]:
@@ -84,11 +83,10 @@ class MessageWriter(SourceHeaders):
 
     def _usage(self, answer: Answer) -> dict[str, int]:
         """Return what it cost. Anthropic counts tokens that were remembered apart from those of the input."""
-        cached = answer.stats.reused if answer.stats is not None else 0
         return {
-            "input_tokens": len(self._head.prompt) - cached,
+            "input_tokens": len(self._head.prompt) - answer.cached_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": cached,
+            "cache_read_input_tokens": answer.cached_tokens,
             "output_tokens": answer.tokens,
         }
 

@@ -12,9 +12,8 @@ import msgspec
 from orchestrator.daemon.api.doors.blocks import Block, BlockBuilder, Step
 from orchestrator.daemon.api.doors.parts import name_event
 from orchestrator.daemon.api.doors.responses.wire import ResponsesRequest
-from orchestrator.daemon.api.event_stream import COMMENT
 from orchestrator.daemon.api.question import AnswerHead
-from orchestrator.daemon.api.responses import SourceHeaders, describe_metrics
+from orchestrator.daemon.api.responses import BaseWriter, describe_metrics
 from orchestrator.daemon.api.streaming import Answer, Piece
 from orchestrator.daemon.api.tools.hosted import HostedTool
 from orchestrator.daemon.api.wire import ChatRequest
@@ -27,12 +26,11 @@ Keep = Callable[[str, dict[str, Any]], None]
 """Keeps a response by its id, where it is to be kept."""
 
 
-class ResponseWriter(SourceHeaders):
+class ResponseWriter(BaseWriter):
     """See AnswerWriter. `keep` is given the response once it is whole; without one the response is not kept."""
 
     def __init__(self, head: AnswerHead, body: ResponsesRequest, chat: ChatRequest, keep: Keep | None) -> None:
         super().__init__(head)
-        self._head = head
         self._body = body
         self._keep = keep
         self._called = {function.full_name: function for function in body.functions}
@@ -61,10 +59,6 @@ class ResponseWriter(SourceHeaders):
         steps = b"".join(self._write_step(step) for step in self._end_with_text())
         response = self._end(answer)
         return steps + self._event(f"response.{response['status']}", response=response)
-
-    def ping(self) -> bytes:
-        """Return what fills a silence."""
-        return COMMENT
 
     def failure(self, error: RequestError, *, opened: bool) -> bytes:
         """Return the event of a response that failed on the way."""
@@ -95,12 +89,11 @@ class ResponseWriter(SourceHeaders):
         return response
 
     def _usage(self, answer: Answer) -> dict[str, Any]:
-        cached = answer.stats.reused if answer.stats is not None else 0
         thought = self._builder.join("thought")
         thought_tokens = len(self._head.tokenizer.encode(thought, special=False)) if thought else 0
         return {
             "input_tokens": len(self._head.prompt),
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": answer.tokens,
             "output_tokens_details": {"reasoning_tokens": min(thought_tokens, answer.tokens)},
             "total_tokens": len(self._head.prompt) + answer.tokens,
@@ -138,7 +131,7 @@ class ResponseWriter(SourceHeaders):
             "truncation": "disabled",
             "usage": None,
             "user": body.user or None,
-            **({"warnings": list(self._head.warnings)} if self._head.warnings else {}),
+            **self._warnings,
         }  # fmt: skip
 
     def _write_step(self, step: Step) -> bytes:
