@@ -71,8 +71,8 @@ def _describe_load(device: Mapping[str, Any]) -> dict[str, Any]:
 def _take_shards(planned: list[Any], replica: ReplicaView, known: Sequence[str]) -> list[dict[str, Any]]:
     """Return where a replica's layers are, and take its entry out of the plan's. Without one its worker says so."""
     name = _name_device(replica)
-    for index, replica in enumerate(planned):
-        devices = [shard["device"] for shard in replica["shards"]]
+    for index, entry in enumerate(planned):
+        devices = [shard["device"] for shard in entry["shards"]]
         mine = "+".join(device.rpartition("/")[2] for device in devices) == name if name else replica.device in devices
         if mine:
             shards = planned.pop(index)["shards"]
