@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.daemon.api.tools.calls import CallArguments, CallBegins, Piece, Text, ToolCallParser
+from orchestrator.daemon.api.tools.calls import CallArguments, CallBegins, Part, Text, ToolCallParser
 
 NAMES = ("get_weather", "add")
 WEATHER = '{"name": "get_weather", "arguments": {"city": "Oslo"}}'
@@ -21,7 +21,7 @@ OTHER = '{"name": "other", "arguments": {}}'
 def parse_texts(*texts: str) -> tuple[str, list[tuple[str, str]]]:
     """The text outside of calls, and each call's name and arguments."""
     parser = ToolCallParser(NAMES)
-    pieces: list[Piece] = []
+    pieces: list[Part] = []
     for text in texts:
         pieces += parser.push(text)
     pieces += parser.finish()
