@@ -43,7 +43,6 @@ class TextPart(Said):
 
     @property
     def words(self) -> str:
-        """Its text."""
         return self.text
 
 
@@ -55,7 +54,6 @@ class RefusalPart(Said):
 
     @property
     def words(self) -> str:
-        """Its text."""
         return self.refusal
 
 

@@ -128,7 +128,6 @@ class WatchedProtocol(H11Protocol):
         self._write_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio.Protocol."""
         super().connection_made(transport)
         if not self._watch.add(self):
             self._refuse(429, "too many connections are open; try again", "too_many_connections", retry_after_s=1)
@@ -137,7 +136,6 @@ class WatchedProtocol(H11Protocol):
         self._look()
 
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
         if self._ended:
             return
         self._begun = True
@@ -145,7 +143,6 @@ class WatchedProtocol(H11Protocol):
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See asyncio.Protocol."""
         self._stop_timers()
         self._watch.discard(self)
         super().connection_lost(exc)

@@ -91,7 +91,6 @@ class EventStream(Response):
         self._keep_alive = keep_alive
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
         try:
             async with aclosing(self._reader):
                 await unless_gone(receive, self._send(send))

@@ -137,7 +137,6 @@ class KeyGate:
         self._open = OPEN_ROUTES | _METRICS_ROUTES if metrics_open else OPEN_ROUTES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -57,7 +57,6 @@ class _Packed:
         raise NotImplementedError
 
     def unpack(self, data: bytes) -> Iterator[bytes]:
-        """See Unpacker."""
         goes_on = bool(data)
         self._begun = self._begun or goes_on
         while goes_on:
@@ -71,7 +70,6 @@ class _Packed:
                 yield piece
 
     def finish(self) -> None:
-        """See Unpacker."""
         if self._begun and not self._frame.eof:
             raise self._refuse("it ends too early")
 

@@ -16,7 +16,6 @@ class PeerProtocol(H11Protocol):
     """One connection of a Unix socket. The scope's `client` says the peer as "uid 0, pid 123"."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """See asyncio.Protocol."""
         super().connection_made(transport)
         self.client = (read_peer(transport.get_extra_info("socket")), 0)
 

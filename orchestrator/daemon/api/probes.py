@@ -33,7 +33,7 @@ class Probed(Protocol):
 
 
 def install_probe_routes(app: FastAPI, api: Probed, journal: Callable[[], JournalView]) -> None:
-    """Add the routes. `?model=NAME` asks for one model alone. Probes ask for no key; where there are keys, those
+    """`?model=NAME` asks for one model alone. Probes ask for no key; where there are keys, those
     without one see no hosts and no paths. `journal` returns how that stands."""
 
     def choose(model: str | None) -> list[ServedModel]:

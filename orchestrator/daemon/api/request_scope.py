@@ -32,7 +32,6 @@ class RequestScope:
         self._log_words = log_words
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -8,15 +8,12 @@ from typing import Any, Literal
 import msgspec
 from starlette.responses import Response
 
-from orchestrator.daemon.api.acceptance import HEADER
 from orchestrator.daemon.api.errors import body_of, parse_body
-from orchestrator.daemon.api.event_stream import COMMENT
-from orchestrator.daemon.api.fingerprint import STANDBY_HEADER, AnswerSource
 from orchestrator.daemon.api.logprobs import ScoredToken, chat_logprobs, completion_logprobs
 from orchestrator.daemon.api.port import TokenizerPort
-from orchestrator.daemon.api.question import AnswerHead, Question
+from orchestrator.daemon.api.question import AnswerHead, AnswerWriter, Question
 from orchestrator.daemon.api.resume import CALLS, END, OPENING, TEXT
-from orchestrator.daemon.api.speculation import describe_effective_speculation, headers_of
+from orchestrator.daemon.api.speculation import describe_effective_speculation
 from orchestrator.daemon.api.streaming import Answer, Piece
 from orchestrator.daemon.api.tools.deltas import whole_calls
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, StreamOptions
@@ -24,7 +21,6 @@ from orchestrator.errors import RequestError
 from orchestrator.json_lines import escape_line_ends
 from orchestrator.protocol.messages import RequestStats
 from policies.sampling import Rule
-from policies.serving.overrides import EffectiveBound
 
 Kind = Literal["chat", "completion"]
 RenderLogprobs = Callable[[Sequence[ScoredToken]], dict[str, Any]]
@@ -38,34 +34,7 @@ _OBJECTS = {
 _encode = msgspec.json.Encoder().encode
 
 
-class BaseWriter:
-    """What the writers of all APIs share. The headers of an answer say its rule, its speculation, and of a standby
-    which. See AnswerWriter."""
-
-    def __init__(self, head: AnswerHead) -> None:
-        self._head = head
-        self._warnings = {"warnings": list(head.warnings)} if head.warnings else {}
-        self._engine = 0
-        self._observed = False
-        self.source: AnswerSource = head.tell_source(0)
-
-    def observe_engine(self, engine: int) -> None:
-        """The replica of this number says what follows."""
-        self._observed = True
-        if engine != self._engine:
-            self._engine, self.source = engine, self._head.tell_source(engine)
-
-    def headers(self, speculation: EffectiveBound | None) -> dict[str, str]:
-        """See AnswerWriter."""
-        standby = {STANDBY_HEADER: self.source.standby} if self._observed and self.source.standby else {}
-        return {HEADER: self._head.rule, **headers_of(speculation), **standby}
-
-    def ping(self) -> bytes:
-        """Return what fills a silence."""
-        return COMMENT
-
-
-class Envelope(BaseWriter):
+class Envelope(AnswerWriter):
     """What every chunk of one answer repeats: id, time and model; builds bodies and events of either kind. `each`: how
     many choices a prompt has. `predicted`: the request brought a prediction."""
 

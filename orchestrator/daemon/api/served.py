@@ -114,7 +114,6 @@ class ServedModel:
         return tokenizer, ready.model.context_tokens
 
     def check_room(self, wanted: int = 1) -> None:
-        """See control.port.Control."""
         self.control.check_room(self.coming, wanted)
 
     def has_place_for_batches(self) -> bool:

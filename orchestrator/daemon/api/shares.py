@@ -104,7 +104,6 @@ class ShareGate:
         self._shares = shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         owner = scope.get(OWNER, "")
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] in OPEN_ROUTES or not owner:
             await self._app(scope, receive, send)

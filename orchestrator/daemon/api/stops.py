@@ -16,7 +16,6 @@ class StopSearch:
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
-        self._longest = max((len(stop) for stop in self._stops), default=1) - 1
         self._held = ""
         self.quiet_end = 0
         self.stop: str | None = None
@@ -36,7 +35,7 @@ class StopSearch:
             end, start = min(matches)
             self.stop, self._held, self.cut_at = text[start:end], "", place + start
             return text[:start]
-        keep = self._unsure(text)
+        keep = measure_begun(text, self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -49,12 +48,11 @@ class StopSearch:
         """Return where a stop string begins that ends behind the quiet text; -1 where none does."""
         return text.find(stop, max(0, self.quiet_end - place - len(stop) + 1))
 
-    def _unsure(self, text: str) -> int:
-        """Return the length of the longest end of the text that begins a stop string."""
-        for size in range(min(self._longest, len(text)), 0, -1):
-            if any(stop.startswith(text[-size:]) for stop in self._stops):
-                return size
-        return 0
+
+def measure_begun(text: str, wanted: Sequence[str]) -> int:
+    """Return the length of the longest end of the text that begins one of these."""
+    longest = min(max((len(each) for each in wanted), default=1) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if any(each.startswith(text[-size:]) for each in wanted)), 0)
 
 
 def find_control_stops(stops: Sequence[str], tokenizer: TokenizerPort) -> dict[int, str]:

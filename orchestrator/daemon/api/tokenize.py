@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from pydantic import Field, model_validator
@@ -17,8 +16,8 @@ from orchestrator.daemon.api.chat_messages import Effort, Message, TemplateKeywo
 from orchestrator.daemon.api.known_fields import keep_known
 from orchestrator.daemon.api.openapi import operation
 from orchestrator.daemon.api.port import TokenizerPort
+from orchestrator.daemon.api.question import SharedGround
 from orchestrator.daemon.api.responses import json_response
-from orchestrator.daemon.api.served import ServedModels
 from orchestrator.daemon.api.tools.wire import MAX_TOOLS, OfferedTool
 from orchestrator.daemon.api.translate import chat_prompt
 from orchestrator.errors import ContextExceeded, RequestError
@@ -105,20 +104,7 @@ class TokenizerInfo(Body):
     chat_template: str | None
 
 
-class ModelApi(Protocol):
-    """What these routes need of the API."""
-
-    def do_with_body(self, request: Request, work: Callable[[bytes], Response]) -> Awaitable[Response]: ...
-
-    @property
-    def models(self) -> ServedModels: ...
-
-    @property
-    def max_parameter_bytes(self) -> int: ...
-
-
-def install_tokenize_routes(app: FastAPI, served: ModelApi) -> None:
-    """Add the routes."""
+def install_tokenize_routes(app: FastAPI, served: SharedGround) -> None:
 
     def parse(model: type[_Asked], raw: bytes) -> tuple[_Asked, TokenizerPort, int]:
         """Parse a body, unless its text is far larger than any that could be served."""

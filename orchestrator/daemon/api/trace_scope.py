@@ -29,7 +29,6 @@ class TraceScope:
         self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         operation = OPERATIONS.get(scope.get("path", "")) if scope["type"] == "http" else None
         if operation is None:
             await self._app(scope, receive, send)

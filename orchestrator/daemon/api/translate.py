@@ -93,7 +93,7 @@ def chat(
 ) -> Submit:
     """Translate `/v1/chat/completions`; without a limit the answer may fill the context. `clips`: one that is too large
     means the same, instead of a refusal. Raises RequestError."""
-    prompt = chat_prompt(request.messages, tokenizer, request.offered, keywords=request.template_keywords)
+    prompt = prompt_of(request, tokenizer)
     limit = request.max_completion_tokens or request.max_tokens
     if clips and limit:
         limit = min(limit, max(1, context_tokens - len(prompt)))
@@ -112,6 +112,11 @@ def _read_prediction(prediction: Prediction, tokenizer: TokenizerPort, context_t
     if len(tokens) > context_tokens:
         raise ContextExceeded(context_tokens, len(tokens), param="prediction")
     return pack_tokens(tokens)
+
+
+def prompt_of(request: ChatRequest, tokenizer: TokenizerPort) -> list[int]:
+    """Return the prompt of a chat as tokens. Raises RequestError."""
+    return chat_prompt(request.messages, tokenizer, request.offered, keywords=request.template_keywords)
 
 
 def chat_prompt(

@@ -61,7 +61,6 @@ class WebGate:
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         refusal = self._check(scope) if scope["type"] == "http" else None
         if refusal is None:
             await self._app(scope, receive, send)

@@ -15,7 +15,7 @@ from policies.serving.canary import Figures, Interval, Moments
 
 
 def install_canary_routes(app: FastAPI, trial: CanaryTrial | None) -> None:
-    """Add the routes; without a canary they say so."""
+    """Without a canary the routes say so."""
 
     def here() -> CanaryTrial:
         if trial is None:

@@ -28,7 +28,7 @@ class KeptLog:
 
 
 def install_log_route(app: FastAPI, log: KeptLog) -> None:
-    """Add the route. A line that is left out of a page is older than those in it."""
+    """A line that is left out of a page is older than those in it."""
 
     @app.get("/admin/logs")
     async def logs(

@@ -23,7 +23,6 @@ class AdminOverTcp:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         admin: ASGIApp | None = None
         if scope["type"] == "http" and scope["path"].startswith(f"{ADMIN_PATH}/"):
             admin = getattr(scope["app"].state, "admin", None)

@@ -37,7 +37,7 @@ class Add(BaseModel):
 
 
 def install_quarantine_routes(app: FastAPI, targets: AdminTargets, deadly: DeadlyBodies | None) -> None:
-    """Add the routes. `deadly`: the bodies that ended the daemon, which are of no model."""
+    """`deadly`: the bodies that ended the daemon, which are of no model."""
 
     def list_deadly(model: str | None) -> list[QuarantinedView]:
         return [] if deadly is None or model is not None else deadly.list_quarantined()

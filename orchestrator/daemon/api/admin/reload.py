@@ -28,7 +28,6 @@ class ReloadRequest(BaseModel):
 
 
 def install_reload_route(app: FastAPI, port: ReloadPort) -> None:
-    """Add the routes."""
 
     @app.post("/admin/reload")
     async def reload(body: ReloadRequest) -> dict[str, Any]:

@@ -31,7 +31,7 @@ class Cancel(BaseModel):
 
 
 def install_request_routes(app: FastAPI, targets: AdminTargets, name_owner: NameOwner) -> None:
-    """Add the routes. No two targets' requests have one id, so they need not say whose it is."""
+    """No two targets' requests have one id, so they need not say whose it is."""
 
     @app.get("/admin/requests")
     async def list_requests(model: str | None = None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ class SupportPages:
 
 
 def install_support_routes(app: FastAPI, pages: SupportPages) -> None:
-    """Add the routes. Secrets stay in the daemon."""
+    """Secrets stay in the daemon."""
 
     @app.get("/admin/config")
     async def config() -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import FastAPI, Query, Request
 from starlette.responses import FileResponse, JSONResponse, Response
@@ -20,11 +20,12 @@ from orchestrator.daemon.api.batches.records import (
     FileObject,
     FileRecord,
 )
-from orchestrator.daemon.api.batches.service import BatchService
+from orchestrator.daemon.api.batches.service import INPUT_PURPOSE, BatchService
 from orchestrator.daemon.api.batches.uploads import receive_form
 from orchestrator.daemon.api.keys import OWNER
 from orchestrator.daemon.api.openapi import operation
 from orchestrator.daemon.api.packed_bodies import unpack_stream
+from orchestrator.daemon.api.question import SharedGround
 from orchestrator.errors import RequestError
 
 MAX_METADATA = 16
@@ -45,14 +46,8 @@ _FORM = {
 }
 
 
-class BodyReader(Protocol):
-    """What these routes need of the API."""
-
-    async def do_with_body(self, request: Request, work: Any) -> Any: ...
-
-
-def install_batch_routes(app: FastAPI, service: BatchService | None, reader: BodyReader) -> None:
-    """Add the routes; without a service they answer 404."""
+def install_batch_routes(app: FastAPI, service: BatchService | None, reader: SharedGround) -> None:
+    """Without a service the routes answer 404."""
     _install_file_routes(app, service)
     _install_batch_routes(app, service, reader)
 
@@ -69,7 +64,7 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
             pieces = unpack_stream(request.stream(), request.headers.get("Content-Encoding", ""))
             fields, name = await receive_form(kind, pieces, receiving)
             _check_form(fields, name)
-            record = await asyncio.to_thread(batches.keep_upload, receiving, _owner(request), name or "")
+            record = await asyncio.to_thread(receiving.keep, _owner(request), name or "", INPUT_PURPOSE)
         return JSONResponse(record.show())
 
     @app.get("/v1/files", **operation(None, FileList, statuses=(400, 401, 404)))
@@ -103,7 +98,7 @@ def _install_file_routes(app: FastAPI, service: BatchService | None) -> None:
         return FileResponse(store.path_of(record.id), media_type="application/jsonl")
 
 
-def _install_batch_routes(app: FastAPI, service: BatchService | None, reader: BodyReader) -> None:
+def _install_batch_routes(app: FastAPI, service: BatchService | None, reader: SharedGround) -> None:
     @app.post("/v1/batches", **operation(CreateBatch, BatchObject, statuses=(400, 401, 404, 413, 415, 429, 500, 507)))
     async def create_batch(request: Request) -> Response:
         batches = _require(service)

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.clock import Clock
-from orchestrator.daemon.api.batches.records import BatchRecord, CreateBatch, FileRecord, LineError
-from orchestrator.daemon.api.batches.store import BatchStore, Receiving, build_batch
+from orchestrator.daemon.api.batches.records import BatchRecord, CreateBatch, LineError
+from orchestrator.daemon.api.batches.store import BatchStore, build_batch
 from orchestrator.daemon.batches.lines import BatchError, BatchInput, BatchLine, LinePlace, NoRoom, read_input
 from orchestrator.daemon.batches.results import ResultFile, encode_line, open_results, read_results
 from orchestrator.daemon.batches.run import Answer, BatchProgress, BatchRun, Outage
@@ -25,7 +25,7 @@ WINDOW_S = 24 * 3600
 _LOOK_EVERY_S = 0.05
 _GAP_S = 0.005  # from where a line is decoded until its stream is seen
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0  # for room on the disk
-_INPUT_PURPOSE = "batch"
+INPUT_PURPOSE = "batch"
 _T = TypeVar("_T")
 
 Ask = Callable[[BatchLine, str, str, Callable[[], None]], Awaitable[Answer]]
@@ -76,7 +76,7 @@ class BatchService:
     def create(self, body: CreateBatch, owner: str) -> BatchRecord:
         """Take in a batch. Raises RequestError."""
         record = self.store.find_file(body.input_file_id, owner)
-        if record.purpose != _INPUT_PURPOSE:
+        if record.purpose != INPUT_PURPOSE:
             text = f"'{record.id}' has the purpose '{record.purpose}': a batch reads a file that was uploaded for it"
             raise RequestError(text, code="invalid_value", param="input_file_id")
         batch = build_batch(body, owner, int(self._clock.wall_s()), WINDOW_S)
@@ -98,10 +98,6 @@ class BatchService:
             if (task := self._tasks.get(batch.id)) is not None:
                 task.cancel()
         return batch
-
-    def keep_upload(self, receiving: Receiving, owner: str, filename: str) -> FileRecord:
-        """Keep a file that came in whole. Blocks."""
-        return receiving.keep(owner, filename, _INPUT_PURPOSE)
 
     def _launch(self, batch: BatchRecord) -> None:
         task = asyncio.create_task(self._run(batch), name=f"batch {batch.id}")

@@ -126,7 +126,7 @@ class BatchStore:
             fresh.replace(self.path_of(file_id))
         size = self.path_of(file_id).stat().st_size
         record = FileRecord(file_id, owner, filename[:_MAX_NAME], purpose, size, now, now + int(self.limits.keep_s))
-        self._write(record)
+        self.save(record)
         self.files[file_id] = record
         return record
 
@@ -152,10 +152,6 @@ class BatchStore:
             self.save(batch)
         self.batches[batch.id] = batch
 
-    def save(self, batch: BatchRecord) -> None:
-        """Write a batch's record. Raises OSError."""
-        self._write(batch)
-
     def expire(self) -> None:
         """Forget what has been kept for long enough."""
         now = self._clock.wall_s()
@@ -174,7 +170,8 @@ class BatchStore:
         self.path_of(name).unlink(missing_ok=True)
         self.path_of(name).with_suffix(".jsonl.lock").unlink(missing_ok=True)
 
-    def _write(self, record: FileRecord | BatchRecord) -> None:
+    def save(self, record: FileRecord | BatchRecord) -> None:
+        """Write a record. Raises OSError."""
         path = self._directory / f"{record.id}.json"
         fresh = path.with_suffix(".json.new")
         with open(fresh, "wb", opener=_open_private) as file:

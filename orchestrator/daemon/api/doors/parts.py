@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from fastapi import Request
-from starlette.responses import Response
 
-from orchestrator.daemon.api.question import ReadQuestion
+from orchestrator.daemon.api.errors import parse_fields
+from orchestrator.daemon.api.question import rename_parameters
 from orchestrator.daemon.api.resume import EVENT_HEADER
-from orchestrator.daemon.api.served import ServedModels
-from orchestrator.daemon.api.wire import Sampled
+from orchestrator.daemon.api.wire import ChatRequest, Sampled
 from orchestrator.errors import RequestError
 from orchestrator.json_lines import escape_line_ends
-
-
-class DoorApi(Protocol):
-    """What these routes need of the API."""
-
-    @property
-    def models(self) -> ServedModels: ...
-
-    @property
-    def max_parameter_bytes(self) -> int: ...
-
-    async def answer(self, request: Request, read: ReadQuestion) -> Response: ...
-
-    async def do_with_body(self, request: Request, work: Callable[[bytes], Response]) -> Response: ...
 
 
 def collect_sampling(body: Sampled) -> dict[str, Any]:
@@ -49,3 +34,12 @@ def refuse_resumption(request: Request) -> None:
 def name_event(kind: str, data: bytes) -> bytes:
     """Return a server-sent event of a kind, with JSON."""
     return f"event: {kind}\ndata: ".encode() + escape_line_ends(data) + b"\n\n"
+
+
+def parse_chat(fields: dict[str, Any], names: Mapping[str, str]) -> ChatRequest:
+    """Return a chat of these fields. `names`: what the route calls them. Raises RequestError."""
+    try:
+        chat: ChatRequest = parse_fields(ChatRequest, fields)
+    except RequestError as error:
+        raise rename_parameters(error, names) from None
+    return chat

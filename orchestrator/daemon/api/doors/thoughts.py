@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from orchestrator.daemon.api.port import TokenizerPort
+from orchestrator.daemon.api.stops import measure_begun
 
 OPEN = "<think>"
 CLOSE = "</think>"
@@ -56,7 +57,7 @@ class ThoughtSplitter:
         elif last:
             text, self._held = self._held, ""
         else:
-            sure = self._held[: len(self._held) - _close_size(self._held)].rstrip()
+            sure = self._held[: len(self._held) - measure_begun(self._held, (CLOSE,))].rstrip()
             text, self._held = sure, self._held[len(sure) :]
         self._said_thought = self._said_thought or bool(text)
         return [Said(True, text)] if text else []
@@ -76,9 +77,3 @@ def opens_thought(prompt: Sequence[int], tokenizer: TokenizerPort) -> bool:
     """Return whether a prompt ends with the opening tag of a thought, as some chat templates do."""
     tail = tokenizer.decode(list(prompt[-_TAIL_TOKENS:]), skip_special=False)
     return tail.rstrip().endswith(OPEN)
-
-
-def _close_size(text: str) -> int:
-    """Return how much of the text's end begins a closing tag."""
-    sizes = range(min(len(CLOSE) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if CLOSE.startswith(text[-size:])), 0)

@@ -87,7 +87,6 @@ class AlertSeries:
                 self._saved.labels(*of, name).inc(plain_s * accepted)
 
     def refresh(self, model: str, view: StateView) -> None:
-        """Tell what is so now."""
         self._quarantined.labels(model, "0").set(view.quarantined + self._count_deadly())
         for replica in view.replicas:
             if replica.ready is not None and replica.ready.precision.class_fingerprint:

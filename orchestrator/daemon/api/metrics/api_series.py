@@ -28,7 +28,6 @@ class IntakeSeries:
         self._refusals_told = 0
 
     def refresh(self, of: Engine) -> None:
-        """Tell what is so now."""
         if self._connections is not None:
             idle = self._connections.idle
             self._open.labels(*of, "idle").set(idle)
@@ -60,7 +59,6 @@ class BatchSeries:
         self._told: Counter[str] = Counter()
 
     def refresh(self, of: Engine) -> None:
-        """Tell what is so now."""
         if self.source is None:
             return
         now = Counter(batch.status for batch in self.source.store.batches.values())
@@ -83,7 +81,6 @@ class JournalSeries:
         self._problems = make.gauge("journal_problems", "1 while it cannot keep something, or may not.", "kind")
 
     def refresh(self, of: Engine) -> None:
-        """Tell what is so now."""
         if self.source is None:
             return
         view = self.source()
@@ -104,7 +101,6 @@ class TraceSeries:
         self._told = ExportCounts(0, 0, 0)
 
     def refresh(self, of: Engine) -> None:
-        """Tell what is so now."""
         if self.source is None:
             return
         now = self.source()

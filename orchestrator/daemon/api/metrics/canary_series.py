@@ -46,7 +46,6 @@ class TrialSeries:
             self._tpot.labels(*of, arm).observe(done.tpot_s)
 
     def refresh(self, of: Engine, view: TrialView) -> None:
-        """Tell what is so now."""
         self._share.labels(*of).set(view.effective_share)
         for phase in (TRIAL, PROMOTED, ROLLED_BACK):
             self._phase.labels(*of, phase).set(view.phase == phase)

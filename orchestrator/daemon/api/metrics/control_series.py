@@ -36,7 +36,6 @@ class PlanSeries:
         self._moved = 0
 
     def refresh(self, of: Engine, plan: PlanView) -> None:
-        """Tell what is so now."""
         self._predicted.labels(*of).set(plan.predicted_tokens_per_s)
         self._measured.labels(*of).set(plan.measured_tokens_per_s)
         self._ratio.labels(*of).set(plan.ratio)
@@ -59,7 +58,6 @@ class ScaleSeries:
         self._wanted = make.gauge("replicas_wanted", "Replicas that load asks for.")
 
     def refresh(self, of: Engine, scaling: ScaleView) -> None:
-        """Tell what is so now."""
         self._wanted.labels(*of).set(scaling.wanted)
 
 
@@ -76,7 +74,6 @@ class HealthSeries:
         self._told: Counter[str] = Counter()
 
     def refresh(self, model: str, view: StateView) -> None:
-        """Tell what is so now."""
         self._parts.clear()
         for part in view.health:
             self._parts.labels(model, "0", part.kind, part.name, part.state).set(1)
@@ -110,7 +107,6 @@ class DeviceSeries:
         self._all += [self._most_power, self._queue]
 
     def refresh(self, model: str, devices: Iterable[DeviceView]) -> None:
-        """Tell what is so now."""
         for gauge in self._all:
             gauge.clear()
         for device in devices:
@@ -157,7 +153,6 @@ class DraftStoreSeries:
         self._recent_given.update(_ONE, recent.given, *of)
 
     def refresh(self, of: Engine, store: DraftStoreView) -> None:
-        """Tell what is so now."""
         self._up.labels(*of).set(store.state == "ok")
         self._waiting.labels(*of).set(store.waiting)
         lookups = {"hit": store.hits, "miss": store.misses, "late": store.late, "skipped": store.skipped}

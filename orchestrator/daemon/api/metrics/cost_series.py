@@ -52,7 +52,6 @@ class CostSeries:
         self._recent.add(self._clock.monotonic_s(), tokens)
 
     def refresh(self, of: Engine, plan: PlanView | None) -> None:
-        """Tell what is so now."""
         self._settle(plan)
         self._cost.clear()
         self._price_gauge.clear()

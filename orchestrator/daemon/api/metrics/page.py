@@ -59,7 +59,6 @@ class _Read(CollectorRegistry):
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Yield them."""
         return iter(self._families)
 
 
@@ -76,7 +75,6 @@ class _Families(Collector):
         self._registries = registries
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the families."""
         if len(self._registries) == 1:
             yield from self._registries[0].collect()
             return

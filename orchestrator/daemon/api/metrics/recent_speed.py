@@ -78,7 +78,6 @@ class PercentileSeries:
         }
 
     def refresh(self, of: Engine) -> None:
-        """Tell what is so now."""
         for name, percentiles in self._speed.compute_percentiles_s().items():
             for percentile, seconds in percentiles.items():
                 self._gauges[name].labels(*of, str(percentile)).set(seconds)

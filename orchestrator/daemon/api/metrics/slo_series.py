@@ -100,7 +100,6 @@ class SloSeries:
         self._goods.setdefault(of, Recent(WINDOW_S)).add(now_s, int(verdicts[ALL]))
 
     def refresh(self, replicas: Sequence[tuple[Engine, ReplicaView]]) -> None:
-        """Tell what is so now."""
         if not self._of:
             return
         now_s = self._clock.monotonic_s()

@@ -51,7 +51,6 @@ class Dropped:
     reasons: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def add(self, place: Place, key: str, why: str) -> None:
-        """Note a key."""
         first, count = self.reasons.get(why, ("", 0))
         if count or len(self.reasons) < _MOST_WARNINGS:
             self.reasons[why] = (first or place.at(key), count + 1)

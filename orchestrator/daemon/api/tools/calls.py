@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.daemon.api.stops import measure_begun
+
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 
@@ -147,7 +149,7 @@ class ToolCallParser:
             self._step = self._in_head
             return
         text = self._take(len(self._held) if last else _sure(self._held))
-        if self._cut and (size := _open_size(text)) >= (1 if self._forced else _SURELY_OPEN):
+        if self._cut and (size := measure_begun(text, (OPEN,))) >= (1 if self._forced else _SURELY_OPEN):
             self.unfinished = True
             yield from self._text(text[: len(text) - size].rstrip(), self._at - len(text))
         else:
@@ -253,14 +255,8 @@ class ToolCallParser:
 
 def _sure(text: str) -> int:
     """Return how much of the text can be no part of an opening tag, nor of the white space before one."""
-    before = len(text) - _open_size(text)
+    before = len(text) - measure_begun(text, (OPEN,))
     return max(len(text[:before].rstrip()), before - _MOST_GAP)
-
-
-def _open_size(text: str) -> int:
-    """Return how much of the text's end begins an opening tag."""
-    sizes = range(min(len(OPEN) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if OPEN.startswith(text[-size:])), 0)
 
 
 def _call(value: Any) -> tuple[str, str | None]:

@@ -18,12 +18,12 @@ from orchestrator.daemon.api.doors.messages.answers import (
 from orchestrator.daemon.api.doors.messages.translate import build_chat, name_parameters
 from orchestrator.daemon.api.doors.messages.wire import CountTokensRequest, MessagesRequest
 from orchestrator.daemon.api.doors.messages.writer import MessageWriter
-from orchestrator.daemon.api.doors.parts import DoorApi, refuse_resumption
+from orchestrator.daemon.api.doors.parts import refuse_resumption
 from orchestrator.daemon.api.errors import ANTHROPIC, parse_body
 from orchestrator.daemon.api.openapi import operation
-from orchestrator.daemon.api.question import AnswerHead, Question
+from orchestrator.daemon.api.question import AnswerHead, Question, SharedGround
 from orchestrator.daemon.api.responses import json_response
-from orchestrator.daemon.api.translate import chat_prompt
+from orchestrator.daemon.api.translate import prompt_of
 from orchestrator.errors import RequestError
 
 _VERSION_HEADER = "anthropic-version"
@@ -32,8 +32,7 @@ _VERSION = re.compile(r"20[0-9]{2}-[0-9]{2}-[0-9]{2}")
 _COUNT = f"{ANTHROPIC}/count_tokens"
 
 
-def install_messages_routes(app: FastAPI, api: DoorApi) -> None:
-    """Add the routes."""
+def install_messages_routes(app: FastAPI, api: SharedGround) -> None:
 
     def describe(request: Any, answer: Any, statuses: tuple[int, ...], events: Any = None) -> dict[str, Any]:
         return operation(request, answer, events=events, statuses=statuses, error=MessageErrorBody)
@@ -44,9 +43,7 @@ def install_messages_routes(app: FastAPI, api: DoorApi) -> None:
         refuse_oversized(raw, tokenizer, context, api.max_parameter_bytes)
         body: CountTokensRequest = parse_body(CountTokensRequest, raw)
         api.models.confirm(model, body.model)
-        chat = build_chat(body)
-        prompt = chat_prompt(chat.messages, tokenizer, chat.offered, keywords=chat.template_keywords)
-        return json_response({"input_tokens": len(prompt)})
+        return json_response({"input_tokens": len(prompt_of(build_chat(body), tokenizer))})
 
     generates = (400, 401, 404, 410, 413, 415, 422, 429, 500, 503, 504)
 

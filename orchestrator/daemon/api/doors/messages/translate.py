@@ -16,11 +16,8 @@ from orchestrator.daemon.api.doors.messages.wire import (
     TextBlock,
     ThinkingBlock,
 )
-from orchestrator.daemon.api.doors.parts import collect_sampling
-from orchestrator.daemon.api.errors import parse_fields
-from orchestrator.daemon.api.question import rename_parameters
+from orchestrator.daemon.api.doors.parts import collect_sampling, parse_chat
 from orchestrator.daemon.api.wire import MAX_USER_TAG, ChatRequest
-from orchestrator.errors import RequestError
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -45,11 +42,7 @@ def build_chat(body: Conversation) -> ChatRequest:
             "stop": body.stop_sequences or None,
             "user": (body.metadata.user_id or "")[:MAX_USER_TAG],
         }
-    try:
-        chat: ChatRequest = parse_fields(ChatRequest, fields)
-    except RequestError as error:
-        raise rename_parameters(error, name_parameters(body)) from None
-    return chat
+    return parse_chat(fields, name_parameters(body))
 
 
 def name_parameters(body: Conversation) -> dict[str, str]:

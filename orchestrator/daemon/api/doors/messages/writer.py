@@ -11,8 +11,7 @@ import msgspec
 from orchestrator.daemon.api.doors.blocks import Block, BlockBuilder, Step
 from orchestrator.daemon.api.doors.parts import name_event
 from orchestrator.daemon.api.errors import anthropic_body_of
-from orchestrator.daemon.api.question import AnswerHead
-from orchestrator.daemon.api.responses import BaseWriter
+from orchestrator.daemon.api.question import AnswerHead, AnswerWriter
 from orchestrator.daemon.api.streaming import Answer, Piece
 from orchestrator.daemon.api.wire import ChatRequest
 from orchestrator.errors import RequestError
@@ -22,9 +21,7 @@ INVALID_JSON = "INVALID_JSON"
 _encode = msgspec.json.Encoder().encode
 
 
-class MessageWriter(BaseWriter):
-    """See AnswerWriter."""
-
+class MessageWriter(AnswerWriter):
     def __init__(self, head: AnswerHead, chat: ChatRequest) -> None:
         super().__init__(head)
         self._stops = frozenset(chat.stops)

@@ -31,7 +31,6 @@ class ItemText(Said):
 
     @property
     def words(self) -> str:
-        """Its text."""
         return self.text
 
 

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 from starlette.responses import Response
 
 from orchestrator.daemon.api.body_bounds import refuse_oversized
-from orchestrator.daemon.api.doors.parts import DoorApi, refuse_resumption
+from orchestrator.daemon.api.doors.parts import refuse_resumption
 from orchestrator.daemon.api.doors.responses.answers import DeletedResponse, InputTokens, ResponseEvent, ResponseObject
 from orchestrator.daemon.api.doors.responses.items import Item
 from orchestrator.daemon.api.doors.responses.store import ResponseStore, StoredResponse
@@ -21,10 +21,10 @@ from orchestrator.daemon.api.doors.responses.writer import Keep, ResponseWriter
 from orchestrator.daemon.api.errors import parse_body
 from orchestrator.daemon.api.keys import OWNER
 from orchestrator.daemon.api.openapi import operation
-from orchestrator.daemon.api.question import AnswerHead, Question
+from orchestrator.daemon.api.question import AnswerHead, Question, SharedGround
 from orchestrator.daemon.api.request_lives import RESPONSE_PREFIX
 from orchestrator.daemon.api.responses import json_response
-from orchestrator.daemon.api.translate import chat_prompt
+from orchestrator.daemon.api.translate import prompt_of
 from orchestrator.errors import RequestError
 
 ROUTE = "/v1/responses"
@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 class ResponsesDoor:
     """The routes' shared ground."""
 
-    def __init__(self, api: DoorApi, store: ResponseStore) -> None:
+    def __init__(self, api: SharedGround, store: ResponseStore) -> None:
         self._api = api
         self._store = store
 
@@ -58,8 +58,7 @@ class ResponsesDoor:
         body: CountInputRequest = parse_body(CountInputRequest, raw)
         self._api.models.confirm(model, body.model or None)
         chat = build_chat(body, [*self._find_items(body.previous_response_id, owner), *body.items])
-        prompt = chat_prompt(chat.messages, tokenizer, chat.offered, keywords=chat.template_keywords)
-        return json_response({"object": "response.input_tokens", "input_tokens": len(prompt)})
+        return json_response({"object": "response.input_tokens", "input_tokens": len(prompt_of(chat, tokenizer))})
 
     def require(self, owner: str, response_id: str) -> StoredResponse:
         """Return a response that is kept. Raises RequestError 404."""
@@ -119,8 +118,7 @@ class ResponsesDoor:
         return keep
 
 
-def install_responses_routes(app: FastAPI, api: DoorApi, store: ResponseStore) -> None:
-    """Add the routes."""
+def install_responses_routes(app: FastAPI, api: SharedGround, store: ResponseStore) -> None:
     door = ResponsesDoor(api, store)
     create = operation(ResponsesRequest, ResponseObject, events=ResponseEvent, statuses=_STATUSES)
     app.post(ROUTE, **create)(door.create)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.daemon.api.doors.parts import collect_sampling
+from orchestrator.daemon.api.doors.parts import collect_sampling, parse_chat
 from orchestrator.daemon.api.doors.responses.items import (
     BuiltInCallItem,
     CallItem,
@@ -18,10 +18,7 @@ from orchestrator.daemon.api.doors.responses.items import (
 )
 from orchestrator.daemon.api.doors.responses.tools import AllowedTools, NamedFunction, NamedTool, find_chosen
 from orchestrator.daemon.api.doors.responses.wire import ResponsesRequest
-from orchestrator.daemon.api.errors import parse_fields
-from orchestrator.daemon.api.question import rename_parameters
 from orchestrator.daemon.api.wire import ChatRequest
-from orchestrator.errors import RequestError
 
 NAMES = {
     "messages": "input",
@@ -53,11 +50,7 @@ def build_chat(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
         "verbosity": body.text.verbosity,
         "chat_template_kwargs": body.chat_template_kwargs,
     }
-    try:
-        chat: ChatRequest = parse_fields(ChatRequest, fields)
-    except RequestError as error:
-        raise rename_parameters(error, NAMES) from None
-    return chat
+    return parse_chat(fields, NAMES)
 
 
 def build_messages(items: Sequence[Item]) -> list[dict[str, Any]]:

@@ -12,8 +12,8 @@ import msgspec
 from orchestrator.daemon.api.doors.blocks import Block, BlockBuilder, Step
 from orchestrator.daemon.api.doors.parts import name_event
 from orchestrator.daemon.api.doors.responses.wire import ResponsesRequest
-from orchestrator.daemon.api.question import AnswerHead
-from orchestrator.daemon.api.responses import BaseWriter, describe_metrics
+from orchestrator.daemon.api.question import AnswerHead, AnswerWriter
+from orchestrator.daemon.api.responses import describe_metrics
 from orchestrator.daemon.api.streaming import Answer, Piece
 from orchestrator.daemon.api.tools.hosted import HostedTool
 from orchestrator.daemon.api.wire import ChatRequest
@@ -26,8 +26,8 @@ Keep = Callable[[str, dict[str, Any]], None]
 """Keeps a response by its id, where it is to be kept."""
 
 
-class ResponseWriter(BaseWriter):
-    """See AnswerWriter. `keep` is given the response once it is whole; without one the response is not kept."""
+class ResponseWriter(AnswerWriter):
+    """`keep` is given the response once it is whole; without one the response is not kept."""
 
     def __init__(self, head: AnswerHead, body: ResponsesRequest, chat: ChatRequest, keep: Keep | None) -> None:
         super().__init__(head)
