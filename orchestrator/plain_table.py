@@ -28,13 +28,21 @@ def add_row(table: Table, *cells: str, style: str = "") -> None:
     table.add_row(Text(first, style=style, overflow="fold"), *(Text(cell, overflow="fold") for cell in rest))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "", unbroken: int = 0) -> None:
+def print_table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    title: str = "",
+    title_left: bool = False,
+    unbroken: int = 0,
+) -> None:
     """Print rows of plain texts below the names of their columns, where these have any. The first `unbroken` columns
     are never folded."""
     from rich.table import Column, Table
 
     named = (Column(name, no_wrap=at < unbroken) for at, name in enumerate(columns))
     table = Table(*named, title=title or None, show_header=bool(columns))
+    table.title_justify = "left" if title_left else "center"
     for row in rows:
         add_row(table, *row)
     wide_console().print(table)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -13,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.daemon_socket import ANSWER_S, Place, find_daemon, query_daemon
+from orchestrator.cli.options import print_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Daemon:
         """Return what it answers, as `query_daemon` does; with --json that is printed, and the command is over."""
         answer = query_daemon(self.find(), route, body, answer_s=answer_s)
         if self.as_json:
-            print(json.dumps(answer, indent=1))
+            print_json(answer)
             raise typer.Exit
         return answer
 

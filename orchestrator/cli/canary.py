@@ -21,50 +21,37 @@ _SHOWN = {
 }
 
 
-@app.command()
-@admin_command
-def status(daemon: Daemon) -> None:
-    """Show both variants' figures with their 95 % intervals, and what was decided on which of them."""
-    _show(daemon.ask("/admin/canary"))
+def _add_command(name: str, route: str, what: str) -> None:
+    @app.command(name, help=what)
+    @admin_command
+    def command(daemon: Daemon) -> None:
+        answer = daemon.ask(route, None if name == "status" else {})
+        title = f"canary: {answer['phase'].replace('_', ' ')}"
+        print_table(("", "others", "canary", "canary - others"), build_canary_rows(answer), title=title)
+        print_lines(*list_lines(answer), wraps=False)
 
 
-@app.command()
-@admin_command
-def promote(daemon: Daemon) -> None:
-    """Serve every new request by the canary; running ones end as they began."""
-    _show(daemon.ask("/admin/canary/promote", {}))
-
-
-@app.command()
-@admin_command
-def abort(daemon: Daemon) -> None:
-    """Serve no new request by the canary; running ones end as they began."""
-    _show(daemon.ask("/admin/canary/abort", {}))
-
-
-@app.command()
-@admin_command
-def restart(daemon: Daemon) -> None:
-    """Forget the figures and what was decided, and begin the trial anew."""
-    _show(daemon.ask("/admin/canary/restart", {}))
-
-
-def _show(answer: dict[str, Any]) -> None:
-    title = f"canary: {answer['phase'].replace('_', ' ')}"
-    print_table(("", "others", "canary", "canary - others"), build_canary_rows(answer), title=title)
-    print_lines(*lines(answer), wraps=False)
+_add_command(
+    "status",
+    "/admin/canary",
+    "Show both variants' figures with their 95 % intervals, and what was decided on which of them.",
+)
+_add_command(
+    "promote", "/admin/canary/promote", "Serve every new request by the canary; running ones end as they began."
+)
+_add_command("abort", "/admin/canary/abort", "Serve no new request by the canary; running ones end as they began.")
+_add_command("restart", "/admin/canary/restart", "Forget the figures and what was decided, and begin the trial anew.")
 
 
 def build_canary_rows(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return the table's rows: the mean of each variant, and the 95 % interval of the difference."""
-    arms = [answer["arms"][arm] for arm in ("control", "canary")]
-    counted = [str(arm["ttft_ms"]["requests"]) for arm in arms]
-    found = [("requests", counted[0], counted[1], "")]
+    variants = [answer["arms"][name] for name in ("control", "canary")]
+    control, canary = (str(variant["ttft_ms"]["requests"]) for variant in variants)
+    rows = [("requests", control, canary, "")]
     for name, (title, unit, digits) in _SHOWN.items():
-        both = [_mean(name, arm[name], digits) for arm in arms]
-        gap = answer["differences"][name]
-        found.append((f"{title} {unit}".strip(), both[0], both[1], _range(gap, digits, sign="+")))
-    return found
+        control, canary = (_mean(name, variant[name], digits) for variant in variants)
+        rows.append((f"{title} {unit}".strip(), control, canary, _range(answer["differences"][name], digits, sign="+")))
+    return rows
 
 
 def _possible(name: str, figure: dict[str, Any]) -> dict[str, Any]:
@@ -88,14 +75,12 @@ def _range(interval: dict[str, Any], digits: int, sign: str = "") -> str:
     return f"{interval['low']:{sign}.{digits}f} to {interval['high']:{sign}.{digits}f}"
 
 
-def lines(answer: dict[str, Any]) -> list[str]:
+def list_lines(answer: dict[str, Any]) -> list[str]:
     """Return what stands below the table: what is tried, what was decided and why, and what comes next."""
-    found = [f"share of new requests: {answer['effective_share']:.1%} (canary.share {answer['share']:.1%})"]
-    found += [f"differs: {one}" for one in answer["differs"]]
-    decision = answer["decision"]
-    if decision:
-        found.append(f"decided {decision['at']} by the {decision['by']}: {decision['reason']}")
-    found.append(f"next: {answer['outlook']}")
-    if answer["phase"] == "promoted":
-        found += [f"to keep it: {one}" for one in answer["to_keep"]]
-    return found
+    lines = [f"share of new requests: {answer['effective_share']:.1%} (canary.share {answer['share']:.1%})"]
+    lines += [f"differs: {difference}" for difference in answer["differs"]]
+    if decision := answer["decision"]:
+        lines.append(f"decided {decision['at']} by the {decision['by']}: {decision['reason']}")
+    lines.append(f"next: {answer['outlook']}")
+    changes = answer["to_keep"] if answer["phase"] == "promoted" else []
+    return lines + [f"to keep it: {change}" for change in changes]

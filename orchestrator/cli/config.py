@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from enum import Enum
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.config_effective import show_effective
-from orchestrator.cli.options import CheckedFile
+from orchestrator.cli.options import CheckedFile, print_json
 
 if TYPE_CHECKING:  # loaded where a configuration is read
     from orchestrator.config.model import ClusterConfig
@@ -89,7 +88,7 @@ def schema() -> None:
     """Print the JSON Schema of cluster.yaml, for editors."""
     from orchestrator.config.schema import json_schema
 
-    print(json.dumps(json_schema(), indent=1))
+    print_json(json_schema())
 
 
 def _print_ok(line: str) -> None:

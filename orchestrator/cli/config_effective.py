@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.options import print_json
 from orchestrator.plain_table import print_lines, print_table
 
 if TYPE_CHECKING:  # loaded where a configuration is read
@@ -26,7 +26,7 @@ def show_effective(config: ClusterConfig, path: Path, socket: Path | None, *, as
             {"key": one.name, "value": one.value, "origin": one.origin, "running": _find_other(one, running)}
             for one in settings
         ]
-        print(json.dumps({"file": str(path), "daemon": running is not None, "values": rows}, indent=1))
+        print_json({"file": str(path), "daemon": running is not None, "values": rows})
         return
     _print(settings, path, running)
 

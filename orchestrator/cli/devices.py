@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from device_profiles.units import human_bytes
+from orchestrator.cli.options import AsJson, print_json
 from orchestrator.plain_table import print_table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def devices(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     config: Annotated[
         Path | None, typer.Option(help="cluster.yaml, to find the store; else the default places, if any.")
     ] = None,
@@ -27,12 +27,13 @@ def devices(
     from orchestrator.planning.profiling.work import profile_store
 
     store = profile_store(load_or_default(config))
-    known = {(one.adapter, one.device, one.fingerprint): one.measured_at for one in store.devices()}
-    found = [_with_profile(one, known, store.models()) for one in _list_devices()]
+    known = {(device.adapter, device.device, device.fingerprint): device.measured_at for device in store.devices()}
+    rows = [_add_profile(row, known, store.models()) for row in _list_devices()]
     if as_json:
-        print(json.dumps(found, indent=1))
+        print_json(rows)
     else:
-        _print(found)
+        columns = ("runtime", "device", "hardware", "memory free", "computes in", "profile")
+        print_table(columns, map(_build_row, rows))
 
 
 def _list_devices() -> list[dict[str, Any]]:
@@ -45,19 +46,18 @@ def _list_devices() -> list[dict[str, Any]]:
     from device_profiles.measured import fingerprint
 
     rows: list[dict[str, Any]] = [
-        {"runtime": one.name, "unavailable": f"{one.distribution} brings one that is not used: {one.problem}"}
-        for one in find_foreign().refused
+        {"runtime": other.name, "unavailable": f"{other.distribution} brings one that is not used: {other.problem}"}
+        for other in find_foreign().refused
     ]
     for name in registry.names():
         if name == "simulated":
             continue
         try:
-            version = runtime_version(name)
-            there = registry.list_devices(name)
+            version, devices = runtime_version(name), registry.list_devices(name)
         except AdapterUnavailable as error:
             rows.append({"runtime": name, "unavailable": str(error)})
             continue
-        for device in there:
+        for device in devices:
             facts, memory = hardware(device), read_device_memory(device)
             rows.append(
                 {
@@ -67,60 +67,48 @@ def _list_devices() -> list[dict[str, Any]]:
                     "hardware": dataclasses.asdict(facts),
                     "memory_total_bytes": memory.total_bytes,
                     "memory_free_bytes": memory.free_bytes,
-                    "precisions": [one.value for one in device.precisions],
-                    "weights": [one.value for one in device.weights],
-                    "kv_cache": [one.value for one in device.kv_cache],
+                    "precisions": [precision.value for precision in device.precisions],
+                    "weights": [weights.value for weights in device.weights],
+                    "kv_cache": [precision.value for precision in device.kv_cache],
                     "fingerprint": fingerprint(facts, version),
                 }
             )
     return rows
 
 
-def _with_profile(
+def _add_profile(
     row: dict[str, Any], known: dict[tuple[str, str, str], str], models: list[MeasuredModel]
 ) -> dict[str, Any]:
     """Return a device with when it was measured, and which models' profiles on it are to be measured again."""
     if "unavailable" in row:
         return row
     me = (row["runtime"], row["device"], row["fingerprint"])
-    mine = [one for one in models if (one.adapter, one.device, one.fingerprint) == me]
+    mine = [model for model in models if (model.adapter, model.device, model.fingerprint) == me]
     doubts = {
-        kind: [f"{one.model} ({one.role}): {why}" for one in mine if (why := getattr(one, kind))]
+        kind: [f"{model.model} ({model.role}): {why}" for model in mine if (why := getattr(model, kind))]
         for kind in ("drifted", "disturbed")
     }
     return {**row, "measured_at": known.get(me, ""), **doubts}
 
 
-def _print(rows: list[dict[str, Any]]) -> None:
-    shown = []
-    for row in rows:
-        if "unavailable" in row:
-            shown.append((row["runtime"], "", row["unavailable"], "", "", ""))
-            continue
-        runtime, formats = f"{row['runtime']} ({row['runtime_version']})", ", ".join(row["precisions"])
-        profile = "; ".join(
-            [
-                row["measured_at"] or "none: run outrider profile",
-                *(f"{kind}: {one}" for kind in ("drifted", "disturbed") for one in row[kind]),
-            ]
-        )
-        memory = _describe_memory(row["memory_free_bytes"], row["memory_total_bytes"])
-        shown.append((runtime, row["device"], _hardware(row["hardware"]), memory, formats, profile))
-    print_table(("runtime", "device", "hardware", "memory free", "computes in", "profile"), shown)
+def _build_row(row: dict[str, Any]) -> tuple[str, ...]:
+    if "unavailable" in row:
+        return (row["runtime"], "", row["unavailable"], "", "", "")
+    doubts = [f"{kind}: {doubt}" for kind in ("drifted", "disturbed") for doubt in row[kind]]
+    profile = "; ".join([row["measured_at"] or "none: run outrider profile", *doubts])
+    free, total = row["memory_free_bytes"], row["memory_total_bytes"]  # of a processor: what our control groups allow
+    memory = f"{human_bytes(free)} of {human_bytes(total)}" if total else "not known"
+    runtime = f"{row['runtime']} ({row['runtime_version']})"
+    return (runtime, row["device"], _format_hardware(row["hardware"]), memory, ", ".join(row["precisions"]), profile)
 
 
-def _describe_memory(free_bytes: int, total_bytes: int) -> str:
-    """Return what can be had of a device's memory: of a processor's, what our control groups allow."""
-    return f"{human_bytes(free_bytes)} of {human_bytes(total_bytes)}" if total_bytes else "not known"
-
-
-def _hardware(facts: dict[str, Any]) -> str:
+def _format_hardware(facts: dict[str, Any]) -> str:
     nodes = facts["numa_nodes"]
-    told = [
+    parts = [
         facts["name"],
         human_bytes(facts["memory_bytes"]) if facts["memory_bytes"] else None,
         f"driver {facts['driver']}" if facts["driver"] else None,
         f"{facts['physical_cores']} cores, {nodes} NUMA node{'s' * (nodes > 1)}" if facts["physical_cores"] else None,
         " ".join(facts["isa"]),
     ]
-    return "; ".join(part for part in told if part)
+    return "; ".join(part for part in parts if part)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from adapters.device_memory import HostMemory, read_host_memory
 from adapters.model_store import ModelStore
 from device_profiles.store import ProfileStore
 from device_profiles.units import GIB, human_bytes
-from orchestrator.cli.options import ConfigFile
+from orchestrator.cli.options import ConfigFile, print_json
 from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ def doctor(
 
     checks = examine(config or find_config_path())
     if as_json:
-        print(json.dumps([asdict(check) for check in checks], indent=1))
+        print_json([asdict(check) for check in checks])
     else:
         _print(checks)
     if any(check.verdict == "fail" for check in checks):
@@ -216,13 +215,13 @@ def _journal(config: ClusterConfig, path: Path | None) -> list[Check]:
 
 def _store(config: ClusterConfig, path: Path | None) -> Check:
     """What prepared models take, and where there is a configuration how much of them it does not use."""
-    from orchestrator.cli.store_line import PRUNE, format_store, format_total
+    from orchestrator.cli.status_lines import PRUNE, store_line, store_total_line
     from orchestrator.config.store_use import measure_store_use
 
     usage = measure_store_use(config, (path or Path()).resolve().parent)
     if path is None:
-        return Check("prepared models", "ok", format_total(usage.to_status()))
-    return Check("prepared models", "ok", format_store(usage.to_status()), PRUNE if usage.unused else "")
+        return Check("prepared models", "ok", store_total_line(usage.to_status()))
+    return Check("prepared models", "ok", store_line(usage.to_status()), PRUNE if usage.unused else "")
 
 
 def _artefacts(store: Path) -> list[Check]:

@@ -8,9 +8,7 @@ import typer
 
 from orchestrator.cli.admin_command import Daemon, admin_command
 from orchestrator.cli.daemon_socket import name_model
-from orchestrator.cli.options import (
-    ModelName,
-)
+from orchestrator.cli.options import ModelName
 from orchestrator.plain_table import print_lines, print_table
 
 app = typer.Typer(help="Show which drafters propose tokens, and choose among them while requests run.")

@@ -7,11 +7,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.admin_command import Daemon, admin_command
-from orchestrator.cli.options import (
-    ModelName,
-    Yes,
-    confirm,
-)
+from orchestrator.cli.options import ModelName, Yes, confirm
 
 
 @admin_command

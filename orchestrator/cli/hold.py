@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import Annotated, Any
@@ -13,11 +12,7 @@ from orchestrator.cli.admin_command import Daemon, admin_command
 from orchestrator.cli.daemon_socket import Place, StatusError, name_model, query_daemon
 from orchestrator.cli.health import show_health
 from orchestrator.cli.live_names import KINDS, complete_part
-from orchestrator.cli.options import (
-    ModelName,
-    Yes,
-    confirm,
-)
+from orchestrator.cli.options import ModelName, Yes, confirm, print_json
 
 _Name = Annotated[
     list[str],
@@ -66,7 +61,7 @@ def drain(
     if daemon.as_json:
         drained = not left and timeout_s > 0.0
         told = {"kind": held["kind"], "name": held["name"], "drained": drained, "requests": left}
-        print(json.dumps(told, indent=1))
+        print_json(told)
     elif timeout_s and not left:
         print(f"{held['kind']} {held['name']} is drained; `outrider uncordon {held['name']}` lets it work again")
     if left and timeout_s:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import ConfigFile, Yes, confirm
+from orchestrator.cli.options import ConfigFile, Yes, confirm, print_json
 from orchestrator.plain_table import print_lines, print_table
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def create(
     scopes = tuple(one for one in SCOPES if one in scope) if scope else USUAL_SCOPES
     key, record = create_key(_find_file(file, config), name, scopes, max_requests, max_tokens_per_minute)
     if as_json:
-        print(json.dumps({"key": key, **_describe(record)}, indent=1))
+        print_json({"key": key, **_describe(record)})
         return
     print(key)
     print(f"the key {record.name!r} ({record.key_id}), for {', '.join(scopes)}; it is not shown again", file=sys.stderr)
@@ -64,7 +64,7 @@ def list_keys(file: _File = None, config: ConfigFile = None, as_json: _Json = Fa
     path = _find_file(file, config)
     lines = read_keys(path)
     if as_json:
-        print(json.dumps({"file": str(path), "keys": [_describe_line(line) for line in lines]}, indent=1))
+        print_json({"file": str(path), "keys": [_describe_line(line) for line in lines]})
         return
     rows = []
     for line in lines:
@@ -101,7 +101,7 @@ def hash_keys(file: _File = None, config: ConfigFile = None, as_json: _Json = Fa
 
     done = hash_plain_keys(_find_file(file, config))
     if as_json:
-        print(json.dumps({"keys": [_describe(record) for record in done]}, indent=1))
+        print_json({"keys": [_describe(record) for record in done]})
     else:
         print(f"replaced by digests: {', '.join(record.name for record in done) or 'no key stood there as it is'}")
 

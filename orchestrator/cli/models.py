@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
-from orchestrator.cli.options import ConfigFile, Yes, confirm
+from orchestrator.cli.options import AsJson, ConfigFile, Yes, confirm, print_json
 from orchestrator.cli.progress import show_progress
 from orchestrator.plain_table import print_table
 
@@ -19,22 +18,20 @@ if TYPE_CHECKING:  # loaded where something is done
 
 app = typer.Typer(invoke_without_command=True, help="Prepared models: what the store holds, and what they keep.")
 
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 
 @app.callback()
-def models(context: typer.Context, config: ConfigFile = None, as_json: _Json = False) -> None:
+def models(context: typer.Context, config: ConfigFile = None, as_json: AsJson = False) -> None:
     """List the prepared models in the store, with the quality that was measured of them."""
     if context.invoked_subcommand is not None:
         return
     from orchestrator.config.load import default_config_path, load_config, store_directory
     from orchestrator.worker.measuring.quality import list_stored_quality
 
-    found = list_stored_quality(store_directory(load_config(config or default_config_path(), sources=False)))
+    stored = list_stored_quality(store_directory(load_config(config or default_config_path(), sources=False)))
     if as_json:
-        print(json.dumps(found, indent=1))
+        print_json(stored)
     else:
-        _print(found)
+        _print(stored)
 
 
 @app.command()
@@ -44,7 +41,7 @@ def quality(
     adapter: Annotated[str, typer.Option(help="The runtime; else as configured.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="Use this many prompts, spread evenly; 0: all.")] = 0,
     config: ConfigFile = None,
-    as_json: _Json = False,
+    as_json: AsJson = False,
 ) -> None:
     """Prepare the model in a number format and measure it: perplexity and greedy choices beside the exact values in
     float32, and the time of a decode step. The figures are kept beside the weights, and `weights: auto` uses them."""
@@ -52,17 +49,17 @@ def quality(
 
     options = _options(config, weights, adapter)
     texts = _prompts(options, prompts, limit)
-    found = show_progress(lambda progress: measure_quality(options, texts, progress))
+    result = show_progress(lambda progress: measure_quality(options, texts, progress))
     if as_json:
-        print(json.dumps(found, indent=1))
+        print_json(result)
         return
     for name in ("weights", "positions", "perplexity", "perplexity_ratio", "greedy_agreement", "step_ms"):
-        value = found[name]
+        value = result[name]
         print(f"{name:18} {value:.4f}" if isinstance(value, float) else f"{name:18} {value}")
 
 
 @app.command()
-def prune(config: ConfigFile = None, yes: Yes = False, as_json: _Json = False) -> None:
+def prune(config: ConfigFile = None, yes: Yes = False, as_json: AsJson = False) -> None:
     """Remove the prepared models that the configuration does not use. It asks first; --yes does not.
 
     Another configuration with the same store makes again what it needs, at its next start.
@@ -82,7 +79,7 @@ def prune(config: ConfigFile = None, yes: Yes = False, as_json: _Json = False) -
     freed = sum(one.size_bytes for one in removed)
     kept = [str(one.path) for one in usage.unused if one not in removed]
     if as_json:
-        print(json.dumps({"removed": [str(one.path) for one in removed], "freed_bytes": freed, "kept": kept}, indent=1))
+        print_json({"removed": [str(one.path) for one in removed], "freed_bytes": freed, "kept": kept})
         return
     print(f"removed {len(removed)} of {len(usage.unused)} prepared models, {human_bytes(freed)}")
     for name in kept:
@@ -119,15 +116,16 @@ def _prompts(options: EngineOptions, path: Path, limit: int) -> list[list[int]]:
     return [tokenizer.encode_chat([{"role": "user", "content": text.text}]) for text in chosen]
 
 
-def _print(found: list[dict[str, Any]]) -> None:
+def _print(stored: list[dict[str, Any]]) -> None:
     columns = ("model", "runtime", "weights", "size", "activations", "perplexity", "agreement", "step ms")
     rows = []
-    for one in found:
-        shown = (Path(one["source"]).name, one["recipe_name"], one["weights"], human_bytes(one["bytes"]))
-        for row in one["quality"] or [None]:
+    for model in stored:
+        shown = (Path(model["source"]).name, model["recipe_name"], model["weights"], human_bytes(model["bytes"]))
+        for quality in model["quality"] or [None]:
             figures = ("", "not measured", "", "")
-            if row:
-                ratio = f"{row['perplexity']:.3f} (x {row['perplexity_ratio']:.3f})"
-                figures = (row["activations"], ratio, f"{row['greedy_agreement']:.1%}", f"{row['step_ms']:.2f}")
+            if quality:
+                ratio = f"{quality['perplexity']:.3f} (x {quality['perplexity_ratio']:.3f})"
+                agreement, step_ms = f"{quality['greedy_agreement']:.1%}", f"{quality['step_ms']:.2f}"
+                figures = (quality["activations"], ratio, agreement, step_ms)
             rows.append((*shown, *figures))
     print_table(columns, rows)

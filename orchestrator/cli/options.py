@@ -1,10 +1,12 @@
-"""Options that several commands have."""
+"""What several commands share: options, the question before something is changed, and how results are printed."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -17,6 +19,7 @@ ModelName = Annotated[
     typer.Option("--model", help="Of several models, the one of this name.", autocompletion=complete_model),
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def confirm(what: str, *, yes: bool) -> None:
@@ -26,3 +29,20 @@ def confirm(what: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise typer.BadParameter(f"this would {what}; say --yes to have it done")
     typer.confirm(f"This will {what}. Go on?", abort=True, err=True)
+
+
+def print_json(data: Any) -> None:
+    """Print plain data for programs."""
+    print(json.dumps(data, indent=1))
+
+
+def show_progress(work: Callable[[Callable[[str, float], None]], dict[str, Any]]) -> dict[str, Any]:
+    """Run work that tells its progress, show that, and return its result."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+
+        def progress(stage: str, fraction: float) -> None:
+            status.update(f"{stage} ..." if fraction < 0 else f"{stage}: {fraction:.0%}")
+
+        return work(progress)

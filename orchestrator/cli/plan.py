@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.options import ModelName
+from orchestrator.cli.options import ModelName, print_json
 
 if TYPE_CHECKING:  # loaded where a plan is made
     from orchestrator.config.model import ClusterConfig
@@ -46,25 +46,25 @@ def plan(
     """Say which device, runtime and precision would host the target, where drafts come from, and how fast it is."""
     if context.invoked_subcommand is not None:
         return
-    from orchestrator.cli.plan_line import list_weak_points
     from orchestrator.cli.plan_table import print_library, print_proposal
+    from orchestrator.cli.status_lines import list_weak_points
 
     if library:
         print_library()
         return
-    found = propose_plans(config, cluster, profiles, model)
+    proposals = propose_plans(config, cluster, profiles, model)
     if as_json:
         from orchestrator.planning.basis import plain
 
-        first, *further = ({**plain(proposal)} for proposal in found.values())
-        print(json.dumps({**first, "models": further} if further else first, indent=1))
+        first, *further = map(plain, proposals.values())
+        print_json({**first, "models": further} if further else first)
         return
-    for name, proposal in found.items():
-        running = (
-            _find_running(config, name if len(found) > 1 else model) if cluster is None and profiles is None else None
-        )
+    several = len(proposals) > 1
+    for name, proposal in proposals.items():
+        here = cluster is None and profiles is None
+        running = _find_running(config, name if several else model) if here else None
         weak_points = list_weak_points(running) if running is not None else []
-        print_proposal(proposal, weak_points, explain=explain, model=name if len(found) > 1 else "")
+        print_proposal(proposal, weak_points, explain=explain, model=name if several else "")
         if explain and running is not None:
             _print_learnt(proposal, running)
 
@@ -72,7 +72,7 @@ def plan(
 def _print_learnt(proposal: PlanProposal, running: Mapping[str, Any]) -> None:
     """Print what a daemon that runs has learnt and the plan does not say: replicas that are out, and what was left out
     where workers were refused."""
-    for line in (*(one["why"] for one in running["missing"]), *running["assumed"]):
+    for line in (*(replica["why"] for replica in running["missing"]), *running["assumed"]):
         if line not in proposal.assumed:
             typer.echo(f"the daemon that runs says: {line}")
 
@@ -95,21 +95,14 @@ def diff(
     from policies.planning.plan import diff as differences
 
     (old, missing), (new, _) = (_load_plan(name, config, cluster, profiles, model) for name in (before, after))
-    found = differences(old, new, [one["replica"] for one in missing])
+    changes = differences(old, new, [replica["replica"] for replica in missing])
     if as_json:
-        gain = found.gain if found.before_tokens_per_s else None
-        print(json.dumps({**asdict(found), "gain": gain, "missing": missing}, indent=1))
+        gain = changes.gain if changes.before_tokens_per_s else None
+        print_json({**asdict(changes), "gain": gain, "missing": missing})
     else:
-        print_diff(found, before, after, new.currency)
-        for one in missing:
-            print(f"replica {one['replica']} is planned and does not run: {one['why']}")
-
-
-def propose_plan(
-    config: Path | None, cluster: Path | None, profiles: Path | None, model: str | None = None
-) -> PlanProposal:
-    """Return what is planned for the first model, or for the one that is named. Raises as `propose_plans`."""
-    return next(iter(propose_plans(config, cluster, profiles, model, first=model is None).values()))
+        print_diff(changes, before, after, new.currency)
+        for replica in missing:
+            print(f"replica {replica['replica']} is planned and does not run: {replica['why']}")
 
 
 def propose_plans(
@@ -122,45 +115,37 @@ def propose_plans(
 ) -> dict[str, PlanProposal]:
     """Return what is planned for each model by its name, or for the one that is named, or the `first`. Each is planned
     beside those before it. Raises OutriderError or AdapterError."""
-    from orchestrator.config.sketch import load_sketch
+    from orchestrator.config.sketch import is_cluster_file, load_sketch
     from orchestrator.daemon.bootstrap.plan_board import PlanBoard
     from orchestrator.planning.proposal import PlanError
 
-    if cluster is not None and (load_sketch(cluster).target is not None):
+    if cluster is not None and load_sketch(cluster).target is not None:
         return {"": _propose_sketch(config, cluster, profiles, None)}
-    path = _find_config(config, cluster)
-    loaded, base = _config(path, there=cluster is None)
-    targets = loaded.targets[:1] if first else loaded.targets
+    if config is None and cluster is not None and is_cluster_file(cluster):  # the sketch itself says what is placed
+        config = cluster
+    loaded, base = _load(config, there=cluster is None)
     names = [target.model.name for target in loaded.targets]
     if model is not None and model not in names:
-        there = " and ".join(map(repr, names))
-        raise PlanError(f"there is no model '{model}' in this configuration; there is {there}")
+        known = " and ".join(map(repr, names))
+        raise PlanError(f"there is no model '{model}' in this configuration; there is {known}")
     board = PlanBoard(loaded.targets, base)
-    found: dict[str, PlanProposal] = {}
-    for number, target in enumerate(targets):
-        mine = target.model.name
+    proposals: dict[str, PlanProposal] = {}
+    for number, target in enumerate(loaded.targets[:1] if first else loaded.targets):
         taken = board.list_taken(number)
         if cluster is not None:
-            proposal = _propose_sketch(path, cluster, profiles, (target, base, taken))
+            proposal = _propose_sketch(config, cluster, profiles, (target, base, taken))
         else:
-            proposal = _propose_target(target, path, base, profiles, taken)
+            proposal = _propose_target(target, config, base, profiles, taken)
         if target.planned:
-            board.note(number, _tell(proposal.plan))
-        found[mine] = proposal
-        if model == mine:
-            return {mine: proposal}
-    return found
+            board.note(number, _return(proposal.plan))
+        proposals[target.model.name] = proposal
+        if model == target.model.name:
+            return {model: proposal}
+    return proposals
 
 
-def _tell(plan: Plan) -> Callable[[], Plan]:
+def _return(plan: Plan) -> Callable[[], Plan]:
     return lambda: plan
-
-
-def _find_config(config: Path | None, cluster: Path | None) -> Path | None:
-    """Return the cluster.yaml that says what is to be placed: the sketch itself may be one."""
-    from orchestrator.config.sketch import is_cluster_file
-
-    return cluster if config is None and cluster is not None and is_cluster_file(cluster) else config
 
 
 def _propose_sketch(
@@ -180,7 +165,7 @@ def _propose_sketch(
     known = ProfileStore(profiles) if profiles is not None else None
     sketch = load_sketch(cluster)
     if placed is None:
-        loaded, base = (None, Path()) if config is None else _config(config, there=False)
+        loaded, base = (None, Path()) if config is None else _load(config, there=False)
         return propose_sketch(sketch, build_request_from_sketch(sketch, loaded, base), known)
     target, base, taken = placed
     return propose_sketch(sketch, replace(build_request_from_sketch(sketch, target, base), taken=taken), known)
@@ -213,15 +198,15 @@ def _propose_target(
 
     here = list_devices_here()
     store, free = profile_store(target), here.free_bytes
-    found = propose_here(asked, store, free, seen=here.seen, lacks=here.lacks, versions=here.versions)
-    return add_device_layers(target, base, found)
+    proposal = propose_here(asked, store, free, seen=here.seen, lacks=here.lacks, versions=here.versions)
+    return add_device_layers(target, base, proposal)
 
 
-def _config(path: Path | None, *, there: bool = True) -> tuple[ClusterConfig, Path]:
+def _load(path: Path | None, *, there: bool) -> tuple[ClusterConfig, Path]:
     from orchestrator.config.load import default_config_path, load_config
 
-    found = path or default_config_path()
-    return load_config(found, there=there), found.resolve().parent
+    path = path or default_config_path()
+    return load_config(path, there=there), path.resolve().parent
 
 
 def _load_plan(
@@ -234,24 +219,21 @@ def _load_plan(
     from policies.planning.plan import Plan
 
     if name == PROPOSED:
-        return propose_plan(config, cluster, profiles, model).plan, []
+        proposals = propose_plans(config, cluster, profiles, model, first=model is None)
+        return next(iter(proposals.values())).plan, []
     try:
-        told = _running(config, model) if name == RUNNING else json.loads(Path(name).read_text(encoding="utf-8"))
-        return msgspec.convert(told["plan"], Plan), told.get("missing", [])
+        if name == RUNNING:
+            written = _query_plan(config, model)
+            if written.get("plan") is None:
+                way_out = "let it plan with model.adapter: auto"
+                raise PlanError(f"the daemon runs what cluster.yaml says, without a plan; {way_out}")
+        else:
+            written = json.loads(Path(name).read_text(encoding="utf-8"))
+        return msgspec.convert(written["plan"], Plan), written.get("missing", [])
     except OSError as error:
         raise PlanError(f"{name}: cannot be read: {error.strerror}; write it with `outrider plan --json`") from error
     except (ValueError, KeyError, TypeError) as error:
         raise PlanError(f"{name}: is no plan ({error}); write it with `outrider plan --json`") from error
-
-
-def _running(config: Path | None, model: str | None) -> dict[str, Any]:
-    """Return the plan that the daemon of a configuration runs. Raises StatusError or PlanError."""
-    from orchestrator.planning.proposal import PlanError
-
-    found = _query_plan(config, model)
-    if found.get("plan") is None:
-        raise PlanError("the daemon runs what cluster.yaml says, without a plan; let it plan with model.adapter: auto")
-    return found
 
 
 def _find_running(config: Path | None, model: str | None) -> dict[str, Any] | None:
@@ -259,10 +241,10 @@ def _find_running(config: Path | None, model: str | None) -> dict[str, Any] | No
     from orchestrator.cli.daemon_socket import StatusError
 
     try:
-        found = _query_plan(config, model)
+        answer = _query_plan(config, model)
     except StatusError:
         return None
-    return found if found.get("plan") is not None else None
+    return answer if answer.get("plan") is not None else None
 
 
 def _query_plan(config: Path | None, model: str | None) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -17,7 +16,7 @@ import typer
 
 from device_profiles.acceptance import TargetTexts
 from device_profiles.store import ProfileStore
-from orchestrator.cli.options import ConfigFile
+from orchestrator.cli.options import AsJson, ConfigFile, print_json
 from orchestrator.cli.profile_table import print_profiles
 from orchestrator.errors import OutriderError, WorkerError
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
@@ -52,7 +51,7 @@ def profile(
     ] = 8.0,
     refresh: Annotated[bool, typer.Option("--refresh", help="Measure again what is stored already.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Measure although a daemon serves here.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
     """Measure devices, the configured models on them, their drafts and the links between hosts, and keep it all."""
@@ -63,19 +62,19 @@ def profile(
     loaded = leave_out_canary(load_config(path))
     store = profile_store(loaded)
     base = path.resolve().parent
-    work = []
+    work: list[Work] = []
     for target in loaded.targets:
         if node:
             work += remote_work(target, base, device or (), threads or (), node)
         else:
             work += list_work(target, base, device or (), threads or ())
-    todo = [one for one in work if refresh or not one.is_known(store)]
+    todo = [piece for piece in work if refresh or not piece.is_known(store)]
     serving = "" if force else _describe_daemon(loaded)
     if not serving:
-        todo = [one for one in work if one in todo or not one.is_done(store)]
+        todo = [piece for piece in work if piece in todo or not piece.is_done(store)]
     across = bool(loaded.cluster.address)  # which nodes there are is known only there
-    started, done = time.perf_counter(), _Done()
-    doubts = [f"{one.title}: {why}: measured again" for one in todo if (why := one.describe_doubt(store))]
+    doubts = [f"{piece.title}: {why}: measured again" for piece in todo if (why := piece.describe_doubt(store))]
+    started, measuring = time.perf_counter(), _Measuring(store, refresh, seconds)
     if todo or across or refresh or not store.links():
         if serving:
             raise ProfileError(serving)
@@ -83,28 +82,70 @@ def profile(
             print(f"outrider: {line}", file=sys.stderr)
         busy = ProfileError("another `outrider profile` is measuring with this store; wait for it to end")
         with measuring_alone(store, busy):
-            asyncio.run(_measure(loaded, todo, store, _How(refresh, seconds), done))
-    took_s = time.perf_counter() - started if done.found or done.failures else 0.0
+            asyncio.run(measuring.measure(loaded, todo))
+    took_s = time.perf_counter() - started if measuring.values or measuring.failures else 0.0
     _show(work, store, took_s, as_json=as_json)
-    if done.failures:
-        raise ProfileError("\n".join(done.failures))
-
-
-@dataclass(frozen=True, slots=True)
-class _How:
-    """`refresh`: what is stored is measured again. `steps_s`: how long forwards of a model are measured."""
-
-    refresh: bool
-    steps_s: float
+    if measuring.failures:
+        raise ProfileError("\n".join(measuring.failures))
 
 
 @dataclass(slots=True)
-class _Done:
-    """How many values were found, whether what the target says is among them, and what failed."""
+class _Measuring:
+    """Measures into a store. `refresh`: what is stored is measured again. `steps_s`: how long forwards of a model are
+    measured. `values`: how many were measured, `texts`: what the target says among them; `failures`: what failed."""
 
-    found: int = 0
+    store: ProfileStore
+    refresh: bool
+    steps_s: float
+    values: int = 0
     texts: bool = False
     failures: list[str] = field(default_factory=list)
+
+    async def measure(self, config: ClusterConfig, todo: list[Work]) -> None:
+        """Measure models on this machine or on the nodes that were named, one after another, then links."""
+        from orchestrator.daemon.bootstrap.clusters import local_cluster, measuring_cluster
+
+        with _bars(len(todo) + 1) as bar:
+            here = [piece for piece in todo if not piece.node]
+            if here:
+                async with _open_cluster(local_cluster()) as cluster:
+                    await self._measure_models(cluster, here, bar)
+            async with _open_cluster(measuring_cluster(config)) as cluster:
+                await self._measure_models(cluster, [piece for piece in todo if piece.node], bar)
+                await self._measure_links(cluster, bar("links"))
+
+    async def _measure_models(self, cluster: Cluster, todo: list[Work], bar: Callable[[str], _Show]) -> None:
+        from orchestrator.planning.profiling.run import Watch, measure_on_cluster
+
+        for piece in todo:
+            show = bar(piece.title)
+            try:
+                # Described when its turn comes: what was stored meanwhile is known to it.
+                spec = piece.spec(self.store, refresh=self.refresh, steps_s=self.steps_s, texts_are_new=self.texts)
+                await measure_on_cluster(cluster, spec, Watch(show, self._keep))
+            except WorkerError as error:
+                self.failures.append(f"{piece.title}: {error}")
+
+    async def _measure_links(self, cluster: Cluster, show: _Show) -> None:
+        from orchestrator.planning.profiling.link_work import echo_spec, name_of, paths, probe_spec
+        from orchestrator.planning.profiling.run import Watch, measure_path
+
+        known = set() if self.refresh else {(link.left, link.right) for link in self.store.links()}
+        named = [((name_of(left), name_of(right)), left, right) for left, right in paths(await cluster.nodes())]
+        todo = [path for path in named if path[0] not in known]
+        watch = Watch(lambda stage, fraction: None, self._keep)
+        for number, (names, left, right) in enumerate(todo):
+            show(" to ".join(names), number / len(todo))
+            try:
+                probe = partial(probe_spec, left=left, right=right)
+                await measure_path(cluster, echo_spec(right, across=left != right), probe, watch)
+            except WorkerError as error:
+                self.failures.append(f"link {' to '.join(names)}: {error}")
+
+    def _keep(self, value: Finding) -> None:
+        self.store.save(value)
+        self.values += 1
+        self.texts |= isinstance(value, TargetTexts)
 
 
 def _describe_daemon(config: ClusterConfig) -> str:
@@ -123,21 +164,6 @@ def _describe_daemon(config: ClusterConfig) -> str:
     )
 
 
-async def _measure(config: ClusterConfig, todo: list[Work], store: ProfileStore, how: _How, done: _Done) -> None:
-    """Measure models on this machine or on the nodes that were named, one after another, then links."""
-    from orchestrator.daemon.bootstrap.clusters import local_cluster, measuring_cluster
-
-    with _bars(len(todo) + 1) as bar:
-        here = [one for one in todo if not one.node]
-        if here:
-            async with _open_cluster(local_cluster()) as cluster:
-                await _measure_models(cluster, here, store, how, done, bar)
-        async with _open_cluster(measuring_cluster(config)) as cluster:
-            there = [one for one in todo if one.node]
-            await _measure_models(cluster, there, store, how, done, bar)
-            await _measure_links(cluster, store, how, done, bar("links"))
-
-
 @asynccontextmanager
 async def _open_cluster(cluster: Cluster) -> AsyncIterator[Cluster]:
     await cluster.open()
@@ -145,46 +171,6 @@ async def _open_cluster(cluster: Cluster) -> AsyncIterator[Cluster]:
         yield cluster
     finally:
         await cluster.close()
-
-
-async def _measure_models(
-    cluster: Cluster, todo: list[Work], store: ProfileStore, how: _How, done: _Done, bar: Callable[[str], _Show]
-) -> None:
-    from orchestrator.planning.profiling.run import Watch, measure_on_cluster
-
-    for one in todo:
-        show = bar(one.title)
-        try:
-            # Described when its turn comes: what was stored meanwhile is known to it.
-            spec = one.spec(store, refresh=how.refresh, steps_s=how.steps_s, texts_are_new=done.texts)
-            await measure_on_cluster(cluster, spec, Watch(show, partial(_keep, store, done)))
-        except WorkerError as error:
-            done.failures.append(f"{one.title}: {error}")
-
-
-async def _measure_links(cluster: Cluster, store: ProfileStore, how: _How, done: _Done, show: _Show) -> None:
-    from orchestrator.planning.profiling.link_work import echo_spec, name_of, paths, probe_spec
-    from orchestrator.planning.profiling.run import Watch, measure_path
-
-    known = set() if how.refresh else {(one.left, one.right) for one in store.links()}
-    every = [path for path in paths(await cluster.nodes()) if (name_of(path[0]), name_of(path[1])) not in known]
-    for number, (left, right) in enumerate(every):
-        show(f"{name_of(left)} to {name_of(right)}", number / len(every))
-        try:
-            await measure_path(
-                cluster,
-                echo_spec(right, across=left != right),
-                partial(probe_spec, left=left, right=right),
-                Watch(lambda stage, fraction: None, partial(_keep, store, done)),
-            )
-        except WorkerError as error:
-            done.failures.append(f"link {name_of(left)} to {name_of(right)}: {error}")
-
-
-def _keep(store: ProfileStore, done: _Done, value: Finding) -> None:
-    store.save(value)
-    done.found += 1
-    done.texts |= isinstance(value, TargetTexts)
 
 
 @contextmanager
@@ -196,11 +182,11 @@ def _bars(count: int) -> Iterator[Callable[[str], _Show]]:
     columns = (BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task("", total=float(count))
-        begun: list[str] = []
+        titles: list[str] = []
 
         def begin(title: str) -> _Show:
-            begun.append(title)
-            done = len(begun) - 1
+            titles.append(title)
+            done = len(titles) - 1
 
             def show(stage: str, fraction: float) -> None:
                 part = min(1.0, max(0.0, fraction))
@@ -213,18 +199,17 @@ def _bars(count: int) -> Iterator[Callable[[str], _Show]]:
 
 
 def _show(work: list[Work], store: ProfileStore, took_s: float, *, as_json: bool) -> None:
-    devices = [one.find_device_profile(store) for one in work]
-    models = [one for one in (piece.find_model_profile(store) for piece in work) if one is not None]
-    digests = {one.model_digest for one in models}
-    pairs = [one for one in store.pairs() if one.target_digest in digests]
-    found: dict[str, list[Any]] = {
-        "devices": [one for one in dict.fromkeys(devices) if one is not None],
+    devices = dict.fromkeys(piece.find_device_profile(store) for piece in work)
+    models = [model for piece in work if (model := piece.find_model_profile(store)) is not None]
+    digests = {model.model_digest for model in models}
+    profiles: dict[str, list[Any]] = {
+        "devices": [device for device in devices if device is not None],
         "models": models,
-        "pairs": pairs,
+        "pairs": [pair for pair in store.pairs() if pair.target_digest in digests],
         "links": store.links(),
     }
     if as_json:
-        plain = {name: [dataclasses.asdict(one) for one in values] for name, values in found.items()}
-        print(json.dumps({**plain, "took_s": took_s, "store": str(store.directory)}, indent=1))
+        plain = {name: list(map(dataclasses.asdict, values)) for name, values in profiles.items()}
+        print_json({**plain, "took_s": took_s, "store": str(store.directory)})
     else:
-        print_profiles(found, took_s, store.directory)
+        print_profiles(profiles, took_s, store.directory)

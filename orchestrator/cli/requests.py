@@ -8,11 +8,7 @@ import typer
 
 from orchestrator.cli.admin_command import Daemon, admin_command
 from orchestrator.cli.daemon_socket import name_model
-from orchestrator.cli.options import (
-    ModelName,
-    Yes,
-    confirm,
-)
+from orchestrator.cli.options import ModelName, Yes, confirm
 from orchestrator.plain_table import print_lines, print_table
 
 

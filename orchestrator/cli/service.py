@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from orchestrator.cli.options import print_json
 
 if TYPE_CHECKING:
     from orchestrator.daemon.systemd.files import ServiceFile
@@ -87,7 +88,7 @@ def show(
     found = [(file, file.compare(root)) for file in _choose_files(root, model, gpu, commands, systemd)]
     if as_json:
         told = [{"path": str(file.path), "standing": how, "text": file.text} for file, how in found]
-        print(json.dumps({"files": told}, indent=1))
+        print_json({"files": told})
         return
     for file, how in found:
         print(f"### {file.path} ({how})")
@@ -119,7 +120,7 @@ def _confirm(changes: list[str], *, yes: bool) -> None:
 
 def _tell(done: list[Step], *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({"done": [step.describe() for step in done]}, indent=1))
+        print_json({"done": [step.describe() for step in done]})
         return
     for step in done:
         print(f"{step.what}: {step.subject}")

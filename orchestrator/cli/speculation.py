@@ -7,7 +7,6 @@ An override holds for requests that start from then on, until it is taken back o
 from __future__ import annotations
 
 import getpass
-import json
 import os
 from typing import Annotated, Any
 
@@ -15,8 +14,8 @@ import typer
 
 from orchestrator.cli.admin_command import Daemon, daemon_command
 from orchestrator.cli.daemon_socket import Place, StatusError, query_daemon
-from orchestrator.cli.options import ModelName
-from orchestrator.cli.speculation_rows import speculation_rows
+from orchestrator.cli.options import ModelName, print_json
+from orchestrator.cli.status_lines import speculation_rows
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,7 +42,7 @@ def status(
     first, *further = _choose(query_daemon(daemon.find()), model)
     found = {**first, "models": further} if further else first
     if as_json:
-        print(json.dumps(found, indent=1))
+        print_json(found)
     else:
         _print(found)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from device_profiles.units import human_bytes
-from orchestrator.cli.plan_line import plan_line
-from orchestrator.cli.speculation_rows import pair_gauges, speculation_rows, warning_rows
-from orchestrator.cli.store_line import format_store
+from orchestrator.cli.status_lines import pair_gauges, plan_line, speculation_rows, store_line, warning_rows
 from orchestrator.machine.cores import spans
 
 if TYPE_CHECKING:
@@ -25,11 +23,11 @@ def build_tables(answer: dict[str, Any]) -> Iterator[Table]:
 
     from orchestrator.plain_table import add_row
 
-    for one in (answer, *({**answer, **further} for further in answer["models"])):
-        whose = f": {one['model']}" if answer["models"] else ""
+    for target in (answer, *({**answer, **further} for further in answer["models"])):
+        whose = f": {target['model']}" if answer["models"] else ""
         table = Table(show_header=False, title=f"outrider {answer['version']}{whose}")
-        for name, value in list_rows(one):
-            add_row(table, name, value)
+        for row in list_rows(target):
+            add_row(table, *row)
         yield table
 
 
@@ -40,51 +38,44 @@ def list_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
     if answer["slo"]:
         rows += [("objectives", objectives_line(answer["slo"])), ("goodput", goodput_line(answer["slo"]))]
     if len(replicas) > 1:
-        rows += [(f"replica {one['engine']}", replica_line(one)) for one in replicas]
-    rows += [(f"standby {one['engine']}", replica_line(one)) for one in answer["standbys"]]
-    rows += _drafters(replicas)
+        rows += [(f"replica {replica['engine']}", replica_line(replica)) for replica in replicas]
+    rows += [(f"standby {standby['engine']}", replica_line(standby)) for standby in answer["standbys"]]
+    rows += _list_drafters(replicas)
     rows += [(_name_draft(draft, answer["drafts"]), draft_line(draft, answer)) for draft in answer["drafts"]]
-    rows += [(f"host {one['name'] or one['host']}", _host_line(one)) for one in answer["hosts"][:MOST_ROWS]]
-    rows += _tell_rest(len(answer["hosts"]) - MOST_ROWS, "hosts")
+    rows += [(f"host {host['name'] or host['host']}", _host_line(host)) for host in answer["hosts"][:MOST_ROWS]]
+    rows += _list_rest(len(answer["hosts"]) - MOST_ROWS, "hosts")
     shown = answer["devices"]
     if len(shown) > MOST_ROWS:
-        shown = sorted(shown, key=lambda one: -(one["utilisation"] or 0.0))[:MOST_ROWS]
-    rows += [(f"device {one['name']}", device_line(one)) for one in shown]
+        shown = sorted(shown, key=lambda device: -(device["utilisation"] or 0.0))[:MOST_ROWS]
+    rows += [(f"device {device['name']}", device_line(device)) for device in shown]
     left_out = answer.get("devices_left_out", 0) + len(answer["devices"]) - len(shown)
-    rows += _tell_rest(left_out, "devices, less busy")
-    if answer["scaling"]:
-        rows.append(("scaling", scaling_line(answer["scaling"])))
-    if answer["draft_store"]:
-        rows.append(("draft store", draft_store_line(answer["draft_store"])))
-    if answer["recent_outputs"]:
-        recent = answer["recent_outputs"]
-        told = f"{recent['tokens']} tokens of {recent['users']} user tags, given to {recent['given']} requests"
-        rows.append(("users' last answers", told))
+    rows += _list_rest(left_out, "devices, less busy")
+    rows += _list_parts(answer, {"scaling": scaling_line, "draft_store": draft_store_line})
+    rows += _list_parts(answer, {"recent_outputs": recent_outputs_line}, "users' last answers")
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
+        peak = f"peak {human_bytes(gauges['peak_rss_bytes'])}{_format_planned(replicas)}"
+        memory = f"worker{'s' * (len(replicas) > 1)} {human_bytes(gauges['rss_bytes'])}, {peak}"
         rows += [
             ("KV cache", f"{used} of {gauges['total_blocks']} blocks, {gauges['preemptions']} preemptions"),
-            (
-                "memory",
-                f"worker{'s' * (len(replicas) > 1)} {human_bytes(gauges['rss_bytes'])}, peak "
-                f"{human_bytes(gauges['peak_rss_bytes'])}{_format_planned(replicas)}; drafters "
-                f"{human_bytes(gauges['drafter_bytes'])}",
-            ),
+            ("memory", f"{memory}; drafters {human_bytes(gauges['drafter_bytes'])}"),
         ]
-    rows += _how_it_runs(answer)
-    if answer.get("store"):
-        rows.append(("store", format_store(answer["store"])))
-    if answer["plan"]:
-        rows.append(("plan", plan_line(answer["plan"])))
-    if answer["costs"]:
-        rows.append(("cost", cost_line(answer["costs"])))
+    rows += _list_how_it_runs(answer)
+    rows += _list_parts(answer, {"store": store_line, "plan": plan_line})
+    rows += _list_parts(answer, {"costs": cost_line}, "cost")
     rows += speculation_rows(answer["speculation"])
-    rows += _levers(replicas)
-    if answer["canary"]:
-        rows.append(("canary", canary_line(answer["canary"])))
-    rows.append(("acceptance rule", acceptance_line(answer["acceptance"], gauges)))
-    rows += [(f"last route, replica {one['engine']}", one["last_route"]) for one in replicas if one["last_route"]]
-    return rows
+    rows += [(f"SLO actions{whose}", gauges["slo"]["why"]) for whose, gauges in pair_gauges(replicas) if gauges["slo"]]
+    rows += _list_parts(answer, {"canary": canary_line})
+    rows.append(("acceptance rule", acceptance_line(answer["acceptance"], answer["gauges"])))
+    routes = ((replica["engine"], replica["last_route"]) for replica in replicas)
+    return rows + [(f"last route, replica {engine}", route) for engine, route in routes if route]
+
+
+def _list_parts(
+    answer: dict[str, Any], lines: dict[str, Callable[[dict[str, Any]], str]], title: str = ""
+) -> list[tuple[str, str]]:
+    """Return a row for each of these parts of a status that is there."""
+    return [(title or name.replace("_", " "), line(answer[name])) for name, line in lines.items() if answer.get(name)]
 
 
 def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
@@ -99,23 +90,18 @@ def _first_rows(answer: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("model", ready["model"]))
     rows += speed_rows(answer["speed"])
     if gauges:
-        rows.append(
-            ("requests", f"{gauges['running']} running, {gauges['waiting']} waiting, {answer['streams']} streams")
-        )
+        line = f"{gauges['running']} running, {gauges['waiting']} waiting, {answer['streams']} streams"
+        rows.append(("requests", line))
     if ready:
         rows += [
             ("device", f"{ready['adapter']} {ready['device']}: {ready['device_name']}"),
-            *(("", one) for one in (*ready["shards"], ready["split"]) if one),
+            *(("", part) for part in (*ready["shards"], ready["split"]) if part),
             ("drafts", drafts_line(ready, totals)),
         ]
     if totals["acceptance_rate"] is not None:
-        rows.append(
-            (
-                "accepted",
-                f"{totals['acceptance_rate']:.0%} of the draft tokens; a verified draft brings "
-                f"{totals['mean_acceptance_length']:.2f} tokens (mean acceptance length)",
-            )
-        )
+        length = f"{totals['mean_acceptance_length']:.2f} tokens (mean acceptance length)"
+        line = f"{totals['acceptance_rate']:.0%} of the draft tokens; a verified draft brings {length}"
+        rows.append(("accepted", line))
     rows.append(("generated", f"{totals['generated']} tokens in {totals['rounds']} rounds"))
     rows.append(("running for", f"{answer['uptime_s']:.0f} s, {totals['restarts']} worker restarts"))
     return rows
@@ -125,14 +111,13 @@ def speed_rows(speed: dict[str, Any] | None) -> list[tuple[str, str]]:
     """Return tokens per second and the time to the first token, as far as there were any."""
     if speed is None:
         return []
-    told = [f"{speed['tokens_per_s']:.1f} tokens/s in the last {speed['window_s']:g} s"]
+    line = f"{speed['tokens_per_s']:.1f} tokens/s in the last {speed['window_s']:g} s"
     if speed["stream_tokens_per_s"] is not None:
-        told.append(f"{speed['stream_tokens_per_s']:.1f} tokens/s within an answer (median)")
-    rows = [("speed", "; ".join(told))]
+        line += f"; {speed['stream_tokens_per_s']:.1f} tokens/s within an answer (median)"
+    rows = [("speed", line)]
     if speed["ttft_ms"] is not None:
-        rows.append(
-            ("time to first token", f"{speed['ttft_ms']:.0f} ms (median of the last {speed['requests']} answers)")
-        )
+        line = f"{speed['ttft_ms']:.0f} ms (median of the last {speed['requests']} answers)"
+        rows.append(("time to first token", line))
     return rows
 
 
@@ -153,14 +138,15 @@ def _list_warnings(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what somebody should look after."""
     ready, gauges, replicas = answer["ready"], answer["gauges"], answer["replicas"]
     rows = [("REDUCED MEMORY", failed) for failed in (ready["memory_reduced"] if ready else [])]
-    rows += _memory_bounds(replicas)
+    bounds = ((whose, gauges["memory_bound"]) for whose, gauges in pair_gauges(replicas))
+    rows += [(f"OUT OF MEMORY{whose}", memory_bound_line(bound)) for whose, bound in bounds if bound]
     rows += [("DAMAGED FILE", file) for file in (gauges or {}).get("corrupt", [])]
     rows += warning_rows(replicas)
-    rows += [("JOURNAL", one["text"]) for one in answer.get("journal", {}).get("problems", [])]
-    return rows + [(f"{one['kind']} {one['name']}", health_line(one)) for one in answer["health"]]
+    rows += [("JOURNAL", problem["text"]) for problem in answer.get("journal", {}).get("problems", [])]
+    return rows + [(f"{part['kind']} {part['name']}", health_line(part)) for part in answer["health"]]
 
 
-def _how_it_runs(answer: dict[str, Any]) -> list[tuple[str, str]]:
+def _list_how_it_runs(answer: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the effective state of the target, and the reasons for it."""
     ready = answer["ready"]
     rows = [("worker", f"{answer['worker']} (runtime {answer['runtime']})")]
@@ -172,10 +158,7 @@ def _how_it_runs(answer: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         *rows,
         ("source", ready["source"]),
-        (
-            "precision",
-            f"weights {ready['weights']}, activations {ready['activations']}, KV cache {ready['kv_cache']}",
-        ),
+        ("precision", _format_precision(ready)),
         ("why this precision", ready["precision_reason"] or "the simulated model has one precision"),
         *([("layers", ready["device_layers"])] if ready["device_layers"] else []),
         ("shapes", _shapes(ready)),
@@ -187,7 +170,11 @@ def _how_it_runs(answer: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _tell_rest(count: int, what: str) -> list[tuple[str, str]]:
+def _format_precision(state: dict[str, Any]) -> str:
+    return f"weights {state['weights']}, activations {state['activations']}, KV cache {state['kv_cache']}"
+
+
+def _list_rest(count: int, what: str) -> list[tuple[str, str]]:
     """Return the row that stands for what is not shown."""
     return [("...", f"{count} more {what}: --json has all")] if count > 0 else []
 
@@ -201,22 +188,22 @@ def health_line(part: dict[str, Any]) -> str:
 
 def device_line(device: dict[str, Any]) -> str:
     """Return what a device does: whose its time is, its memory, temperature and power."""
-    told = []
+    parts = []
     if device["ours"] is not None:
         shares = (("ours", device["ours"]), ("other programs", device["others"]), ("idle", device["idle"]))
-        told.append(", ".join(f"{name} {share:.0%}" for name, share in shares))
+        parts.append(", ".join(f"{name} {share:.0%}" for name, share in shares))
     elif device["utilisation"] is not None:
-        told.append(f"{device['utilisation']:.0%} busy")
+        parts.append(f"{device['utilisation']:.0%} busy")
     if device["memory_total_bytes"]:
         free, total = human_bytes(device["memory_free_bytes"]), human_bytes(device["memory_total_bytes"])
-        told.append(f"{free} of {total} free, {human_bytes(device['memory_ours_bytes'])} held by workers")
+        parts.append(f"{free} of {total} free, {human_bytes(device['memory_ours_bytes'])} held by workers")
     for value, limit, unit in (("temperature_c", "temperature_limit_c", "°C"), ("power_w", "power_limit_w", "W")):
         if device[value] is not None:
             most = f" of {device[limit]:.0f}" if device[limit] else ""
-            told.append(f"{device[value]:.0f}{most} {unit}")
-    told += [f"{device['queue_depth']:.1f} requests wait"] * (device["queue_depth"] >= _SHOWN_QUEUE)
-    told += [f"SLOWS ITSELF DOWN: {device['hot']}"] * bool(device["hot"])
-    return "; ".join(told) or "it tells nothing yet"
+            parts.append(f"{device[value]:.0f}{most} {unit}")
+    parts += [f"{device['queue_depth']:.1f} requests wait"] * (device["queue_depth"] >= _SHOWN_QUEUE)
+    parts += [f"SLOWS ITSELF DOWN: {device['hot']}"] * bool(device["hot"])
+    return "; ".join(parts) or "it tells nothing yet"
 
 
 def scaling_line(scaling: dict[str, Any]) -> str:
@@ -238,6 +225,11 @@ def draft_store_line(store: dict[str, Any]) -> str:
     return f"{line}; last problem: {store['problem']}" if store["problem"] else line
 
 
+def recent_outputs_line(recent: dict[str, Any]) -> str:
+    """Return what users' last answers are kept, and how many requests were given some."""
+    return f"{recent['tokens']} tokens of {recent['users']} user tags, given to {recent['given']} requests"
+
+
 def cost_line(costs: dict[str, Any]) -> str:
     """Return what the devices in use cost, and what a million tokens did of late and since the start."""
     unit = f"{costs['currency']} a million tokens"
@@ -252,11 +244,11 @@ def cost_line(costs: dict[str, Any]) -> str:
 
 def objectives_line(slo: dict[str, Any]) -> str:
     """Return what requests are to have, and what they had of late."""
-    return ", ".join(
-        f"{name.upper()} p{one['percentile']:g} {'-' if one['seen_ms'] is None else format(one['seen_ms'], '.0f')} of "
-        f"{one['ms']:g} ms"
-        for name, one in slo["objectives"].items()
-    )
+    lines = []
+    for name, objective in slo["objectives"].items():
+        seen = "-" if objective["seen_ms"] is None else f"{objective['seen_ms']:.0f}"
+        lines.append(f"{name.upper()} p{objective['percentile']:g} {seen} of {objective['ms']:g} ms")
+    return ", ".join(lines)
 
 
 def goodput_line(slo: dict[str, Any]) -> str:
@@ -272,22 +264,10 @@ def _host_line(host: dict[str, Any]) -> str:
     """Return what a host of the cluster has, or why it is left out."""
     if host["left_out"]:
         return f"LEFT OUT: {host['left_out']}"
-    devices = ", ".join(
-        f"{one['adapter']}:{one['device']} ({human_bytes(one['memory_bytes'])})" for one in host["devices"]
-    )
+    named = ((f"{device['adapter']}:{device['device']}", device["memory_bytes"]) for device in host["devices"])
+    devices = ", ".join(f"{name} ({human_bytes(size)})" for name, size in named)
     zone = f", zone {host['zone']}" if host["zone"] else ""
     return f"{host['address']}{zone}, {len(host['cores'])} cores, for {' and '.join(host['roles'])}; {devices}"
-
-
-def _levers(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return what each replica moves for the objectives, and why."""
-    return [(f"SLO actions{whose}", gauges["slo"]["why"]) for whose, gauges in pair_gauges(replicas) if gauges["slo"]]
-
-
-def _memory_bounds(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return how small each replica keeps its forwards, as memory ran out."""
-    bounds = ((whose, gauges["memory_bound"]) for whose, gauges in pair_gauges(replicas))
-    return [(f"OUT OF MEMORY{whose}", memory_bound_line(bound)) for whose, bound in bounds if bound]
 
 
 def memory_bound_line(bound: dict[str, Any]) -> str:
@@ -328,8 +308,8 @@ def drafter_line(state: dict[str, Any], counts: dict[str, int] | None = None) ->
         brought = f"{state['statistics_accepted']} of {state['statistics_drafted']} tokens that only they said accepted"
         what = f"statistics {state['source']}, {brought}; "
     elif state["source"]:
-        precision = f"weights {state['weights']}, activations {state['activations']}, KV cache {state['kv_cache']}; "
-        what = f"{state['adapter']} {state['device']}, {state['source']}; {precision if state['weights'] else ''}"
+        what = f"{state['adapter']} {state['device']}, {state['source']}; "
+        what += f"{_format_precision(state)}; " if state["weights"] else ""
         what += f"vocabulary {state['vocabulary']}; " if state["vocabulary"] else ""
     if state["static_widths"]:
         what += f"static forwards of {_join_widths(state['static_widths'])} rows; "
@@ -348,44 +328,35 @@ def _remote(remote: dict[str, Any] | None) -> str:
     if not remote:
         return ""
     ahead = f"; drafts ahead: {remote['ahead_hits']} hits, {remote['ahead_misses']} misses" * remote["runs_ahead"]
-    carried = (
-        f", link of {remote['rtt_ms']:.1f} ms, {human_bytes(remote['sent_bytes'])} out and "
-        f"{human_bytes(remote['received_bytes'])} in"
-    )
+    sent, received = human_bytes(remote["sent_bytes"]), human_bytes(remote["received_bytes"])
     late = f"{remote['in_time']} of {remote['asks']} answers in time, {remote['late']} late"
-    return (
-        f"; {late}, {remote['answer_ms']:.1f} ms to an answer, connected {remote['connections']} times{carried}{ahead}"
-    )
+    line = f"; {late}, {remote['answer_ms']:.1f} ms to an answer, connected {remote['connections']} times"
+    return f"{line}, link of {remote['rtt_ms']:.1f} ms, {sent} out and {received} in{ahead}"
 
 
 def replica_line(replica: dict[str, Any]) -> str:
     """Return where one of several replicas runs and how it does."""
     ready, gauges = replica["ready"], replica["gauges"]
-    standby = f"; STANDS IN{_bits(replica)}" if replica["standby"] and replica["streams"] else ""
+    bits = f", its tokens may differ: {replica['unlike']}" if replica["unlike"] else ""
+    standby = f"; STANDS IN{bits}" if replica["standby"] and replica["streams"] else ""
     line = f"{_phase(replica)}{standby}; {replica['worker']}, {replica['totals']['restarts']} restarts; "
     line += f"{replica['streams']} streams, drafts by {replica['draft'] or 'nothing'}"
     if gauges:
         used = gauges["total_blocks"] - gauges["free_blocks"]
-        line += (
-            f", {gauges['running']} running, {gauges['waiting']} waiting, {used} of {gauges['total_blocks']} KV blocks"
-        )
+        line += f", {gauges['running']} running, {gauges['waiting']} waiting"
+        line += f", {used} of {gauges['total_blocks']} KV blocks"
     if ready:
         line += f"; {ready['device']}, cores {_cores(ready['cores'])}"
     return f"{line}; {replica['totals']['generated']} tokens"
-
-
-def _bits(replica: dict[str, Any]) -> str:
-    return f", its tokens may differ: {replica['unlike']}" if replica["unlike"] else ""
 
 
 def draft_line(draft: dict[str, Any], answer: dict[str, Any]) -> str:
     """Return where a draft worker runs, for whom where there are several replicas, and how it does."""
     line = f"{_phase(draft)}; {draft['worker'] or 'no process yet'}, {draft['restarts']} restarts"
     if len(answer["replicas"]) > 1:
-        replicas = {one["name"]: f"replica {one['engine']}" for one in answer["replicas"]}
-        whom = [
-            replicas.get(one, one) + " (not connected)" * (one not in draft["connected"]) for one in draft["targets"]
-        ]
+        named = {replica["name"]: f"replica {replica['engine']}" for replica in answer["replicas"]}
+        away = (" (not connected)" * (name not in draft["connected"]) for name in draft["targets"])
+        whom = [named.get(name, name) + note for name, note in zip(draft["targets"], away, strict=True)]
         line += f"; for {', '.join(whom) or 'nobody'}"
     if draft["load"]:
         line += f"; busy {draft['load']['busy']:.0%}"
@@ -413,29 +384,28 @@ def _join_widths(widths: list[int]) -> str:
 
 
 def _format_planned(replicas: list[dict[str, Any]]) -> str:
-    found = sum(replica["ready"]["planned_memory_bytes"] for replica in replicas if replica["ready"])
-    return f" of {human_bytes(found)} planned" if found else ""
+    planned = sum(replica["ready"]["planned_memory_bytes"] for replica in replicas if replica["ready"])
+    return f" of {human_bytes(planned)} planned" if planned else ""
 
 
-def _drafters(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _list_drafters(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
     """Return what each replica says of each of its drafters, and what grammars drafted there."""
     rows = []
-    told = [one for one in replicas if one["gauges"]]
-    for (whose, gauges), replica in zip(pair_gauges(replicas), told, strict=True):
+    known = [replica for replica in replicas if replica["gauges"]]
+    for (whose, gauges), replica in zip(pair_gauges(replicas), known, strict=True):
         counts = replica["totals"]["by_drafter"]
         nothing = {"drafted": 0, "accepted": 0}
-        for one in gauges["drafters"]:
-            rows.append((f"drafter {one['name']}{whose}", drafter_line(one, counts.get(one["name"], nothing))))
-        if found := counts.get("grammar"):
-            text = (
-                f"{found['accepted']} of {found['drafted']} draft tokens accepted, which grammars left no choice about"
-            )
-            rows.append((f"grammars{whose}", text))
+        for drafter in gauges["drafters"]:
+            line = drafter_line(drafter, counts.get(drafter["name"], nothing))
+            rows.append((f"drafter {drafter['name']}{whose}", line))
+        if grammar := counts.get("grammar"):
+            line = f"{grammar['accepted']} of {grammar['drafted']} draft tokens accepted"
+            rows.append((f"grammars{whose}", f"{line}, which grammars left no choice about"))
     return rows
 
 
 def _name_draft(draft: dict[str, Any], drafts: list[dict[str, Any]]) -> str:
     """Return what a draft worker is called: with its number where there are several of one draft."""
     name = f"draft worker {draft['name']}"
-    several = sum(one["name"] == draft["name"] for one in drafts) > 1
+    several = sum(other["name"] == draft["name"] for other in drafts) > 1
     return f"{name} number {draft['number']}" if several else name

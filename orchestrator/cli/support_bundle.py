@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from orchestrator.cli.admin_command import Daemon, daemon_command
+from orchestrator.cli.options import print_json
 from orchestrator.cli.support_parts import Part, collect_parts
 from orchestrator.errors import OutriderError
 from orchestrator.plain_table import print_lines, print_table
@@ -71,7 +72,7 @@ def support_bundle(
     _write(path, {"manifest.json": json.dumps(manifest, indent=1) + "\n", **files})
     told = {"file": str(path), "size_bytes": path.stat().st_size, **manifest}
     if as_json:
-        print(json.dumps(told, indent=1))
+        print_json(told)
     else:
         _print(told)
 

@@ -17,6 +17,8 @@ from textual.widgets import DataTable, Footer, Input, Static
 from orchestrator.cli.daemon_socket import StatusError
 from orchestrator.cli.top_rows import DEVICES, DRAFTS, REPLICAS, REQUESTS, Cell, Column, History, choose_rows
 
+_TABLES = {"replicas": REPLICAS, "drafts": DRAFTS, "requests": REQUESTS, "devices": DEVICES}
+
 
 class FleetTable(DataTable[Text]):
     """A table that keeps its place, its order and what it leaves out while its rows change."""
@@ -100,10 +102,8 @@ class TopApp(App[None]):
         yield Static("asks the daemon ...", id="summary", markup=False)
         yield Static("", id="away", markup=False)
         with Vertical():
-            yield FleetTable("replicas", REPLICAS)
-            yield FleetTable("drafts", DRAFTS)
-            yield FleetTable("requests", REQUESTS)
-            yield FleetTable("devices", DEVICES)
+            for name, columns in _TABLES.items():
+                yield FleetTable(name, columns)
         yield Input(placeholder="part of a name, a state, a device: Enter keeps it, Escape shows all", id="filter")
         yield Footer()
 
@@ -125,14 +125,9 @@ class TopApp(App[None]):
             await asyncio.sleep(self._interval_s)
 
     def _show(self) -> None:
-        self.query_one("#summary", Static).update(self._history.describe())
-        listed = {
-            "replicas": self._history.list_replicas(),
-            "drafts": self._history.list_drafts(),
-            "requests": self._history.list_requests(),
-            "devices": self._history.list_devices(),
-        }
-        for name, rows in listed.items():
+        self.query_one("#summary", Static).update(self._history.format_summary())
+        for name in _TABLES:
+            rows = getattr(self._history, f"list_{name}")()
             self.query_one(f"#{name}", FleetTable).show(rows)
 
     def _tell_away(self, text: str) -> None:

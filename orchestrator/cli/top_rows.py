@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,73 +18,32 @@ Cell = str | float | None
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, and how its numbers are shown."""
+    """A column, and how its numbers are shown: by a format, or `bytes`."""
 
     name: str
-    show: Callable[[float], str] = lambda number: f"{number:.0f}"
+    shown: str = ".0f"
 
     def format(self, cell: Cell) -> str:
         """Return a cell as text."""
-        if cell is None:
-            return "-"
-        return cell if isinstance(cell, str) else self.show(cell)
+        if cell is None or isinstance(cell, str):
+            return "-" if cell is None else cell
+        return human_bytes(cell) if self.shown == "bytes" else format(cell, self.shown)
 
 
-def _show_tenths(number: float) -> str:
-    return f"{number:.1f}"
+def _build_columns(text: str) -> tuple[Column, ...]:
+    """Return the columns of a text: names, some with how numbers are shown behind a colon."""
+    return tuple(Column(*column.strip().split(":")) for column in text.split("|"))
 
 
-def _show_percent(share: float) -> str:
-    return f"{share:.0%}"
-
-
-_RATES = (
-    Column("tokens/s", _show_tenths),
-    Column("accepted", _show_percent),
-    Column("depth", _show_tenths),
+REPLICAS = _build_columns(
+    "replica | state | tokens/s:.1f | accepted:.0% | depth:.1f | running | waiting | KV:.0% | memory:bytes | drafts by "
+    "| device"
 )
-REPLICAS = (
-    Column("replica"),
-    Column("state"),
-    *_RATES,
-    Column("running"),
-    Column("waiting"),
-    Column("KV", _show_percent),
-    Column("memory", human_bytes),
-    Column("drafts by"),
-    Column("device"),
+DRAFTS = _build_columns("draft | for | state | drafted/s:.1f | accepted:.0% | ms a round:.1f | busy:.0%")
+DEVICES = _build_columns(
+    "device | ours:.0% | other programs:.0% | queue:.1f | memory free:bytes | memory ours:bytes | °C | W | note"
 )
-DRAFTS = (
-    Column("draft"),
-    Column("for"),
-    Column("state"),
-    Column("drafted/s", _show_tenths),
-    Column("accepted", _show_percent),
-    Column("ms a round", _show_tenths),
-    Column("busy", _show_percent),
-)
-DEVICES = (
-    Column("device"),
-    Column("ours", _show_percent),
-    Column("other programs", _show_percent),
-    Column("queue", _show_tenths),
-    Column("memory free", human_bytes),
-    Column("memory ours", human_bytes),
-    Column("°C"),
-    Column("W"),
-    Column("note"),
-)
-REQUESTS = (
-    Column("request"),
-    Column("state"),
-    Column("age s", _show_tenths),
-    Column("replica"),
-    Column("prompt"),
-    Column("tokens"),
-    Column("depth", _show_tenths),
-    Column("queue ms"),
-    Column("key"),
-)
+REQUESTS = _build_columns("request | state | age s:.1f | replica | prompt | tokens | depth:.1f | queue ms | key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,37 +75,28 @@ class History:
 
     def list_replicas(self) -> list[list[Cell]]:
         """Return a row for each replica and standby, as REPLICAS says."""
-        before = {key: one["totals"] for key, one in _pair_replicas(self._samples[0].status)}
+        before = self._read_first_totals()
         return [
-            self._describe_replica(key[0], one, before.get(key, one["totals"]))
-            for key, one in _pair_replicas(self.newest)
+            self._build_replica_row(key, replica, before.get(key, replica["totals"]))
+            for key, replica in _pair_replicas(self.newest)
         ]
 
     def list_drafts(self) -> list[list[Cell]]:
         """Return a row for each drafter of a replica and each draft worker, as DRAFTS says."""
-        before = {key: one["totals"] for key, one in _pair_replicas(self._samples[0].status)}
+        before = self._read_first_totals()
         rows: list[list[Cell]] = []
-        for key, one in _pair_replicas(self.newest):
-            for drafter in (one["gauges"] or {}).get("drafters", []):
-                counts = [
+        for key, replica in _pair_replicas(self.newest):
+            for drafter in (replica["gauges"] or {}).get("drafters", []):
+                now, then = (
                     totals["by_drafter"].get(drafter["name"], {"drafted": 0, "accepted": 0})
-                    for totals in (one["totals"], before.get(key, one["totals"]))
-                ]
-                drafted, accepted = (counts[0][name] - counts[1][name] for name in ("drafted", "accepted"))
-                took = drafter["draft_ms"] / drafter["rounds"] if drafter["rounds"] else None
-                rate = self._divide_by_time(drafted)
-                share = accepted / drafted if drafted > 0 else None
-                rows.append(
-                    [
-                        drafter["name"],
-                        _name(key),
-                        "rests" if drafter["rests"] else drafter["state"],
-                        rate,
-                        share,
-                        took,
-                        None,
-                    ]
+                    for totals in (replica["totals"], before.get(key, replica["totals"]))
                 )
+                drafted, accepted = (now[name] - then[name] for name in ("drafted", "accepted"))
+                state = "rests" if drafter["rests"] else drafter["state"]
+                share = accepted / drafted if drafted > 0 else None
+                took_ms = drafter["draft_ms"] / drafter["rounds"] if drafter["rounds"] else None
+                rate = self._divide_by_time(drafted)
+                rows.append([drafter["name"], _join_names(key), state, rate, share, took_ms, None])
         for target in _list_targets(self.newest):
             for draft in target["drafts"]:
                 busy = draft["load"]["busy"] if draft["load"] else None
@@ -156,50 +106,51 @@ class History:
 
     def list_devices(self) -> list[list[Cell]]:
         """Return a row for each device, as DEVICES says."""
-        named = {one["name"]: one for target in _list_targets(self.newest) for one in target["devices"]}
-        return [_describe_device(one) for one in named.values()]
+        named = {device["name"]: device for target in _list_targets(self.newest) for device in target["devices"]}
+        return [_build_device_row(device) for device in named.values()]
 
     def list_requests(self) -> list[list[Cell]]:
         """Return a row for each live request, as REQUESTS says."""
-        named = ("request_id", "state", "age_s", "replica", "prompt_tokens", "tokens", "depth", "queue_ms", "key")
-        return [[None if one[name] == "" else one[name] for name in named] for one in self.newest["requests"]]
+        names = ("request_id", "state", "age_s", "replica", "prompt_tokens", "tokens", "depth", "queue_ms", "key")
+        rows = ([request[name] for name in names] for request in self.newest["requests"])
+        return [[None if cell == "" else cell for cell in row] for row in rows]
 
-    def describe(self) -> str:
-        """Return in a line how the daemon does as a whole."""
-        told = []
-        for one in _list_targets(self.newest):
-            gauges = one["gauges"] or {"running": 0, "waiting": 0}
-            speed, slo = one["speed"] or {}, one["slo"]
-            missing = len(one["serving"]["missing"])
-            line = f"{one['model'] or 'no model yet'}: {one['phase']}"
-            line += f", {missing} of {one['serving']['planned']} replicas do not serve" if missing else ""
+    def format_summary(self) -> str:
+        """Return how the daemon does as a whole, in a line for each model."""
+        lines = []
+        for target in _list_targets(self.newest):
+            gauges = target["gauges"] or {"running": 0, "waiting": 0}
+            speed, slo = target["speed"] or {}, target["slo"]
+            missing, problems = len(target["serving"]["missing"]), len(target["health"])
+            line = f"{target['model'] or 'no model yet'}: {target['phase']}"
+            line += f", {missing} of {target['serving']['planned']} replicas do not serve" if missing else ""
             line += f", {speed.get('tokens_per_s', 0.0):.1f} tokens/s"
             if speed.get("ttft_ms") is not None:
                 line += f", first token {speed['ttft_ms']:.0f} ms"
-            line += f", {gauges['running']} running, {gauges['waiting']} waiting, {one['streams']} streams"
+            line += f", {gauges['running']} running, {gauges['waiting']} waiting, {target['streams']} streams"
             line += f", goodput {slo['goodput_per_s']:.2f}/s" if slo else ""
-            problems = len(one["health"])
             line += f", {problems} unhealthy: `outrider health`" if problems else ""
-            told.append(line)
-        return "\n".join(told)
+            lines.append(line)
+        return "\n".join(lines)
 
-    def _describe_replica(self, model: str, one: dict[str, Any], before: dict[str, Any]) -> list[Cell]:
-        gauges, ready, totals = one["gauges"] or {}, one["ready"] or {}, one["totals"]
-        generated, drafts, drafted, accepted = (
-            totals[name] - before[name] for name in ("generated", "drafts", "drafted", "accepted")
-        )
+    def _read_first_totals(self) -> dict[tuple[str, str], dict[str, Any]]:
+        return {key: replica["totals"] for key, replica in _pair_replicas(self._samples[0].status)}
+
+    def _build_replica_row(self, key: tuple[str, str], replica: dict[str, Any], before: dict[str, Any]) -> list[Cell]:
+        gauges, ready, totals = replica["gauges"] or {}, replica["ready"] or {}, replica["totals"]
+        names = ("generated", "drafts", "drafted", "accepted")
+        generated, drafts, drafted, accepted = (totals[name] - before[name] for name in names)
         blocks = gauges.get("total_blocks", 0)
         return [
-            _name((model, one["name"])),
-            one["held"] or one["phase"],
+            _join_names((key[0], replica["name"])),
+            replica["held"] or replica["phase"],
             self._divide_by_time(generated),
             accepted / drafted if drafted > 0 else None,
             drafted / drafts if drafts > 0 else None,
-            gauges.get("running"),
-            gauges.get("waiting"),
+            *(gauges.get("running"), gauges.get("waiting")),
             (blocks - gauges["free_blocks"]) / blocks if blocks else None,
             gauges.get("rss_bytes"),
-            one["draft"] or "nothing",
+            replica["draft"] or "nothing",
             f"{ready['adapter']} {ready['device']}" if ready else None,
         ]
 
@@ -214,35 +165,33 @@ def choose_rows(
 ) -> list[list[str]]:
     """Return as text the rows that have the filter's text in a cell, sorted by a column. What is not known is last."""
     wanted = filter_text.lower()
-    found = []
+    known: list[tuple[tuple[bool, float, str], list[str]]] = []
+    unknown = []
     for row in rows:
         shown = [column.format(cell) for column, cell in zip(columns, row, strict=True)]
         if any(wanted in text.lower() for text in shown):
-            found.append((row[sort_by], shown))
-    known = [pair for pair in found if pair[0] is not None]
-    known.sort(key=lambda pair: _rank(pair[0]), reverse=descending)
-    return [shown for _, shown in [*known, *(pair for pair in found if pair[0] is None)]]
+            if row[sort_by] is None:
+                unknown.append(shown)
+            else:
+                known.append((_rank(row[sort_by]), shown))
+    known.sort(key=lambda pair: pair[0], reverse=descending)
+    return [shown for _, shown in known] + unknown
 
 
 def _rank(cell: Cell) -> tuple[bool, float, str]:
     return (True, 0.0, cell) if isinstance(cell, str) else (False, cell or 0.0, "")
 
 
-def _describe_device(one: dict[str, Any]) -> list[Cell]:
-    note = f"slows itself down: {one['hot']}" if one["hot"] else ""
-    memory = one["memory_free_bytes"] if one["memory_total_bytes"] else None
-    ours = one["memory_ours_bytes"] if one["memory_total_bytes"] else None
-    used = one["ours"] if one["ours"] is not None else one["utilisation"]
+def _build_device_row(device: dict[str, Any]) -> list[Cell]:
+    known, total = device["ours"] is not None, device["memory_total_bytes"]
     return [
-        one["name"],
-        used,
-        one["others"] if one["ours"] is not None else None,
-        one["queue_depth"],
-        memory,
-        ours,
-        one["temperature_c"],
-        one["power_w"],
-        note,
+        device["name"],
+        device["ours"] if known else device["utilisation"],
+        device["others"] if known else None,
+        device["queue_depth"],
+        *((device["memory_free_bytes"], device["memory_ours_bytes"]) if total else (None, None)),
+        *(device["temperature_c"], device["power_w"]),
+        f"slows itself down: {device['hot']}" if device["hot"] else "",
     ]
 
 
@@ -254,11 +203,11 @@ def _pair_replicas(status: dict[str, Any]) -> list[tuple[tuple[str, str], dict[s
     """Return each replica and standby, by its model where there are several, and its name."""
     several = bool(status["models"])
     return [
-        ((target["model"] if several else "", one["name"]), one)
+        ((target["model"] if several else "", replica["name"]), replica)
         for target in _list_targets(status)
-        for one in (*target["replicas"], *target["standbys"])
+        for replica in (*target["replicas"], *target["standbys"])
     ]
 
 
-def _name(key: tuple[str, str]) -> str:
+def _join_names(key: tuple[str, str]) -> str:
     return ": ".join(part for part in key if part)

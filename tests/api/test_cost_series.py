@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from orchestrator.cli.plan_line import plan_line
+from orchestrator.cli.status_lines import plan_line
 from orchestrator.cli.status import cost_line
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.metrics.cost_series import WINDOW_S, HourlyPrice

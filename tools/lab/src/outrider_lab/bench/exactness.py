@@ -116,7 +116,7 @@ def _identity(options: EngineOptions, texts: Sequence[PromptText], max_tokens: i
 
 
 def _quality(options: EngineOptions, texts: Sequence[PromptText], limit: int) -> dict[str, Any]:
-    from orchestrator.cli.progress import show_progress
+    from orchestrator.cli.options import show_progress
     from orchestrator.worker.loading.prepared import load_own_tokenizer, silent
     from orchestrator.worker.measuring.prompts import spread
     from orchestrator.worker.measuring.quality import measure_quality
