@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.daemon_socket import ANSWER_S, Place, find_daemon, query_daemon
+from orchestrator.cli.daemon_socket import ANSWER_S, Place, query_daemon, socket_of
 from orchestrator.cli.options import print_json
 
 
@@ -31,8 +31,9 @@ class Daemon:
     as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon said.")] = False
 
     def find(self) -> Place:
-        """Return where to ask it. Raises ConfigError."""
-        return find_daemon(self.url, self.socket, self.config, self.port)
+        """Return where to ask it: what is named, else OUTRIDER_URL, else the admin socket of cluster.yaml. Raises
+        ConfigError."""
+        return self.url or self.socket or socket_of(self.config, self.port)
 
     def ask(
         self, route: str, body: dict[str, Any] | None = None, *, answer_s: float | None = ANSWER_S
@@ -61,15 +62,15 @@ _FIELDS = tuple(inspect.signature(Daemon, eval_str=True).parameters.values())
 
 def _add_options(command: Callable[..., None], options: Sequence[inspect.Parameter]) -> Callable[..., None]:
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    keywords = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
-    parameters = [one for one in own if one not in keywords] + [*options] + keywords
+    keywords = [parameter for parameter in own if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
+    parameters = [parameter for parameter in own if parameter not in keywords] + [*options] + keywords
 
     @wraps(command)
     def run(**given: Any) -> None:
-        daemon = Daemon(**{one.name: given.pop(one.name) for one in options})
+        daemon = Daemon(**{option.name: given.pop(option.name) for option in options})
         command(daemon, **given)
 
-    shown = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    shown = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     vars(run)["__signature__"] = inspect.Signature(shown)
-    run.__annotations__ = {one.name: one.annotation for one in shown}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
     return run

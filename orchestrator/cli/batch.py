@@ -42,27 +42,30 @@ def batch(
     from orchestrator.daemon.batches.lines import BatchError, read_input
     from orchestrator.daemon.batches.results import open_results
 
-    found = read_input(source)
+    lines = read_input(source)
     if output.resolve() == source.resolve():
         raise BatchError(f"{output}: is the input; name another output")
-    known = frozenset(place.result_id for place in found.places)
+    known = frozenset(place.result_id for place in lines.places)
     began_s = time.monotonic()
     with open_results(output, known) as results:
-        warn_of_bad_lines(found, results.done)
+        for place in lines.places:
+            if place.bad is not None and place.result_id not in results.done:
+                message = place.bad.message.removeprefix(f"line {place.number}: ")
+                typer.echo(f"outrider: {lines.path}:{place.number}: {message}", err=True)
         settings = {"url": url, "concurrency": concurrency, "patience_s": patience, "timeout_s": timeout}
-        progress, stopped = asyncio.run(_run(found, results, settings, api_key))
+        progress, stopped = asyncio.run(_run(lines, results, settings, api_key))
     summary = summarise(progress, time.monotonic() - began_s, stopped=stopped)
     if as_json:
         print(json.dumps(summary))
     else:
-        typer.echo(_describe(summary, output), err=True)
+        typer.echo(_format_summary(summary, output), err=True)
     if summary["unfinished"]:
         if progress.unfinished and not as_json:
             typer.echo(f"outrider: {progress.last_problem}", err=True)
         raise typer.Exit(1)
 
 
-async def _run(found: BatchInput, results: Any, settings: dict[str, Any], api_key: str) -> tuple[BatchProgress, bool]:
+async def _run(lines: BatchInput, results: Any, settings: dict[str, Any], api_key: str) -> tuple[BatchProgress, bool]:
     """Run until every line has a result, or until told to stop: then the second value is True."""
     import asyncio
 
@@ -74,11 +77,10 @@ async def _run(found: BatchInput, results: Any, settings: dict[str, Any], api_ke
     stop, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    with show_progress(len(found.places)) as show:
-        async with open_client(
-            settings["url"], api_key=api_key, concurrency=concurrency, timeout_s=settings["timeout_s"]
-        ) as client:
-            run = BatchRun(found, results, client, concurrency=concurrency, outage=outage, on_change=show)
+    server = open_client(settings["url"], api_key=api_key, concurrency=concurrency, timeout_s=settings["timeout_s"])
+    with show_progress(len(lines.places)) as show:
+        async with server as client:
+            run = BatchRun(lines, results, client, concurrency=concurrency, outage=outage, on_change=show)
             show(run.progress)
 
             async def work() -> None:
@@ -98,14 +100,6 @@ async def _run(found: BatchInput, results: Any, settings: dict[str, Any], api_ke
     return run.progress, stopped
 
 
-def warn_of_bad_lines(found: BatchInput, done: dict[str, bool]) -> None:
-    """Name the lines that are no requests, on standard error."""
-    for place in found.places:
-        if place.bad is not None and place.result_id not in done:
-            message = place.bad.message.removeprefix(f"line {place.number}: ")
-            typer.echo(f"outrider: {found.path}:{place.number}: {message}", err=True)
-
-
 def summarise(progress: BatchProgress, seconds: float, *, stopped: bool) -> dict[str, Any]:
     """Return the figures of a run. `lines_per_s` = results of this run / seconds."""
     new = progress.done - progress.earlier
@@ -122,15 +116,12 @@ def summarise(progress: BatchProgress, seconds: float, *, stopped: bool) -> dict
     }
 
 
-def _describe(summary: dict[str, Any], output: Path) -> str:
-    text = (
-        f"{output}: {summary['done']} of {summary['lines']} lines, {summary['errors']} with an error; "
-        f"{summary['from_earlier_runs']} from earlier runs; {summary['seconds']:.1f} s, "
-        f"{summary['lines_per_s']:.1f} lines/s, {summary['retries']} requests asked again"
-    )
-    if summary["unfinished"]:
-        text += f"; {summary['unfinished']} not finished: the same command goes on"
-    return text
+def _format_summary(summary: dict[str, Any], output: Path) -> str:
+    text = f"{output}: {summary['done']} of {summary['lines']} lines, {summary['errors']} with an error; "
+    text += f"{summary['from_earlier_runs']} from earlier runs; {summary['seconds']:.1f} s, "
+    text += f"{summary['lines_per_s']:.1f} lines/s, {summary['retries']} requests asked again"
+    left = summary["unfinished"]
+    return f"{text}; {left} not finished: the same command goes on" if left else text
 
 
 @contextmanager
@@ -141,7 +132,7 @@ def show_progress(total: int) -> Iterator[Any]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _LineTeller()
+        yield _LinePrinter()
         return
     columns = (TextColumn("lines"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[failed]} errors"))
     with Progress(*columns, TimeRemainingColumn(), TextColumn("{task.fields[problem]}"), console=console) as bar:
@@ -154,7 +145,7 @@ def show_progress(total: int) -> Iterator[Any]:
         yield show
 
 
-class _LineTeller:
+class _LinePrinter:
     """Writes a line of progress every few seconds, and each problem that is new since the last line."""
 
     def __init__(self) -> None:

@@ -36,6 +36,9 @@ def check(
 
     No model is loaded. The last line says what was checked, and what was not.
     """
+    from rich.console import Console
+    from rich.text import Text
+
     from orchestrator.config.load import default_config_path, list_draft_notes, load_config, parse_config
     from orchestrator.config.source_text import read_text
     from orchestrator.daemon.bootstrap.memory_fit import list_memory_notes
@@ -46,8 +49,7 @@ def check(
     config = load_config(path)
     lines = parse_config(read_text(path), path)[1]
     readiness = check_readiness(config, path, lines)
-    notes = list_memory_notes(config, path, lines)
-    notes += list_draft_notes(config, path, lines)
+    notes = [*list_memory_notes(config, path, lines), *list_draft_notes(config, path, lines)]
     for line in (*readiness.warnings, *notes, *list_template_faults(config, path, lines)):
         sys.stderr.write(f"outrider: {line}\n")
     if as_json:
@@ -55,7 +57,8 @@ def check(
         return
     if verbose:
         _print(config)
-    _print_ok(f"{path}: ok (checked: keys, values, sources; {'; '.join(readiness.checked)})")
+    line = f"{path}: ok (checked: keys, values, sources; {'; '.join(readiness.checked)})"
+    Console().print(Text(line, style="green"), soft_wrap=True)
 
 
 @app.command()
@@ -91,13 +94,6 @@ def schema() -> None:
     print_json(json_schema())
 
 
-def _print_ok(line: str) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    Console().print(Text(line, style="green"), soft_wrap=True)
-
-
 def _print(config: ClusterConfig) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -107,8 +103,8 @@ def _print(config: ClusterConfig) -> None:
     table = Table("key", "value")
     for section, content in config:
         further = [row for target in config.targets[1:] for row in _list_further(target)]
-        for name, row in further if section == "models" else _flat(section, content):
-            add_row(table, name, row)
+        for row in further if section == "models" else _flat(section, content):
+            add_row(table, *row)
     Console().print(table)
 
 
@@ -121,10 +117,8 @@ def _list_further(target: ClusterConfig) -> list[tuple[str, str]]:
     rows = _flat(root, target.model)
     for section, keys in OWN_KEYS.items():
         content = getattr(target, section)
-        if keys:
-            rows += [row for key in keys for row in _flat(f"{root}.{key}", getattr(content, key))]
-        else:
-            rows += _flat(f"{root}.{section}", content)
+        parts = {key: getattr(content, key) for key in keys} or {section: content}
+        rows += [row for key, part in parts.items() for row in _flat(f"{root}.{key}", part)]
     return rows
 
 

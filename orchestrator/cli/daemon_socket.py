@@ -40,10 +40,10 @@ def query_daemon(
     refuses."""
     text = fetch_page(place, route, body, answer_s=answer_s)
     try:
-        found: dict[str, Any] = json.loads(text)
+        answer: dict[str, Any] = json.loads(text)
     except ValueError as error:
         raise _build_silence_error(place, error) from error
-    return found
+    return answer
 
 
 def _ask_url(url: str, route: str, body: bytes | None, answer_s: float | None) -> tuple[int, bytes]:
@@ -63,22 +63,25 @@ def _ask_url(url: str, route: str, body: bytes | None, answer_s: float | None) -
 
 def _read_refusal(text: bytes, status: int, place: Place) -> str:
     """Return why a route refuses, and where that is about the key, what to do."""
-    told = str(json.loads(text)["error"]["message"])
+    message = str(json.loads(text)["error"]["message"])
     if isinstance(place, str) and status in (401, 403):
-        return f"{told}; put a key of the scope admin into {KEY_VARIABLE} (`outrider keys create NAME --scope admin`)"
-    if isinstance(place, str) and status == 404 and "/admin/" in told:
-        return f"{told}; over TCP the admin routes are there where api.keys_file names keys"
-    return told
+        way_out = f"put a key of the scope admin into {KEY_VARIABLE} (`outrider keys create NAME --scope admin`)"
+        return f"{message}; {way_out}"
+    if isinstance(place, str) and status == 404 and "/admin/" in message:
+        return f"{message}; over TCP the admin routes are there where api.keys_file names keys"
+    return message
 
 
 def fetch_page(
     place: Place, route: str, body: dict[str, Any] | None = None, *, answer_s: float | None = ANSWER_S
 ) -> bytes:
     """Return what an admin route answers, as JSON. Bounds and errors are those of `query_daemon`."""
-    sent = None if body is None else json.dumps(body).encode()
+    content = None if body is None else json.dumps(body).encode()
     try:
-        asked = _ask_url(place, route, sent, answer_s) if isinstance(place, str) else _ask(place, route, sent, answer_s)
-        status, text = asked
+        if isinstance(place, str):
+            status, text = _ask_url(place, route, content, answer_s)
+        else:
+            status, text = _ask(place, route, content, answer_s)
         if 400 <= status < 500:
             raise DaemonRefused(_read_refusal(text, status, place))
         if status != 200:
@@ -101,9 +104,7 @@ def _ask(path: Path, route: str, body: bytes | None, answer_s: float | None) -> 
         connection.sendall(f"{head}\r\n".encode("ascii") + (body or b""))
         with connection.makefile("rb") as answer:
             status = int(answer.readline().split(maxsplit=2)[1])
-            fields = takewhile(
-                bytes.strip, iter(answer.readline, b"")
-            )  # up to an empty line, or to the connection's end
+            fields = takewhile(bytes.strip, iter(answer.readline, b""))  # up to an empty line, or to the end
             lengths = [line for line in fields if line.lower().startswith(b"content-length:")]
             if not lengths:
                 raise ValueError("the answer was cut off")
@@ -117,24 +118,10 @@ def _ask(path: Path, route: str, body: bytes | None, answer_s: float | None) -> 
 def _build_silence_error(place: Place, reason: Exception) -> StatusError:
     if isinstance(place, str):
         return StatusError(f"no daemon answers at {place} ({reason}); look at --url and {URL_VARIABLE}")
-    return StatusError(
-        f"no daemon answers on {place} ({reason}); start one with `outrider serve`, or name its --port or "
-        f"--socket{_list_sockets_beside(place)}"
-    )
-
-
-def _list_sockets_beside(path: Path) -> str:
-    """Return the admin sockets that are where this one would be."""
-    found = sorted(str(one) for one in path.parent.glob("outrider-*.sock") if one != path)
-    return f"; there is {', '.join(found)}" if found else ""
-
-
-def find_daemon(url: str | None, socket: Path | None, config: Path | None, port: int | None) -> Place:
-    """Return where to ask: what is named, else OUTRIDER_URL, else the admin socket of cluster.yaml. Raises
-    ConfigError."""
-    if url:
-        return url
-    return socket or socket_of(config, port)
+    others = sorted(str(other) for other in place.parent.glob("outrider-*.sock") if other != place)
+    beside = f"; there is {', '.join(others)}" if others else ""
+    way_out = f"start one with `outrider serve`, or name its --port or --socket{beside}"
+    return StatusError(f"no daemon answers on {place} ({reason}); {way_out}")
 
 
 def socket_of(config: Path | None, port: int | None) -> Place:

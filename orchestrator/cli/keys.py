@@ -13,7 +13,7 @@ from orchestrator.cli.options import ConfigFile, Yes, confirm, print_json
 from orchestrator.plain_table import print_lines, print_table
 
 if TYPE_CHECKING:
-    from orchestrator.config.keys_file import KeyLine, KeyRecord
+    from orchestrator.config.keys_file import KeyRecord
 
 app = typer.Typer(help="Make, list and revoke API keys. A running daemon takes a change within a second or two.")
 
@@ -47,10 +47,10 @@ def create(
     unknown = set(scope or []) - set(SCOPES)
     if unknown:
         raise typer.BadParameter(f"there is no scope {sorted(unknown)[0]!r}; there are {', '.join(SCOPES)}")
-    scopes = tuple(one for one in SCOPES if one in scope) if scope else USUAL_SCOPES
+    scopes = tuple(known for known in SCOPES if known in scope) if scope else USUAL_SCOPES
     key, record = create_key(_find_file(file, config), name, scopes, max_requests, max_tokens_per_minute)
     if as_json:
-        print_json({"key": key, **_describe(record)})
+        print_json({"key": key, **_to_plain(record)})
         return
     print(key)
     print(f"the key {record.name!r} ({record.key_id}), for {', '.join(scopes)}; it is not shown again", file=sys.stderr)
@@ -64,15 +64,16 @@ def list_keys(file: _File = None, config: ConfigFile = None, as_json: _Json = Fa
     path = _find_file(file, config)
     lines = read_keys(path)
     if as_json:
-        print_json({"file": str(path), "keys": [_describe_line(line) for line in lines]})
+        keys = [{**_to_plain(line.record), "line": line.number, "plain": line.plain} for line in lines]
+        print_json({"file": str(path), "keys": keys})
         return
     rows = []
     for line in lines:
-        one = line.record
-        limits = (str(one.max_requests or "-"), str(one.max_tokens_per_minute or "-"))
-        notes = f"revoked {one.revoked}" if one.revoked else "stands there as it is" if line.plain else ""
-        name = one.name or f"(line {line.number})"
-        rows.append((name, one.key_id, ", ".join(one.scopes), *limits, one.created or "-", notes))
+        key = line.record
+        limits = (str(key.max_requests or "-"), str(key.max_tokens_per_minute or "-"))
+        notes = f"revoked {key.revoked}" if key.revoked else "stands there as it is" if line.plain else ""
+        name = key.name or f"(line {line.number})"
+        rows.append((name, key.key_id, ", ".join(key.scopes), *limits, key.created or "-", notes))
     print_table(("name", "id", "for", "requests", "tokens/min", "made", ""), rows, unbroken=2)
     if any(line.plain for line in lines):
         print_lines("`outrider keys hash` leaves only digests of such keys in the file")
@@ -91,7 +92,7 @@ def revoke(
 
     confirm(f"revoke the key {key!r}; whoever has it is refused", yes=yes)
     record = revoke_key(_find_file(file, config), key)
-    print(json.dumps(_describe(record), indent=1) if as_json else f"revoked: {record.name} ({record.key_id})")
+    print(json.dumps(_to_plain(record), indent=1) if as_json else f"revoked: {record.name} ({record.key_id})")
 
 
 @app.command("hash")
@@ -101,7 +102,7 @@ def hash_keys(file: _File = None, config: ConfigFile = None, as_json: _Json = Fa
 
     done = hash_plain_keys(_find_file(file, config))
     if as_json:
-        print_json({"keys": [_describe(record) for record in done]})
+        print_json({"keys": [_to_plain(record) for record in done]})
     else:
         print(f"replaced by digests: {', '.join(record.name for record in done) or 'no key stood there as it is'}")
 
@@ -121,7 +122,7 @@ def _find_file(file: Path | None, config: Path | None) -> Path:
     return keys_path(configured, path.resolve().parent)
 
 
-def _describe(record: KeyRecord) -> dict[str, Any]:
+def _to_plain(record: KeyRecord) -> dict[str, Any]:
     return {
         "name": record.name,
         "id": record.key_id,
@@ -131,7 +132,3 @@ def _describe(record: KeyRecord) -> dict[str, Any]:
         "created": record.created or None,
         "revoked": record.revoked or None,
     }
-
-
-def _describe_line(line: KeyLine) -> dict[str, Any]:
-    return {**_describe(line.record), "line": line.number, "plain": line.plain}

@@ -44,26 +44,24 @@ def logs(
 ) -> None:
     """Show the daemon's log, of which it keeps the newest 8 MiB in memory. It has no prompts, answers and keys."""
     path = daemon.find()
-    asked: dict[str, Any] = {"level": level, "request": request, "worker": worker, "most": lines}
-    if since:
-        asked["last_s"] = read_age_s(since, time.time())
-    tell = _print_json if as_json else build_printer()
-    page = query_daemon(path, f"/admin/logs?{urlencode(asked)}")
+    chosen: dict[str, Any] = {"level": level, "request": request, "worker": worker}
+    age = {"last_s": read_age_s(since, time.time())} if since else {}
+    show = (lambda entry: print(json.dumps(entry))) if as_json else build_printer()
+    page = query_daemon(path, f"/admin/logs?{urlencode({**chosen, 'most': lines, **age})}")
     for note in describe_page(page):
         print(f"outrider: {note}", file=sys.stderr)
-    asked.pop("last_s", None)
     while True:
         for entry in page["entries"]:
-            tell(entry)
+            show(entry)
         if not follow:
             return
         sys.stdout.flush()
         time.sleep(_FOLLOW_S)
         pid, after = page["pid"], page["next_after"]
-        page = query_daemon(path, f"/admin/logs?{urlencode({**asked, 'most': 10_000, 'after': after})}")
+        page = query_daemon(path, f"/admin/logs?{urlencode({**chosen, 'most': 10_000, 'after': after})}")
         if page["pid"] != pid:
             print("outrider: the daemon was started again", file=sys.stderr)
-            page = query_daemon(path, f"/admin/logs?{urlencode({**asked, 'most': 10_000})}")
+            page = query_daemon(path, f"/admin/logs?{urlencode({**chosen, 'most': 10_000})}")
 
 
 def read_age_s(since: str, now_s: float) -> float:
@@ -109,7 +107,3 @@ def build_printer() -> Any:
         console.print(line)
 
     return tell
-
-
-def _print_json(entry: dict[str, Any]) -> None:
-    print(json.dumps(entry))

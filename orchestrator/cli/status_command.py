@@ -27,16 +27,11 @@ def status(
     if not watch:
         show_status(path, as_json=daemon.as_json)
     elif daemon.as_json:
-        _watch_lines(path, interval)
+        while True:
+            print(json.dumps(query_daemon(path)), flush=True)
+            time.sleep(interval)
     else:
         _watch_tables(path, interval)
-
-
-def _watch_lines(path: Place, interval_s: float) -> None:
-    """Print a line of JSON each interval. Raises StatusError where the daemon is gone."""
-    while True:
-        print(json.dumps(query_daemon(path)), flush=True)
-        time.sleep(interval_s)
 
 
 def _watch_tables(path: Place, interval_s: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -66,7 +66,10 @@ def _run(
     command: list[str], directory: str, address: str, submission_id: str, passed: list[str] | None, *, wait: bool
 ) -> None:
     """Submit a command, or find its job, and follow that. Raises typer.Exit with the job's exit code, 0 or 1."""
-    environment = {name: _read_variable(name) for name in passed or []}
+    for name in passed or []:
+        if name not in os.environ:
+            raise OutriderError(f"--env {name}: there is no such variable here")
+    environment = {name: os.environ[name] for name in passed or []}
     from orchestrator.launch.ray_jobs import connect, follow, format_entrypoint, submit
 
     client = connect(address)
@@ -77,7 +80,7 @@ def _run(
         print(job_id)
         return
     try:
-        end = follow(client, job_id, _write_log)
+        end = follow(client, job_id, partial(print, end="", flush=True))
     except KeyboardInterrupt:
         again = "the same command with --submission-id follows it again"
         typer.echo(f"\njob {job_id} runs on: {again}; `ray job stop {job_id}` ends it", err=True)
@@ -85,15 +88,3 @@ def _run(
     typer.echo(f"job {job_id}: {end.status}: {end.message}", err=True)
     if not end.succeeded:
         raise typer.Exit(1)
-
-
-def _read_variable(name: str) -> str:
-    found = os.environ.get(name)
-    if found is None:
-        raise OutriderError(f"--env {name}: there is no such variable here")
-    return found
-
-
-def _write_log(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()

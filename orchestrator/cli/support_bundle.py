@@ -6,7 +6,6 @@ import json
 import os
 import socket as sockets
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,15 +29,6 @@ _OWNERS_ONLY = 0o600
 
 class BundleError(OutriderError):
     """The bundle cannot be written."""
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A file in the bundle, and its size in bytes."""
-
-    name: str
-    about: str
-    size_bytes: int
 
 
 @daemon_command
@@ -67,14 +57,19 @@ def support_bundle(
         left_out.append(f"hosts' names and addresses: {len(hosts)} have another name")
         left_out = [hosts.replace(line) for line in left_out]
     left_out = [redact_secrets(line) for line in left_out]
-    contents = [Content(one.name, one.about, len(files[one.name].encode())) for one in parts if one.name in files]
-    manifest = {"made_at": _now(), "contents": [asdict(one) for one in contents], "left_out": left_out}
+    contents = [
+        {"name": part.name, "about": part.about, "size_bytes": len(files[part.name].encode())}
+        for part in parts
+        if part.name in files
+    ]
+    made_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    manifest = {"made_at": made_at, "contents": contents, "left_out": left_out}
     _write(path, {"manifest.json": json.dumps(manifest, indent=1) + "\n", **files})
-    told = {"file": str(path), "size_bytes": path.stat().st_size, **manifest}
+    summary = {"file": str(path), "size_bytes": path.stat().st_size, **manifest}
     if as_json:
-        print_json(told)
+        print_json(summary)
     else:
-        _print(told)
+        _print(summary)
 
 
 def redact_part(part: Part, hosts: HostNames | None) -> str:
@@ -88,12 +83,12 @@ def redact_part(part: Part, hosts: HostNames | None) -> str:
 
 def _list_hosts(parts: list[Part]) -> list[str]:
     """Return the names and addresses of this host and of those that the daemon knows."""
-    found = [sockets.gethostname(), sockets.getfqdn()]
+    names = [sockets.gethostname(), sockets.getfqdn()]
     status = next((json.loads(part.text) for part in parts if part.name == "status.json" and part.text), None)
-    for one in [] if status is None else (status, *status["models"]):
-        found += [str(host[key]) for host in one["hosts"] for key in ("name", "host", "address") if host.get(key)]
-        found += [device["name"].partition("/")[0] for device in one["devices"]]
-    return found
+    for target in [] if status is None else (status, *status["models"]):
+        names += [str(host[key]) for host in target["hosts"] for key in ("name", "host", "address") if host.get(key)]
+        names += [device["name"].partition("/")[0] for device in target["devices"]]
+    return names
 
 
 def _write(path: Path, files: dict[str, str]) -> None:
@@ -114,16 +109,11 @@ def _write(path: Path, files: dict[str, str]) -> None:
         raise BundleError(f"{path}: {error.strerror}; name another file with --output") from error
 
 
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-def _print(told: dict[str, Any]) -> None:
+def _print(summary: dict[str, Any]) -> None:
     from device_profiles.units import human_bytes
 
-    rows = [(one["name"], human_bytes(one["size_bytes"]), one["about"]) for one in told["contents"]]
+    rows = [(file["name"], human_bytes(file["size_bytes"]), file["about"]) for file in summary["contents"]]
     print_table(("file", "size", "it is"), rows)
-    print_lines("left out:", *(f"  {line}" for line in told["left_out"]))
-    size = human_bytes(told["size_bytes"])
+    print_lines("left out:", *(f"  {line}" for line in summary["left_out"]))
     note = "Read it before you pass it on: lines of native libraries are in it as they were printed."
-    print_lines(f"{told['file']} ({size}). {note}", wraps=False)
+    print_lines(f"{summary['file']} ({human_bytes(summary['size_bytes'])}). {note}", wraps=False)

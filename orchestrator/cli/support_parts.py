@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,14 @@ def collect_parts(daemon: Daemon) -> Iterator[Part]:
 
 def list_versions() -> dict[str, Any]:
     """Return versions of what runs here."""
-    packages = {str(one.metadata["Name"]): one.version for one in metadata.distributions()}
+    packages = {str(package.metadata["Name"]): package.version for package in metadata.distributions()}
     return {
         "outrider": metadata.version("outrider"),
         "python": sys.version,
         "platform": platform.platform(),
         "machine": platform.machine(),
         "libc": " ".join(platform.libc_ver()),
-        "packages": dict(sorted(packages.items(), key=lambda one: one[0].lower())),
+        "packages": dict(sorted(packages.items(), key=lambda named: named[0].lower())),
     }
 
 
@@ -65,10 +66,14 @@ def _collect_pages(path: Place, status: dict[str, Any]) -> Iterator[Part]:
     def fetch_json(route: str) -> str:
         return _format_json(query_daemon(path, route))
 
-    yield _gather("config.json", "the effective configuration", lambda: fetch_json("/admin/config"))
-    yield _gather("health.json", "parts that something is wrong with", lambda: fetch_json("/admin/health"))
-    yield _gather("plan.json", "the running plan, and why", lambda: fetch_json("/admin/plan"))
-    yield _gather("quarantine.json", "digests of quarantined requests", lambda: fetch_json("/admin/quarantine"))
+    pages = {
+        "config": "the effective configuration",
+        "health": "parts that something is wrong with",
+        "plan": "the running plan, and why",
+        "quarantine": "digests of quarantined requests",
+    }
+    for name, about in pages.items():
+        yield _gather(f"{name}.json", about, partial(fetch_json, f"/admin/{name}"))
     yield _gather(
         "metrics.txt", "the metrics, as Prometheus reads them", lambda: fetch_page(path, "/admin/metrics").decode()
     )
@@ -79,7 +84,7 @@ def _collect_pages(path: Place, status: dict[str, Any]) -> Iterator[Part]:
         return
     more = f"; `journalctl -u {log['unit']}` has more" if log["unit"] else ""
     yield Part("log.jsonl", f"the newest {len(log['entries'])} lines of the log{more}", _format_lines(log["entries"]))
-    events = [one for one in log["entries"] if "request_id" not in one and one["event"] != "worker output"]
+    events = [entry for entry in log["entries"] if "request_id" not in entry and entry["event"] != "worker output"]
     yield Part("events.jsonl", "those of them that are about no single request", _format_lines(events))
 
 
@@ -103,7 +108,7 @@ def _examine(config: Path | None) -> list[dict[str, Any]]:
     from orchestrator.cli.doctor import examine
     from orchestrator.config.socket_place import find_config_path
 
-    return [asdict(one) for one in examine(config or find_config_path())]
+    return [asdict(check) for check in examine(config or find_config_path())]
 
 
 def _list_profiles(config: Path | None) -> dict[str, Any]:
@@ -115,8 +120,8 @@ def _list_profiles(config: Path | None) -> dict[str, Any]:
     named = ("fingerprint", "adapter", "device", "runtime_version", "threads", "role", "model", "formats", "exactness")
     shown = (*named, "measured_at", "drifted", "others")
     return {
-        kind: [{name: getattr(one, name) for name in shown if hasattr(one, name)} for one in found]
-        for kind, found in (("devices", store.devices()), ("models", store.models()))
+        kind: [{name: getattr(profile, name) for name in shown if hasattr(profile, name)} for profile in profiles]
+        for kind, profiles in (("devices", store.devices()), ("models", store.models()))
     }
 
 

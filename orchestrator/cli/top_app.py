@@ -17,7 +17,12 @@ from textual.widgets import DataTable, Footer, Input, Static
 from orchestrator.cli.daemon_socket import StatusError
 from orchestrator.cli.top_rows import DEVICES, DRAFTS, REPLICAS, REQUESTS, Cell, Column, History, choose_rows
 
-_TABLES = {"replicas": REPLICAS, "drafts": DRAFTS, "requests": REQUESTS, "devices": DEVICES}
+_TABLES = {
+    "replicas": (REPLICAS, History.list_replicas),
+    "drafts": (DRAFTS, History.list_drafts),
+    "requests": (REQUESTS, History.list_requests),
+    "devices": (DEVICES, History.list_devices),
+}
 
 
 class FleetTable(DataTable[Text]):
@@ -102,7 +107,7 @@ class TopApp(App[None]):
         yield Static("asks the daemon ...", id="summary", markup=False)
         yield Static("", id="away", markup=False)
         with Vertical():
-            for name, columns in _TABLES.items():
+            for name, (columns, _) in _TABLES.items():
                 yield FleetTable(name, columns)
         yield Input(placeholder="part of a name, a state, a device: Enter keeps it, Escape shows all", id="filter")
         yield Footer()
@@ -126,9 +131,8 @@ class TopApp(App[None]):
 
     def _show(self) -> None:
         self.query_one("#summary", Static).update(self._history.format_summary())
-        for name in _TABLES:
-            rows = getattr(self._history, f"list_{name}")()
-            self.query_one(f"#{name}", FleetTable).show(rows)
+        for name, (_, list_rows) in _TABLES.items():
+            self.query_one(f"#{name}", FleetTable).show(list_rows(self._history))
 
     def _tell_away(self, text: str) -> None:
         away = self.query_one("#away", Static)
