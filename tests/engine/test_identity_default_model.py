@@ -20,9 +20,9 @@ from orchestrator.protocol.packed_tokens import pack_tokens
 from orchestrator.protocol.shared_memory import SharedMemories
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.prediction import PredictionDrafter
-from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
 from orchestrator.worker.engine.loop import DecodeLoop
 from tests.engine.conftest import load
+from tests.support.kv_moves import MovingLoop
 from tests.support.loops import decode, loop_over, suffix
 
 pytestmark = pytest.mark.model
@@ -164,9 +164,8 @@ def test_moved_kv_caches_never_change_a_token(model, prompts, case):
     while their prompts are computed."""
     sampling, expected = case
     rounds = 1 if sampling.temperature else 9
-    first, second = (loop_over(model, suffix(), prefix_reuse=False) for _ in range(2))
-    for loop in (first, second):
-        loop.mover = KvMover(model, "default model")
+    leaving, coming = (MovingLoop(loop_over(model, suffix(), prefix_reuse=False), "default model") for _ in range(2))
+    first, second = leaving.loop, coming.loop
     asked = {one.request_id: one for one in submits(prompts, sampling)}
     got: dict[str, list[int]] = {key: [] for key in asked}
     for one in asked.values():
@@ -175,22 +174,20 @@ def test_moved_kv_caches_never_change_a_token(model, prompts, case):
     for _ in range(rounds):
         done |= collect(first, got)
     memories = SharedMemories()
-    moved = {key: first.move_out(key, memories.create(key, 1 << 30)).pages for key in asked if key not in done}
+    moved = {key: leaving.move_out(key, memories.create(key, 1 << 30)).pages for key in asked if key not in done}
     assert first.idle
     for key, pages in moved.items():
         assert pages is not None or not got[key]
         taken = None
         if pages is not None:
-            data = second.mover.read(pages, [*asked[key].prompt, *got[key]])
-            taken = TakenPages(pages.positions, data, 0.0)
+            taken = coming.take(pages.positions, coming.mover.read(pages, [*asked[key].prompt, *got[key]]))
         assert second.submit(msgspec.structs.replace(asked[key], committed=list(got[key])), None, taken) is None
     memories.close()
     while not second.idle:
         collect(second, got)
     assert got == expected
-    into = second.list_moved_in()
-    assert [one.why for one in into] == [""] * len(into)
-    assert len(into) == sum(pages is not None for pages in moved.values()) > 0
+    assert [moved_in.why for moved_in in coming.came] == [""] * len(coming.came)
+    assert len(coming.came) == sum(pages is not None for pages in moved.values()) > 0
 
 
 def collect(loop: DecodeLoop, got: dict[str, list[int]]) -> set[str]:

@@ -16,10 +16,9 @@ from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import knock
 from orchestrator.protocol.links.pages import LinkBroken, Opening, PieceHead, send_opening, send_piece, sum_parts
 from orchestrator.protocol.messages import MovedIn, MovedOut, PageLink, Sampling, Submit
-from orchestrator.worker.engine.kv_intake import KvIntake
-from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
-from orchestrator.worker.engine.loop import DecodeLoop
-from orchestrator.worker.engine.page_inbox import PageInbox
+from orchestrator.worker.engine.kv_transfer.intake import KvIntake, TakenPages
+from orchestrator.worker.engine.kv_transfer.page_inbox import PageInbox
+from tests.support.kv_moves import MovingLoop
 from tests.support.loops import decode, loop_over, toy
 
 FORMAT = "toy"
@@ -34,12 +33,13 @@ class Next:
     """A worker that pages go to: its loop, and what it was given."""
 
     def __init__(self, kv_format: str = FORMAT) -> None:
-        self.loop = movable(kv_format)
-        self.loop.mover.inbox = self.inbox = PageInbox(HOST, kv_format)
+        moving = movable(kv_format)
+        self.loop = moving.loop
+        moving.mover.inbox = self.inbox = PageInbox(HOST, kv_format)
         self.told: list[MovedIn] = []
         self.came = threading.Event()
         self.accepted: list[Submit] = []
-        self.intake = KvIntake(self.loop.mover, self.accept, self.told.append, SystemClock())
+        self.intake = KvIntake(moving.mover, self.accept, self.told.append, SystemClock())
 
     def accept(self, request: Submit, _: float) -> None:
         self.accepted.append(request)
@@ -54,14 +54,11 @@ class Next:
         tokens: list[int] = []
         while not self.loop.idle:
             tokens += [token for delta in self.loop.run_round().deltas for token in delta.tokens]
-            self.told += self.loop.list_moved_in()
         return tokens
 
 
-def movable(kv_format: str = FORMAT) -> DecodeLoop:
-    loop = loop_over(toy(), None)
-    loop.mover = KvMover(loop._target, kv_format)
-    return loop
+def movable(kv_format: str = FORMAT) -> MovingLoop:
+    return MovingLoop(loop_over(toy(), None), kv_format)
 
 
 @pytest.fixture
@@ -71,19 +68,20 @@ def following() -> Iterator[Next]:
     found.inbox.close()
 
 
-def leave(loop: DecodeLoop, request: Submit, link: PageLink, after: int = 20) -> tuple[MovedOut, list[int], int]:
+def leave(moving: MovingLoop, request: Submit, link: PageLink, after: int = 20) -> tuple[MovedOut, list[int], int]:
     """Decode some tokens, then leave; returns how many came while pages went."""
     tokens: list[int] = []
+    loop = moving.loop
     assert loop.submit(request) is None
     while len(tokens) < after:
         tokens += [token for delta in loop.run_round().deltas for token in delta.tokens]
-    assert loop.send_out(request.request_id, link) is None
+    assert moving.send_out(request.request_id, link) is None
     before = len(tokens)
     while True:
         done = loop.run_round()
         tokens += [token for delta in done.deltas for token in delta.tokens]
         time.sleep(0.01)  # a round of a real model
-        if left := loop.list_moved_out(done.round_ms):
+        if left := moving.departures.advance(done.round_ms):
             assert loop.idle
             return left[0], tokens, len(tokens) - before
 
@@ -92,7 +90,7 @@ def leave(loop: DecodeLoop, request: Submit, link: PageLink, after: int = 20) ->
 @pytest.mark.parametrize("after", [4, 5, 20, 37])
 def test_a_stream_that_crosses_a_link_says_what_an_undisturbed_one_says(request_, after, following):
     expected = decode(loop_over(toy(), None), [request_])[0]["r"]
-    link = PageLink(following.inbox.door, MOST, 5.0)
+    link = PageLink(following.inbox.endpoint, MOST, 5.0)
     out, tokens, meanwhile = leave(movable(), request_, link, after)
     assert out.why == ""
     assert out.pages is not None
@@ -104,8 +102,7 @@ def test_a_stream_that_crosses_a_link_says_what_an_undisturbed_one_says(request_
 
 
 def test_pages_of_another_kind_are_refused_with_words(following):
-    loop = movable("other")
-    out, tokens, _ = leave(loop, PLAIN, PageLink(following.inbox.door, MOST, 5.0))
+    out, tokens, _ = leave(movable("other"), PLAIN, PageLink(following.inbox.endpoint, MOST, 5.0))
     assert out.pages is None
     assert "of 'other', and here they are of 'toy'" in out.why
     assert tokens == decode(loop_over(toy(), None), [PLAIN])[0]["r"][: len(tokens)]
@@ -121,17 +118,18 @@ def test_a_worker_that_is_not_there_costs_the_pages_only():
 
 
 def test_a_request_that_is_cancelled_or_ends_while_its_pages_go_says_nothing_more(following):
-    loop = movable()
+    moving = movable()
+    loop = moving.loop
     short = msgspec.structs.replace(PLAIN, max_tokens=2)
     for end in ("cancelled", "ended"):
         loop.submit(short)
         loop.run_round()
-        loop.send_out("r", PageLink(following.inbox.door, MOST, 60.0))
+        moving.send_out("r", PageLink(following.inbox.endpoint, MOST, 60.0))
         if end == "cancelled":
-            loop.cancel("r")
+            moving.departures.cancel("r")
         while not loop.idle:
             loop.run_round()
-        assert loop.list_moved_out(1.0) == []
+        assert moving.departures.advance(1.0) == []
 
 
 @contextlib.contextmanager
@@ -168,7 +166,7 @@ def relaying(door: LinkEndpoint, count: int, *, cut: bool) -> Iterator[LinkEndpo
 @pytest.mark.parametrize("count", [1000, 3000])
 def test_a_link_that_fails_midway_has_the_stream_computed_again(count, cut, following):
     expected = decode(loop_over(toy(), None), [PLAIN])[0]["r"]
-    with relaying(following.inbox.door, count, cut=cut) as door:
+    with relaying(following.inbox.endpoint, count, cut=cut) as door:
         out, tokens, _ = leave(movable(), PLAIN, PageLink(door, MOST, 0.5))
         tokens += following.go_on(msgspec.structs.replace(PLAIN, committed=list(tokens), pages=out.pages))
     assert tokens == expected
@@ -176,7 +174,7 @@ def test_a_link_that_fails_midway_has_the_stream_computed_again(count, cut, foll
 
 
 def send_by_hand(inbox: PageInbox, heads: list[PieceHead], data: bytes) -> None:
-    with knock(inbox.door) as link:
+    with knock(inbox.endpoint) as link:
         assert send_opening(link, Opening("t", FORMAT, 1 << 16)) == ""
         with contextlib.suppress(OSError):
             for head in heads:
@@ -201,7 +199,7 @@ def test_a_late_answer_is_not_taken_for_a_fresh_one(following):
     """Each transfer has a name of its own, so a second one of the same request finds nothing of the first."""
     names = set()
     for _ in range(2):
-        out, _, _ = leave(movable(), PLAIN, PageLink(following.inbox.door, MOST, 5.0))
+        out, _, _ = leave(movable(), PLAIN, PageLink(following.inbox.endpoint, MOST, 5.0))
         assert out.pages is not None
         names.add(out.pages.transfer)
     assert len(names) == 2

@@ -15,9 +15,10 @@ from adapters.kv_blocks import BlockPool
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.messages import Grammar, KvPages, MovedIn, MovedOut, Sampling, Submit
 from orchestrator.protocol.shared_memory import SharedMemories, SharedMemoryFailed
-from orchestrator.worker.engine.kv_intake import KvIntake
-from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
+from orchestrator.worker.engine.kv_transfer.intake import KvIntake, TakenPages
+from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.loop import DecodeLoop
+from tests.support.kv_moves import MovingLoop
 from tests.support.loops import END, alone, decode, loop_over, suffix, toy
 
 MOST = 1 << 30
@@ -33,10 +34,8 @@ def memories() -> Iterator[SharedMemories]:
     kept.close()
 
 
-def movable(model: LoadedModel, drafter=None, kv_format: str = FORMAT, **options) -> DecodeLoop:
-    loop = loop_over(model, drafter, **options)
-    loop.mover = KvMover(model, kv_format)
-    return loop
+def movable(model: LoadedModel, drafter=None, kv_format: str = FORMAT, **options) -> MovingLoop:
+    return MovingLoop(loop_over(model, drafter, **options), kv_format)
 
 
 @dataclass
@@ -59,38 +58,36 @@ def run_until(loop: DecodeLoop, request: Submit, count: int, into: list[int]) ->
         rounds += 1
 
 
-def take(loop: DecodeLoop, request: Submit) -> tuple[Submit, TakenPages | None, str]:
+def take(second: MovingLoop, request: Submit) -> tuple[Submit, TakenPages | None, str]:
     assert request.pages is not None
     plain = msgspec.structs.replace(request, pages=None)
     try:
-        data = loop.mover.read(request.pages, [*request.prompt, *request.committed])
+        data = second.mover.read(request.pages, [*request.prompt, *request.committed])
     except SharedMemoryFailed as error:
         return plain, None, str(error)
-    return plain, TakenPages(request.pages.positions, data, 0.0), ""
+    return plain, second.take(request.pages.positions, data), ""
 
 
-def move(first: DecodeLoop, second: DecodeLoop, request: Submit, count: int, memories: SharedMemories) -> Moved:
+def move(first: MovingLoop, second: MovingLoop, request: Submit, count: int, memories: SharedMemories) -> Moved:
     """Decode `count` tokens at the first, and the rest at the second."""
     tokens = list(request.committed)
-    assert first.submit(request) is None
-    run_until(first, request, count, tokens)
+    assert first.loop.submit(request) is None
+    run_until(first.loop, request, count, tokens)
     out = first.move_out(request.request_id, memories.create("k", MOST))
-    assert first.idle
+    assert first.loop.idle
     rest = msgspec.structs.replace(request, committed=tokens, pages=out.pages)
     taken = None
     if out.pages is not None:
         rest, taken, why = take(second, rest)
         assert not why
     memories.remove("k")
-    assert second.submit(rest, None, taken) is None
-    into = []
+    assert second.loop.submit(rest, None, taken) is None
     forwards = 0
-    while not second.idle:
-        done = second.run_round()
+    while not second.loop.idle:
+        done = second.loop.run_round()
         forwards += 1
-        into += second.list_moved_in()
         tokens = [*tokens, *done.deltas[0].tokens] if done.deltas else tokens
-    return Moved(out, into, tokens, forwards)
+    return Moved(out, second.came, tokens, forwards)
 
 
 @pytest.mark.parametrize("request_", [PLAIN, SEEDED], ids=["greedy", "seeded"])
@@ -108,7 +105,7 @@ def test_a_moved_stream_says_what_an_undisturbed_one_says(request_, count, draft
     assert moved.out.pages.positions >= length + count - 1
     if not drafts:
         assert moved.forwards == len(moved.tokens) - count, "nothing was computed again"
-    model = first._target
+    model = first.model
     assert model.free_blocks() == model.capabilities.total_blocks
 
 
@@ -122,20 +119,20 @@ def test_a_prompt_that_is_half_computed_goes_on_from_there(memories):
 
 
 def test_what_has_not_begun_and_what_nobody_knows_has_no_pages(memories):
-    loop = movable(toy())
-    loop.submit(PLAIN)
+    first = movable(toy())
+    first.loop.submit(PLAIN)
     for key in ("r", "nobody"):
-        out = loop.move_out(key, memories.create(key, MOST))
+        out = first.move_out(key, memories.create(key, MOST))
         assert (out.pages, out.why) == (None, "nothing of it was computed")
-    assert loop.idle
+    assert first.loop.idle
 
 
 def test_a_prompt_that_is_being_scored_is_scored_again(memories):
     request = msgspec.structs.replace(PLAIN, prompt=[60, 32, 101] * 100, logprobs=1, prompt_logprobs=True)
-    loop = movable(toy(rows=64))
-    loop.submit(request)
-    loop.run_round()
-    assert loop.move_out("r", memories.create("k", MOST)).pages is None
+    first = movable(toy(rows=64))
+    first.loop.submit(request)
+    first.loop.run_round()
+    assert first.move_out("r", memories.create("k", MOST)).pages is None
 
 
 def test_a_grammar_goes_on_behind_moved_pages(memories):
@@ -149,21 +146,21 @@ def test_streams_with_one_prompt_have_its_blocks_once_in_the_next_worker_too(mem
     first, second = movable(toy()), movable(toy())
     got: dict[str, list[int]] = {ask.request_id: [] for ask in asks}
     for ask in asks:
-        first.submit(ask)
+        first.loop.submit(ask)
     while not all(len(tokens) >= 3 for tokens in got.values()):
-        for delta in first.run_round().deltas:
+        for delta in first.loop.run_round().deltas:
             got[delta.request_id].extend(delta.tokens)
-    used = first._target.capabilities.total_blocks - first._target.free_blocks()
+    used = first.model.capabilities.total_blocks - first.model.free_blocks()
     for ask in asks:
         out = first.move_out(ask.request_id, memories.create("k", MOST))
         rest, taken, why = take(second, msgspec.structs.replace(ask, committed=got[ask.request_id], pages=out.pages))
         assert not why
-        second.submit(rest, None, taken)
-    for delta in second.run_round().deltas:
+        second.loop.submit(rest, None, taken)
+    for delta in second.loop.run_round().deltas:
         got[delta.request_id].extend(delta.tokens)
-    assert second._target.capabilities.total_blocks - second._target.free_blocks() <= used + 4
-    while not second.idle:
-        for delta in second.run_round().deltas:
+    assert second.model.capabilities.total_blocks - second.model.free_blocks() <= used + 4
+    while not second.loop.idle:
+        for delta in second.loop.run_round().deltas:
             got[delta.request_id].extend(delta.tokens)
     assert got == alone(asks)
 
@@ -172,20 +169,20 @@ def test_streams_with_one_prompt_have_its_blocks_once_in_the_next_worker_too(mem
 def test_pages_that_cannot_be_taken_in_are_computed_again(obstacle, memories, monkeypatch):
     request = msgspec.structs.replace(PLAIN, prompt=[60, 32, 101] * 30)
     first, second = movable(toy()), movable(toy(kv_blocks=10))
-    first.submit(request)
+    first.loop.submit(request)
     tokens: list[int] = []
-    run_until(first, request, 5, tokens)
+    run_until(first.loop, request, 5, tokens)
     pages = first.move_out("r", memories.create("k", MOST)).pages
     rest, taken, _ = take(second, msgspec.structs.replace(request, committed=tokens, pages=pages))
     assert taken is not None
     if obstacle == "pages are short":
-        taken = TakenPages(taken.positions, taken.data[:-8], 0.0)
+        taken = second.take(taken.positions, taken.data[:-8])
     else:  # admission sees to it that there are enough: nothing but a fault can take them
         monkeypatch.setattr(BlockPool, "extend", lambda *_: raise_capacity())
-    second.submit(rest, None, taken)
-    while not second.idle:
-        tokens += [token for delta in second.run_round().deltas for token in delta.tokens]
-    (told,) = second.list_moved_in()
+    second.loop.submit(rest, None, taken)
+    while not second.loop.idle:
+        tokens += [token for delta in second.loop.run_round().deltas for token in delta.tokens]
+    (told,) = second.came
     assert told.length_bytes == 0
     assert ("bytes are not the pages" if obstacle == "pages are short" else "no blocks") in told.why
     assert tokens == alone([request])["r"]
@@ -197,11 +194,11 @@ def raise_capacity() -> int:
 
 def write_pages(memories: SharedMemories) -> tuple[KvPages, list[int]]:
     """Pages of a stream, and the tokens that it had."""
-    loop = movable(toy())
-    loop.submit(PLAIN)
+    first = movable(toy())
+    first.loop.submit(PLAIN)
     tokens: list[int] = []
-    run_until(loop, PLAIN, 20, tokens)
-    pages = loop.move_out("r", memories.create("k", MOST)).pages
+    run_until(first.loop, PLAIN, 20, tokens)
+    pages = first.move_out("r", memories.create("k", MOST)).pages
     assert pages is not None
     return pages, [*PLAIN.prompt, *tokens]
 
@@ -263,10 +260,10 @@ def test_a_descriptor_that_is_something_else_by_now_is_left_alone(memories, tmp_
 
 def test_pages_stay_within_their_bound_and_leave_nothing_open(memories):
     before = len(os.listdir("/proc/self/fd"))
-    loop = movable(toy())
-    loop.submit(PLAIN)
-    run_until(loop, PLAIN, 20, [])
-    out = loop.move_out("r", memories.create("k", 512))
+    first = movable(toy())
+    first.loop.submit(PLAIN)
+    run_until(first.loop, PLAIN, 20, [])
+    out = first.move_out("r", memories.create("k", 512))
     assert out.pages is None
     assert "more than the 512 B allowed" in out.why
     memories.close()

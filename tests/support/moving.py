@@ -13,8 +13,8 @@ from typing import Any
 from orchestrator.protocol.links.pages import PieceHead, send_piece
 from orchestrator.protocol.messages import KvPages, SharedMemory
 from orchestrator.protocol.shared_memory import open_memory
-from orchestrator.worker.engine import page_inbox, page_sender
-from orchestrator.worker.engine.kv_mover import KvMover
+from orchestrator.worker.engine.kv_transfer import page_inbox, page_sender
+from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.worker_engine import WorkerEngine
 from orchestrator.worker.loading.engine import build_engine
 

@@ -17,10 +17,30 @@ from orchestrator.worker.drafting.group import DrafterGroup
 from orchestrator.worker.drafting.guard import GuardedDrafter
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
 from orchestrator.worker.drafting.prediction import PredictionDrafter
-from orchestrator.worker.drafting.tally import DrafterTally
 from policies.sampling import Sampling
 from policies.speculation.calibration import Calibration, chance, observe_draft_outcome
 from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, estimate_accepted_tokens, usual_after
+
+
+@dataclass(slots=True)
+class _DrafterTally:
+    """What a drafter did for a sequence. The fields are those of DrafterShare."""
+
+    asked: int = 0
+    answered: int = 0
+    taken: int = 0
+    proposed: int = 0
+    spared: int = 0
+    off: int = 0
+
+    def to_share(self, name: str) -> DrafterShare:
+        """Return it for a message."""
+        return DrafterShare(name, self.asked, self.answered, self.taken, self.proposed, self.spared, self.off)
+
+    @property
+    def met(self) -> bool:
+        """Whether there was a round in which it might have been asked."""
+        return self.asked + self.spared + self.off > 0
 
 
 @dataclass(slots=True)
@@ -59,7 +79,7 @@ class ChainDrafter(DrafterGroup):
         super().__init__([own if isinstance(own, GuardedDrafter) else GuardedDrafter(own) for own in every])
         self._predictions = predictions
         self._greedy: dict[str, bool] = {}
-        self._tallies: dict[str, list[DrafterTally]] = {}
+        self._tallies: dict[str, list[_DrafterTally]] = {}
         self._silent: frozenset[int] = frozenset()
         self._standings = {greedy: [_DrafterStats() for _ in self._drafters] for greedy in (True, False)}
 
@@ -87,7 +107,7 @@ class ChainDrafter(DrafterGroup):
     def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
         self._forget(key)
         self._greedy[key] = sampling.temperature == 0.0
-        self._tallies[key] = [DrafterTally() for _ in self._drafters]
+        self._tallies[key] = [_DrafterTally() for _ in self._drafters]
         for drafter in self._drafters:
             drafter.begin(key, tokens, sampling, hints)
 
@@ -122,7 +142,7 @@ class ChainDrafter(DrafterGroup):
     def describe_shares(self, key: str) -> list[DrafterShare]:
         """A drafter that no round met is left out."""
         named = zip(self._drafters, self._tallies.get(key, ()), strict=False)
-        return [tally.name(state.name) for drafter, tally in named if tally.met for state in drafter.states()[:1]]
+        return [tally.to_share(state.name) for drafter, tally in named if tally.met for state in drafter.states()[:1]]
 
     def _asks(self, number: int, ask: Ask, best: Draft) -> bool:
         if ask.key not in self._greedy:

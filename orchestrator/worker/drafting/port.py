@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.messages import DrafterShare
 from policies.sampling import DraftDistribution, Sampling
 
 
@@ -96,6 +97,8 @@ class Draft:
 
 
 NOTHING = Draft()
+PREDICTION = "prediction"
+"""The method of the drafter of predicted outputs (drafting.prediction), and its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +199,40 @@ class Drafter(Protocol):
     def close(self) -> None:
         """Give back what the drafter holds. Idempotent."""
         ...
+
+
+@runtime_checkable
+class TallyingDrafter(Protocol):
+    """A drafter that can say what its drafters did for a sequence that it has."""
+
+    def describe_shares(self, key: str) -> list[DrafterShare]:
+        """Return what each did, without what was verified; none for a sequence that is not known."""
+        ...
+
+
+class NoDrafter:
+    """Proposes nothing."""
+
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
+        """See Drafter."""
+
+    def extend(self, key: str, tokens: Sequence[int]) -> None:
+        """See Drafter."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """See Drafter."""
+        return [NOTHING] * len(asks)
+
+    def end(self, key: str, *, keep: bool) -> None:
+        """See Drafter."""
+
+    def memory_bytes(self) -> int:
+        """See Drafter."""
+        return 0
+
+    def states(self) -> list[DrafterState]:
+        """See Drafter."""
+        return []
+
+    def close(self) -> None:
+        """See Drafter."""

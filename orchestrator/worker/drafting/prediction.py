@@ -15,11 +15,8 @@ from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.packed_tokens import unpack_tokens
 from orchestrator.worker.drafting.meter import Meter
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, PREDICTION, Ask, Draft, DraftHints
 from policies.sampling import Sampling
-
-PREDICTION = "prediction"
-"""The drafter's name, and its method."""
 
 _PAIR_SHIFT = 32
 _AHEAD, _BEHIND = 24, 8  # occurrences of the output's end that are compared, on either side of where it left the text

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.protocol.messages import DrafterShare
 from orchestrator.worker.drafting.group import DrafterGroup
-from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints
-from orchestrator.worker.drafting.tally import TallyingDrafter
+from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints, TallyingDrafter
 from policies.sampling import Sampling
 
 

@@ -123,11 +123,11 @@ class AcceptanceMonitor:
         return warning(Sample(_to_drafted(seen.verified), seen.promised), threshold=self._threshold) is not None
 
     def _totals(self) -> dict[str, DraftCounts]:
-        found: dict[str, DraftCounts] = {}
+        totals: dict[str, DraftCounts] = {}
         for key, seen in self._classes.items():
-            before, own = found.get(key.drafter, DraftCounts()), seen.all
-            found[key.drafter] = DraftCounts(before.drafted + own.drafted, before.accepted + own.accepted)
-        return found
+            before, own = totals.get(key.drafter, DraftCounts()), seen.all
+            totals[key.drafter] = DraftCounts(before.drafted + own.drafted, before.accepted + own.accepted)
+        return totals
 
 
 def _sample(seen: _ClassCounts, total: DraftCounts) -> Sample:

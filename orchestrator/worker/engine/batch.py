@@ -7,21 +7,24 @@ from dataclasses import dataclass
 
 from adapters.contract import Segment
 from device_profiles.units import ceil_div
+from orchestrator.worker.drafting.port import NOTHING, Draft
 from orchestrator.worker.engine.sequence import SequenceState
+from policies.sampling import Row
 from policies.serving.prefill_shares import PrefillRows, share_rows
 
 SCORED_ROWS = 128
 """The most rows of prompts that one forward scores: each of them is as wide as the vocabulary."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledSequence:
-    """One sequence's share of a forward: `num_query_tokens` committed tokens, then its draft. `emits_logits`: the last
-    committed token is in it, so that its row (and the drafts' rows) choose tokens."""
+    """One sequence's share of a forward: `num_query_tokens` committed tokens, then its `draft`. `emits_logits`: the
+    last committed token is in it, so that its row (and the draft's rows) choose tokens. Only then it has a draft."""
 
     sequence: SequenceState
     num_query_tokens: int
     emits_logits: bool
+    draft: Draft = NOTHING
 
     @property
     def apart(self) -> bool:
@@ -41,29 +44,26 @@ class ScheduledSequence:
     @property
     def rows(self) -> int:
         """Rows that are run, drafts included, padding not."""
-        return self.num_query_tokens + (len(self.sequence.draft.tokens) if self.emits_logits else 0)
+        return self.num_query_tokens + len(self.draft.tokens)
 
     def segment(self) -> Segment:
         """Return what the adapter runs."""
         sequence = self.sequence
         start = sequence.cached
-        tokens = [
-            *sequence.tokens[start : start + self.num_query_tokens],
-            *(sequence.draft.tokens if self.emits_logits else ()),
-        ]
+        tokens = [*sequence.tokens[start : start + self.num_query_tokens], *self.draft.tokens]
         return Segment(sequence.slot, start, tokens, self.wanted, self.apart)
 
     @property
     def wanted(self) -> tuple[int, int]:
         """The rows whose logits are wanted: those that choose tokens, and a prompt's where it is scored."""
-        sequence = self.sequence
-        first = 0 if sequence.scores_prompt else self.num_query_tokens - 1
-        last = (
-            self.num_query_tokens + len(sequence.draft.tokens)
-            if self.emits_logits
-            else self.num_query_tokens * sequence.scores_prompt
-        )
+        scores = self.sequence.scores_prompt
+        first = 0 if scores else self.num_query_tokens - 1
+        last = self.rows if self.emits_logits else self.num_query_tokens * scores
         return (first, last) if last > first else (0, 0)
+
+    def find_choosing(self, rows: Row) -> Row:
+        """Return those of its wanted rows that choose tokens, where it emits logits."""
+        return rows[len(rows) - len(self.draft.tokens) - 1 :]
 
 
 def schedule_rows(
@@ -81,13 +81,13 @@ def schedule_rows(
             parts.append(ScheduledSequence(sequence, 1, emits_logits=True))
             left -= paid_rows
     filling = [sequence for sequence in running if sequence.uncached > 1]
-    filling = _computing_what_no_other_does(sorted(filling, key=lambda one: not one.replays))
+    filling = _computing_what_no_other_does(sorted(filling, key=lambda sequence: not sequence.replays))
     filling = _list_scored_together(filling)
-    replays = [one for one in filling if one.replays]
-    prompts = [one for one in filling if not one.replays]
+    replays = [sequence for sequence in filling if sequence.replays]
+    prompts = [sequence for sequence in filling if not sequence.replays]
     shares = share_rows(
-        [_count_wanted_rows(one) for one in replays],
-        [_count_wanted_rows(one) for one in prompts],
+        [_count_wanted_rows(sequence) for sequence in replays],
+        [_count_wanted_rows(sequence) for sequence in prompts],
         left,
         bound=prefill_rows if parts else None,
         paid_rows=paid_rows,

@@ -10,7 +10,9 @@ import msgspec
 
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.messages import DrafterShare
-from orchestrator.worker.drafting.port import Draft
+from orchestrator.worker.drafting.port import PREDICTION, Draft
+from orchestrator.worker.engine.batch import ScheduledSequence
+from policies.sampling import VerifiedDraft
 
 GRAMMAR = "grammar"
 """Whose the draft tokens are that a grammar added."""
@@ -28,13 +30,13 @@ def count_by_drafter(counts: dict[str, tuple[int, int]], draft: Draft, accepted:
             counts[name] = (before[0] + drafted, before[1] + right)
 
 
-def add_verified(told: Sequence[DrafterShare], counts: Mapping[str, tuple[int, int]]) -> list[DrafterShare]:
+def add_verified(shares: Sequence[DrafterShare], counts: Mapping[str, tuple[int, int]]) -> list[DrafterShare]:
     """Return what each drafter did, with its tokens that were verified and accepted; a grammar's come last."""
-    shares = {one.name: one for one in told}
+    by_name = {share.name: share for share in shares}
     for name, (drafted, accepted) in counts.items():
-        share = shares.get(name, DrafterShare(name))
-        shares[name] = msgspec.structs.replace(share, drafted=drafted, accepted=accepted)
-    return list(shares.values())
+        share = by_name.get(name, DrafterShare(name))
+        by_name[name] = msgspec.structs.replace(share, drafted=drafted, accepted=accepted)
+    return list(by_name.values())
 
 
 @dataclass(slots=True)
@@ -77,24 +79,43 @@ class DrafterCounts:
         self._accepted[draft.drafter] += min(accepted, draft.own)
         if draft.from_statistics:
             before = self._statistics.get(draft.drafter, (0, 0))
-            said, right = (
+            drafted, right = (
                 _count_first(draft.from_statistics, count) for count in (draft.own, min(accepted, draft.own))
             )
-            self._statistics[draft.drafter] = (before[0] + said, before[1] + right)
+            self._statistics[draft.drafter] = (before[0] + drafted, before[1] + right)
 
     def states(self, states: Iterable[DrafterState]) -> list[DrafterState]:
         """Return the drafters' states with their counts."""
         return [self._count(state) for state in states]
 
     def _count(self, state: DrafterState) -> DrafterState:
-        said, right = self._statistics.get(state.name, (0, 0))
+        drafted, right = self._statistics.get(state.name, (0, 0))
         return msgspec.structs.replace(
             state,
             drafted=self._drafted[state.name],
             accepted=self._accepted[state.name],
-            statistics_drafted=said,
+            statistics_drafted=drafted,
             statistics_accepted=right,
         )
+
+
+def count_verdict(
+    part: ScheduledSequence, verified: VerifiedDraft, tally: RoundDraftCounts, ever: DrafterCounts
+) -> None:
+    """Count what became of a part's draft: for its sequence, its round, and its drafter since the beginning."""
+    sequence, draft = part.sequence, part.draft
+    drafted = draft.guessed
+    accepted = min(verified.accepted, drafted)
+    sequence.steps += 1
+    sequence.drafted += drafted
+    sequence.accepted += accepted
+    if draft.drafter == PREDICTION:
+        sequence.predicted += draft.own
+        sequence.predicted_right += min(accepted, draft.own)
+    tally.add(drafted, accepted, sequence.submit.sampling.rule)
+    count_by_drafter(tally.by_drafter, draft, accepted)
+    count_by_drafter(sequence.by_drafter, draft, accepted)
+    ever.add(draft, accepted)
 
 
 def _count_first(bits: int, count: int) -> int:

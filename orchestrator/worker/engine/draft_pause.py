@@ -64,15 +64,13 @@ class DraftPause:
         self._last_parts = parts
         return True
 
-    def hold_tokens(self, key: str, tokens: Sequence[int]) -> bool:
-        """Keep tokens for the drafter until the pause is over. False: there is none."""
-        if self._rounds:
-            self._tokens.setdefault(key, []).extend(tokens)
-        return self._rounds > 0
+    def hold_tokens(self, key: str, tokens: Sequence[int]) -> None:
+        """Keep tokens of a paused round for the drafter until the pause is over."""
+        self._tokens.setdefault(key, []).extend(tokens)
 
     def finish(self) -> PausedRounds:
         """Return, once, what happened in the pause that is over."""
-        done = PausedRounds(self._rounds, self._last_parts, self._tokens)
+        paused = PausedRounds(self._rounds, self._last_parts, self._tokens)
         if self._rounds:
             self._rounds, self._last_parts, self._tokens = 0, (), {}
-        return done
+        return paused

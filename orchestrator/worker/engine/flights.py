@@ -18,20 +18,12 @@ import msgspec
 
 from adapters.contract import CapacityError, LoadedModel
 from device_profiles.units import ceil_div
-from orchestrator.protocol.messages import (
-    Gauges,
-    MovedIn,
-    MovedOut,
-    PageLink,
-    Refused,
-    RoundReport,
-    SharedMemory,
-    Submit,
-)
-from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
+from orchestrator.protocol.messages import Gauges, Refused, RoundReport, Submit
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.engine.merged_gauges import merge_gauges
+from orchestrator.worker.engine.prefix_cache import StartPages
 from orchestrator.worker.engine.scheduler import ALL_RESERVED, Reserved
+from orchestrator.worker.engine.sequence import SequenceState
 from policies.serving.flights import FlightCosts, choose_flights, observe_flight
 
 
@@ -47,15 +39,10 @@ class Flights:
         self.joins: Callable[[Submit], None] = lambda request: None
         self._target = target
         self._costs = FlightCosts()
-        self._begun: deque[DecodeLoop] = deque()
+        self._under_way: deque[DecodeLoop] = deque()
         self._ended: deque[RoundReport] = deque()
         self._short: DecodeLoop | None = None
         """The flight that found no KV blocks for any of its requests, the one with the oldest of several."""
-
-    @property
-    def mover(self) -> KvMover:
-        """See DecodeLoop."""
-        return self.loops[0].mover
 
     @property
     def idle(self) -> bool:
@@ -67,32 +54,25 @@ class Flights:
         self.loops[0].prepare(request)
 
     def submit(
-        self, request: Submit, arrived_s: float | None = None, pages: TakenPages | None = None
+        self, request: Submit, arrived_s: float | None = None, pages: StartPages | None = None
     ) -> Refused | None:
         """See DecodeLoop. The flight with the fewest requests gets it."""
         used = self._list_used()
         chosen = used if len(used) >= self._choose_count(1) else self.loops
-        loop = min(chosen, key=lambda one: (not one.has_place, one.sequences))
+        loop = min(chosen, key=lambda flight: (not flight.scheduler.has_place, flight.scheduler.sequences))
         return loop.submit(request, arrived_s, pages)
 
     def cancel(self, request_id: str) -> None:
         """See DecodeLoop. What a round under way finds out of it is for nobody."""
         self._find(request_id).cancel(request_id)
 
-    def move_out(self, request_id: str, memory: SharedMemory) -> MovedOut:
-        """See DecodeLoop. What a round under way finds out of it is computed again where it goes."""
-        return self._find(request_id).move_out(request_id, memory)
-
-    def send_out(self, request_id: str, link: PageLink) -> MovedOut | None:
+    def holds(self, request_id: str) -> bool:
         """See DecodeLoop."""
-        return self._find(request_id).send_out(request_id, link)
+        return any(loop.holds(request_id) for loop in self.loops)
 
-    def list_moved_out(self, round_ms: float) -> list[MovedOut]:
-        """See DecodeLoop. One that went to another flight meanwhile is forgotten there."""
-        moved = [one for loop in self.loops for one in loop.list_moved_out(round_ms)]
-        for one in moved:
-            self.cancel(one.request_id)
-        return moved
+    def find_running(self, request_id: str) -> SequenceState | None:
+        """See DecodeLoop."""
+        return self._find(request_id).find_running(request_id)
 
     def _find(self, request_id: str) -> DecodeLoop:
         return next((loop for loop in self.loops if loop.holds(request_id)), self.loops[0])
@@ -100,10 +80,6 @@ class Flights:
     def failures(self) -> list[Refused]:
         """See DecodeLoop."""
         return [failed for loop in self.loops for failed in loop.failures()]
-
-    def list_moved_in(self) -> list[MovedIn]:
-        """See DecodeLoop."""
-        return [moved for loop in self.loops for moved in loop.list_moved_in()]
 
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
         """See DecodeLoop."""
@@ -125,17 +101,17 @@ class Flights:
     def settle(self) -> None:
         """End the rounds that are under way; `run_round` returns them. To be called where something is to change
         between two rounds. Raises AdapterError: the target is of no more use."""
-        while self._begun:
+        while self._under_way:
             self._end_round()
 
     def _list_used(self) -> list[DecodeLoop]:
-        return [loop for loop in self.loops if loop.sequences]
+        return [loop for loop in self.loops if loop.scheduler.sequences]
 
     def _choose_count(self, more: int = 0) -> int:
         """Return how many flights there are to be for all requests and so many more."""
         if len(self.loops) == 1:
             return 1
-        sequences = sum(loop.sequences for loop in self.loops) + more
+        sequences = sum(loop.scheduler.sequences for loop in self.loops) + more
         running = min(sequences, self.max_running)
         best = choose_flights(self._costs, sequences=running, most=len(self.loops), now=len(self._list_used()))
         return min(len(self.loops), max(best, ceil_div(running, self.loops[0].max_running)))
@@ -145,22 +121,24 @@ class Flights:
         are to be, of equal size."""
         wanted = self._choose_count()
         for loop in self.loops:
-            if loop in self._begun or not loop.sequences:
+            if loop in self._under_way or not loop.scheduler.sequences:
                 continue
             used = self._list_used()
-            others = sorted((other for other in used if other is not loop), key=lambda one: one.sequences)
-            if len(used) > wanted and loop.sequences <= others[0].sequences:
-                self._move_requests(loop, others[0], loop.sequences)
+            others = sorted(
+                (other for other in used if other is not loop), key=lambda flight: flight.scheduler.sequences
+            )
+            if len(used) > wanted and loop.scheduler.sequences <= others[0].scheduler.sequences:
+                self._move_requests(loop, others[0], loop.scheduler.sequences)
                 continue
             if len(used) < wanted:
-                others = [other for other in self.loops if not other.sequences]
+                others = [other for other in self.loops if not other.scheduler.sequences]
             if others:
-                self._move_requests(loop, others[0], (loop.sequences - others[0].sequences) // 2)
+                self._move_requests(loop, others[0], (loop.scheduler.sequences - others[0].scheduler.sequences) // 2)
 
     def _move_requests(self, giver: DecodeLoop, taker: DecodeLoop, count: int) -> None:
         """Move so many requests, or as many as can be moved now."""
         for _ in range(count):
-            if not taker.has_place or not giver.hand_over(taker, self.joins):
+            if not taker.scheduler.has_place or not giver.hand_over(taker, self.joins):
                 return
 
     def _begin_rounds(self) -> None:
@@ -170,26 +148,26 @@ class Flights:
             self._begin_round(short)
         for loop in self.loops:
             self._begin_round(loop)
-        while not self._begun:
+        while not self._under_way:
             if not self._make_way():
                 raise CapacityError(f"{self._target.capabilities.device}: no KV blocks are left for any request")
             for loop in self.loops:
                 self._begin_round(loop)
-        self.expected_ms = sum(loop.expected_ms for loop in self._begun)
+        self.expected_ms = sum(loop.expected_ms for loop in self._under_way)
 
     def _begin_round(self, loop: DecodeLoop) -> bool:
         """Begin a flight's round where it has none. False: it has no KV blocks for one."""
-        if loop in self._begun or not loop.sequences:
-            began = True
-        elif began := loop.begin_round(self._reserve(loop)):
-            self._begun.append(loop)
-        if began:
+        if loop in self._under_way or not loop.scheduler.sequences:
+            ready = True
+        elif ready := loop.begin_round(self._reserve(loop)):
+            self._under_way.append(loop)
+        if ready:
             self._short = None if self._short is loop else self._short
-        elif not loop.running and sum(other.running for other in self.loops) >= self.max_running:
-            began = True  # what it has not is a slot, and that it will have in its turn
-        elif self._short is None or loop.since_s < self._short.since_s:
+        elif not loop.scheduler.running and sum(other.scheduler.running for other in self.loops) >= self.max_running:
+            ready = True  # what it has not is a slot, and that it will have in its turn
+        elif self._short is None or loop.scheduler.since_s < self._short.scheduler.since_s:
             self._short = loop
-        return began
+        return ready
 
     def _make_way(self) -> bool:
         """Let the youngest request of every other flight give its blocks to the one that is short of them. False: none
@@ -197,8 +175,8 @@ class Flights:
         short = self._short
         if short is None:
             return False
-        others = [loop for loop in self.loops if loop is not short and loop not in self._begun]
-        gave = [loop.give_way(short.since_s) for loop in others]
+        others = [loop for loop in self.loops if loop is not short and loop not in self._under_way]
+        gave = [loop.scheduler.give_way(short.scheduler.since_s) for loop in others]
         return any(gave)
 
     def _reserve(self, loop: DecodeLoop) -> Reserved:
@@ -207,10 +185,13 @@ class Flights:
         if self._short is not None and self._short is not loop:
             return ALL_RESERVED
         others = [other for other in self.loops if other is not loop]
-        return Reserved(sum(one.promised_blocks for one in others), sum(one.running for one in others))
+        return Reserved(
+            sum(other.scheduler.count_promised_blocks() for other in others),
+            sum(other.scheduler.running for other in others),
+        )
 
     def _end_round(self) -> None:
-        count, loop = len(self._begun), self._begun.popleft()
+        count, loop = len(self._under_way), self._under_way.popleft()
         done = loop.finish_round()
         if loop.decoded_rows and len(self.loops) > 1:
             self._costs = observe_flight(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,36 +17,20 @@ from adapters.contract import (
     LoadedModel,
     OutOfMemory,
     PendingForward,
-    Segment,
     StagedModel,
-    Unsupported,
 )
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.protocol.messages import (
-    Delta,
-    Gauges,
-    MovedIn,
-    MovedOut,
-    PageLink,
-    Refused,
-    RoundReport,
-    SharedMemory,
-    Submit,
-)
-from orchestrator.protocol.shared_memory import SharedMemoryFailed
-from orchestrator.worker.drafting.chain import ChainDrafter
-from orchestrator.worker.drafting.port import Drafter
-from orchestrator.worker.drafting.prediction import PREDICTION
+from orchestrator.protocol.messages import Delta, Gauges, Refused, RoundReport, Submit
+from orchestrator.worker.drafting.port import Drafter, NoDrafter
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.worker.engine.batch import ScheduledSequence, rows_of
 from orchestrator.worker.engine.constraints import RowConstraints
-from orchestrator.worker.engine.departures import Departures
-from orchestrator.worker.engine.draft_counts import DrafterCounts, RoundDraftCounts, count_by_drafter
+from orchestrator.worker.engine.draft_counts import DrafterCounts, RoundDraftCounts, count_verdict
 from orchestrator.worker.engine.grammar import Grammars
-from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
-from orchestrator.worker.engine.prefix_cache import PrefixCache
+from orchestrator.worker.engine.prefix_cache import PrefixCache, StartPages
 from orchestrator.worker.engine.request_checks import find_refusal
+from orchestrator.worker.engine.round import Round, WaitingForward, split_rows
 from orchestrator.worker.engine.round_traces import RoundTraces
 from orchestrator.worker.engine.scheduler import ALL_RESERVED, NOTHING_RESERVED, Reserved, Scheduler
 from orchestrator.worker.engine.sequence import NO_SLOT, SequenceState
@@ -74,29 +57,6 @@ class LoopTuning(NamedTuple):
     objectives: Objectives
 
 
-@dataclass(frozen=True, slots=True)
-class _WaitingForward:
-    """A forward of a target that runs one at a time: it runs when it is waited for."""
-
-    target: LoadedModel
-    batch: Sequence[Segment]
-
-    def result(self) -> ForwardResult:
-        """See adapters.contract.PendingForward."""
-        return self.target.forward(self.batch)
-
-
-@dataclass(frozen=True, slots=True)
-class _BegunRound:
-    """A round whose forward was started. Times are seconds of the loop's clock; it asked for drafts at `proposed_s`."""
-
-    started_s: float
-    proposed_s: float
-    draft_ms: float
-    parts: list[ScheduledSequence]
-    forward: PendingForward
-
-
 class DecodeLoop:
     """Continuous batching over one target. Not thread-safe: the engine's thread owns it, `prepare` excepted.
 
@@ -104,8 +64,9 @@ class DecodeLoop:
     forward that decodes and prefills. `prefix_reuse`: requests begin with what earlier ones computed.
     `grammars` starts the grammars that requests ask for. `tolerance` is what the rule of that name is to reach.
     `low_acceptance_rate`: drafters below it are warned of.
-    `objectives`: what requests are to have. `mover`: of KV pages. `expected_ms`: the predicted time of the round that
-    runs. `decoded_rows`: of the last round, 0 where it had prompts in it, or was not all of what had begun.
+    `objectives`: what requests are to have. `scheduler`: who runs and who waits. `expected_ms`: the predicted time of
+    the round that runs. `decoded_rows`: of the last round, 0 where it had prompts in it, or was not all of what had
+    started.
     """
 
     def __init__(
@@ -123,35 +84,28 @@ class DecodeLoop:
         grammars: Grammars,
         low_acceptance_rate: float = THRESHOLD,
         objectives: Objectives = NO_OBJECTIVES,
-        mover: KvMover | None = None,
     ) -> None:
-        self.mover = mover or KvMover(target, "")
         self._target = target
         self._staged = target if isinstance(target, StagedModel) else None
-        self._begun: _BegunRound | None = None
+        self._round: Round | None = None
         self._grammars = grammars
         self._watch = AcceptanceMonitor(low_acceptance_rate)
         max_depth = max_depth if drafter is not None and target.capabilities.rewinds else 0
-        self._speculator = Speculator(
-            target, drafter or ChainDrafter(()), policy, max_depth=max_depth, watch=self._watch
-        )
+        self._speculator = Speculator(target, drafter or NoDrafter(), policy, max_depth=max_depth, watch=self._watch)
         self._clock = clock
         self._prefixes = PrefixCache(target, enabled=prefix_reuse)
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             *(target, self._prefixes, clock, lambda: self._speculator.policy.cost),
             max_running=max_running,
             max_itl_ms=max_itl_ms,
             objectives=objectives,
             drafts=max_depth > 0,
         )
-        self._levels = self._scheduler.levels
+        self._levels = self.scheduler.levels
         self._by_drafter = DrafterCounts()
         self._verifier = Verifier(tolerance)
         self._traces = RoundTraces(clock)
         self._failed: list[Refused] = []
-        self._moved_in: list[MovedIn] = []
-        self._departures = Departures(clock)
-        self._taking_in_ms = 0.0
         self._not_finite = 0
         self._rounds = 0
         self.expected_ms = 0.0
@@ -160,64 +114,38 @@ class DecodeLoop:
     @property
     def max_running(self) -> int:
         """How many requests run at the same time, after every bound."""
-        return self._scheduler.max_running
-
-    @property
-    def sequences(self) -> int:
-        """How many requests run or wait."""
-        return self._scheduler.running + self._scheduler.waiting
-
-    @property
-    def running(self) -> int:
-        """How many requests have a slot."""
-        return self._scheduler.running
-
-    @property
-    def has_place(self) -> bool:
-        """True where one request more could have a slot at once."""
-        return self.sequences < self._scheduler.places
-
-    @property
-    def since_s(self) -> float:
-        """When the first came of the requests that run, or else of those that wait, by the clock."""
-        return self._scheduler.since_s
-
-    @property
-    def promised_blocks(self) -> int:
-        """How many KV blocks requests have been admitted for and do not hold yet."""
-        return self._scheduler.count_promised_blocks()
-
-    def holds(self, request_id: str) -> bool:
-        """Return whether a request runs or waits here."""
-        return self._scheduler.holds(request_id)
+        return self.scheduler.max_running
 
     def hand_over(self, other: DecodeLoop, joins: Callable[[Submit], None]) -> bool:
         """Let the last request that never ran wait in another loop over the same target, or else the youngest that
         decodes go on there, between two rounds. `joins`: tells the drafter there of a request's variant. False: there
         is none."""
-        sequence = self._scheduler.take_waiting()
+        sequence = self.scheduler.take_waiting()
         if sequence is not None:
-            other._scheduler.add(sequence)
+            other.scheduler.add(sequence)
             return True
-        decoding = [one for one in self._scheduler.list_running() if one.uncached == 1]
+        decoding = [running for running in self.scheduler.list_running() if running.uncached == 1]
         if not decoding:
             return False
         sequence = decoding[-1]
-        self._speculator.end(sequence.key, keep=False)
-        self._scheduler.move(sequence, other._scheduler)
+        self._speculator.end(sequence.key, None, keep=False)
+        self.scheduler.move(sequence, other.scheduler)
         joins(sequence.submit)
         other._speculator.begin(sequence, drafts=True)
         return True
 
-    def give_way(self, since_s: float) -> bool:
-        """Let the youngest request give its KV blocks up, between two rounds, where it did not come before that time.
-        False: none did."""
-        return self._scheduler.give_way(since_s)
+    def holds(self, request_id: str) -> bool:
+        """Return whether a request runs or waits here."""
+        return self.scheduler.holds(request_id)
+
+    def find_running(self, request_id: str) -> SequenceState | None:
+        """Return the sequence of a request that has a slot."""
+        return self.scheduler.find_running(request_id)
 
     @property
     def idle(self) -> bool:
-        """True when no request runs or waits, and no round was begun."""
-        return self.sequences == 0 and self._begun is None
+        """True when no request runs or waits, and no round is under way."""
+        return self.scheduler.sequences == 0 and self._round is None
 
     @property
     def policy(self) -> DepthPolicy:
@@ -227,18 +155,18 @@ class DecodeLoop:
     def exchange(self, drafter: Drafter | None) -> Drafter:
         """Draft by another drafter, between two rounds; returns the one until now, for the caller to close. `retune` is
         to follow."""
-        return self._speculator.exchange(drafter or ChainDrafter(()))
+        return self._speculator.exchange(drafter or NoDrafter())
 
     def retune(self, tuning: LoopTuning, *, drafts: bool) -> None:
         """Go on by other settings, between two rounds. `drafts`: there is a drafter. No request notices, but for the
         depth of its drafts and the time of its tokens."""
         max_depth = tuning.max_depth if drafts and self._target.capabilities.rewinds else 0
-        self._scheduler.retune(max_itl_ms=tuning.max_itl_ms, objectives=tuning.objectives, drafts=max_depth > 0)
-        self._levels = self._scheduler.levels
+        self.scheduler.retune(max_itl_ms=tuning.max_itl_ms, objectives=tuning.objectives, drafts=max_depth > 0)
+        self._levels = self.scheduler.levels
         self._prefixes.enable(tuning.prefix_reuse)
         self._verifier.set_goal(tuning.tolerance)
         self._watch.set_threshold(tuning.low_acceptance_rate)
-        self._speculator.retune(tuning.policy, max_depth, self._scheduler.list_running())
+        self._speculator.retune(tuning.policy, max_depth, self.scheduler.list_running())
 
     def prepare(self, request: Submit) -> None:
         """Do ahead of `submit` what takes time; from any thread."""
@@ -247,7 +175,7 @@ class DecodeLoop:
                 self._grammars.prepare(request.grammar)
 
     def submit(
-        self, request: Submit, arrived_s: float | None = None, pages: TakenPages | None = None
+        self, request: Submit, arrived_s: float | None = None, pages: StartPages | None = None
     ) -> Refused | None:
         """Queue a request; returns why not, where it can never be served. `arrived_s`: when it came, by the clock,
         where that was not now. `pages`: what it is to begin with."""
@@ -261,7 +189,7 @@ class DecodeLoop:
         came_s = self._clock.monotonic_s() if arrived_s is None else arrived_s
         sequence = SequenceState.open(request, came_s, self._target.capabilities, rules)
         sequence.pages = pages
-        self._scheduler.add(sequence)
+        self.scheduler.add(sequence)
         self._traces.observe_request(request)
         return None
 
@@ -270,54 +198,13 @@ class DecodeLoop:
         failed, self._failed = self._failed, []
         return failed
 
-    def list_moved_in(self) -> list[MovedIn]:
-        """Return, once, what came of the pages of requests that were given a slot."""
-        moved, self._moved_in = self._moved_in, []
-        return moved
-
-    def move_out(self, request_id: str, memory: SharedMemory) -> MovedOut:
-        """Forget a request, and before that write its KV cache to shared memory. Raises what adapters raise when their
-        device fails."""
-        started_s = self._clock.monotonic_s()
-        sequence = self._scheduler.withdraw(request_id)
-        pages, why = None, "nothing of it was computed"
-        if sequence is not None and sequence.cached > 0 and not sequence.scores_prompt:
-            try:
-                pages, why = self.mover.write(sequence.slot, sequence.tokens[: sequence.cached], memory), ""
-            except SharedMemoryFailed as error:
-                why = str(error)
-        if sequence is not None:
-            self._retire(sequence, keep=False)
-        else:  # as in `cancel`
-            self._speculator.end(request_id, keep=False)
-        return MovedOut(request_id, pages, (self._clock.monotonic_s() - started_s) * MS_PER_S, why)
-
-    def send_out(self, request_id: str, link: PageLink) -> MovedOut | None:
-        """Let a request leave over a link, its pages ahead; `list_moved_out` says when it has. Returns what there is to
-        say where it has no pages, and is forgotten at once."""
-        sequence = next((one for one in self._scheduler.list_running() if one.key == request_id), None)
-        if sequence is None or not sequence.cached or sequence.scores_prompt or not self.mover.moves:
-            self.cancel(request_id)
-            return MovedOut(request_id, None, 0.0, "nothing of it was computed")
-        self._departures.begin(sequence, self.mover, link)
-        return None
-
-    def list_moved_out(self, round_ms: float) -> list[MovedOut]:
-        """Send pages of requests that leave, behind a round that took so long; returns, once, those that are forgotten
-        now. Raises what adapters raise when their device fails."""
-        moved = self._departures.advance(self._scheduler.list_running(), self.mover, round_ms)
-        for one in moved:
-            self.cancel(one.request_id)
-        return moved
-
     def cancel(self, request_id: str) -> None:
         """Forget a request, running or waiting; its slot is free at once. Unknown ids are ignored."""
-        self._departures.drop(request_id)
-        sequence = self._scheduler.withdraw(request_id)
+        sequence = self.scheduler.withdraw(request_id)
         if sequence is not None:
             self._retire(sequence, keep=False)
         else:  # one that gave way waits, and the drafter still knows it
-            self._speculator.end(request_id, keep=False)
+            self._speculator.end(request_id, self._round, keep=False)
 
     def run_round(self) -> RoundReport:
         """Run one round; there must be something to do. Raises AdapterError: the target is of no more use.
@@ -332,49 +219,40 @@ class DecodeLoop:
         """The first half of a round: choose who is in it, draft, and start the forward. Behind it `finish_round` is
         due. `reserved`: what is not for requests that start. False: no round was begun, for there is no room for
         anybody. Raises AdapterError: the target is of no more use."""
-        started_s = self._clock.monotonic_s()
-        self._taking_in_ms = 0.0
-        parts = self._schedule_parts(reserved)
-        if not parts:
+        round_ = Round(self._rounds, self._clock.monotonic_s())
+        self._schedule(round_, reserved)
+        if not round_.parts:
             return False
-        self.expected_ms = self._scheduler.predict_round_ms(parts)
-        proposed_s = self._clock.monotonic_s()
-        if not self._speculator.pauses(parts):
-            room, row_price = (
-                self._scheduler.room(parts),
-                self._levels.row_price(prompts=any(p.is_prefill for p in parts)),
-            )
-            self._speculator.propose(parts, room=room, row_price=row_price)
-        draft_ms = (self._clock.monotonic_s() - proposed_s) * MS_PER_S
-        self._begun = _BegunRound(started_s, proposed_s, draft_ms, parts, self._start_forward(parts))
+        self.expected_ms = self.scheduler.predict_round_ms(round_.parts)
+        self._draft(round_)
+        round_.forward = self._start_forward(round_.parts)
+        self._round = round_
         return True
 
     def finish_round(self) -> RoundReport:
         """The second half of the round that was begun: wait for its forward, verify, commit, learn. Requests that were
         cancelled meanwhile get nothing of it. Raises AdapterError: the target is of no more use."""
-        begun, self._begun = self._begun, None
-        assert begun is not None  # noqa: S101  # the caller's part
-        ran, result = self._wait_for_forward(begun)
-        found = [
-            (part, own)
-            for part, own in zip(ran, _rows_by_part(ran, result), strict=True)
-            if part.sequence.slot != NO_SLOT
-        ]
-        parts, rows = [part for part, _ in found], [own for _, own in found]
-        complete = len(parts) == len(ran)  # what was cancelled is in the costs, and no more in the counts
+        round_ = self._round
+        assert round_ is not None  # noqa: S101  # the caller's part
+        result = self._wait_for_forward(round_)
+        ran = round_.parts
+        pairs = zip(ran, split_rows(ran, result), strict=True)
+        kept = [(part, own) for part, own in pairs if part.sequence.slot != NO_SLOT]
+        round_.parts, rows = [part for part, _ in kept], [own for _, own in kept]
+        complete = len(kept) == len(ran)  # what was cancelled is in the costs, and no more in the counts
         if complete:
-            self._scheduler.observe(parts, result.device_ms)
-        verdicts = self._accept(parts, rows)
-        deltas, tally = self._commit(parts, verdicts, rows)
-        times = (self._rounds, begun.started_s, begun.proposed_s, begun.draft_ms)
-        trace = self._traces.describe(times, parts, verdicts, deltas) if self._traces.share else None
+            self.scheduler.observe(ran, result.device_ms)
+        verdicts = self._judge(round_, rows)
+        deltas, tally = self._commit(round_, verdicts, rows)
+        trace = self._traces.trace_round(round_, verdicts, deltas)
         self._rounds += 1
         rows_ran = rows_of(ran, self._target.capabilities.paid_rows)
-        self.decoded_rows = rows_ran if complete and not any(part.is_prefill for part in parts) else 0
-        round_ms = (self._clock.monotonic_s() - begun.started_s) * MS_PER_S - self._taking_in_ms
-        self._speculator.settle(round_ms - begun.draft_ms, begun.draft_ms)
+        self.decoded_rows = rows_ran if complete and not any(part.is_prefill for part in ran) else 0
+        round_ms = (self._clock.monotonic_s() - round_.started_s) * MS_PER_S - round_.pages_ms
+        self._speculator.settle(round_, round_ms - round_.draft_ms)
         if complete:
-            self._scheduler.observe_round_time(parts, sum(len(delta.tokens) for delta in deltas), round_ms)
+            self.scheduler.observe_round_time(ran, sum(len(delta.tokens) for delta in deltas), round_ms)
+        self._round = None
         return RoundReport(
             deltas=deltas,
             sequences=len(ran),
@@ -388,7 +266,7 @@ class DecodeLoop:
             tolerated=tally.tolerated,
             round_ms=round_ms,
             device_ms=result.device_ms,
-            draft_ms=begun.draft_ms,
+            draft_ms=round_.draft_ms,
             expected_ms=self.expected_ms,
             trace=trace,
             stage_ms=list(result.stage_ms),
@@ -402,110 +280,80 @@ class DecodeLoop:
             raise DeviceLost(f"request {failed[0].request_id}: {failed[0].message}")
         return done
 
+    def _schedule(self, round_: Round, reserved: Reserved) -> None:
+        """Choose who is in the next forward; the drafter hears of who starts. What it knows of those who give way is
+        good until they start again."""
+        started = self.scheduler.admit(reserved)
+        for sequence in started:
+            pages, sequence.pages = sequence.pages, None
+            if pages is not None:
+                round_.pages_ms += pages.load(sequence, self._prefixes)
+        round_.parts, preempted = self.scheduler.parts()
+        for sequence in started:
+            self._speculator.begin(sequence, drafts=sequence not in preempted)
+
+    def _draft(self, round_: Round) -> None:
+        """Give the parts of a round their drafts, unless the policy does without it."""
+        round_.proposed_s = self._clock.monotonic_s()
+        if not self._speculator.pauses(round_):
+            prompts = any(part.is_prefill for part in round_.parts)
+            room = self.scheduler.room(round_.parts)
+            self._speculator.propose(round_, room=room, row_price=self._levels.row_price(prompts=prompts))
+        round_.draft_ms = (self._clock.monotonic_s() - round_.proposed_s) * MS_PER_S
+
     def _start_forward(self, parts: Sequence[ScheduledSequence]) -> PendingForward:
         """Start a forward, or have it run by whoever waits for it. Raises what the target's forward raises."""
         batch = [part.segment() for part in parts]
-        return _WaitingForward(self._target, batch) if self._staged is None else self._staged.start_forward(batch)
+        return WaitingForward(self._target, batch) if self._staged is None else self._staged.start_forward(batch)
 
-    def _wait_for_forward(self, begun: _BegunRound) -> tuple[list[ScheduledSequence], ForwardResult]:
-        """Return what a forward gives, of smaller ones without drafts while memory runs out, and the parts that it had.
-        Raises what the target's forward raises."""
-        parts, forward = begun.parts, begun.forward
-        while True:
+    def _wait_for_forward(self, round_: Round) -> ForwardResult:
+        """Return what the round's forward gives, or a smaller one without drafts where memory runs out. Raises what the
+        target's forward raises."""
+        while round_.forward is not None:
             try:
-                return parts, forward.result()
+                return round_.forward.result()
             except OutOfMemory as error:
-                if not error.can_go_on or not self._scheduler.make_smaller(parts, str(error)):
+                if not error.can_go_on or not self.scheduler.make_smaller(round_.parts, str(error)):
                     raise
-            self._speculator.abandon_round()
-            self._scheduler.begin_anew(parts)
-            parts = self._schedule_parts(ALL_RESERVED)
-            if not parts:  # all were cancelled, or other flights have the blocks of those that gave way
-                return parts, ForwardResult(np.empty((0, self._target.spec.outputs), np.float32), 0.0)
-            forward = self._start_forward(parts)
-
-    def _schedule_parts(self, reserved: Reserved) -> list[ScheduledSequence]:
-        """Return who is in the next forward; the drafter hears of who starts. What it knows of those who give way is
-        good until they start again."""
-        started = self._scheduler.admit(reserved)
-        for sequence in started:
-            self._take_in(sequence)
-        parts, preempted = self._scheduler.parts()
-        for sequence in started:
-            self._speculator.begin(sequence, drafts=sequence not in preempted)
-        return parts
-
-    def _take_in(self, sequence: SequenceState) -> None:
-        """Let a sequence that has a slot begin with the pages that came with it, where they are of use."""
-        pages, sequence.pages = sequence.pages, None
-        if pages is None or sequence.scores_prompt:
-            return
-        started_s, why = self._clock.monotonic_s(), ""
-        self._prefixes.attach(sequence)
-        if sequence.cached < pages.positions:
-            try:
-                self.mover.load(sequence.slot, pages)
-            except (CapacityError, Unsupported) as error:
-                why = str(error)
-            else:
-                sequence.cached, sequence.begun = pages.positions, True
-                self._prefixes.remember(sequence)
-        took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
-        self._taking_in_ms += took_ms
-        length_bytes = 0 if why else len(pages.data)
-        self._moved_in.append(MovedIn(sequence.key, length_bytes, pages.took_ms + took_ms, why))
+            self._speculator.abandon_drafts(round_)
+            self.scheduler.begin_anew(round_.parts)
+            self._schedule(round_, ALL_RESERVED)
+            round_.forward = self._start_forward(round_.parts) if round_.parts else None
+        # all were cancelled, or other flights have the blocks of those that gave way
+        return ForwardResult(np.empty((0, self._target.spec.outputs), np.float32), 0.0)
 
     def _retire(self, sequence: SequenceState, *, keep: bool, garbage: bool = False) -> None:
         """The sequence ends. `keep`: its output may help later drafts. `garbage`: what it computed may be."""
-        self._departures.drop(sequence.key)
-        self._speculator.end(sequence.key, keep=keep)
-        self._scheduler.leave(sequence, garbage=garbage)
+        self._speculator.end(sequence.key, self._round, keep=keep)
+        self.scheduler.leave(sequence, garbage=garbage)
 
-    def _accept(self, parts: Sequence[ScheduledSequence], rows: Sequence[Row]) -> list[VerifiedDraft | None]:
-        asked: list[tuple[SequenceState, Row]] = []
-        for part, own in zip(parts, rows, strict=True):
-            sequence = part.sequence
-            if not self._score_prompt(sequence, own):
-                continue
-            if part.emits_logits:
-                asked.append((sequence, own[len(own) - len(sequence.draft.tokens) - 1 :]))
-        judged = iter(self._verifier.verdicts(asked))
-        emitting = [part.emits_logits and part.sequence.slot != NO_SLOT for part in parts]
+    def _judge(self, round_: Round, rows: Sequence[Row]) -> list[VerifiedDraft | None]:
+        """Return the verdict on each part's draft; None where it chooses no token, or its request is given up."""
+        verdicts = self._verifier.verdicts(round_.parts, rows)
         return [
-            self._usable(part.sequence, next(judged)) if emits else None
-            for part, emits in zip(parts, emitting, strict=True)
+            self._keep_verified(part.sequence, verdict) for part, verdict in zip(round_.parts, verdicts, strict=True)
         ]
 
-    def _score_prompt(self, sequence: SequenceState, rows: Row) -> bool:
-        """Score a prompt's rows where that is asked for. False: they are garbage, and the sequence is gone."""
-        if sequence.scores is not None and sequence.scores_prompt:
-            try:
-                sequence.scores.see_prompt(rows, sequence.cached + 1)
-            except NotFinite as error:
-                self._usable(sequence, error)
-                return False
-        return True
-
-    def _usable(self, sequence: SequenceState, judged: Verdict) -> VerifiedDraft | None:
+    def _keep_verified(self, sequence: SequenceState, verdict: Verdict | None) -> VerifiedDraft | None:
         """Return a verdict that is one; where it is none, give up on that request."""
-        match judged:
+        match verdict:
             case GrammarFailed():
-                self._fail(sequence, judged)
+                self._fail(sequence, verdict)
             case NotFinite():
                 self._not_finite += 1
-                said = f"{self._target.capabilities.device} computed garbage for this request: {judged}"
-                self._failed.append(Refused(sequence.key, said, "not_finite"))
+                message = f"{self._target.capabilities.device} computed garbage for this request: {verdict}"
+                self._failed.append(Refused(sequence.key, message, "not_finite"))
                 self._retire(sequence, keep=False, garbage=True)
             case _:
-                return judged
+                return verdict
         return None
 
     def _commit(
-        self, parts: Sequence[ScheduledSequence], verdicts: Sequence[VerifiedDraft | None], rows: Sequence[Row]
+        self, round_: Round, verdicts: Sequence[VerifiedDraft | None], rows: Sequence[Row]
     ) -> tuple[list[Delta], RoundDraftCounts]:
         deltas: list[Delta] = []
         tally = RoundDraftCounts()
-        for part, judged, own in zip(parts, verdicts, rows, strict=True):
+        for part, verified, own in zip(round_.parts, verdicts, rows, strict=True):
             sequence = part.sequence
             if sequence.slot == NO_SLOT:  # its grammar failed, or its row was garbage
                 continue
@@ -514,24 +362,25 @@ class DecodeLoop:
             sequence.cached += part.num_query_tokens
             if filling:
                 self._prefixes.remember(sequence)
-            if judged is None:
+            if verified is None:
                 continue
-            sequence.cached += judged.accepted
-            self._count(sequence, judged, tally)
+            sequence.cached += verified.accepted
+            sequence.first_token_s = sequence.first_token_s or self._clock.monotonic_s()
+            count_verdict(part, verified, tally, self._by_drafter)
             try:
-                taken, finish = sequence.commit(judged.tokens)
+                taken, finish = sequence.commit(verified.tokens)
             except GrammarFailed as error:
                 self._fail(sequence, error)
                 continue
-            tolerated = sum(index < len(taken) for index in judged.tolerated)
+            tolerated = sum(index < len(taken) for index in verified.tolerated)
             sequence.tolerated += tolerated
             tally.tolerated += tolerated
             if taken:
                 self._levels.observe_commit(sequence, ended=bool(finish))
-            told = bool(finish) or sequence.steps % _SHARES_EVERY == 0
-            sequence.shares = self._speculator.describe_shares(sequence) if told else []
-            deltas.append(_delta(sequence, taken, finish, own[len(own) - len(sequence.draft.tokens) - 1 :]))
-            self._speculator.observe_verdict(sequence, judged.accepted, taken)
+            shares_due = bool(finish) or sequence.steps % _SHARES_EVERY == 0
+            sequence.shares = self._speculator.describe_shares(sequence) if shares_due else []
+            deltas.append(_make_delta(sequence, taken, finish, part.find_choosing(own)))
+            self._speculator.observe_verdict(round_, part, verified.accepted, taken)
             if finish:
                 self._retire(sequence, keep=True)
         return deltas, tally
@@ -542,30 +391,14 @@ class DecodeLoop:
         self._failed.append(Refused(sequence.key, f"the grammar failed: {error}", kind))
         self._retire(sequence, keep=False)
 
-    def _count(self, sequence: SequenceState, judged: VerifiedDraft, tally: RoundDraftCounts) -> None:
-        drafted = sequence.draft.guessed
-        accepted = min(judged.accepted, drafted)
-        if sequence.first_token_s == 0.0:
-            sequence.first_token_s = self._clock.monotonic_s()
-        sequence.steps += 1
-        sequence.drafted += drafted
-        sequence.accepted += accepted
-        if sequence.draft.drafter == PREDICTION:
-            sequence.predicted += sequence.draft.own
-            sequence.predicted_right += min(accepted, sequence.draft.own)
-        tally.add(drafted, accepted, sequence.submit.sampling.rule)
-        count_by_drafter(tally.by_drafter, sequence.draft, accepted)
-        count_by_drafter(sequence.by_drafter, sequence.draft, accepted)
-        self._by_drafter.add(sequence.draft, accepted)
-
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
         """Return the state between rounds."""
         return Gauges(
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
+            running=self.scheduler.running,
+            waiting=self.scheduler.waiting,
             free_blocks=self._target.free_blocks(),
             total_blocks=self._target.capabilities.total_blocks,
-            preemptions=self._scheduler.preemptions,
+            preemptions=self.scheduler.preemptions,
             drafter_bytes=self._speculator.memory_bytes(),
             rounds=self._rounds,
             rss_bytes=rss_bytes,
@@ -576,25 +409,14 @@ class DecodeLoop:
             tolerance_recalibrations=self._verifier.recalibrations,
             low_acceptance=self._watch.standing(),
             slo=self._levels.state(),
-            out_of_memory=self._scheduler.memory.failures,
+            out_of_memory=self.scheduler.memory.failures,
             not_finite=self._not_finite,
-            memory_bound=self._scheduler.memory.state(),
+            memory_bound=self.scheduler.memory.state(),
             drafters=self._by_drafter.states(self._speculator.states()),
         )
 
 
-def _rows_by_part(parts: Sequence[ScheduledSequence], result: ForwardResult) -> list[Row]:
-    """Return each part's own rows of the logits."""
-    found: list[Row] = []
-    start = 0
-    for part in parts:
-        first, last = part.wanted
-        found.append(result.logits[start : start + last - first])
-        start += last - first
-    return found
-
-
-def _delta(sequence: SequenceState, taken: list[int], finish: str, rows: Row) -> Delta:
+def _make_delta(sequence: SequenceState, taken: list[int], finish: str, rows: Row) -> Delta:
     """Return what a round did for a sequence; row i chose token i."""
     scores = sequence.scores
     if scores is None:

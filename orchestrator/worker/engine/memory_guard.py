@@ -32,15 +32,15 @@ class MemoryGuard:
         if self.failures:
             self._bound = loosen(self._bound, self._limits, self._clock.monotonic_s())
 
-    def tighten(self, rows: int, sequences: int, said: str) -> bool:
+    def tighten(self, rows: int, sequences: int, reason: str) -> bool:
         """A forward of so many rows and sequences ran out of memory. False: there is no smaller one."""
         self.failures += 1
-        self._last = said
+        self._last = reason
         now_s = self._clock.monotonic_s()
-        found = tighten(self._bound, self._limits, rows=rows, sequences=sequences, now_s=now_s)
-        if found is None:
+        tighter = tighten(self._bound, self._limits, rows=rows, sequences=sequences, now_s=now_s)
+        if tighter is None:
             return False
-        self._bound = found
+        self._bound = tighter
         return True
 
     def state(self) -> MemoryBound | None:

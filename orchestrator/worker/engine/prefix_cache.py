@@ -1,6 +1,8 @@
-"""Requests that begin alike compute their beginning once."""
+"""Requests that begin alike compute their beginning once, and those that come with pages do not compute it."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 from adapters.contract import LoadedModel
 from orchestrator.worker.engine.sequence import SequenceState
@@ -27,7 +29,7 @@ class PrefixCache:
         compute more of that very prefix.
         """
         # A remembered prefix brings no logits, and a prompt that is to be scored needs them.
-        if self._enabled and not sequence.begun and not sequence.scores_prompt:
+        if self._enabled and not sequence.computing and not sequence.scores_prompt:
             self._target.release(sequence.slot)
             sequence.cached = sequence.reused = self._target.attach(
                 sequence.slot, sequence.tokens[: sequence.shared_limit]
@@ -35,8 +37,8 @@ class PrefixCache:
 
     def count(self, sequence: SequenceState) -> None:
         """The sequence's next row is being computed: count, once a stay, what its prefix was good for."""
-        if not sequence.begun:
-            sequence.begun = True
+        if not sequence.computing:
+            sequence.computing = True
             self.queries += len(sequence.tokens)
             self.hits += sequence.reused
 
@@ -44,3 +46,11 @@ class PrefixCache:
         """Let later requests begin with what this one has computed."""
         if self._enabled:
             self._target.share(sequence.slot, sequence.tokens[: min(sequence.cached, sequence.shared_limit)])
+
+
+class StartPages(Protocol):
+    """KV pages that came with a request."""
+
+    def load(self, sequence: SequenceState, prefixes: PrefixCache) -> float:
+        """Let a sequence that has a slot begin with them, where they are of use; returns the ms that it took."""
+        ...

@@ -11,6 +11,7 @@ from orchestrator.clock import Clock
 from orchestrator.protocol.messages import Delta, Submit
 from orchestrator.protocol.trace_messages import RoundTrace, SequenceTrace
 from orchestrator.worker.engine.batch import ScheduledSequence
+from orchestrator.worker.engine.round import Round
 from policies.sampling import VerifiedDraft
 
 
@@ -27,43 +28,40 @@ class RoundTraces:
         if request.trace is not None:
             self.share = request.trace.round_share
 
-    def describe(
+    def trace_round(
         self,
-        times: tuple[int, float, float, float],
-        parts: Sequence[ScheduledSequence],
+        round_: Round,
         verdicts: Sequence[VerifiedDraft | None],
         deltas: Sequence[Delta],
     ) -> RoundTrace | None:
-        """Return the times of a round that ends now; None where it is not drawn, or nobody traces it. `times`: its
-        number, when it began and when drafts were asked for (seconds of the clock), and how long that took in ms."""
-        if self._chance.random() >= self.share:
+        """Return the times of a round that ends now; None where it is not drawn, or nobody traces it."""
+        if not self.share or self._chance.random() >= self.share:
             return None
         committed = {delta.request_id: len(delta.tokens) for delta in deltas}
         sequences = [
-            _describe_sequence(part, judged, committed.get(part.sequence.key, 0))
-            for part, judged in zip(parts, verdicts, strict=True)
+            _trace_sequence(part, judged, committed.get(part.sequence.key, 0))
+            for part, judged in zip(round_.parts, verdicts, strict=True)
             if part.sequence.submit.trace is not None
         ]
         if not sequences:
             return None
-        number, started_s, asked_s, draft_ms = times
-        schedule_ms = (asked_s - started_s) * MS_PER_S
-        took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
+        schedule_ms = (round_.proposed_s - round_.started_s) * MS_PER_S
+        took_ms = (self._clock.monotonic_s() - round_.started_s) * MS_PER_S
         return RoundTrace(
-            number=number,
+            number=round_.number,
             pid=os.getpid(),
             ended_s=self._clock.wall_s(),
             schedule_ms=schedule_ms,
-            draft_ms=draft_ms,
-            verify_ms=max(0.0, took_ms - schedule_ms - draft_ms),
+            draft_ms=round_.draft_ms,
+            verify_ms=max(0.0, took_ms - schedule_ms - round_.draft_ms),
             sequences=sequences,
         )
 
 
-def _describe_sequence(part: ScheduledSequence, judged: VerifiedDraft | None, committed: int) -> SequenceTrace:
+def _trace_sequence(part: ScheduledSequence, judged: VerifiedDraft | None, committed: int) -> SequenceTrace:
     sequence = part.sequence
     assert sequence.submit.trace is not None  # noqa: S101 -- the caller has looked
-    drafted = sequence.draft.guessed if part.emits_logits else 0
+    drafted = part.draft.guessed if part.emits_logits else 0
     return SequenceTrace(
         trace=sequence.submit.trace,
         stream=sequence.key,
@@ -72,5 +70,5 @@ def _describe_sequence(part: ScheduledSequence, judged: VerifiedDraft | None, co
         drafted=drafted,
         accepted=min(judged.accepted, drafted) if judged is not None else 0,
         committed=committed,
-        drafter=sequence.draft.drafter if drafted else "",
+        drafter=part.draft.drafter if drafted else "",
     )

@@ -13,7 +13,6 @@ from adapters.borrowed_slots import BorrowedSlots
 from adapters.contract import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
-from orchestrator.worker.drafting.port import NOTHING
 from orchestrator.worker.engine.batch import ScheduledSequence, count_min_rows, most_blocks, rows_of, schedule_rows
 from orchestrator.worker.engine.memory_guard import MemoryGuard
 from orchestrator.worker.engine.prefix_cache import PrefixCache
@@ -107,9 +106,23 @@ class Scheduler:
         """How many sequences may have a slot now."""
         return min(self.max_running, self.levels.answer.running, self.memory.sequences)
 
+    @property
+    def sequences(self) -> int:
+        """How many sequences run or wait."""
+        return len(self._running) + len(self._waiting)
+
+    @property
+    def has_place(self) -> bool:
+        """True where one sequence more could have a slot at once."""
+        return self.sequences < self.places
+
     def holds(self, key: str) -> bool:
         """Return whether a sequence runs or waits here."""
         return any(sequence.key == key for sequence in (*self._running, *self._waiting))
+
+    def find_running(self, key: str) -> SequenceState | None:
+        """Return the sequence of that key if it has a slot."""
+        return next((sequence for sequence in self._running if sequence.key == key), None)
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence: behind all that wait, or where it was served before behind the last of those."""
@@ -125,19 +138,19 @@ class Scheduler:
             if sequence.key == key:
                 self._waiting.remove(sequence)
                 return None
-        return next((sequence for sequence in self._running if sequence.key == key), None)
+        return self.find_running(key)
 
     @property
     def since_s(self) -> float:
         """When the first came of those that run, or else of those that wait, by the clock; infinity without any."""
-        return min((one.submitted_s for one in self._running or self._waiting), default=math.inf)
+        return min((sequence.submitted_s for sequence in self._running or self._waiting), default=math.inf)
 
     def take_waiting(self) -> SequenceState | None:
         """Forget the last of those that wait and never ran here, and return it; None where there is none."""
-        found = next((one for one in reversed(self._waiting) if one.admitted_s == 0.0), None)
-        if found is not None:
-            self._waiting.remove(found)
-        return found
+        sequence = next((waiting for waiting in reversed(self._waiting) if waiting.admitted_s == 0.0), None)
+        if sequence is not None:
+            self._waiting.remove(sequence)
+        return sequence
 
     def move(self, sequence: SequenceState, other: Scheduler) -> None:
         """Let a sequence that runs run in another loop, over slots of the same target, with what its slot holds."""
@@ -148,14 +161,14 @@ class Scheduler:
         self._free_slots.append(slot)
         sequence.slot, sequence.turn = into, other._turn
         other._running.append(sequence)
-        other._running.sort(key=lambda one: one.admitted_s)
+        other._running.sort(key=lambda running: running.admitted_s)
 
     def give_way(self, since_s: float) -> bool:
         """Let the youngest that runs give way, where it did not come before that time. False: nobody did."""
-        found = bool(self._running) and self._running[-1].submitted_s >= since_s
-        if found:
+        gives = bool(self._running) and self._running[-1].submitted_s >= since_s
+        if gives:
             self._send_back(1)
-        return found
+        return gives
 
     def admit(self, reserved: Reserved = NOTHING_RESERVED) -> list[SequenceState]:
         """Give slots to those who can start now, and return them."""
@@ -200,7 +213,6 @@ class Scheduler:
         preempted: list[SequenceState] = []
         while True:
             for sequence in self._running:
-                sequence.draft = NOTHING
                 self._prefixes.attach(sequence)
             parts = schedule_rows(
                 self._in_turn(),
@@ -220,7 +232,9 @@ class Scheduler:
 
     def _count_prefill_rows(self) -> PrefillRows:
         """Return the rows of prefill that a forward may have beside sequences that decode."""
-        decoding = [ScheduledSequence(one, 1, emits_logits=True) for one in self._running if one.uncached == 1]
+        decoding = [
+            ScheduledSequence(sequence, 1, emits_logits=True) for sequence in self._running if sequence.uncached == 1
+        ]
         if len(decoding) == len(self._running):
             return PrefillRows(0, 0)
         return bound_prefill_rows(
@@ -232,7 +246,7 @@ class Scheduler:
             share=self.levels.answer.prefill_share,
             waits=waits_for_replays(
                 [part.sequence.first_token_s for part in decoding],
-                [one.queued_s for one in self._running if one.replays],
+                [sequence.queued_s for sequence in self._running if sequence.replays],
             ),
         )
 
@@ -294,10 +308,10 @@ class Scheduler:
         rows = sum(count_min_rows(part, alone, paid_rows) for part in parts)
         return rows, len(parts), sum(part.sequence.cached for part in parts) / max(1, len(parts))
 
-    def make_smaller(self, parts: Sequence[ScheduledSequence], said: str) -> bool:
+    def make_smaller(self, parts: Sequence[ScheduledSequence], reason: str) -> bool:
         """A forward of these parts ran out of memory: the next ones are smaller, and the youngest give way where fewer
-        may run then. `said`: why, in words. False: there is no smaller one."""
-        if not self.memory.tighten(rows_of(parts, self._target.capabilities.paid_rows), len(parts), said):
+        may run then. `reason`: why, in words. False: there is no smaller one."""
+        if not self.memory.tighten(rows_of(parts, self._target.capabilities.paid_rows), len(parts), reason):
             return False
         self._send_back(max(0, len(self._running) - self.memory.sequences))
         return True
@@ -310,7 +324,7 @@ class Scheduler:
         for sequence in (part.sequence for part in parts if part.sequence.slot != NO_SLOT):
             self._target.release(sequence.slot)
             sequence.cached = 0
-            sequence.begun = False
+            sequence.computing = False
 
     def _preempt(self, missing: int) -> list[SequenceState]:
         """Let the youngest give way until so many blocks are free."""
@@ -340,7 +354,7 @@ class Scheduler:
         self._free_slots.append(sequence.slot)
         sequence.slot = NO_SLOT
         sequence.cached = sequence.reused = 0
-        sequence.begun = False
+        sequence.computing = False
 
     def observe(self, parts: Sequence[ScheduledSequence], forward_ms: float) -> None:
         """Learn from a forward what prefill costs. To be called before its verdicts are committed."""

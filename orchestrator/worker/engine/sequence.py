@@ -3,45 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from adapters.contract import Capabilities
 from orchestrator.protocol.messages import DrafterShare, RequestStats, Submit
-from orchestrator.worker.drafting.port import NOTHING, Draft
 from orchestrator.worker.engine.constraints import RowConstraints
-from orchestrator.worker.engine.kv_mover import TakenPages
 from orchestrator.worker.engine.logprobs import LogprobCollector
+
+if TYPE_CHECKING:
+    from orchestrator.worker.engine.prefix_cache import StartPages
 
 NO_SLOT = -1
 
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """`tokens` is the prompt and all committed tokens. `cached` counts the leading positions whose KV the slot
-    holds and may be trusted; the rest is (re)computed. `apart`: rows behind the prompt are of a numerical class of
-    their own (see adapters.contract.Capabilities.apart_tokens). Times are seconds of the loop's clock.
-    `tolerance_delta`, `predicted`, `predicted_right`, `tolerated`: see RequestStats. `pace_s`, `pace_tokens`: since
-    when its pace is measured, and how many tokens it had then (0: it is not yet). `turn`: the last round that it
-    decoded in. `queued_s`: when it was queued last, at first or because it gave way. `pages`: what it begins with once
-    it has a slot. `by_drafter`: tokens that were verified, and those of them that were accepted. `shares`: what its
-    drafters did, in those rounds that tell it."""
+    """Times are seconds of the loop's clock."""
 
     submit: Submit
     tokens: list[int]
+    """The prompt and all committed tokens."""
     stop_tokens: frozenset[int]
     submitted_s: float
     apart: bool = False
+    """Rows behind the prompt are of a numerical class of their own: adapters.contract.Capabilities.apart_tokens."""
     rewinds: bool = True
     block_tokens: int = 1
     slot: int = NO_SLOT
     cached: int = 0
+    """The leading positions whose KV the slot holds and may be trusted; the rest is (re)computed."""
     reused: int = 0
-    begun: bool = False
+    computing: bool = False
+    """A row of it was computed in this slot, or its pages were taken in."""
     queued_s: float = 0.0
+    """When it was queued last, at first or because it gave way."""
     admitted_s: float = 0.0
     first_token_s: float = 0.0
     pace_s: float = 0.0
+    """Since when its pace is measured."""
     pace_tokens: int = 0
+    """How many tokens it had then; 0: it is not measured yet."""
     turn: int = 0
+    """The last round that it decoded in."""
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
@@ -50,11 +53,13 @@ class SequenceState:
     tolerance_delta: float = -1.0
     tolerated: int = 0
     by_drafter: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Tokens that were verified, and those of them that were accepted."""
     shares: list[DrafterShare] = field(default_factory=list)
-    draft: Draft = field(default=NOTHING)
+    """What its drafters did, in those rounds that tell it."""
     rules: RowConstraints | None = None
     scores: LogprobCollector | None = None
-    pages: TakenPages | None = None
+    pages: StartPages | None = None
+    """What it begins with once it has a slot."""
 
     @classmethod
     def open(

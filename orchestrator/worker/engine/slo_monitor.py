@@ -51,7 +51,7 @@ class SloMonitor:
     def __init__(self, objectives: Objectives, clock: Clock, *, max_running: int, drafts: bool) -> None:
         self.answer = at_rest(max_running)
         self._objectives = objectives
-        self._watches = any(one.ms is not None for one in (objectives.ttft, objectives.tpot))
+        self._watches = any(objective.ms is not None for objective in (objectives.ttft, objectives.tpot))
         self._clock = clock
         self._max_running = max_running
         self._drafts = drafts
@@ -175,7 +175,7 @@ class SloMonitor:
         tpots_ms += [pace_ms for sequence in running if (pace_ms := self._pace_ms(sequence, now_s)) is not None]
         slow = 100.0 - tpot.percentile
         steps = self._tokens_a_step.values(now_s)
-        steps += [1.0 + one.accepted / one.steps for one in running if one.steps >= _LEAST_STEPS]
+        steps += [1.0 + each.accepted / each.steps for each in running if each.steps >= _LEAST_STEPS]
         return SloObservation(
             ttft_ms=_percentile(ttfts_ms, ttft.percentile) if len(ttfts_ms) >= _LEAST_TTFTS else None,
             tpot_ms=_percentile(tpots_ms, tpot.percentile),
@@ -201,5 +201,5 @@ def _percentile(values: Sequence[float], rank: float) -> float | None:
 
 
 def _why(name: str, seen_ms: float | None, objective: Objective) -> str:
-    found = "not known yet" if seen_ms is None else f"{seen_ms:.0f} ms"
-    return f"{name} p{objective.percentile:g} {found} of {objective.ms:g} ms"
+    seen = "not known yet" if seen_ms is None else f"{seen_ms:.0f} ms"
+    return f"{name} p{objective.percentile:g} {seen} of {objective.ms:g} ms"

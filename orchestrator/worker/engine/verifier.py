@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from adapters.contract import GrammarFailed
+from orchestrator.worker.engine.batch import ScheduledSequence
 from orchestrator.worker.engine.sequence import SequenceState
 from policies.sampling import (
     NotFinite,
@@ -20,6 +21,7 @@ from policies.sampling import (
 )
 
 Verdict = VerifiedDraft | GrammarFailed | NotFinite
+_CoupledDraft = tuple[Row, Sequence[int], Sampling, int]
 
 
 class Verifier:
@@ -34,35 +36,47 @@ class Verifier:
         """Let the tolerant rule reach this; what it has learned stays."""
         self._goal = goal
 
-    def verdicts(self, asked: Sequence[tuple[SequenceState, Row]]) -> list[Verdict]:
-        """Judge sequences' drafts by their rows (see policies.sampling.verify), each by itself: why it could not be
-        done, where a grammar failed or a row is garbage."""
-        found = [None if _side_by_side(sequence) else self._verdict(sequence, rows) for sequence, rows in asked]
-        following = iter(_judge_side_by_side([pair for pair, own in zip(asked, found, strict=True) if own is None]))
-        return [next(following) if own is None else own for own in found]
+    def verdicts(self, parts: Sequence[ScheduledSequence], rows: Sequence[Row]) -> list[Verdict | None]:
+        """Judge each part's draft by its rows (see policies.sampling.verify), and score its prompt where that is asked
+        for. A verdict may be why that could not be done: a grammar failed, or a row is garbage. None: the part chooses
+        no token."""
+        verdicts: list[Verdict | None] = []
+        coupled: dict[int, _CoupledDraft] = {}
+        for number, (part, own) in enumerate(zip(parts, rows, strict=True)):
+            verdict: Verdict | None = _score_prompt(part.sequence, own)
+            if verdict is None and part.emits_logits:
+                if part.sequence.rules is None and part.sequence.submit.sampling.rule == "coupled":
+                    coupled[number] = _to_coupled_draft(part, own)
+                else:
+                    verdict = self._verdict(part, part.find_choosing(own))
+            verdicts.append(verdict)
+        for number, verdict in zip(coupled, _judge_together(list(coupled.values())), strict=True):
+            verdicts[number] = verdict
+        return verdicts
 
-    def _verdict(self, sequence: SequenceState, rows: Row) -> Verdict:
+    def _verdict(self, part: ScheduledSequence, rows: Row) -> Verdict:
+        sequence, draft = part.sequence, part.draft
         sampling = sequence.submit.sampling
         delta = self._delta_of(_kind(sampling)) if sampling.rule == "tolerance" else None
-        if delta is not None and sequence.draft.tokens:
+        if delta is not None and draft.tokens:
             sequence.tolerance_delta = delta
         try:
-            found = verify_draft(
+            verified = verify_draft(
                 rows,
-                sequence.draft.tokens,
+                draft.tokens,
                 sampling,
                 len(sequence.tokens),
                 sequence.rules.shape if sequence.rules is not None else None,
-                proposals=sequence.draft.proposals,
+                proposals=draft.proposals,
                 delta=delta,
             )
         except (GrammarFailed, NotFinite) as error:
             return error
-        if found.gaps and self._goal.fixed_delta is None:
+        if verified.gaps and self._goal.fixed_delta is None:
             kind, greedy = _kind(sampling), sampling.temperature == 0.0
             learn = calibrate_tolerance if delta is None else watch_tolerance
-            self._learned[kind] = learn(self._learned[kind], found.gaps, self._goal, greedy=greedy)
-        return found
+            self._learned[kind] = learn(self._learned[kind], verified.gaps, self._goal, greedy=greedy)
+        return verified
 
     def _delta_of(self, kind: str) -> float | None:
         return self._learned[kind].delta if self._goal.fixed_delta is None else self._goal.fixed_delta
@@ -78,25 +92,34 @@ class Verifier:
         return sum(state.recalibrations for state in self._learned.values())
 
 
-def _judge_side_by_side(asked: Sequence[tuple[SequenceState, Row]]) -> Sequence[Verdict]:
+def _score_prompt(sequence: SequenceState, rows: Row) -> NotFinite | None:
+    """Score a prompt's rows where that is asked for; returns why not, where they are garbage."""
+    if sequence.scores is not None and sequence.scores_prompt:
+        try:
+            sequence.scores.see_prompt(rows, sequence.cached + 1)
+        except NotFinite as error:
+            return error
+    return None
+
+
+def _to_coupled_draft(part: ScheduledSequence, rows: Row) -> _CoupledDraft:
+    sequence = part.sequence
+    return part.find_choosing(rows), part.draft.tokens, sequence.submit.sampling, len(sequence.tokens)
+
+
+def _judge_together(drafts: Sequence[_CoupledDraft]) -> Sequence[Verdict]:
     """Judge drafts by the coupled rule together; where a row of one is garbage, each alone."""
-    drafts = [(rows, one.draft.tokens, one.submit.sampling, len(one.tokens)) for one, rows in asked]
     try:
         return verify_coupled_drafts(drafts)
     except NotFinite:
         return [_judge_alone(draft) for draft in drafts]
 
 
-def _judge_alone(draft: tuple[Row, Sequence[int], Sampling, int]) -> Verdict:
+def _judge_alone(draft: _CoupledDraft) -> Verdict:
     try:
         return verify_coupled_drafts([draft])[0]
     except NotFinite as error:
         return error
-
-
-def _side_by_side(sequence: SequenceState) -> bool:
-    """True where a sequence may be judged together with others: by the coupled rule, as its rows are."""
-    return sequence.rules is None and sequence.submit.sampling.rule == "coupled"
 
 
 def _kind(sampling: Sampling) -> str:

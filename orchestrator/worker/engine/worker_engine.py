@@ -21,7 +21,9 @@ from orchestrator.protocol.messages import Cancel, Command, Event, Gauges, MoveO
 from orchestrator.protocol.ready import Ready
 from orchestrator.worker.engine.compile_lanes import CompileLanes
 from orchestrator.worker.engine.flights import Flights
-from orchestrator.worker.engine.kv_intake import KvIntake
+from orchestrator.worker.engine.kv_transfer.departures import Departures
+from orchestrator.worker.engine.kv_transfer.intake import KvIntake
+from orchestrator.worker.engine.kv_transfer.mover import NO_MOVES, KvMover
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.engine.variants import SpeculationVariants
 
@@ -54,8 +56,8 @@ class Watch(Protocol):
 
     corrupt: list[str]
 
-    def start(self, found: Callable[[], None]) -> None:
-        """Begin; `found` is called, from any thread, when there is another one."""
+    def start(self, tell: Callable[[], None]) -> None:
+        """Begin; `tell` is called, from any thread, when there is another one."""
         ...
 
     def stop(self) -> None:
@@ -67,7 +69,7 @@ class Watch(Protocol):
 class LoadedEngine:
     """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker. `variants`: how
     requests are served that say nothing, and the other way where one is tried. `watch` looks after the model's files.
-    `retuner`: None takes no other options, and lets no drafter rest.
+    `retuner`: None takes no other options, and lets no drafter rest. `mover`: of the target's KV pages.
     """
 
     loop: DecodeLoop | Flights
@@ -77,6 +79,7 @@ class LoadedEngine:
     variants: SpeculationVariants
     watch: Watch | None = None
     retuner: Retuner | None = None
+    mover: KvMover = NO_MOVES
 
 
 class WorkerEngine:
@@ -140,36 +143,34 @@ class WorkerEngine:
         self._lanes = CompileLanes(
             loaded.loop.prepare, lambda *request: self._commands.put(request), emit, COMPILE_TIMEOUT_S
         )
-        self._intake = KvIntake(loaded.loop.mover, self._queue, emit, self._clock)
+        self._intake = KvIntake(loaded.mover, self._queue, emit, self._clock)
         emit(loaded.ready)
         try:
             if loaded.watch is not None:
                 loaded.watch.start(lambda: self._commands.put((None, 0.0)))
-            self._decode(loaded, emit)
+            self._decode(loaded, Departures(loaded.loop, loaded.mover, self._clock), emit)
         except (AdapterError, MemoryError) as error:
             emit(describe_failure(error))
         finally:
             self._preparing.shutdown(wait=True, cancel_futures=True)
             if loaded.watch is not None:
                 loaded.watch.stop()
-            if loaded.loop.mover.inbox is not None:
-                loaded.loop.mover.inbox.close()
+            if loaded.mover.inbox is not None:
+                loaded.mover.inbox.close()
             loaded.close()
 
-    def _decode(self, loaded: LoadedEngine, emit: Emit) -> None:
+    def _decode(self, loaded: LoadedEngine, departures: Departures, emit: Emit) -> None:
         loop = loaded.loop
         emit(self._gauges(loaded))
         while True:
-            if not self._obey(loaded, emit):
+            if not self._obey(loaded, departures, emit):
                 return
             if loop.idle:
                 continue
             self._step = ROUND
             done = loop.run_round()
-            for moved in loop.list_moved_in():
-                emit(moved)
             emit(done)
-            for left in loop.list_moved_out(done.round_ms):
+            for left in departures.advance(done.round_ms):
                 emit(left)
             for failed in loop.failures():
                 emit(failed)
@@ -182,12 +183,12 @@ class WorkerEngine:
         held = (self._process.memory_info().rss, peak_rss_bytes())
         if loaded.ready.shards.split:  # ranks are processes of their own
             held = sum_family_bytes(self._process)
-        found = loaded.loop.gauges(*held)
+        gauges = loaded.loop.gauges(*held)
         if loaded.watch is None or not loaded.watch.corrupt:
-            return found
-        return msgspec.structs.replace(found, corrupt=loaded.watch.corrupt)
+            return gauges
+        return msgspec.structs.replace(gauges, corrupt=loaded.watch.corrupt)
 
-    def _obey(self, loaded: LoadedEngine, emit: Emit) -> bool:
+    def _obey(self, loaded: LoadedEngine, departures: Departures, emit: Emit) -> bool:
         """Carry out queued commands, waiting for one when there is nothing to decode. False: stop."""
         loop = loaded.loop
         wait = loop.idle
@@ -209,6 +210,10 @@ class WorkerEngine:
             elif isinstance(command, Future):
                 emit(_finish_retune(command))
                 emit(self._gauges(loaded))
+            elif isinstance(command, Cancel | MoveOut):
+                _let_go(departures, command, emit)
+                if loop.idle:
+                    emit(self._gauges(loaded))
             elif isinstance(command, Retune):
                 self._begin_retune(loaded, command, emit)
             else:
@@ -220,13 +225,6 @@ class WorkerEngine:
         if self._lanes is not None:
             self._lanes.warm_up()
 
-    @staticmethod
-    def _move_out(loop: DecodeLoop | Flights, command: MoveOut, emit: Emit) -> None:
-        if command.link is None:
-            emit(loop.move_out(command.request_id, command.memory))
-        elif (left := loop.send_out(command.request_id, command.link)) is not None:
-            emit(left)
-
     def _begin_retune(self, loaded: LoadedEngine, command: Retune, emit: Emit) -> None:
         """Prepare other options while decoding goes on; the decoding thread puts them into effect."""
         if loaded.retuner is None:
@@ -236,18 +234,10 @@ class WorkerEngine:
         prepared.add_done_callback(lambda done: self._commands.put((done, 0.0)))
 
     def _carry_out(self, loaded: LoadedEngine, command: Command, arrived_s: float, emit: Emit) -> None:
-        """Carry out a command that is not the last."""
-        loop = loaded.loop
-        if isinstance(command, Cancel | MoveOut):
-            if isinstance(command, MoveOut):
-                self._move_out(loop, command, emit)
-            else:
-                loop.cancel(command.request_id)
-            if loop.idle:
-                emit(self._gauges(loaded))
-        elif isinstance(command, Submit):
+        """Carry out a command that lets no request go, and is not the last."""
+        if isinstance(command, Submit):
             pages = self._intake.take(command.request_id) if self._intake is not None else None
-            refused = loop.submit(loaded.variants.apply_variant(command), arrived_s, pages)
+            refused = loaded.loop.submit(loaded.variants.apply_variant(command), arrived_s, pages)
             if refused is not None:
                 emit(refused)
             else:
@@ -257,6 +247,14 @@ class WorkerEngine:
         elif isinstance(command, ChooseDrafters) and loaded.retuner is not None:
             loaded.retuner.choose(command.names)
             emit(self._gauges(loaded))
+
+
+def _let_go(departures: Departures, command: Cancel | MoveOut, emit: Emit) -> None:
+    """Forget a request, at once or once its pages have gone."""
+    if isinstance(command, Cancel):
+        departures.cancel(command.request_id)
+    elif (left := departures.move_out(command)) is not None:
+        emit(left)
 
 
 def _finish_retune(prepared: Retuning) -> Retuned:

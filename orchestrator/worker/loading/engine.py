@@ -35,9 +35,9 @@ from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.drafting.variants import VariantDrafter
 from orchestrator.worker.engine.flights import Flights
 from orchestrator.worker.engine.grammar import Grammars
-from orchestrator.worker.engine.kv_mover import KvMover, describe_layout
+from orchestrator.worker.engine.kv_transfer.mover import KvMover, describe_layout
+from orchestrator.worker.engine.kv_transfer.page_inbox import PageInbox
 from orchestrator.worker.engine.loop import DecodeLoop
-from orchestrator.worker.engine.page_inbox import PageInbox
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.worker.expected_rounds import expect_rounds
@@ -95,7 +95,6 @@ def build_loop(
         grammars=grammars or build_grammars(target),
         low_acceptance_rate=options.low_acceptance_rate,
         objectives=options.objectives,
-        mover=KvMover(target.model, describe_kv_format(target, options)),
     )
 
 
@@ -153,7 +152,8 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     first = first_cost(target, options, drafts=built[0].whole is not None)
     deepest = msgspec.structs.replace(options, max_depth=options.deepest)
     loop = build_flights(target, deepest, [drafters.whole for drafters in built], first)
-    _open_inbox(loop.mover, options, emit)
+    mover = KvMover(target.model, describe_kv_format(target, options))
+    _open_inbox(mover, options, emit)
 
     def describe(now: EngineOptions, its: Sequence[Drafter]) -> Ready:
         return ready_of(target, now, loop.max_running, sum_planned_bytes(target, now, its), first, its)
@@ -163,7 +163,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     )
     watch = ArtefactWatch(Path(options.model.store), SystemClock())
     ready = describe(options, list_whole(built))
-    return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, watch, retuner)
+    return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, watch, retuner, mover)
 
 
 def _open_inbox(mover: KvMover, options: EngineOptions, emit: Emit) -> None:
@@ -176,7 +176,7 @@ def _open_inbox(mover: KvMover, options: EngineOptions, emit: Emit) -> None:
     except OSError as error:
         sys.stderr.write(f"takes in no pages from other hosts at {host}: {error.strerror or error}\n")
         return
-    emit(PagesDoor(mover.inbox.door))
+    emit(PagesDoor(mover.inbox.endpoint))
 
 
 def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafter | None = None) -> SpeculationVariants:

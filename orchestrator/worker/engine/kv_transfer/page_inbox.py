@@ -61,10 +61,12 @@ class PageInbox:
         threading.Thread(target=self._admit, name="KV pages from other hosts", daemon=True).start()
 
     @property
-    def door(self) -> LinkEndpoint:
+    def endpoint(self) -> LinkEndpoint:
         """Where it is to be found, by other hosts only."""
-        found = self._server.endpoint
-        return LinkEndpoint([one for one in found.addresses if one.startswith("tcp:")], found.key, found.certificate)
+        own = self._server.endpoint
+        return LinkEndpoint(
+            [address for address in own.addresses if address.startswith("tcp:")], own.key, own.certificate
+        )
 
     def take(self, name: str) -> Transfer:
         """Return a transfer, once, when all of it is there. Waits while it goes on, but no longer than STILL_S without
@@ -73,19 +75,19 @@ class PageInbox:
         with self._changed:
             try:
                 while True:
-                    found = self._transfers.get(name)
-                    if found is not None and (found.done or found.why):
+                    transfer = self._transfers.get(name)
+                    if transfer is not None and (transfer.done or transfer.why):
                         break
-                    still_s = max(waiting_s, found.touched_s if found is not None else 0.0)
+                    still_s = max(waiting_s, transfer.touched_s if transfer is not None else 0.0)
                     left_s = still_s + STILL_S - time.monotonic()
                     if left_s <= 0.0:
                         raise LinkBroken(f"nothing came over the link for {STILL_S:g} s")
                     self._changed.wait(left_s)
             finally:
                 self._forget(name)
-        if found.why:
-            raise LinkBroken(found.why)
-        return found
+        if transfer.why:
+            raise LinkBroken(transfer.why)
+        return transfer
 
     def close(self) -> None:
         """Take in no more. Idempotent."""
@@ -98,9 +100,9 @@ class PageInbox:
                 self._forget(name)
 
     def _forget(self, name: str) -> None:
-        found = self._transfers.pop(name, None)
-        if found is not None:
-            found.over = True
+        transfer = self._transfers.pop(name, None)
+        if transfer is not None:
+            transfer.over = True
 
     def _admit(self) -> None:
         listening = self._server.listening[-1]
@@ -135,7 +137,7 @@ class PageInbox:
         opening = receive_opening(link)
         now_s = time.monotonic()
         with self._changed:
-            for name in [name for name, one in self._transfers.items() if one.touched_s + _KEPT_S < now_s]:
+            for name in [name for name, old in self._transfers.items() if old.touched_s + _KEPT_S < now_s]:
                 self._forget(name)
             transfer, refusal = None, ""
             if opening.format != self._format:
@@ -143,7 +145,7 @@ class PageInbox:
             elif opening.transfer in self._transfers:
                 refusal = "there is such a transfer already"
             elif len(self._transfers) >= MOST_TRANSFERS or (
-                opening.most_bytes + sum(len(one.data) for one in self._transfers.values()) > MOST_BYTES
+                opening.most_bytes + sum(len(other.data) for other in self._transfers.values()) > MOST_BYTES
             ):
                 refusal = "the next worker takes in no more pages at a time"
             else:

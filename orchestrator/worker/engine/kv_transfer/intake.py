@@ -5,21 +5,60 @@ from __future__ import annotations
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
+from adapters.contract import CapacityError, Unsupported
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.links.pages import LinkBroken
 from orchestrator.protocol.messages import MovedIn, Submit
 from orchestrator.protocol.shared_memory import SharedMemoryFailed
 from orchestrator.side_lane import SideLane
-from orchestrator.worker.engine.kv_mover import KvMover, TakenPages
+from orchestrator.worker.engine.kv_transfer.mover import KvMover
+from orchestrator.worker.engine.prefix_cache import PrefixCache
+from orchestrator.worker.engine.sequence import SequenceState
+
+
+@dataclass(frozen=True, slots=True)
+class TakenPages:
+    """Pages of a sequence's first `positions`, checked, in memory of this process: implements
+    engine.prefix_cache.StartPages. It took `took_ms` to get them. `start_pages`: as of
+    adapters.contract.MovableKv.import_kv. `tell` hears what came of them."""
+
+    mover: KvMover
+    clock: Clock
+    tell: Callable[[MovedIn], None]
+    positions: int
+    data: NDArray[np.uint8]
+    took_ms: float
+    start_pages: tuple[int, ...] = (0,)
+
+    def load(self, sequence: SequenceState, prefixes: PrefixCache) -> float:
+        """See engine.prefix_cache.StartPages."""
+        if sequence.scores_prompt:
+            return 0.0
+        started_s, why = self.clock.monotonic_s(), ""
+        prefixes.attach(sequence)
+        if sequence.cached < self.positions:
+            try:
+                self.mover.load(sequence.slot, self.positions, self.data, self.start_pages)
+            except (CapacityError, Unsupported) as error:
+                why = str(error)
+            else:
+                sequence.cached, sequence.computing = self.positions, True
+                prefixes.remember(sequence)
+        took_ms = (self.clock.monotonic_s() - started_s) * MS_PER_S
+        self.tell(MovedIn(sequence.key, 0 if why else len(self.data), self.took_ms + took_ms, why))
+        return took_ms
 
 
 class KvIntake:
-    """A request goes to `accept` with the time of its arrival, whatever came of its pages. `tell` hears of those that
-    are of no use. Both are called in another thread."""
+    """A request goes to `accept` with the time of its arrival, whatever came of its pages; in another thread. `tell`
+    hears of each one's pages: in another thread where they are of no use, else once the request has a slot."""
 
     def __init__(
         self, mover: KvMover, accept: Callable[[Submit, float], None], tell: Callable[[MovedIn], None], clock: Clock
@@ -84,4 +123,4 @@ class KvIntake:
             traceback.print_exc()
             return None, f"{type(error).__name__}: {error}"
         took_ms = (self._clock.monotonic_s() - started_s) * MS_PER_S
-        return TakenPages(pages.positions, data, took_ms, start_pages), ""
+        return TakenPages(self._mover, self._clock, self._tell, pages.positions, data, took_ms, start_pages), ""

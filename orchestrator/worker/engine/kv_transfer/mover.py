@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -18,29 +17,18 @@ from device_profiles.units import human_bytes
 from orchestrator.protocol.links.pages import LinkBroken
 from orchestrator.protocol.messages import KvPages, SharedMemory
 from orchestrator.protocol.shared_memory import SharedMemoryFailed, open_memory, read_all, write_all
-from orchestrator.worker.engine.page_inbox import PageInbox
+from orchestrator.worker.engine.kv_transfer.page_inbox import PageInbox
 
 _DIGEST_BYTES = 16
 _CRC_BYTES = 4
 _LEAST_FREE_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class TakenPages:
-    """Pages of a sequence's first `positions`, checked, in memory of this process. It took `took_ms` to get them.
-    `start_pages`: as of adapters.contract.MovableKv.import_kv."""
-
-    positions: int
-    data: NDArray[np.uint8]
-    took_ms: float
-    start_pages: tuple[int, ...] = (0,)
-
-
 class KvMover:
     """Moves pages out of a target and into it. `kv_format`: what decides that they mean the same (ReadyKv.format);
     "" where they cannot be moved."""
 
-    def __init__(self, target: LoadedModel, kv_format: str) -> None:
+    def __init__(self, target: LoadedModel | None, kv_format: str) -> None:
         self._target = target if isinstance(target, MovableKv) and kv_format else None
         self.format = kv_format
         self.inbox: PageInbox | None = None
@@ -121,22 +109,26 @@ class KvMover:
         layout = self._require_target().kv_layout
         if self.inbox is None:
             raise LinkBroken("this worker takes in no pages over links")
-        found = self.inbox.take(pages.transfer)
-        length = layout.count_bytes(pages.positions)
-        if not 0 < pages.positions < len(tokens) or (found.positions, found.length_bytes) != (pages.positions, length):
-            raise LinkBroken(f"{found.length_bytes} bytes are not the pages of {pages.positions} positions")
-        if not found.tokens_digest == bytes.fromhex(pages.checksum) == self.digest_tokens(tokens[: pages.positions]):
+        transfer = self.inbox.take(pages.transfer)
+        length, came = layout.count_bytes(pages.positions), (transfer.positions, transfer.length_bytes)
+        if not 0 < pages.positions < len(tokens) or came != (pages.positions, length):
+            raise LinkBroken(f"{transfer.length_bytes} bytes are not the pages of {pages.positions} positions")
+        if not transfer.tokens_digest == bytes.fromhex(pages.checksum) == self.digest_tokens(tokens[: pages.positions]):
             raise LinkBroken("the pages are not of these tokens")
-        return found.data[:length], tuple(found.start_pages)
+        return transfer.data[:length], tuple(transfer.start_pages)
 
-    def load(self, slot: int, taken: TakenPages) -> None:
+    def load(self, slot: int, positions: int, data: NDArray[np.uint8], start_pages: Sequence[int]) -> None:
         """Let a slot begin with pages. Raises what adapters.contract.MovableKv.import_kv raises."""
-        self._require_target().import_kv(slot, taken.positions, taken.data, taken.start_pages)
+        self._require_target().import_kv(slot, positions, data, start_pages)
 
     def _require_target(self) -> MovableKv:
         if self._target is None:
             raise SharedMemoryFailed("pages of this worker's KV cache cannot be moved")
         return self._target
+
+
+NO_MOVES = KvMover(None, "")
+"""Of a worker whose pages stay where they are."""
 
 
 class _Checksum:
