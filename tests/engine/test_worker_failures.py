@@ -32,6 +32,7 @@ from orchestrator.daemon.control.event_log import tell_changes
 from orchestrator.daemon.control.state import add_gauges
 from orchestrator.protocol.messages import Event, Failed, Gauges, Refused, Retune, Retuned, RoundReport, Stop, Submit
 from orchestrator.protocol.ready import Ready
+from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
 from orchestrator.worker.loading.artefact_watch import ArtefactWatch, WatchPace
@@ -63,7 +64,9 @@ def engine_over(
     loop = loop_over(model, None)
     variants = SpeculationVariants(VariantDepth(0, False), {}, None)
     ready: Ready = ScriptedEngine()._ready()
-    loaded = LoadedEngine(loop, ready, lambda: None, lambda command: None, variants, watch, retuner)
+    loaded = LoadedEngine(
+        *(loop, ready, lambda: None, lambda command: None, variants, KvMover(model, "")), watch, retuner
+    )
     engine = WorkerEngine(lambda emit: loaded, SystemClock())
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     thread = threading.Thread(target=engine.run, args=(events.put,), daemon=True)

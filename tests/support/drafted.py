@@ -11,6 +11,7 @@ from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.messages import Event
 from orchestrator.protocol.ready import Ready
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
+from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine
 from tests.support.drafters import FINGERPRINT, VOCABULARY
@@ -38,6 +39,7 @@ def target(options: dict[str, Any]) -> WorkerEngine:
             drafter.close,
             lambda command: drafter.attach(command.door),
             SpeculationVariants(VariantDepth(12), {}),
+            KvMover(model, ""),
         )
 
     return WorkerEngine(load, SystemClock())

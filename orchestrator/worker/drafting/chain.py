@@ -26,7 +26,7 @@ from policies.speculation.draft_chain import OPTIMISM_TOKENS, asks_on, estimate_
 class _DrafterTally:
     """What a drafter did for a sequence. The fields are those of DrafterShare."""
 
-    asked: int = 0
+    ask_count: int = 0
     answered: int = 0
     taken: int = 0
     proposed: int = 0
@@ -34,13 +34,12 @@ class _DrafterTally:
     off: int = 0
 
     def to_share(self, name: str) -> DrafterShare:
-        """Return it for a message."""
-        return DrafterShare(name, self.asked, self.answered, self.taken, self.proposed, self.spared, self.off)
+        return DrafterShare(name, self.ask_count, self.answered, self.taken, self.proposed, self.spared, self.off)
 
     @property
     def met(self) -> bool:
         """Whether there was a round in which it might have been asked."""
-        return self.asked + self.spared + self.off > 0
+        return self.ask_count + self.spared + self.off > 0
 
 
 @dataclass(slots=True)

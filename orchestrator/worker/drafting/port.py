@@ -213,26 +213,19 @@ class TallyingDrafter(Protocol):
 class NoDrafter:
     """Proposes nothing."""
 
-    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None:
-        """See Drafter."""
+    def begin(self, key: str, tokens: Sequence[int], sampling: Sampling, hints: DraftHints = NO_HINTS) -> None: ...
 
-    def extend(self, key: str, tokens: Sequence[int]) -> None:
-        """See Drafter."""
+    def extend(self, key: str, tokens: Sequence[int]) -> None: ...
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """See Drafter."""
         return [NOTHING] * len(asks)
 
-    def end(self, key: str, *, keep: bool) -> None:
-        """See Drafter."""
+    def end(self, key: str, *, keep: bool) -> None: ...
 
     def memory_bytes(self) -> int:
-        """See Drafter."""
         return 0
 
     def states(self) -> list[DrafterState]:
-        """See Drafter."""
         return []
 
-    def close(self) -> None:
-        """See Drafter."""
+    def close(self) -> None: ...

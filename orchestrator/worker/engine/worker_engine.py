@@ -23,7 +23,7 @@ from orchestrator.worker.engine.compile_lanes import CompileLanes
 from orchestrator.worker.engine.flights import Flights
 from orchestrator.worker.engine.kv_transfer.departures import Departures
 from orchestrator.worker.engine.kv_transfer.intake import KvIntake
-from orchestrator.worker.engine.kv_transfer.mover import NO_MOVES, KvMover
+from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.engine.variants import SpeculationVariants
 
@@ -68,8 +68,8 @@ class Watch(Protocol):
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
     """A loop that can run, and the effective state to announce. `attach` connects it to a draft worker. `variants`: how
-    requests are served that say nothing, and the other way where one is tried. `watch` looks after the model's files.
-    `retuner`: None takes no other options, and lets no drafter rest. `mover`: of the target's KV pages.
+    requests are served that say nothing, and the other way where one is tried. `mover`: of the target's KV pages.
+    `watch` looks after the model's files. `retuner`: None takes no other options, and lets no drafter rest.
     """
 
     loop: DecodeLoop | Flights
@@ -77,9 +77,9 @@ class LoadedEngine:
     close: Callable[[], None]
     attach: Callable[[AttachDraft], None]
     variants: SpeculationVariants
+    mover: KvMover
     watch: Watch | None = None
     retuner: Retuner | None = None
-    mover: KvMover = NO_MOVES
 
 
 class WorkerEngine:

@@ -163,7 +163,7 @@ def _load_engine(options: EngineOptions, emit: Emit) -> LoadedEngine:
     )
     watch = ArtefactWatch(Path(options.model.store), SystemClock())
     ready = describe(options, list_whole(built))
-    return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, watch, retuner, mover)
+    return LoadedEngine(loop, ready, retuner.close, retuner.attach, retuner.variants, mover, watch, retuner)
 
 
 def _open_inbox(mover: KvMover, options: EngineOptions, emit: Emit) -> None:

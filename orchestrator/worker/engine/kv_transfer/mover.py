@@ -28,7 +28,7 @@ class KvMover:
     """Moves pages out of a target and into it. `kv_format`: what decides that they mean the same (ReadyKv.format);
     "" where they cannot be moved."""
 
-    def __init__(self, target: LoadedModel | None, kv_format: str) -> None:
+    def __init__(self, target: LoadedModel, kv_format: str) -> None:
         self._target = target if isinstance(target, MovableKv) and kv_format else None
         self.format = kv_format
         self.inbox: PageInbox | None = None
@@ -125,10 +125,6 @@ class KvMover:
         if self._target is None:
             raise SharedMemoryFailed("pages of this worker's KV cache cannot be moved")
         return self._target
-
-
-NO_MOVES = KvMover(None, "")
-"""Of a worker whose pages stay where they are."""
 
 
 class _Checksum:
