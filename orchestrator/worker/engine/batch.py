@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from adapters.contract import Segment
+from adapters.loaded_model import Segment
 from device_profiles.units import ceil_div
 from orchestrator.worker.drafting.port import NOTHING, Draft
 from orchestrator.worker.engine.sequence import SequenceState
@@ -28,7 +28,7 @@ class ScheduledSequence:
 
     @property
     def apart(self) -> bool:
-        """The numerical class of its rows (see adapters.contract.Capabilities.apart_tokens)."""
+        """The numerical class of its rows (see adapters.loaded_model.Capabilities.apart_tokens)."""
         return self.sequence.apart and self.sequence.prompt_left == 0
 
     @property

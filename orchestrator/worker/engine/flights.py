@@ -1,6 +1,6 @@
 """Rounds in flight: while one stage of a target runs one round, the next stage runs another one.
 
-A target in several stages (adapters.contract.StagedModel) can run as many forwards at a time. A sequence has one at a
+A target in several stages (StagedModel) can run as many forwards at a time. A sequence has one at a
 time, because its next tokens follow from the last. So sequences are split into flights. Each is a decode loop of its
 own, with slots of the target, and has one round under way. The field calls their forwards micro-batches (GPipe,
 Huang et al., arXiv 1811.06965) and the loops virtual engines (vLLM).
@@ -16,7 +16,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from adapters.contract import CapacityError, LoadedModel
+from adapters.errors import CapacityError
+from adapters.loaded_model import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.protocol.messages import Gauges, Refused, RoundReport, Submit
 from orchestrator.worker.engine.loop import DecodeLoop

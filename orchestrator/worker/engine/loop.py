@@ -8,17 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from adapters.contract import (
-    CapacityError,
-    DeviceLost,
-    ForwardResult,
-    GrammarFailed,
-    GrammarTooComplex,
-    LoadedModel,
-    OutOfMemory,
-    PendingForward,
-    StagedModel,
-)
+from adapters.errors import CapacityError, DeviceLost, GrammarFailed, GrammarTooComplex, OutOfMemory
+from adapters.loaded_model import ForwardResult, LoadedModel, PendingForward, StagedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.messages import Delta, Gauges, Refused, RoundReport, Submit

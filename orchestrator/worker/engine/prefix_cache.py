@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from adapters.contract import LoadedModel
+from adapters.loaded_model import LoadedModel
 from orchestrator.worker.engine.sequence import SequenceState
 
 

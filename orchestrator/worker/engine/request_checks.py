@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adapters.contract import LoadedModel
+from adapters.loaded_model import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.protocol.messages import Refused, Submit
 from policies.sampling.penalties import LEAST_REPETITION

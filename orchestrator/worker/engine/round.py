@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from adapters.contract import ForwardResult, LoadedModel, PendingForward, Segment
+from adapters.loaded_model import ForwardResult, LoadedModel, PendingForward, Segment
 from orchestrator.worker.drafting.port import Draft
 from orchestrator.worker.engine.batch import ScheduledSequence
 from policies.sampling import Row
@@ -21,7 +21,7 @@ class WaitingForward:
     batch: Sequence[Segment]
 
     def result(self) -> ForwardResult:
-        """See adapters.contract.PendingForward."""
+        """See adapters.loaded_model.PendingForward."""
         return self.target.forward(self.batch)
 
 

@@ -7,10 +7,9 @@ import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from adapters.borrowed_slots import BorrowedSlots
-from adapters.contract import LoadedModel
+from adapters.loaded_model import LoadedModel
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
 from orchestrator.worker.engine.batch import ScheduledSequence, count_min_rows, most_blocks, rows_of, schedule_rows
@@ -25,6 +24,9 @@ from policies.serving.prefill_shares import PrefillRows, bound_prefill_rows, wai
 from policies.serving.replay_budget import ReplayBudget, observe_decoding, observe_replay
 from policies.serving.slo import LEAST_GROUP, NO_OBJECTIVES, Objectives, group_size, rows_that_fit
 from policies.speculation.cost_model import CostModel
+
+if TYPE_CHECKING:
+    from adapters.borrowed_slots import BorrowedSlots
 
 _UNKNOWN_ROUND_MS = 5000.0
 
@@ -154,9 +156,9 @@ class Scheduler:
 
     def move(self, sequence: SequenceState, other: Scheduler) -> None:
         """Let a sequence that runs run in another loop, over slots of the same target, with what its slot holds."""
-        assert isinstance(self._target, BorrowedSlots) and isinstance(other._target, BorrowedSlots)  # noqa: S101, PT018
+        own, theirs = cast("BorrowedSlots", self._target), cast("BorrowedSlots", other._target)
         slot, into = sequence.slot, other._free_slots.pop()
-        self._target.move(slot, other._target, into)
+        own.move(slot, theirs, into)
         self._running.remove(sequence)
         self._free_slots.append(slot)
         sequence.slot, sequence.turn = into, other._turn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from adapters.contract import Capabilities
+from adapters.loaded_model import Capabilities
 from orchestrator.protocol.messages import DrafterShare, RequestStats, Submit
 from orchestrator.worker.engine.constraints import RowConstraints
 from orchestrator.worker.engine.logprobs import LogprobCollector
@@ -26,7 +26,7 @@ class SequenceState:
     stop_tokens: frozenset[int]
     submitted_s: float
     apart: bool = False
-    """Rows behind the prompt are of a numerical class of their own: adapters.contract.Capabilities.apart_tokens."""
+    """Rows behind the prompt are of a numerical class of their own: adapters.loaded_model.Capabilities.apart_tokens."""
     rewinds: bool = True
     block_tokens: int = 1
     slot: int = NO_SLOT
@@ -106,7 +106,7 @@ class SequenceState:
     @property
     def shared_limit(self) -> int:
         """How many leading tokens have the rows that any other request computes for them, and can be given to it: the
-        prompt's class; none where slots cannot be rolled back (adapters.contract.Capabilities.rewinds)."""
+        prompt's class; none where slots cannot be rolled back (adapters.loaded_model.Capabilities.rewinds)."""
         if not self.rewinds:
             return 0
         return len(self.submit.prompt) if self.apart else len(self.tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from adapters.contract import GrammarFailed
+from adapters.errors import GrammarFailed
 from orchestrator.worker.engine.batch import ScheduledSequence
 from orchestrator.worker.engine.sequence import SequenceState
 from policies.sampling import (

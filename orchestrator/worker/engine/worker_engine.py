@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 import psutil
 
-from adapters.contract import AdapterError
+from adapters.errors import AdapterError
 from orchestrator.clock import Clock
 from orchestrator.machine.process_memory import peak_rss_bytes, sum_family_bytes
 from orchestrator.protocol.contract import Step

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from adapters.contract import Unsupported
+from adapters.errors import Unsupported
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.messages import KvPages, MovedOut, MoveOut, PageLink, SharedMemory

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import CapacityError, Unsupported
+from adapters.errors import CapacityError, Unsupported
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.links.pages import LinkBroken
@@ -27,7 +27,7 @@ from orchestrator.worker.engine.sequence import SequenceState
 class TakenPages:
     """Pages of a sequence's first `positions`, checked, in memory of this process: implements
     engine.prefix_cache.StartPages. It took `took_ms` to get them. `start_pages`: as of
-    adapters.contract.MovableKv.import_kv. `tell` hears what came of them."""
+    adapters.loaded_model.MovableKv.import_kv. `tell` hears what came of them."""
 
     mover: KvMover
     clock: Clock

@@ -11,8 +11,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.contract import KvLayout, LoadedModel, MovableKv
 from adapters.device_memory import read_host_memory
+from adapters.loaded_model import KvLayout, LoadedModel, MovableKv
 from device_profiles.units import human_bytes
 from orchestrator.protocol.links.pages import LinkBroken
 from orchestrator.protocol.messages import KvPages, SharedMemory
@@ -118,7 +118,7 @@ class KvMover:
         return transfer.data[:length], tuple(transfer.start_pages)
 
     def load(self, slot: int, positions: int, data: NDArray[np.uint8], start_pages: Sequence[int]) -> None:
-        """Let a slot begin with pages. Raises what adapters.contract.MovableKv.import_kv raises."""
+        """Let a slot begin with pages. Raises what adapters.loaded_model.MovableKv.import_kv raises."""
         self._require_target().import_kv(slot, positions, data, start_pages)
 
     def _require_target(self) -> MovableKv:
