@@ -90,9 +90,9 @@ def damage(directory: Path, origin: Origin) -> str | None:
     if (manifest["digest"], manifest["recipe"]) != (origin.digest, origin.recipe):
         return "it was made from something else"
     for name, facts in manifest["files"].items():
-        found = _size(directory / name)
-        if found != facts["bytes"]:
-            return f"{name} is missing" if found is None else f"{name} has {found} of {facts['bytes']} bytes"
+        size = _size(directory / name)
+        if size != facts["bytes"]:
+            return f"{name} is missing" if size is None else f"{name} has {size} of {facts['bytes']} bytes"
         if not isinstance(facts.get("blake3"), str):
             return "it has no digests, being of an earlier version"
     return find_mark(directory) or None
@@ -122,8 +122,8 @@ def is_verified(directory: Path) -> bool:
 
 def find_verified_s(directory: Path) -> float:
     """Return when every byte was read last, in seconds since the epoch; 0 where that is not known."""
-    found = _read_note(directory / VERIFIED).get("at_s")
-    return float(found) if isinstance(found, int | float) else 0.0
+    at_s = _read_note(directory / VERIFIED).get("at_s")
+    return float(at_s) if isinstance(at_s, int | float) else 0.0
 
 
 def note_verified(directory: Path, now_s: float) -> None:

@@ -34,7 +34,7 @@ def remove_drafts(artefact: Path) -> None:
 def take_draft(artefact: Path, draft: Path) -> None:
     """Go on with the draft that somebody left who had finished a part, or begin a new one. Raises OSError. The caller
     holds the artefact's lock."""
-    left = max(filter(list_kept, list_drafts(artefact)), key=lambda one: one.stat().st_mtime_ns, default=None)
+    left = max(filter(list_kept, list_drafts(artefact)), key=lambda draft: draft.stat().st_mtime_ns, default=None)
     if left is None:
         draft.mkdir()
     else:

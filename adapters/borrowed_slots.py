@@ -46,8 +46,8 @@ class BorrowedSlots:
 
     def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
         """See the contract."""
-        for one in batch:
-            self._take(one.slot)
+        for segment in batch:
+            self._take(segment.slot)
         return self._model.start_forward(self._rename(batch))
 
     def count_cached_positions(self, slot: int) -> int:
@@ -60,8 +60,8 @@ class BorrowedSlots:
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
         """See the contract."""
-        for one in batch:
-            self._take(one.slot)
+        for segment in batch:
+            self._take(segment.slot)
         return self._model.count_needed_blocks(self._rename(batch))
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
@@ -97,7 +97,7 @@ class BorrowedSlots:
         return self._own[slot]
 
     def _rename(self, batch: Sequence[Segment]) -> list[Segment]:
-        return [replace(one, slot=self._own[one.slot]) for one in batch]
+        return [replace(segment, slot=self._own[segment.slot]) for segment in batch]
 
 
 def borrow_slots(model: StagedModel, count: int) -> list[BorrowedSlots]:

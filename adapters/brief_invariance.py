@@ -113,8 +113,8 @@ def _vary_border(model: LoadedModel, probe: Probe) -> str:
     model.import_kv(0, held, copied)
     done = 0
     for count in _BORDER_PIECES:
-        found = _run(model, 0, held + done, tokens[done : done + count])
-        if not same_bits(found, whole[done : done + count]):
+        part = _run(model, 0, held + done, tokens[done : done + count])
+        if not same_bits(part, whole[done : done + count]):
             return f"{count} rows at a time behind {held + done} positions, not {rows}"
         done += count
     return ""

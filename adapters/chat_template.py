@@ -169,7 +169,7 @@ def guard_messages(messages: Sequence[Message], controls: re.Pattern[str]) -> tu
 
 
 def _guard(text: str, controls: re.Pattern[str], guard: str) -> str:
-    return controls.sub(lambda found: guard.join(found[0]), text)
+    return controls.sub(lambda match: guard.join(match[0]), text)
 
 
 def _map_strings(value: Any, change: Any) -> Any:
@@ -184,9 +184,9 @@ def _map_strings(value: Any, change: Any) -> Any:
 
 
 def _all_text(messages: Sequence[Message]) -> str:
-    found: list[str] = []
-    _map_strings(list(messages), found.append)
-    return "".join(found)
+    strings: list[str] = []
+    _map_strings(list(messages), strings.append)
+    return "".join(strings)
 
 
 def _raise_exception(message: str) -> None:

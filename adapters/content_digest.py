@@ -56,12 +56,12 @@ class DigestCache:
         digests: dict[str, str] = {}
         for file in files:
             try:
-                found = self._recall(str(file.resolve()), full_identity(file))
+                digest = self._recall(str(file.resolve()), full_identity(file))
             except OSError as error:
                 raise ModelRefused(f"{file.name}: cannot be read ({error.strerror or error})") from error
-            if found is None:
+            if digest is None:
                 return None
-            digests[file.name] = found
+            digests[file.name] = digest
         return _join_digests(digests)
 
     def _recall(self, key: str, identity: list[int]) -> str | None:

@@ -32,15 +32,15 @@ class MemoryBound(NamedTuple):
 
 def list_groups(controller: str, proc: Path = PROC) -> list[Group]:
     """Return the groups that bound this process, the inmost first; none where the system does not tell."""
-    found: list[Group] = []
+    groups: list[Group] = []
     with suppress(OSError, ValueError, IndexError):
         mounts = (proc / "self" / "mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         paths = (proc / "self" / "cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
         for version, path in _list_paths(paths, controller):
             for root, mount in _list_mounts(mounts, version, controller):
-                found += [Group(one, version) for one in _list_directories(path, root, mount)]
+                groups += [Group(directory, version) for directory in _list_directories(path, root, mount)]
                 break
-    return found
+    return groups
 
 
 def list_memory_bounds(proc: Path = PROC) -> list[MemoryBound]:

@@ -57,13 +57,13 @@ class ControlTokens:
         """Yield where a piece of other text begins, the piece, and the id of the token behind it; the last piece has
         none. Pieces may be empty. Without `special` control tokens are other text."""
         start = 0
-        for found in self._any.finditer(text):
-            token = self._found[found[0]]
-            if not special and found[0] in self.ids:
+        for match in self._any.finditer(text):
+            token = self._found[match[0]]
+            if not special and match[0] in self.ids:
                 continue
-            if token.single_word and _touches_word(text, found.start(), found.end()):
+            if token.single_word and _touches_word(text, match.start(), match.end()):
                 continue
-            end, behind = found.span()
+            end, behind = match.span()
             while token.rstrip and behind < len(text) and text[behind] in _SPACES:
                 behind += 1
             if token.lstrip:

@@ -53,8 +53,8 @@ def run_conversion(command: Sequence[str], name: str, progress: Progress) -> Non
     RuntimeFailed where somebody ended it, OutOfMemory, and OSError for a full disk."""
     stage = f"convert {name}"
     progress(stage, -1.0)
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said)
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
         try:
             assert process.stdout is not None  # noqa: S101  # it is a pipe
             _tell_progress(process.stdout, progress, stage)
@@ -64,8 +64,8 @@ def run_conversion(command: Sequence[str], name: str, progress: Progress) -> Non
             process.wait()
             assert process.stdout is not None  # noqa: S101
             process.stdout.close()
-        said.seek(0)
-        lines = said.read().decode(errors="replace").strip().splitlines()
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").strip().splitlines()
     if status:
         raise _describe_end(status, f"{name} cannot be converted: ", lines)
     progress(stage, 1.0)
@@ -81,7 +81,7 @@ def _tell_progress(output: IO[bytes], progress: Progress, stage: str) -> None:
         lines.put(b"")
 
     threading.Thread(target=read, name="conversion", daemon=True).start()
-    say, told = say_bytes(progress, stage), (0, 0)
+    say, counts = say_bytes(progress, stage), (0, 0)
     while True:
         try:
             line = lines.get(timeout=_SAID_EVERY_S)
@@ -89,9 +89,9 @@ def _tell_progress(output: IO[bytes], progress: Progress, stage: str) -> None:
             line = b"\n"
         if not line:
             return
-        told = _read_bytes(line) or told
-        if told[1]:
-            say(*told)
+        counts = _read_bytes(line) or counts
+        if counts[1]:
+            say(*counts)
 
 
 def _read_bytes(line: bytes) -> tuple[int, int] | None:
@@ -104,7 +104,11 @@ def _read_bytes(line: bytes) -> tuple[int, int] | None:
 
 def _describe_end(status: int, failed: str, lines: Sequence[str]) -> Exception:
     if status < 0:
-        by = signal.Signals(-status).name if -status in {one.value for one in signal.Signals} else f"signal {-status}"
+        by = (
+            signal.Signals(-status).name
+            if -status in {number.value for number in signal.Signals}
+            else f"signal {-status}"
+        )
         if by in _ENDED_BY_OTHERS:
             return RuntimeFailed(f"{failed}its process was ended by {by}. What it has finished is kept.")
         return ModelRefused(f"{failed}its process ended by {by}")

@@ -49,12 +49,14 @@ def _processor() -> DeviceFacts:
 def read_processor_temperature() -> float | None:
     """Return the hottest of the processor's sensors. Many virtual machines have none, other systems no such call."""
     sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
-    found = [reading.current for chip in ("k10temp", "coretemp", "cpu_thermal") for reading in sensors.get(chip, ())]
-    return float(max(found)) if found else None
+    temperatures = [
+        reading.current for chip in ("k10temp", "coretemp", "cpu_thermal") for reading in sensors.get(chip, ())
+    ]
+    return float(max(temperatures)) if temperatures else None
 
 
 def _nvidia() -> list[DeviceFacts]:
-    return with_nvml(lambda nvml: [_nvidia_device(nvml, one) for one in range(nvml.nvmlDeviceGetCount())]) or []
+    return with_nvml(lambda nvml: [_nvidia_device(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]) or []
 
 
 def _nvidia_device(nvml: Any, index: int) -> DeviceFacts:

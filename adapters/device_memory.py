@@ -51,7 +51,7 @@ def read_device_memory(device: DeviceProfile) -> DeviceMemory:
 
 def read_nvidia_memory(index: int) -> DeviceMemory | None:
     """Return an NVIDIA device's memory; None where nobody can be asked."""
-    memory = query_nvidia(index, lambda nvml, one: nvml.nvmlDeviceGetMemoryInfo(one))
+    memory = query_nvidia(index, lambda nvml, handle: nvml.nvmlDeviceGetMemoryInfo(handle))
     return None if memory is None else DeviceMemory(int(memory.total), int(memory.free))
 
 
@@ -60,8 +60,8 @@ def list_nvidia_memory() -> list[DeviceMemory]:
 
     def ask(nvml: Any) -> list[DeviceMemory]:
         handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-        told = [nvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
-        return [DeviceMemory(int(memory.total), int(memory.free)) for memory in told]
+        memories = [nvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
+        return [DeviceMemory(int(memory.total), int(memory.free)) for memory in memories]
 
     return with_nvml(ask) or []
 

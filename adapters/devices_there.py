@@ -51,11 +51,11 @@ def _check_llama(device: str) -> str:
 def _check_openvino(device: str, kind: str) -> str:
     from adapters.openvino_rt.adapter import list_device_names
 
-    there = list_device_names()
+    names = list_device_names()
     if kind in _COMBINED:
         return ""
-    if kind not in {name.partition(".")[0] for name in there}:
-        raise Unsupported(f"OpenVINO sees no device {device!r} here; there is {', '.join(there)}")
+    if kind not in {name.partition(".")[0] for name in names}:
+        raise Unsupported(f"OpenVINO sees no device {device!r} here; there is {', '.join(names)}")
     return "OpenVINO sees it"
 
 

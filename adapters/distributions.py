@@ -64,7 +64,7 @@ def find_foreign() -> ForeignAdapters:
     for name, claimed in sorted(claims.items()):
         problem = _find_problem(name, claimed)
         if problem:
-            refused += [RefusedAdapter(name, one.distribution, problem) for one in claimed]
+            refused += [RefusedAdapter(name, adapter.distribution, problem) for adapter in claimed]
         else:
             usable[name] = claimed[0]
     return ForeignAdapters(usable, tuple(refused))
@@ -75,7 +75,7 @@ def _find_problem(name: str, claimed: Sequence[ForeignAdapter]) -> str:
         return f"the name {name!r} is Outrider's own"
     if not re.fullmatch(ADAPTER_NAME_PATTERN, name):
         return f"{name!r} is no adapter's name: lower case letters, digits and underscores, a letter first"
-    owners = sorted(one.distribution for one in claimed)
+    owners = sorted(adapter.distribution for adapter in claimed)
     if len(claimed) > 1:
         return f"the name {name!r} is claimed by {' and '.join(owners)}: uninstall all but one"
     return ""
@@ -83,29 +83,29 @@ def _find_problem(name: str, claimed: Sequence[ForeignAdapter]) -> str:
 
 def list_foreign() -> tuple[list[str], list[str]]:
     """Return the names of other distributions' adapters, and a line for each that is not used."""
-    found = find_foreign()
-    return list(found.usable), [
-        f"{one.distribution} brings one that is not used: {one.problem}" for one in found.refused
+    foreign = find_foreign()
+    return list(foreign.usable), [
+        f"{adapter.distribution} brings one that is not used: {adapter.problem}" for adapter in foreign.refused
     ]
 
 
 def describe_foreign(name: str) -> str:
     """Return an adapter's name with its distribution, for messages."""
-    found = find_foreign().usable[name]
-    return f"the adapter {name} of {found.distribution} {found.version}".rstrip()
+    adapter = find_foreign().usable[name]
+    return f"the adapter {name} of {adapter.distribution} {adapter.version}".rstrip()
 
 
 def load_foreign(name: str) -> Adapter:
     """Return a new adapter of another distribution. Raises AdapterUnavailable where there is none of that name, or
     where its import or its factory fails."""
-    found = find_foreign()
-    if name not in found.usable:
-        problems = [f"{one.distribution}: {one.problem}" for one in found.refused if one.name == name]
-        known = ", ".join(sorted([*OWN_ADAPTERS, *found.usable]))
+    foreign = find_foreign()
+    if name not in foreign.usable:
+        problems = [f"{refused.distribution}: {refused.problem}" for refused in foreign.refused if refused.name == name]
+        known = ", ".join(sorted([*OWN_ADAPTERS, *foreign.usable]))
         raise AdapterUnavailable("; ".join(problems) or f"no adapter is called {name!r}; there are {known}")
     try:
-        adapter: Adapter = found.usable[name].entry.load()()
-        missing = [one for one in _METHODS if not callable(getattr(adapter, one, None))]
+        adapter: Adapter = foreign.usable[name].entry.load()()
+        missing = [method for method in _METHODS if not callable(getattr(adapter, method, None))]
         called = getattr(adapter, "name", None)
     except AdapterUnavailable:
         raise
@@ -120,10 +120,10 @@ def load_foreign(name: str) -> Adapter:
 
 def distribution_version(name: str) -> str:
     """Return the distribution that an adapter comes from, and its version. Raises AdapterUnavailable."""
-    found = find_foreign().usable.get(name)
-    if found is None:
+    adapter = find_foreign().usable.get(name)
+    if adapter is None:
         raise AdapterUnavailable(f"no adapter is called {name!r}")
     try:
-        return f"{found.distribution} {version(found.distribution)}"
+        return f"{adapter.distribution} {version(adapter.distribution)}"
     except PackageNotFoundError:
-        return found.distribution
+        return adapter.distribution

@@ -70,18 +70,18 @@ def classify_failure(
     """
     lines = str(error).strip().splitlines() or ["no reason given"]
     kinds = [_find_kind(line.lower()) for line in lines]
-    told = next((line for line, kind in zip(lines, kinds, strict=True) if kind), lines[-1 if last_line else 0])
+    cause = next((line for line, kind in zip(lines, kinds, strict=True) if kind), lines[-1 if last_line else 0])
     if NoKernel in kinds and OutOfMemory not in kinds:
-        return NoKernel(f"{runtime} has no code for a part of the model on this device: {told}{_describe_caps()}")
+        return NoKernel(f"{runtime} has no code for a part of the model on this device: {cause}{_describe_caps()}")
     if isinstance(error, (MemoryError, *out_of_memory)) or OutOfMemory in kinds:
-        return OutOfMemory(f"{runtime} ran out of memory: {told}")
+        return OutOfMemory(f"{runtime} ran out of memory: {cause}")
     if MemoryCorrupt in kinds:
-        return MemoryCorrupt(f"{runtime} met a memory error that could not be corrected: {told}")
+        return MemoryCorrupt(f"{runtime} met a memory error that could not be corrected: {cause}")
     if Overheated in kinds:
-        return Overheated(f"{runtime} stopped, as the device is too hot: {told}")
+        return Overheated(f"{runtime} stopped, as the device is too hot: {cause}")
     if DeviceLost in kinds:
-        return DeviceLost(f"{runtime} lost its device: {told}")
-    return RuntimeFailed(f"{runtime} failed: {told}")
+        return DeviceLost(f"{runtime} lost its device: {cause}")
+    return RuntimeFailed(f"{runtime} failed: {cause}")
 
 
 def _describe_caps() -> str:

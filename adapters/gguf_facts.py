@@ -226,10 +226,10 @@ class _Reader:
         key = f"{self.family}.{rest}"
         if not isinstance(self.header.metadata.get(key), GgufArray):
             return (self.count(rest, default, least=0),) * layers
-        found = self.header.integers(key) or []
-        if len(found) < layers or not all(0 <= one <= MOST_COUNT for one in found):
+        counts = self.header.integers(key) or []
+        if len(counts) < layers or not all(0 <= count <= MOST_COUNT for count in counts):
             raise refuse_key(self.header, key, f"it does not name a number for each of {layers} layers")
-        return tuple(found[:layers])
+        return tuple(counts[:layers])
 
 
 def _read_context(reader: _Reader) -> int:
@@ -278,15 +278,15 @@ def _read_kv(
     ]
     shared_from = _SHARED_FROM.get(reader.family, blocks - reader.count("attention.shared_kv_layers", 0, least=0))
     index = reader.count("attention.indexer.key_length", 0, least=0)
-    found: list[tuple[int, int, int]] = []
+    rows: list[tuple[int, int, int]] = []
     for layer, part in enumerate(parts):
         if not kv_heads[layer] or layer >= shared_from or not _keeps_keys(part):
-            found.append((0, 0, 0))
+            rows.append((0, 0, 0))
             continue
         own = (slides[0], slides[1]) if windows[layer] else (key, value)
         beside = index if "indexer.attn_k.weight" in part else 0
-        found.append((kv_heads[layer], own[0] + beside, 0 if latent else own[1]))
-    counts, keys, values = (tuple(one[at] for one in found) for at in range(3))
+        rows.append((kv_heads[layer], own[0] + beside, 0 if latent else own[1]))
+    counts, keys, values = (tuple(row[at] for row in rows) for at in range(3))
     return _Kv(counts, keys, values, tuple(windows))
 
 
@@ -316,12 +316,12 @@ def _read_windows(reader: _Reader, layers: int) -> list[int]:
 
 def _read_pattern(header: GgufHeader, key: str, layers: int) -> list[bool]:
     try:
-        found = header.flags(key) or []
+        flags = header.flags(key) or []
     except ModelRefused:  # converters write numbers, too
-        found = [number > 0 for number in header.integers(key) or []]
-    if len(found) < layers:
-        raise refuse_key(header, key, f"it names {len(found)} layers, and there are {layers}")
-    return found
+        flags = [number > 0 for number in header.integers(key) or []]
+    if len(flags) < layers:
+        raise refuse_key(header, key, f"it names {len(flags)} layers, and there are {layers}")
+    return flags
 
 
 def _count_state(reader: _Reader, part: dict[str, GgufTensor], hidden: int, heads: int) -> int:
@@ -371,4 +371,6 @@ def _list_matrices(part: dict[str, GgufTensor]) -> Iterator[tuple[str, int]]:
 
 def _count_outside(tensors: Sequence[GgufTensor]) -> int:
     """Return the weights of the matrices that belong to no layer."""
-    return sum(math.prod(one.shape) for one in tensors if len(one.shape) > 1 and not _IN_LAYER.match(one.name))
+    return sum(
+        math.prod(tensor.shape) for tensor in tensors if len(tensor.shape) > 1 and not _IN_LAYER.match(tensor.name)
+    )

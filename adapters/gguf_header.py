@@ -109,15 +109,15 @@ class GgufHeader:
             return None
         if array.kind != _STRING:
             raise _build_refusal(self.path, f"{key} is not a list of texts")
-        raw, at, unpack, found = self.raw, array.offset, _U64.unpack_from, []
+        raw, at, unpack, texts = self.raw, array.offset, _U64.unpack_from, []
         try:
             for _ in range(array.count):
                 start = at + 8
                 at = start + unpack(raw, at)[0]
-                found.append(raw[start:at].decode())
+                texts.append(raw[start:at].decode())
         except UnicodeDecodeError:
-            raise _build_refusal(self.path, f"element {len(found)} of {key} is not UTF-8") from None
-        return found
+            raise _build_refusal(self.path, f"element {len(texts)} of {key} is not UTF-8") from None
+        return texts
 
     def integers(self, key: str) -> list[int] | None:
         """Decode an array of integers; None when the key is absent. Raises ModelRefused for another type."""

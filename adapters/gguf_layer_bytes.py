@@ -26,16 +26,16 @@ class LayerBytes:
 
 def read_layer_bytes(header: GgufHeader, layers: int) -> LayerBytes:
     """Return them for a model of so many layers; those behind the last, which only draft, are not loaded."""
-    found, head, tied, rest = [0] * layers, 0, 0, 0
+    sizes, head, tied, rest = [0] * layers, 0, 0, 0
     names = {tensor.name for tensor in header.tensors}
     for tensor in header.tensors:
         match = _IN_LAYER.match(tensor.name)
         if match is not None:
             if int(match[1]) < layers:
-                found[int(match[1])] += tensor.size
+                sizes[int(match[1])] += tensor.size
         elif tensor.name.startswith(_OF_HEAD):
             head += tensor.size
         else:
             rest += tensor.size
             tied += tensor.size * (tensor.name == _EMBEDDING and _HEAD not in names)
-    return LayerBytes(tuple(found), head, tied, rest)
+    return LayerBytes(tuple(sizes), head, tied, rest)

@@ -33,12 +33,12 @@ class Layer:
     passes: bool = False
 
 
-def spread_layers(there: int, wanted: int) -> list[Layer]:
+def spread_layers(count: int, wanted: int) -> list[Layer]:
     """Return `wanted` layers of a model that has `there`. More: each real one is followed by its share of copies that
     pass their input through. Fewer: the first, the last, and others in even steps."""
-    if wanted < there:
-        return [Layer(round(number * (there - 1) / max(1, wanted - 1))) for number in range(wanted)]
-    ends = [round((number + 1) * wanted / there) for number in range(there)]
+    if wanted < count:
+        return [Layer(round(number * (count - 1) / max(1, wanted - 1))) for number in range(wanted)]
+    ends = [round((number + 1) * wanted / count) for number in range(count)]
     return [
         Layer(number, passes=at > start)
         for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False))

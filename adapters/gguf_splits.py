@@ -58,14 +58,14 @@ def list_files(header: GgufHeader) -> tuple[str, ...]:
         return (header.path.name,)
     names, number = list_names(header.path.name), header.integer(NUMBER) or 0
     is_first = header.path.name == names[0]
-    told = f"it is file {number + 1} of {count} of a split model"
+    what = f"it is file {number + 1} of {count} of a split model"
     if len(names) != count or (number == 0 and not is_first):
         raise ModelRefused(
-            f"{header.path.name}: {COUNT}: {told}, and its name does not say so. Give all files the names that they "
+            f"{header.path.name}: {COUNT}: {what}, and its name does not say so. Give all files the names that they "
             f"had: NAME-00001-of-{count:05d}.gguf and so on."
         )
     if not is_first:
-        raise ModelRefused(f"{header.path.name}: {NUMBER}: {told}. Name the first one: {names[0]}")
+        raise ModelRefused(f"{header.path.name}: {NUMBER}: {what}. Name the first one: {names[0]}")
     return names
 
 

@@ -57,19 +57,19 @@ class GrammarCompiler:
 
     def _matcher(self, grammar: GrammarText) -> Any:
         key = (grammar.kind, grammar.text)
-        found = self._compiled.get(key)
-        if found is None:
+        compiled = self._compiled.get(key)
+        if compiled is None:
             try:
-                found = self._compile(*key)
+                compiled = self._compile(*key)
             except GrammarFailed as error:
-                found = error
+                compiled = error
             with self._keeping:
                 while len(self._compiled) >= _REMEMBERED:
                     del self._compiled[next(iter(self._compiled))]
-                self._compiled[key] = found
-        if isinstance(found, GrammarFailed):
-            raise GrammarFailed(str(found))
-        return found
+                self._compiled[key] = compiled
+        if isinstance(compiled, GrammarFailed):
+            raise GrammarFailed(str(compiled))
+        return compiled
 
     def _compile(self, kind: str, text: str) -> Any:
         import llguidance
@@ -118,10 +118,10 @@ class GrammarProgress:
     def find_forced_tokens(self, behind: Sequence[int]) -> list[int]:
         """Return the tokens that alone may follow behind some that fit."""
         taken = self._matcher.try_consume_tokens(list(behind)) if behind else 0
-        found = [] if self._matcher.is_stopped() else [int(token) for token in self._matcher.compute_ff_tokens()]
+        tokens = [] if self._matcher.is_stopped() else [int(token) for token in self._matcher.compute_ff_tokens()]
         if taken:
             self._matcher.rollback(taken)
-        return found
+        return tokens
 
     def _build_error(self) -> GrammarFailed:
         """Return why the library does not go on. What it says of its state is left out."""

@@ -23,10 +23,10 @@ def find_grammar_problem(kind: str, text: str) -> str:
     """Return in one line why a grammar cannot be used; "" where it can. Takes milliseconds, but for texts that are made
     to take longer, or to end the process."""
     try:
-        found = _find_empty(kind, text) or _find_compile_problem(kind, text)
+        problem = _find_empty(kind, text) or _find_compile_problem(kind, text)
     except ValueError as error:
-        found = str(error)
-    return " ".join(name_rule(text, found).split())[:_MOST_WORDS]
+        problem = str(error)
+    return " ".join(name_rule(text, problem).split())[:_MOST_WORDS]
 
 
 def warm_up() -> None:
@@ -72,8 +72,8 @@ def _find_empty(kind: str, text: str) -> str:
         place = find_empty_part(schema)
         if place is not None:
             what = "it" if place == "#" else f"its part {place}"
-            said = f"no finite JSON satisfies {what}, which needs itself again: let the recursion end somewhere"
-            return f"{rule}: {said}" if rule else said
+            problem = f"no finite JSON satisfies {what}, which needs itself again: let the recursion end somewhere"
+            return f"{rule}: {problem}" if rule else problem
     return ""
 
 
@@ -82,8 +82,8 @@ def _list_schemas(kind: str, text: str) -> Iterator[tuple[str, Any]]:
         yield "", json.loads(text)
     elif kind == "lark":
         decoder = json.JSONDecoder()
-        for found in _EMBEDDED.finditer(text):
-            yield found[1], decoder.raw_decode(text, found.end())[0]
+        for match in _EMBEDDED.finditer(text):
+            yield match[1], decoder.raw_decode(text, match.end())[0]
 
 
 @cache

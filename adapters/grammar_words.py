@@ -13,9 +13,9 @@ def name_rule(text: str, problem: str) -> str:
     """Return what is wrong with a JSON schema within a Lark grammar, behind its rule's name ("arguments_0: ..."). Other
     problems are returned as they are, without the lines of the grammar."""
     words = _EXCERPT.split(problem, maxsplit=1)[0]
-    found = _OF_SCHEMA.fullmatch(words)
-    if found is None:
+    match = _OF_SCHEMA.fullmatch(words)
+    if match is None:
         return words
     lines = text.split("\n")
-    rule = _RULE.match(lines[int(found["line"]) - 1]) if 0 < int(found["line"]) <= len(lines) else None
-    return found["words"] if rule is None else rule[0] + found["words"]
+    rule = _RULE.match(lines[int(match["line"]) - 1]) if 0 < int(match["line"]) <= len(lines) else None
+    return match["words"] if rule is None else rule[0] + match["words"]

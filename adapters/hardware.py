@@ -46,10 +46,10 @@ def runtime_version(adapter: str) -> str:
         from adapters.libllama import find_library
 
         return find_library().version
-    found = find_build(LIBRARIES.get(adapter, "outrider"))
-    if found is None:
+    build = find_build(LIBRARIES.get(adapter, "outrider"))
+    if build is None:
         raise AdapterUnavailable(describe_lacking(adapter))
-    return " ".join(found)
+    return " ".join(build)
 
 
 def hardware(profile: DeviceProfile) -> Hardware:
@@ -70,10 +70,10 @@ def name_device_kind(profile: DeviceProfile) -> str:
 
 def processor() -> Hardware:
     """Return what this machine's processor is."""
-    told = _cpuinfo()
-    flags = set((told.get("flags") or told.get("Features") or "").split())
-    name = told.get("model name") or platform.processor() or platform.machine()
-    family = "/".join(told[key] for key in ("cpu family", "model", "stepping") if key in told)
+    facts = _cpuinfo()
+    flags = set((facts.get("flags") or facts.get("Features") or "").split())
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    family = "/".join(facts[key] for key in ("cpu family", "model", "stepping") if key in facts)
     return Hardware(
         kind="cpu",
         name=f"{name} ({family})" if family else name,  # a hypervisor may hide the name, and leaves these
@@ -105,22 +105,22 @@ def list_core_groups() -> list[list[int]]:
     allowed = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     groups: dict[str, list[int]] = {}
     for core in allowed:
-        told = str(core)
+        place = str(core)
         with suppress(OSError):
             topology = _CORES / f"cpu{core}" / "topology"
-            told = "/".join((topology / name).read_text(encoding="ascii").strip() for name in _PHYSICAL)
-        groups.setdefault(told, []).append(core)
+            place = "/".join((topology / name).read_text(encoding="ascii").strip() for name in _PHYSICAL)
+        groups.setdefault(place, []).append(core)
     return list(groups.values())
 
 
 def _cpuinfo() -> dict[str, str]:
-    found: dict[str, str] = {}
+    facts: dict[str, str] = {}
     with suppress(OSError):
         for line in _CPUINFO.read_text(encoding="utf-8", errors="replace").splitlines():
             key, colon, value = line.partition(":")
             if colon:
-                found.setdefault(key.strip(), value.strip())
-    return found
+                facts.setdefault(key.strip(), value.strip())
+    return facts
 
 
 def _nvidia(index: int) -> Hardware | None:

@@ -80,8 +80,8 @@ def check_small_files(directory: Path, names: Iterable[str]) -> None:
 def read_declared_fingerprint(directory: Path) -> str:
     """Return the vocabulary that a draft was trained for, where its config.json names it: such a draft brings no
     tokenizer, it speaks its target's ids. "" for any other model. Raises ModelRefused when the file is damaged."""
-    found = read_json(directory / CONFIG_FILE).get(TARGET_FINGERPRINT)
-    return found if isinstance(found, str) else ""
+    fingerprint = read_json(directory / CONFIG_FILE).get(TARGET_FINGERPRINT)
+    return fingerprint if isinstance(fingerprint, str) else ""
 
 
 _WAYS_OUT = {
@@ -120,14 +120,14 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > _MOST_JSON_BYTES:
             raise ModelRefused(f"{path.name}: {path.stat().st_size} bytes are too many. Download it again.")
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except OSError as error:
         raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
     except (ValueError, RecursionError) as error:
         raise ModelRefused(f"{path.name}: it is no JSON ({error}). Download it again.") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ModelRefused(f"{path.name}: it is no JSON object. Download it again.")
-    return found
+    return content
 
 
 def read_optional_json(path: Path) -> dict[str, Any]:

@@ -57,12 +57,12 @@ class HubId:
 
 def parse_id(source: str) -> HubId:
     """Return what `hf:ORG/NAME[/FILE.gguf][@REVISION]` says. Raises ModelRefused when it is not written so."""
-    found = HUB_ID.fullmatch(source.removeprefix(HUB_PREFIX))
-    if not found or ".." in source or not found["repo"].replace("/", "").strip("."):
+    match = HUB_ID.fullmatch(source.removeprefix(HUB_PREFIX))
+    if not match or ".." in source or not match["repo"].replace("/", "").strip("."):
         raise ModelRefused(
             f"{source}: write hf:ORG/NAME or hf:ORG/NAME/FILE.gguf, and behind it @REVISION for a branch, tag or commit"
         )
-    return HubId(found["repo"], found["revision"] or "main", found["file"] or "")
+    return HubId(match["repo"], match["revision"] or "main", match["file"] or "")
 
 
 def pin_revision(hub_id: HubId) -> HubId:
@@ -78,10 +78,10 @@ def pin_revision(hub_id: HubId) -> HubId:
 
     with _explain_errors(hub_id):
         try:
-            found = api.resolve_revision(hub_id.repo, revision=hub_id.revision, local_files_only=True)
+            resolved = api.resolve_revision(hub_id.repo, revision=hub_id.revision, local_files_only=True)
         except RevisionResolutionError:
-            found = api.resolve_revision(hub_id.repo, revision=hub_id.revision)
-    return replace(hub_id, revision=found.resolved)
+            resolved = api.resolve_revision(hub_id.repo, revision=hub_id.revision)
+    return replace(hub_id, revision=resolved.resolved)
 
 
 def fetch(hub_id: HubId, progress: Progress, adapter: str = "") -> tuple[Path, HubId]:
@@ -168,9 +168,9 @@ def _check_heads(
 
 def _size_of(pinned: HubId, sizes: dict[str, int], name: str) -> int:
     """Return the size of one of a model's files in bytes. Raises ModelRefused where it has no such file."""
-    found = sizes.get(name)
-    if found is not None:
-        return found
+    known = sizes.get(name)
+    if known is not None:
+        return known
     if name != pinned.file:
         what = "one of the files of a split model" if pinned.file else "which its index names"
         raise ModelRefused(f"{pinned}: {name} is missing, {what}. Download all files, or choose another model.")
@@ -211,13 +211,13 @@ def _bring(pinned: HubId, names: Sequence[str], sizes: dict[str, int], progress:
 
 def _reporter(stage: str, total: int, progress: Progress) -> Callable[[int], None]:
     """Return what is told the bytes that are there, and passes on whole percents, each once."""
-    told = -1
+    shown = -1
 
     def report(done: int) -> None:
-        nonlocal told
+        nonlocal shown
         percent = min(100, 100 * done // total) if total else 0
-        if percent > told:
-            told = percent
+        if percent > shown:
+            shown = percent
             progress(stage, percent / 100)
 
     return report

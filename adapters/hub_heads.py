@@ -47,15 +47,15 @@ def _read_range(repo: str, commit: str, file: str, start: int, end: int) -> byte
     # Compressed, the bytes of a range are not those of the file.
     headers = build_hf_headers() | {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
     url = hf_hub_url(repo, file, revision=commit)
-    found = bytearray()
+    content = bytearray()
     with get_session().stream("GET", url, headers=headers, timeout=_REQUEST_TIMEOUT_S) as response:
         hf_raise_for_status(response)
         skipped = 0 if response.status_code == _PARTIAL else start
         for chunk in response.iter_bytes():
-            found.extend(chunk)
-            if len(found) >= skipped + end - start:
+            content.extend(chunk)
+            if len(content) >= skipped + end - start:
                 break
-    return bytes(found[skipped : skipped + end - start])
+    return bytes(content[skipped : skipped + end - start])
 
 
 def read_safetensors_heads(repo: str, commit: str, files: Sequence[str]) -> dict[str, Stored]:

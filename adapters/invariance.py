@@ -114,7 +114,7 @@ def same_bits(left: Logits, right: Logits) -> bool:
 
 def _vary_prompt(model: LoadedModel, text: list[int]) -> str:
     whole = _run(model, text, (len(text),), prompt=len(text))
-    for grouping in dict.fromkeys(_fit_length(one, len(text)) for one in _PROMPT_GROUPINGS):
+    for grouping in dict.fromkeys(_fit_length(length, len(text)) for length in _PROMPT_GROUPINGS):
         problem = _compare(model, text, grouping, whole, prompt=len(text))
         if problem:
             return problem
@@ -136,7 +136,7 @@ def _vary_outputs(model: LoadedModel, text: list[int]) -> str:
         for row in (0, count // 2, count - 1):
             if not model.capabilities.rewinds:
                 model.release(0)
-                for before in (one for one in batches[:1] if first.start):
+                for before in (batch for batch in batches[:1] if first.start):
                     model.forward(before)
             alone = model.forward([Segment(0, first.start, first.tokens, (row, row + 1), first.apart)]).logits
             if not same_bits(alone[-1:].copy(), whole[row : row + 1]):

@@ -101,10 +101,10 @@ class KvMemory:
         Raises OutOfMemory; the memory is unusable then.
         """
         self.place(slot, table)
-        found: NDArray[np.uint8] = self.view(slot, np.uint8)[
+        page: NDArray[np.uint8] = self.view(slot, np.uint8)[
             cache, :, start * self._block : len(table) * self._block
         ].flatten()
-        return found
+        return page
 
     def write(
         self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: NDArray[np.uint8]
@@ -181,14 +181,14 @@ class _System:
 
     def map(self, address: int, length: int, flags: int, file: int = -1, offset: int = 0) -> int:
         """Map memory, readable and writable, and return its address. Raises OutOfMemory."""
-        found = self._mmap(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, offset)
-        if found is None or found == ctypes.c_void_p(-1).value:
+        place = self._mmap(address, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, file, offset)
+        if place is None or place == ctypes.c_void_p(-1).value:
             reason = os.strerror(ctypes.get_errno())
             raise OutOfMemory(
                 f"the system maps no {length} bytes for KV caches ({reason}): "
                 "lower limits.max_running or limits.kv_cache, or raise vm.max_map_count"
             )
-        return int(found)
+        return int(place)
 
     def unmap(self, address: int, length: int) -> None:
         """Give memory back."""

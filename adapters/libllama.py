@@ -24,7 +24,7 @@ from adapters.contract import AdapterUnavailable
 VARIABLE: Final = "OUTRIDER_LIBLLAMA"
 """The environment variable. What the operator has set in it goes before what a configuration says."""
 
-_told: list[str] = []  # what a configuration has named
+_named: list[str] = []  # what a configuration has named
 DISTRIBUTION: Final = "ik-llama-cpp-python"
 FORK: Final = "ik_llama_cpp"
 _FORK_VARIABLE: Final = "IK_LLAMA_CPP_LIB_PATH"
@@ -80,8 +80,10 @@ def find_any_mainline() -> LibraryPlace | None:
 def find_mainline(package: str) -> LibraryPlace | None:
     """Return the library in one of mainline's packages; None where that is not installed, or has none."""
     spec, known = find_spec(package), _MAINLINE[package]
-    directories = [] if spec is None else [Path(one) for one in spec.submodule_search_locations or ()]
-    files = [file for one in directories for pattern in known.patterns for file in sorted(one.glob(pattern))]
+    directories = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    files = [
+        file for directory in directories for pattern in known.patterns for file in sorted(directory.glob(pattern))
+    ]
     if not files:
         return None
     try:
@@ -98,9 +100,9 @@ def name_build() -> str:
 
 def use_build(file: Path | None) -> None:
     """Name a library to this process and to those that it starts, None: none. What the operator has named stays."""
-    if name_build() not in ("", *_told):
+    if name_build() not in ("", *_named):
         return
-    _told[:] = [] if file is None else [str(file)]
+    _named[:] = [] if file is None else [str(file)]
     if file is None:
         os.environ.pop(VARIABLE, None)
     else:
@@ -122,7 +124,9 @@ def _digest_build(file: Path, told_by: str) -> str:
     try:
         whole = file.resolve(strict=True)
         files = sorted({whole, *whole.parent.glob("*ggml*")})
-        return _digest_files(tuple((one, one.stat().st_size, one.stat().st_mtime_ns) for one in files if one.is_file()))
+        return _digest_files(
+            tuple((file, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
+        )
     except OSError as error:
         raise AdapterUnavailable(f"{told_by} names {file}, which cannot be read ({error})") from None
 

@@ -102,9 +102,11 @@ def restore_head(artefact: Path, place: Path) -> tuple[Path, tuple[Path, ...]]:
         directory = bool(facts["directory"])
         files = {
             str(name): _Kept(
-                artefact / _FILES / name, int(one["bytes"]), tuple((int(at), int(count)) for at, count in one["pieces"])
+                artefact / _FILES / name,
+                int(file["bytes"]),
+                tuple((int(at), int(count)) for at, count in file["pieces"]),
             )
-            for name, one in facts["files"].items()
+            for name, file in facts["files"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelRefused(f"{artefact}: the head of the model is damaged ({error})") from error
@@ -127,8 +129,8 @@ def restore_head(artefact: Path, place: Path) -> tuple[Path, tuple[Path, ...]]:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
             shutil.rmtree(aside, ignore_errors=True)
-    found = tuple(place / name for name in files)
-    return (place if directory else found[0]), found
+    paths = tuple(place / name for name in files)
+    return (place if directory else paths[0]), paths
 
 
 def _count_head_bytes(file: Path) -> int:

@@ -60,10 +60,10 @@ def _packages(module: str) -> Iterator[Distribution]:
         own = distribution(name)
         yield own
         for required in own.requires or []:
-            found = _REQUIRED_NAME.match(required)
+            match = _REQUIRED_NAME.match(required)
             with suppress(PackageNotFoundError):  # what an extra asks for need not be there
-                if found:
-                    yield distribution(found[0])
+                if match:
+                    yield distribution(match[0])
 
 
 def _files(package: Distribution) -> list[Path]:

@@ -173,21 +173,21 @@ _SOURCES = (
 
 def _describe_absence(source: str, path: Path, base: Path) -> str:
     """Say that a path leads nowhere, where that was looked for, and what was meant perhaps."""
-    there = next(one for one in path.parents if one.is_dir())
-    if path.parent != there:
-        told = f"there is no directory {path.parent}"
+    parent = next(parent for parent in path.parents if parent.is_dir())
+    if path.parent != parent:
+        problem = f"there is no directory {path.parent}"
     else:
-        entries = list(there.iterdir())
+        entries = list(parent.iterdir())
         directories = (entry.name for entry in entries if entry.is_dir())
         names = sorted({*directories, *list_first_files(entry.name for entry in entries)})
         near = get_close_matches(path.name, names, _MOST_NAMES, _NEAR)
-        told = f"there is no {path.name} in {there}"
-        told += f", but {', '.join(near)}" if near else f", which holds {_list_some(names) or 'no model'}"
-    found = HUB_ID.fullmatch(source)
+        problem = f"there is no {path.name} in {parent}"
+        problem += f", but {', '.join(near)}" if near else f", which holds {_list_some(names) or 'no model'}"
+    match = HUB_ID.fullmatch(source)
     is_path = source.startswith(".") or (base / source.partition("/")[0]).is_dir()
-    if found and not is_path and (found["file"] or not source.endswith(".gguf")):
-        told += f". For the model of the Hugging Face hub write {HUB_PREFIX}{source}"
-    return f"{source}: {told}. {_SOURCES}"
+    if match and not is_path and (match["file"] or not source.endswith(".gguf")):
+        problem += f". For the model of the Hugging Face hub write {HUB_PREFIX}{source}"
+    return f"{source}: {problem}. {_SOURCES}"
 
 
 _NEAR = 0.75

@@ -195,8 +195,8 @@ class ModelStore:
         """
         if file.parts is None or file.digest:
             return file
-        found = self.prepare(replace(file, parts=None), JoinedFile(file.parts), progress)
-        return replace(file, path=found / file.parts.name, files=(), parts=None)
+        prepared = self.prepare(replace(file, parts=None), JoinedFile(file.parts), progress)
+        return replace(file, path=prepared / file.parts.name, files=(), parts=None)
 
     def find(self, file: ModelSource, recipe: Recipe) -> Path | None:
         """Return the directory of what `recipe` made from a whole `file`, None if it is not there or damaged.
@@ -226,13 +226,13 @@ class ModelStore:
 
     def all(self) -> list[tuple[Path, dict[str, Any]]]:
         """Return every artefact with its manifest, whatever made it, those of one model together."""
-        found = ((path.parent, read_manifest(path.parent)) for path in sorted(self.root.glob(f"*/*/{MANIFEST}")))
-        return [(path, manifest) for path, manifest in found if manifest is not None and find_drafted(path) is None]
+        manifests = ((path.parent, read_manifest(path.parent)) for path in sorted(self.root.glob(f"*/*/{MANIFEST}")))
+        return [(path, manifest) for path, manifest in manifests if manifest is not None and find_drafted(path) is None]
 
     def list_left(self) -> list[tuple[Path, Path]]:
         """Return what conversions that were ended left, or are writing now: directory, and artefact to be."""
-        found = ((path, find_drafted(path)) for path in sorted(self.root.glob("*/.*")))
-        return [(path, artefact) for path, artefact in found if artefact is not None]
+        drafts = ((path, find_drafted(path)) for path in sorted(self.root.glob("*/.*")))
+        return [(path, artefact) for path, artefact in drafts if artefact is not None]
 
     def remove(self, path: Path) -> bool:
         """Remove an artefact, or what a conversion left of one; False where another process makes or verifies it now.
@@ -405,13 +405,13 @@ def _describe_way_out(source: str) -> str:
 
 
 def _identity(file: ModelSource) -> list[list[int]]:
-    found = []
+    identities = []
     for path in file.content:
         try:
-            found.append(file_identity(path))
+            identities.append(file_identity(path))
         except OSError as error:
             raise ModelRefused(f"{path.name}: cannot be read ({error.strerror or error})") from error
-    return found
+    return identities
 
 
 def short_hash(text: str) -> str:

@@ -45,16 +45,16 @@ def _read_device(nvml: Any, handle: Any, own: Collection[int]) -> DeviceLoad:
     memory, rates = nvml.nvmlDeviceGetMemoryInfo(handle), ask("nvmlDeviceGetUtilizationRates")
     running = ask("nvmlDeviceGetComputeRunningProcesses") or []
     utilisation = None if rates is None else rates.gpu / 100.0
-    told = ask("nvmlDeviceGetProcessUtilization", int(time.time() * _US_PER_S) - _WINDOW_US)
+    samples = ask("nvmlDeviceGetProcessUtilization", int(time.time() * _US_PER_S) - _WINDOW_US)
     slowdown = getattr(nvml, "NVML_TEMPERATURE_THRESHOLD_SLOWDOWN", 1)
     temperature_c = ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU)
     power_mw, power_limit_mw = ask("nvmlDeviceGetPowerUsage"), ask("nvmlDeviceGetEnforcedPowerLimit")
     return DeviceLoad(
         utilisation=utilisation,
-        others=_find_others(utilisation, [one.pid for one in running], told, own),
+        others=_find_others(utilisation, [process.pid for process in running], samples, own),
         memory_total_bytes=int(memory.total),
         memory_free_bytes=int(memory.total) - int(memory.used),
-        memory_ours_bytes=sum(int(one.usedGpuMemory or 0) for one in running if one.pid in own),
+        memory_ours_bytes=sum(int(process.usedGpuMemory or 0) for process in running if process.pid in own),
         temperature_c=None if temperature_c is None else float(temperature_c),
         temperature_limit_c=ask("nvmlDeviceGetTemperatureThreshold", slowdown) or None,
         power_w=None if power_mw is None else power_mw / _MW_PER_W,
@@ -63,17 +63,17 @@ def _read_device(nvml: Any, handle: Any, own: Collection[int]) -> DeviceLoad:
 
 
 def _find_others(
-    utilisation: float | None, running: Collection[int], told: Collection[Any] | None, own: Collection[int]
+    utilisation: float | None, running: Collection[int], samples: Collection[Any] | None, own: Collection[int]
 ) -> float | None:
     """Return the share of a device's time that processes take which are not ours; None where nobody can tell."""
     if utilisation is None:
         return None
     if utilisation == 0.0 or (running and not set(running) & set(own) and any(map(psutil.pid_exists, running))):
         return utilisation
-    if not running or told is None or not any(map(psutil.pid_exists, running)):
+    if not running or samples is None or not any(map(psutil.pid_exists, running)):
         return None
     shares: dict[int, list[float]] = defaultdict(list)
-    for sample in told:
+    for sample in samples:
         shares[sample.pid].append(sample.smUtil / 100.0)
-    ours = sum(fmean(found) for pid, found in shares.items() if pid in own)
+    ours = sum(fmean(loads) for pid, loads in shares.items() if pid in own)
     return max(0.0, utilisation - ours)

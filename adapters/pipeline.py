@@ -35,8 +35,8 @@ class PipelineModel:
         """`shards` are in the order of their layers. Raises Unsupported where they are not all layers of one model."""
         self.shards = tuple(shards)
         _check_shards(self.shards)
-        self.spec = replace(shards[0].spec, bytes_per_token=sum(one.spec.bytes_per_token for one in shards))
-        self.capabilities = _join_capabilities([one.capabilities for one in shards])
+        self.spec = replace(shards[0].spec, bytes_per_token=sum(shard.spec.bytes_per_token for shard in shards))
+        self.capabilities = _join_capabilities([shard.capabilities for shard in shards])
         self._stages = [Stage(shard) for shard in shards]
 
     @property
@@ -80,10 +80,10 @@ class PipelineModel:
         """See the contract. Ranges that remember different lengths begin with the shortest."""
         held = [stage.attach(slot, tokens) for stage in self._stages]
         common = min(held)
-        if any(one != common for one in held):
+        if any(count != common for count in held):
             self.release(slot)
             held = [stage.attach(slot, tokens[: common + 1]) if common else 0 for stage in self._stages]
-            if any(one != held[0] for one in held):
+            if any(count != held[0] for count in held):
                 self.release(slot)
                 return 0
         return held[0]
@@ -131,21 +131,21 @@ class _Started:
     def result(self) -> ForwardResult:
         """See the contract. Where a stage's device is lost, the model is."""
         try:
-            found = [one.result() for one in self.results]
+            results = [pending.result() for pending in self.results]
         except DeviceLost as error:
             if not (isinstance(error, OutOfMemory) and error.can_go_on):
                 self.model.close()
             raise
-        stage_ms = tuple(one.device_ms for one in found)
-        return ForwardResult(found[-1].output, sum(stage_ms), stage_ms)
+        stage_ms = tuple(result.device_ms for result in results)
+        return ForwardResult(results[-1].output, sum(stage_ms), stage_ms)
 
 
 def _check_shards(shards: Sequence[CountedShard]) -> None:
     """Raises Unsupported where they do not make one model."""
-    layers, whole = [one.layers for one in shards], shards[0].spec.layers
+    layers, whole = [shard.layers for shard in shards], shards[0].spec.layers
     if layers[0].first or layers[-1].end != whole or any(left.end != right.first for left, right in pairwise(layers)):
         raise Unsupported(f"{', '.join(map(str, layers))} are not the {whole} layers of the model, one after the other")
-    vocabularies = {(one.spec.vocabulary_fingerprint, one.spec.outputs) for one in shards}
+    vocabularies = {(shard.spec.vocabulary_fingerprint, shard.spec.outputs) for shard in shards}
     if len(vocabularies) > 1:
         raise Unsupported("the shards are of models with other vocabularies")
 
@@ -153,19 +153,21 @@ def _check_shards(shards: Sequence[CountedShard]) -> None:
 def _join_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
     """Return what all of them can do, in the first one's formats. Rows are run apart only as far as all do so."""
     first = all_of[0]
-    block_tokens = max(one.block_tokens for one in all_of)
-    if any(block_tokens % one.block_tokens for one in all_of):
-        raise Unsupported(f"the shards' KV blocks of {', '.join(str(one.block_tokens) for one in all_of)} do not fit")
+    block_tokens = max(shard.block_tokens for shard in all_of)
+    if any(block_tokens % shard.block_tokens for shard in all_of):
+        raise Unsupported(
+            f"the shards' KV blocks of {', '.join(str(shard.block_tokens) for shard in all_of)} do not fit"
+        )
     return replace(
         first,
-        slots=min(one.slots for one in all_of),
-        max_context_tokens=min(one.max_context_tokens for one in all_of),
-        max_batch_rows=min(one.max_batch_rows for one in all_of),
+        slots=min(shard.slots for shard in all_of),
+        max_context_tokens=min(shard.max_context_tokens for shard in all_of),
+        max_batch_rows=min(shard.max_batch_rows for shard in all_of),
         block_tokens=block_tokens,
-        total_blocks=min(one.total_blocks * one.block_tokens // block_tokens for one in all_of),
-        row_invariant=all(one.row_invariant for one in all_of),
-        paid_rows=max(one.paid_rows for one in all_of),
-        weights=" + ".join(dict.fromkeys(one.weights for one in all_of)),
-        device="+".join(one.device for one in all_of),
-        apart_tokens=min(one.apart_tokens for one in all_of),
+        total_blocks=min(shard.total_blocks * shard.block_tokens // block_tokens for shard in all_of),
+        row_invariant=all(shard.row_invariant for shard in all_of),
+        paid_rows=max(shard.paid_rows for shard in all_of),
+        weights=" + ".join(dict.fromkeys(shard.weights for shard in all_of)),
+        device="+".join(shard.device for shard in all_of),
+        apart_tokens=min(shard.apart_tokens for shard in all_of),
     )

@@ -34,15 +34,15 @@ class PrefixIndex:
 
     def find(self, tokens: Sequence[int], most: int) -> list[int]:
         """Return the known blocks that hold the beginning of `tokens`, in order, at most `most`."""
-        found: list[int] = []
+        blocks: list[int] = []
         parent = _ROOT
         for part in self._parts(tokens, most):
             entry = self._blocks.get((parent, part))
             if entry is None:
                 break
-            found.append(entry[0])
+            blocks.append(entry[0])
             parent = entry[1]
-        return found
+        return blocks
 
     def add(self, blocks: Sequence[int], tokens: Sequence[int]) -> list[int]:
         """Note what full blocks hold; returns the blocks to use, known ones in the place of equal new ones."""

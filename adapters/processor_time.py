@@ -89,7 +89,7 @@ def share_out(busy: Mapping[int, float], spent: Iterable[tuple[float, Sequence[i
     """Return how much of each core's busy time processes took that spent so much on any of these cores. A core is given
     no more than it was busy."""
     ours = dict.fromkeys(busy, 0.0)
-    for seconds, cores in sorted(spent, key=lambda one: len(one[1])):
+    for seconds, cores in sorted(spent, key=lambda share: len(share[1])):
         left = {core: busy[core] - ours[core] for core in cores if core in busy}
         room = sum(left.values())
         if seconds > 0.0 and room > 0.0:
@@ -103,9 +103,9 @@ def share_out_rivals(cores: Mapping[int, CoreLoad], runnable: int | None) -> dic
     or want to, of all programs, with the one that asks; None where that is not known."""
     if runnable is None:
         return dict(cores)
-    others = sum(one.others for one in cores.values())
-    theirs = max(others, runnable - 1 - sum(one.ours for one in cores.values()))
-    return {core: replace(one, rivals=theirs * _share(one.others, others)) for core, one in cores.items()}
+    others = sum(load.others for load in cores.values())
+    theirs = max(others, runnable - 1 - sum(load.ours for load in cores.values()))
+    return {core: replace(load, rivals=theirs * _share(load.others, others)) for core, load in cores.items()}
 
 
 def sum_up(
@@ -117,8 +117,8 @@ def sum_up(
     count = len(known)
     if not count:
         return ProcessorTime(0.0, 0.0, cores)
-    ours, others = sum(one.ours for one in known), sum(one.others for one in known)
-    counted = [one.rivals for one in known if one.rivals is not None]
+    ours, others = sum(load.ours for load in known), sum(load.others for load in known)
+    counted = [load.rivals for load in known if load.rivals is not None]
     rivals = sum(counted) / count if len(counted) == count else None
     if not 0.0 < group_cores < count:
         return ProcessorTime(min(1.0, (ours + others) / count), others / count, cores, rivals)
@@ -130,14 +130,14 @@ def sum_up(
 def list_own_processes(also: Iterable[int] = (), but: Iterable[int] = ()) -> list[psutil.Process]:
     """Return this process, all that it has started, and workers that somebody else has: these by their numbers. `but`
     for these workers, and what they have started."""
-    found: dict[int, psutil.Process] = {}
+    processes: dict[int, psutil.Process] = {}
     for number in (os.getpid(), *also):
-        if number not in found:
-            found |= _list_family(number)
+        if number not in processes:
+            processes |= _list_family(number)
     for number in but:
         for stranger in _list_family(number):
-            found.pop(stranger, None)
-    return list(found.values())
+            processes.pop(stranger, None)
+    return list(processes.values())
 
 
 def _list_family(number: int) -> dict[int, psutil.Process]:
@@ -145,7 +145,7 @@ def _list_family(number: int) -> dict[int, psutil.Process]:
     with suppress(*_GONE):
         process = psutil.Process(number)
         if number == os.getpid() or _is_worker(process):
-            return {number: process, **{one.pid: one for one in process.children(recursive=True)}}
+            return {number: process, **{child.pid: child for child in process.children(recursive=True)}}
     return {}
 
 
@@ -174,9 +174,9 @@ def _read_counters(own: Iterable[psutil.Process]) -> _Counters:
             allowed = _list_thread_cores(process.pid)
             processes[process.pid, process.create_time()] = times.user + times.system, allowed
     cores = {}
-    for core, told in enumerate(psutil.cpu_times(percpu=True)):
-        idle = told.idle + getattr(told, "iowait", 0.0)
-        whole = sum(told) - getattr(told, "guest", 0.0) - getattr(told, "guest_nice", 0.0)
+    for core, spent in enumerate(psutil.cpu_times(percpu=True)):
+        idle = spent.idle + getattr(spent, "iowait", 0.0)
+        whole = sum(spent) - getattr(spent, "guest", 0.0) - getattr(spent, "guest_nice", 0.0)
         cores[core] = (whole - idle, whole)
     usable = tuple(sorted(os.sched_getaffinity(0))) if hasattr(os, "sched_getaffinity") else tuple(cores)
     every = {key: (seconds, allowed or tuple(cores)) for key, (seconds, allowed) in processes.items()}
@@ -188,18 +188,18 @@ def _list_thread_cores(number: int) -> tuple[int, ...]:
     alone does not tell: a runtime binds it to one core while it computes, and others to the rest."""
     if not hasattr(os, "sched_getaffinity"):
         return ()
-    found: set[int] = set()
+    cores: set[int] = set()
     with suppress(OSError):
         for thread in os.listdir(f"/proc/{number}/task"):
             with suppress(OSError):
-                found |= os.sched_getaffinity(int(thread))
-    return tuple(sorted(found))
+                cores |= os.sched_getaffinity(int(thread))
+    return tuple(sorted(cores))
 
 
-def count_runnable(told: Path = _LOAD) -> int | None:
+def count_runnable(path: Path = _LOAD) -> int | None:
     """Return how many threads run on this host's cores or want to, this one too; None where the system does not say."""
     with suppress(OSError, ValueError, IndexError):
-        return int(told.read_text().split()[3].partition("/")[0])
+        return int(path.read_text().split()[3].partition("/")[0])
     return None
 
 
@@ -235,6 +235,6 @@ def read_processor_limit_c() -> float | None:
     """Return the temperature at which the processor slows down, where one of its sensors tells."""
     sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
     chips = ("k10temp", "coretemp", "cpu_thermal")
-    told = [one.high or one.critical for chip in chips for one in sensors.get(chip, ())]
-    known = [limit for limit in told if limit]
+    limits = [reading.high or reading.critical for chip in chips for reading in sensors.get(chip, ())]
+    known = [limit for limit in limits if limit]
     return float(min(known)) if known else None

@@ -17,9 +17,9 @@ _KEY = ("device", "activations", "kv_cache", "exactness")
 def read_quality(artefact: Path) -> list[dict[str, Any]]:
     """Return the measurements of an artefact, the newest first; [] where there are none, or the file is damaged."""
     try:
-        found = json.loads((artefact / _FILE).read_text(encoding="utf-8"))
-        whole = found["format"] == _FORMAT
-        rows = [dict(row) for row in found["measured"] if isinstance(row["step_ms"] + row["greedy_agreement"], float)]
+        note = json.loads((artefact / _FILE).read_text(encoding="utf-8"))
+        whole = note["format"] == _FORMAT
+        rows = [dict(row) for row in note["measured"] if isinstance(row["step_ms"] + row["greedy_agreement"], float)]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return rows if whole else []

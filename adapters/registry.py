@@ -50,8 +50,8 @@ def list_devices(name: str) -> list[DeviceProfile]:
     if name in _MODULES:
         return adapter.devices()
     try:
-        found = list(adapter.devices())
-        strange = [device.name for device in found if device.adapter != name]
+        devices = list(adapter.devices())
+        strange = [device.name for device in devices if device.adapter != name]
     except AdapterUnavailable:
         raise
     except (AdapterError, Exception, SystemExit) as error:
@@ -61,7 +61,7 @@ def list_devices(name: str) -> list[DeviceProfile]:
             f"{describe_foreign(name)} lists {', '.join(strange)} under another adapter's name: "
             f"DeviceProfile.adapter is to be {name!r}"
         )
-    return found
+    return devices
 
 
 def get_for(name: str, device: str, static: StaticShapes) -> Adapter:

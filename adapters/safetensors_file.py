@@ -40,8 +40,8 @@ class Stored:
         if self.kind not in _ID_KINDS:
             raise ModelRefused(f"{self.path.name}: its ids are {self.kind}; supported are {', '.join(_ID_KINDS)}.")
         count = int(np.prod(self.shape))
-        found: NDArray[Any] = np.fromfile(self.path, _ID_KINDS[self.kind], count, offset=self.offset)
-        return found.astype(np.int64).reshape(self.shape)
+        ids: NDArray[Any] = np.fromfile(self.path, _ID_KINDS[self.kind], count, offset=self.offset)
+        return ids.astype(np.int64).reshape(self.shape)
 
     def values(self) -> NDArray[Any]:
         """Map the tensor read-only; bfloat16 as uint16. Raises ModelRefused for another kind of elements."""

@@ -88,19 +88,19 @@ class _Parts:
 
     def solve(self, *, start: bool) -> list[bool]:
         """Return which parts can be satisfied: the least fixed point from False, the greatest from True."""
-        found = [start] * len(self._ways)
+        finite = [start] * len(self._ways)
         changed = True
         while changed:
             changed = False
-            for part in reversed(range(len(found))):  # what a part needs was mostly found after it
-                if found[part] is start and any(way.works(found) for way in self._ways[part]) is not start:
-                    found[part] = not start
+            for part in reversed(range(len(finite))):  # what a part needs was mostly found after it
+                if finite[part] is start and any(way.works(finite) for way in self._ways[part]) is not start:
+                    finite[part] = not start
                     changed = True
-        return found
+        return finite
 
     def _number(self, schemas: Sequence[Any], place: str) -> int:
         """Return the number of the part that these schemas make together."""
-        kept = {id(one): one for one in schemas if one is not True and one != {}}
+        kept = {id(schema): schema for schema in schemas if schema is not True and schema != {}}
         key = frozenset(kept)
         if key not in self._numbers:
             if len(self._schemas) >= _MOST_PARTS:
@@ -114,16 +114,16 @@ class _Parts:
         """Return what a reference means; True (no bound) where that is not in the schema itself."""
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             return True
-        found = self._root
+        node = self._root
         for step in unquote(reference[1:]).split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Mapping) and name in found:
-                found = found[name]
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
+            if isinstance(node, Mapping) and name in node:
+                node = node[name]
+            elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+                node = node[int(name)]
             else:
                 return True
-        return found
+        return node
 
     def _list_ways(self, chosen: _Chosen, place: str) -> Iterator[_Way]:
         kinds = _KINDS
@@ -173,7 +173,7 @@ def _list_choices(schemas: _Schemas, resolve: Callable[[Any], Any]) -> Iterator[
     """Yield each choice among alternatives, as the schemas that then hold all together; None for a choice that comes
     back to a schema within itself. Raises _TooLarge."""
     # What is left to do, each with the schemas that it stands in, and what was chosen on the way.
-    waiting: list[tuple[_Todo, dict[int, Mapping[str, Any]]]] = [([(one, frozenset()) for one in schemas], {})]
+    waiting: list[tuple[_Todo, dict[int, Mapping[str, Any]]]] = [([(schema, frozenset()) for schema in schemas], {})]
     steps = 0
     while waiting:
         todo, chosen = waiting.pop()
@@ -189,8 +189,8 @@ def _list_choices(schemas: _Schemas, resolve: Callable[[Any], Any]) -> Iterator[
             inside = above | {id(schema)}
             if "$ref" in schema:
                 todo.append((resolve(schema["$ref"]), inside))
-            todo += [(one, inside) for one in _read_list(schema, "allOf")]
-            branches = [[(one, inside) for one in schema[key]] for key in _CHOICES if _read_list(schema, key)]
+            todo += [(part, inside) for part in _read_list(schema, "allOf")]
+            branches = [[(branch, inside) for branch in schema[key]] for key in _CHOICES if _read_list(schema, key)]
         if branches:
             steps += prod(map(len, branches))
             if steps < _MOST_STEPS:
@@ -203,8 +203,8 @@ def _list_choices(schemas: _Schemas, resolve: Callable[[Any], Any]) -> Iterator[
 
 def _list_kinds(schema: Mapping[str, Any]) -> frozenset[str]:
     """Return the kinds of value that a schema allows, "integer" beside "number"."""
-    told = schema.get("type")
-    names = frozenset([told] if isinstance(told, str) else filter(_is_text, _read_list(schema, "type")))
+    named = schema.get("type")
+    names = frozenset([named] if isinstance(named, str) else filter(_is_text, _read_list(schema, "type")))
     kinds = _KINDS if not names else names | ({"integer"} if "number" in names else frozenset())
     for values in ([schema["const"]] if "const" in schema else None, schema.get("enum")):
         if isinstance(values, list):
@@ -225,14 +225,14 @@ def _name_kinds(value: Any) -> frozenset[str]:
 def _list_values(schema: Mapping[str, Any], name: str) -> list[Any]:
     """Return what a schema says of the value of a property."""
     named, patterns = _read_table(schema, "properties"), _read_table(schema, "patternProperties")
-    found = [named[name]] if name in named else []
+    schemas = [named[name]] if name in named else []
     for pattern, value in patterns.items():
         try:
             if re.search(pattern, name):
-                found.append(value)
+                schemas.append(value)
         except re.error:  # of another language: it may fit, and bounds nothing here
-            return found or [True]
-    return found or [schema.get("additionalProperties", True)]
+            return schemas or [True]
+    return schemas or [schema.get("additionalProperties", True)]
 
 
 def _is_text(value: Any) -> bool:
@@ -240,18 +240,18 @@ def _is_text(value: Any) -> bool:
 
 
 def _read_list(schema: Mapping[str, Any], key: str) -> list[Any]:
-    found = schema.get(key)
-    return found if isinstance(found, list) else []
+    values = schema.get(key)
+    return values if isinstance(values, list) else []
 
 
 def _read_table(schema: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = schema.get(key)
-    return found if isinstance(found, Mapping) else {}
+    fields = schema.get(key)
+    return fields if isinstance(fields, Mapping) else {}
 
 
 def _read_count(schema: Mapping[str, Any], key: str) -> int:
-    found = schema.get(key)
-    return int(found) if isinstance(found, int | float) and found == found else 0
+    number = schema.get(key)
+    return int(number) if isinstance(number, int | float) and number == number else 0
 
 
 def _read_rest(schema: Mapping[str, Any]) -> Any:

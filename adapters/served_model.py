@@ -71,8 +71,8 @@ def find_served(
         return _restore(store, identity, None, why)
     if digest is not None and digest[:DIGEST_DIGITS] == identity.digest:
         return replace(file, name=identity.name or file.name)
-    told = f" ({digest[:DIGEST_DIGITS]})" if digest is not None else ""
-    why = f"there is another one at its place now{told}"
+    digits = f" ({digest[:DIGEST_DIGITS]})" if digest is not None else ""
+    why = f"there is another one at its place now{digits}"
     return _restore(store, identity, file if digest is None else None, why)
 
 
@@ -105,7 +105,7 @@ def find_kept(store: ModelStore, identity: ModelIdentity, recipe: Recipe) -> tup
 
 def _restore(store: ModelStore, identity: ModelIdentity, now: ModelSource | None, why: str) -> ModelSource:
     """Return a model whose files are its head. Raises ModelReplaced where there is none."""
-    source = identity.found or identity.source
+    source = identity.origin or identity.source
     kept = find_kept(store, identity, _HEAD)
     if kept is None:
         gone = ModelSource(Path(source), identity.name, source, digest=identity.digest, why_head=why)
@@ -125,11 +125,11 @@ def _restore_head(store: ModelStore, artefact: Path) -> tuple[Path, tuple[Path, 
         try:
             if artefact not in _own_places:
                 _own_places[artefact] = TemporaryDirectory(prefix="outrider-head-")
-            found = restore_head(artefact, Path(_own_places[artefact].name, _RESTORED))
+            restored = restore_head(artefact, Path(_own_places[artefact].name, _RESTORED))
         except OSError:
             raise error from None
-        _log.warning("the head of a model is restored in %s: %s", found[0], error)
-        return found
+        _log.warning("the head of a model is restored in %s: %s", restored[0], error)
+        return restored
 
 
 _own_places: dict[Path, TemporaryDirectory[str]] = {}  # removed when the process ends

@@ -57,9 +57,9 @@ class Stage:
             try:
                 hidden = before.result().output if before is not None else None
                 self._refuse_broken()
-                found = self.shard.forward_layers(batch, hidden)
+                result = self.shard.forward_layers(batch, hidden)
                 # The shard's next forward may overwrite it while this one is still read.
-                done.set_result(ShardResult(found.output.copy(), found.device_ms))
+                done.set_result(ShardResult(result.output.copy(), result.device_ms))
             except AdapterError as error:
                 done.set_exception(error)
             except Exception as error:  # a runtime raises what it likes
@@ -89,18 +89,18 @@ class Stage:
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         """See the contract."""
-        found = self._pool.attach(slot, tokens)
-        if found:
-            begin = list(tokens[: found + 1])
-            self._tell(lambda: self._attach(slot, begin, found))
-        return found
+        positions = self._pool.attach(slot, tokens)
+        if positions:
+            begin = list(tokens[: positions + 1])
+            self._tell(lambda: self._attach(slot, begin, positions))
+        return positions
 
     def _attach(self, slot: int, begin: Sequence[int], expected: int) -> None:
         """Let the shard attach as much as its copy did. Raises RuntimeFailed where it remembers less."""
-        found = self.shard.attach(slot, begin)
-        if found != expected:
+        positions = self.shard.attach(slot, begin)
+        if positions != expected:
             raise RuntimeFailed(
-                f"{self.layers}: a prefix of {expected} positions was remembered, and {found} are there"
+                f"{self.layers}: a prefix of {expected} positions was remembered, and {positions} are there"
             )
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
@@ -143,8 +143,8 @@ class Stage:
                 try:
                     call()
                 except Exception as error:  # a runtime raises what it likes
-                    said = error if isinstance(error, DeviceLost) else RuntimeFailed(f"{self.layers}: {error}")
-                    self._broken = self._broken or said
+                    failure = error if isinstance(error, DeviceLost) else RuntimeFailed(f"{self.layers}: {error}")
+                    self._broken = self._broken or failure
 
         self._queue(run)
 

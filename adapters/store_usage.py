@@ -56,11 +56,11 @@ class StoreUsage:
     @property
     def unused_bytes(self) -> int:
         """What removing all that is not used would free."""
-        return sum(one.size_bytes for one in self.unused)
+        return sum(artefact.size_bytes for artefact in self.unused)
 
     def to_status(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        unused = [{**asdict(one), "path": str(one.path)} for one in self.unused]
+        unused = [{**asdict(artefact), "path": str(artefact.path)} for artefact in self.unused]
         figures = {"total_bytes": self.total_bytes, "sources": self.sources, "used_bytes": self.used_bytes}
         return {"root": str(self.root), **figures, "unused_bytes": self.unused_bytes, "unused": unused}
 
@@ -83,7 +83,7 @@ def measure_store(root: Path, uses: Collection[SourceUse]) -> StoreUsage:
         else:
             used_bytes += size
     for path, artefact in store.list_left():
-        size, beside = _measure(path), [manifest for one, manifest in artefacts if one.parent == path.parent]
+        size, beside = _measure(path), [manifest for place, manifest in artefacts if place.parent == path.parent]
         left = _describe_left(path, artefact, beside)
         if why := _find_why_left(left, beside, uses):
             unused.append(Unused(path, left["source"] or left["digest"], size, f"its conversion was ended, and {why}"))
@@ -94,11 +94,11 @@ def measure_store(root: Path, uses: Collection[SourceUse]) -> StoreUsage:
 
 
 def _find_why_unused(manifest: dict[str, str], uses: Collection[SourceUse]) -> str:
-    mine = [one for one in uses if _is_of(manifest, one)]
+    mine = [use for use in uses if _is_of(manifest, use)]
     if not mine:
         return "the configuration has no such model"
     adapter = manifest["recipe_name"]
-    runs = {one.adapter for one in mine}
+    runs = {use.adapter for use in mine}
     if adapter in OWN_ADAPTERS and not runs & {adapter, ANY_ADAPTER}:
         return f"the configuration runs this model on {', '.join(sorted(runs))}"
     return ""
@@ -120,9 +120,9 @@ def _describe_left(path: Path, artefact: Path, beside: Sequence[dict[str, str]])
 
 def _find_why_left(left: dict[str, str], beside: Sequence[dict[str, str]], uses: Collection[SourceUse]) -> str:
     """Return why no conversion will go on from there, "" where one may."""
-    if not beside and any(not one.digest for one in uses):
+    if not beside and any(not use.digest for use in uses):
         return ""  # it may be of that model
-    later = any(one["recipe_name"] == left["recipe_name"] and one["created"] > left["created"] for one in beside)
+    later = any(newer["recipe_name"] == left["recipe_name"] and newer["created"] > left["created"] for newer in beside)
     return _find_why_unused(left, uses) or (_LATER if later else "")
 
 

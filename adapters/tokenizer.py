@@ -253,8 +253,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids of rendered messages, in which only the template's own control tokens are control tokens. One
         written inside a message, a tool or a keyword is plain text to the model. Raises TemplateError."""
-        asked = [*messages, *(tools or ()), {"values": list((keywords or {}).values())}]
-        shielded, guard = guard_messages(asked, self._controls)
+        texts = [*messages, *(tools or ()), {"values": list((keywords or {}).values())}]
+        shielded, guard = guard_messages(texts, self._controls)
         text = self.render_chat(
             shielded[: len(messages)],
             add_generation_prompt,
@@ -375,10 +375,10 @@ def _whole_encoder(library: Any, parsed: Mapping[str, Any], meta: TokenizerMeta)
     normalized = any(index in added and added[index]["normalized"] for index in meta.control_ids)
     if not normalized or not added.keys() >= set(meta.control_ids):
         return None
-    found = library.from_str(json.dumps(parsed))
+    loaded = library.from_str(json.dumps(parsed))
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = found.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        ids: list[int] = loaded.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     return encode

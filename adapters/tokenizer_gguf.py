@@ -77,8 +77,8 @@ def _template(header: GgufHeader) -> str | None:
 def token_texts(header: GgufHeader) -> list[str]:
     """Return the texts of all tokens in id order, none where there is no vocabulary. An empty text becomes
     [EMPTY_7], as llama.cpp calls it."""
-    found = header.texts("tokenizer.ggml.tokens") or []
-    return [text or _EMPTY.format(index) for index, text in enumerate(found)]
+    texts = header.texts("tokenizer.ggml.tokens") or []
+    return [text or _EMPTY.format(index) for index, text in enumerate(texts)]
 
 
 def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:
@@ -95,14 +95,14 @@ def _vocabulary(header: GgufHeader) -> tuple[list[str], list[int]]:
     if len(set(tokens)) != len(tokens):
         raise _build_refusal(header, "two of its tokens have the same text (damaged)")
     # Some converters call an end-of-turn token a normal one; llama.cpp corrects that by name, and so do we.
-    found = [
+    texts = [
         _CONTROL if kind == _UNKNOWN or token in END_OF_TURN else kind
         for token, kind in zip(tokens, kinds, strict=True)
     ]
     for index, token in enumerate(tokens):
         if token.startswith(_EMPTY_BEGINS) and token == _EMPTY.format(index):
-            found[index] = _UNUSED
-    return tokens, found
+            texts[index] = _UNUSED
+    return tokens, texts
 
 
 def _meta(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> TokenizerMeta:
@@ -129,11 +129,11 @@ def _meta(header: GgufHeader, tokens: Sequence[str], kinds: Sequence[int]) -> To
 
 def _cut(header: GgufHeader) -> Cut:
     name = header.text("tokenizer.ggml.pre") or "default"
-    found = cut_of(name)
-    if found is None:
+    cut = cut_of(name)
+    if cut is None:
         known = f"none of the {len(list_cuts())} that are supported (docs/configuration.md names them)"
         raise _build_refusal(header, f"it cuts text in the way {name!r} (tokenizer.ggml.pre), which is {known}")
-    return found
+    return cut
 
 
 def _of_kind(kinds: Sequence[int], wanted: set[int]) -> list[int]:
@@ -143,20 +143,20 @@ def _of_kind(kinds: Sequence[int], wanted: set[int]) -> list[int]:
 def _role(header: GgufHeader, role: str, kinds: Sequence[int], cut: Cut | None) -> int | None:
     """Return the id of the begin or end token. A SentencePiece vocabulary that names none has it where Llama has it,
     as llama.cpp assumes; it is then a control token."""
-    found, usual = _token_id(header, role, len(kinds)), _USUAL_IDS[role]
-    if found is not None or cut is not None or usual >= len(kinds) or kinds[usual] != _CONTROL:
-        return found
+    token_id, usual = _token_id(header, role, len(kinds)), _USUAL_IDS[role]
+    if token_id is not None or cut is not None or usual >= len(kinds) or kinds[usual] != _CONTROL:
+        return token_id
     return usual
 
 
 def _token_id(header: GgufHeader, role: str, count: int) -> int | None:
     key = f"tokenizer.ggml.{role}_token_id"
-    found = header.integer(key)
-    if found is None or found in _NO_ID:
+    token_id = header.integer(key)
+    if token_id is None or token_id in _NO_ID:
         return None
-    if not 0 <= found < count:
-        raise _build_refusal(header, f"{key} is {found}, outside its vocabulary of {count} tokens (damaged)")
-    return found
+    if not 0 <= token_id < count:
+        raise _build_refusal(header, f"{key} is {token_id}, outside its vocabulary of {count} tokens (damaged)")
+    return token_id
 
 
 def _build(header: GgufHeader, tokens: Sequence[str]) -> Any:

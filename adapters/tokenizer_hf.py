@@ -162,14 +162,14 @@ def _content(token: object) -> str:
 
 
 def _token_id(token: object, ids: Mapping[str, int], otherwise: list[int]) -> int | None:
-    found = ids.get(_content(token))
-    return found if found is not None else next(iter(otherwise), None)
+    token_id = ids.get(_content(token))
+    return token_id if token_id is not None else next(iter(otherwise), None)
 
 
 def _ids(value: object, size: int) -> list[int]:
     """Ids as configs write them: one, several or none."""
     values = value if isinstance(value, list) else [value]
-    return [one for one in values if isinstance(one, int) and not isinstance(one, bool) and 0 <= one < size]
+    return [value for value in values if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < size]
 
 
 def _adds_bos(named: Mapping[str, Any], library: Any, bos: int | None) -> bool:
@@ -193,8 +193,8 @@ def _template(source: Path) -> str | None:
             return own.read_bytes().decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ModelRefused(f"{title(source)}/{CHAT_TEMPLATE}: cannot be read ({error})") from error
-    found = read_optional_json(source / TOKENIZER_CONFIG).get("chat_template")
-    if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        found = named.get("default")
-    return found if isinstance(found, str) else None
+    template = read_optional_json(source / TOKENIZER_CONFIG).get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -57,11 +57,11 @@ def read_scores(header: GgufHeader, tokens: Sequence[str]) -> list[float]:
 def merges_of(tokens: Sequence[str], scores: Sequence[float], normal: Collection[int]) -> list[tuple[str, str]]:
     """Return all merges, the best first; among the cuts of one token the one with the longest left half."""
     parts = {tokens[index] for index in normal}
-    found: list[tuple[float, int, str, int]] = []
+    merges: list[tuple[float, int, str, int]] = []
     for index in normal:
         token = tokens[index]
         for cut in range(1, len(token)):
             if token[:cut] in parts and token[cut:] in parts:
-                found.append((-scores[index], index, token, -cut))
-    found.sort()
-    return [(token[:-cut], token[-cut:]) for _, _, token, cut in found]
+                merges.append((-scores[index], index, token, -cut))
+    merges.sort()
+    return [(token[:-cut], token[-cut:]) for _, _, token, cut in merges]

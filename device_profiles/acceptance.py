@@ -54,7 +54,7 @@ class PairAcceptance:
 
     def at(self, depth: int) -> DepthYield:
         """Return what was measured at this depth, else at the next smaller one."""
-        below = [found for found in self.by_depth if found.depth <= depth]
+        below = [point for point in self.by_depth if point.depth <= depth]
         return below[-1] if below else self.by_depth[0]
 
 

@@ -77,9 +77,9 @@ def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
     columns = matrix.shape[1]
     scale = np.linalg.norm(matrix, axis=0)
     scaled = matrix / np.where(scale > 0.0, scale, 1.0)
-    found, free = np.zeros(columns), np.zeros(columns, bool)
+    solution, free = np.zeros(columns), np.zeros(columns, bool)
     for _ in range(10 * columns):
-        gradient = np.where(free, -np.inf, scaled.T @ (target - scaled @ found))
+        gradient = np.where(free, -np.inf, scaled.T @ (target - scaled @ solution))
         if free.all() or gradient.max() <= 1e-10:
             break
         free[int(gradient.argmax())] = True
@@ -89,12 +89,12 @@ def nonnegative_least_squares(matrix: Floats, target: Floats) -> Floats:
             below = free & (wanted <= 0.0)
             if not below.any():
                 break
-            step = float((found[below] / np.maximum(found[below] - wanted[below], 1e-300)).min())
-            found = found + step * (wanted - found)
-            free &= found > 1e-12
-            found[~free] = 0.0
-        found = wanted
-    return found / np.where(scale > 0.0, scale, 1.0)
+            step = float((solution[below] / np.maximum(solution[below] - wanted[below], 1e-300)).min())
+            solution = solution + step * (wanted - solution)
+            free &= solution > 1e-12
+            solution[~free] = 0.0
+        solution = wanted
+    return solution / np.where(scale > 0.0, scale, 1.0)
 
 
 def _cross_validate(samples: Sequence[StepSample], form: _Form) -> StepFit:
@@ -117,13 +117,13 @@ def _fit_cost(samples: Sequence[StepSample], form: _Form) -> StepCost:
     knots = _knots(samples, form)
     features = np.array([_features(sample, knots, form) for sample in samples])
     times = np.array([sample.ms for sample in samples])
-    found = _robust(features / times[:, None])
+    costs = _robust(features / times[:, None])
     return StepCost(
         row_knots=tuple(knots),
-        row_ms=tuple(float(value) for value in np.cumsum(found[: len(knots)])),
-        sequence_ms=float(found[-3]),
-        position_us=float(found[-2]) * US_PER_MS,
-        row_position_us=float(found[-1]) * US_PER_MS,
+        row_ms=tuple(float(value) for value in np.cumsum(costs[: len(knots)])),
+        sequence_ms=float(costs[-3]),
+        position_us=float(costs[-2]) * US_PER_MS,
+        row_position_us=float(costs[-1]) * US_PER_MS,
         serial=form.serial,
         least_rows=form.least_rows,
         least_forward_rows=form.least_forward_rows,
@@ -133,12 +133,12 @@ def _fit_cost(samples: Sequence[StepSample], form: _Form) -> StepCost:
 def _robust(features: Floats) -> Floats:
     """Fit features to ones."""
     weights = np.ones(len(features))
-    found = np.zeros(features.shape[1])
+    costs = np.zeros(features.shape[1])
     for _ in range(_ROUNDS):
-        found = nonnegative_least_squares(features * weights[:, None], weights)
-        errors = np.abs(features @ found - 1.0)
+        costs = nonnegative_least_squares(features * weights[:, None], weights)
+        errors = np.abs(features @ costs - 1.0)
         weights = np.sqrt(np.minimum(1.0, _HUBER / np.maximum(errors, 1e-12)))
-    return found
+    return costs
 
 
 def _knots(samples: Sequence[StepSample], form: _Form) -> list[float]:

@@ -57,10 +57,10 @@ class DeviceLoad:
         """Return who takes the time of these cores, where each is known; else of the whole device."""
         known = [self.cores[core] for core in cores if core in self.cores]
         if known and len(known) == len(cores):
-            counted = [one.rivals for one in known if one.rivals is not None]
+            counted = [load.rivals for load in known if load.rivals is not None]
             return CoreLoad(
-                fmean(one.ours for one in known),
-                fmean(one.others for one in known),
+                fmean(load.ours for load in known),
+                fmean(load.others for load in known),
                 fmean(counted) if len(counted) == len(known) else None,
             )
         if self.others is None:

@@ -85,16 +85,16 @@ def load_datasheet(path: Path) -> Datasheet:
         raise DatasheetError(f"{path}: name is {file.name!r}, and must be the file's")
     used: set[str] = set()
 
-    def figure(key: str, found: _Figure) -> Figure:
-        if found.source not in file.sources:
-            raise DatasheetError(f"{path}: {key}: there is no source {found.source!r} among `sources`")
-        used.add(found.source)
-        source = file.sources[found.source]
-        return Figure(found.value, Publication(source.title, source.url), found.how)
+    def figure(key: str, stated: _Figure) -> Figure:
+        if stated.source not in file.sources:
+            raise DatasheetError(f"{path}: {key}: there is no source {stated.source!r} among `sources`")
+        used.add(stated.source)
+        source = file.sources[stated.source]
+        return Figure(stated.value, Publication(source.title, source.url), stated.how)
 
     def optional(key: str) -> Figure | None:
-        found = getattr(file, key)
-        return None if found is None else figure(key, found)
+        stated = getattr(file, key)
+        return None if stated is None else figure(key, stated)
 
     sheet = Datasheet(
         name=file.name,
@@ -105,7 +105,7 @@ def load_datasheet(path: Path) -> Datasheet:
         bandwidth_gb_per_s=optional("bandwidth_gb_per_s"),
         power_w=optional("power_w"),
         cores=optional("cores"),
-        matmul_tflops={key: figure(f"matmul_tflops.{key}", found) for key, found in file.matmul_tflops.items()},
+        matmul_tflops={key: figure(f"matmul_tflops.{key}", stated) for key, stated in file.matmul_tflops.items()},
     )
     if unused := sorted(set(file.sources) - used):
         raise DatasheetError(f"{path}: sources: nothing uses {', '.join(unused)}")

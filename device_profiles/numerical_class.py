@@ -112,14 +112,14 @@ class MeasuredClasses:
     @property
     def rejected(self) -> tuple[ClassFinding, ...]:
         """What was not."""
-        return tuple(found for place, found in enumerate(self.findings) if place != self.chosen)
+        return tuple(finding for place, finding in enumerate(self.findings) if place != self.chosen)
 
 
 def choose_class(findings: tuple[ClassFinding, ...], margin: float) -> int:
     """Return the place of the class to take: the first that passed, unless a later one costs less than `margin` times
     as much. Earlier ones are those that more devices share. -1 where none passed."""
     chosen = -1
-    for place, found in enumerate(findings):
-        if found.passed and (chosen < 0 or found.mixed_ms < margin * findings[chosen].mixed_ms):
+    for place, finding in enumerate(findings):
+        if finding.passed and (chosen < 0 or finding.mixed_ms < margin * findings[chosen].mixed_ms):
             chosen = place
     return chosen

@@ -62,7 +62,7 @@ class ProfileStore:
         path = self._path(value)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"schema": SCHEMA, **dataclasses.asdict(value)}, indent=1) + "\n"
-        text = _NUMBERS.sub(lambda found: " ".join(found.group().split()), text)  # a list of numbers is a line
+        text = _NUMBERS.sub(lambda match: " ".join(match.group().split()), text)  # a list of numbers is a line
         handle, name = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".new", dir=path.parent)
         draft = Path(name)
         try:
@@ -94,11 +94,15 @@ class ProfileStore:
 
     def models(self, fingerprint: str | None = None) -> list[MeasuredModel]:
         """Return the models that can be read, on one device or on all."""
-        return [one for one in self._all(MeasuredModel) if fingerprint is None or one.fingerprint == fingerprint]
+        return [model for model in self._all(MeasuredModel) if fingerprint is None or model.fingerprint == fingerprint]
 
     def classes(self, fingerprint: str | None = None) -> list[MeasuredClasses]:
         """Return the numerical classes of models that can be read, on one device or on all."""
-        return [one for one in self._all(MeasuredClasses) if fingerprint is None or one.fingerprint == fingerprint]
+        return [
+            classes
+            for classes in self._all(MeasuredClasses)
+            if fingerprint is None or classes.fingerprint == fingerprint
+        ]
 
     def pairs(self) -> list[PairAcceptance]:
         """Return the pairs that can be read."""
@@ -113,13 +117,13 @@ class ProfileStore:
         return self._all(LinkProfile)
 
     def _all(self, kind: type[_T_Stored]) -> list[_T_Stored]:
-        found: list[_T_Stored] = []
+        profiles: list[_T_Stored] = []
         for path in self._files(kind):
             try:
-                found.append(read(path, kind))
+                profiles.append(read(path, kind))
             except ValueError:
                 continue
-        return found
+        return profiles
 
     def _files(self, kind: type) -> Iterator[Path]:
         yield from sorted((self.directory / _ROOMS[kind][0]).glob("*.json"))

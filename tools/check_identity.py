@@ -149,23 +149,23 @@ def run(options: EngineOptions, arguments: argparse.Namespace, console: Console)
                 target.model.close()
                 target, options = load_target(tight, lambda stage, fraction: None), tight
             requests = submits(prompts, SAMPLINGS[case.sampling], arguments.max_tokens, case.depth)
-            one = msgspec.structs.replace(options, max_running=case.concurrency)
-            found = decode_requests(target, one, requests, speculate=True)
-            rows.append(_row(case, found, expected[case.sampling]))
+            case_options = msgspec.structs.replace(options, max_running=case.concurrency)
+            decoded = decode_requests(target, case_options, requests, speculate=True)
+            rows.append(_row(case, decoded, expected[case.sampling]))
             progress.advance(task)
     return rows
 
 
-def _row(case: Case, found: Found, expected: dict[str, list[int]]) -> dict[str, Any]:
+def _row(case: Case, decoded: Found, expected: dict[str, list[int]]) -> dict[str, Any]:
     return {
         "sampling": case.sampling,
         "depth": "policy" if case.depth is None else case.depth,
         "concurrency": case.concurrency,
         "kv cache": "tight" if case.tight else "ample",
-        "preemptions": found.preemptions,
-        "reused tokens": found.reused,
-        "tokens": sum(map(len, found.tokens.values())),
-        "differ": sum(found.tokens[key] != tokens for key, tokens in expected.items()),
+        "preemptions": decoded.preemptions,
+        "reused tokens": decoded.reused,
+        "tokens": sum(map(len, decoded.tokens.values())),
+        "differ": sum(decoded.tokens[key] != tokens for key, tokens in expected.items()),
     }
 
 

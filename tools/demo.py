@@ -143,10 +143,10 @@ def _rows(plain: list[Answer], spec: list[Answer]) -> list[tuple[str, str, str]]
 def show_class(config: Path, port: int) -> None:
     """Say on which processor this runs, and in which numerical class, and why."""
     command = [sys.executable, "-m", "orchestrator.cli.main", "status", "--json"]
-    asked = subprocess.run(
+    status = subprocess.run(
         [*command, "--config", str(config), "--port", str(port)], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    ready = json.loads(asked.stdout)["ready"]
+    ready = json.loads(status.stdout)["ready"]
     for name, value in (
         ("processor", processor().name),
         ("runtime", f"{ready['adapter']} on {ready['device_name']}"),

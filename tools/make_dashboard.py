@@ -148,8 +148,8 @@ def list_queries(panel: Any) -> Iterator[str]:
             yield panel["expr"]
         panel = list(panel.values())
     if isinstance(panel, list):
-        for one in panel:
-            yield from list_queries(one)
+        for part in panel:
+            yield from list_queries(part)
 
 
 if __name__ == "__main__":

@@ -54,10 +54,10 @@ LIBRARIES = ("fastapi", "hypothesis.strategies", "openai", "prometheus_client", 
 TEST_TIMEOUT_S, RUN_TIMEOUT_S = 45, 600
 
 
-def run_pytest(place: Path, said: str, arguments: Sequence[str]) -> None:
+def run_pytest(place: Path, output_path: str, arguments: Sequence[str]) -> None:
     """Run pytest in this process, which has the libraries already but nothing of the program."""
     os.setsid()
-    with open(said, "w") as out:
+    with open(output_path, "w") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
     os.chdir(place)
@@ -86,19 +86,19 @@ class Copy:
     @lru_cache  # noqa: B019
     def find_imports(self, path: Path) -> frozenset[str]:
         """Return the names of the modules that a file of the tests imports, through the helpers too."""
-        found = set()
+        imports = set()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                found |= {name.name for name in node.names}
+                imports |= {name.name for name in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                found |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
+                imports |= {node.module, *(f"{node.module}.{name.name}" for name in node.names)}
         helpers = (
             self.place / f"{name.replace('.', '/')}.py"
-            for name in found
+            for name in imports
             if name.startswith(("tests.", "tools.lab.tests."))
         )
         near = (at for at in (*helpers, path.with_name("conftest.py")) if at.is_file() and at != path)
-        return frozenset(found).union(*map(self.find_imports, near))
+        return frozenset(imports).union(*map(self.find_imports, near))
 
     def find_tests(self, module: str, directories: Sequence[str]) -> list[list[str]]:
         """Return the files of tests that can reach a module: those that name it, then the rest."""
@@ -116,15 +116,15 @@ class Copy:
     def run(self, tests: Sequence[str], *options: str) -> tuple[str, list[str]]:
         """Run tests; return how they ended, and those that failed."""
         shutil.rmtree(self.place / ".hypothesis", ignore_errors=True)
-        with tempfile.NamedTemporaryFile("w+") as said:
-            process = get_context("fork").Process(target=run_pytest, args=(self.place, said.name, [*options, *tests]))
+        with tempfile.NamedTemporaryFile("w+") as log:
+            process = get_context("fork").Process(target=run_pytest, args=(self.place, log.name, [*options, *tests]))
             process.start()
             process.join(RUN_TIMEOUT_S)
             code = process.exitcode
             with suppress(ProcessLookupError):
                 os.killpg(process.pid or 0, signal.SIGKILL)
             process.join()
-            output = said.read()
+            output = log.read()
         failed = re.findall(r"^(?:FAILED|ERROR) ((?:tools/lab/)?tests/.+?)(?: - .*)?$", output, re.MULTILINE)
         if code is None or (failed and "from pytest-timeout" in output):
             return "timeout", failed
@@ -180,28 +180,32 @@ def main() -> None:
     parser.add_argument("--again", type=Path, help="the mutants of an earlier run, in place of new ones")
     parser.add_argument("--outcome", help="of those, the ones that ended so")
     parser.add_argument("--directories", nargs="+", help="directories of tests, in place of the usual ones")
-    asked = parser.parse_args()
-    if asked.again:
-        earlier = [json.loads(line) for line in asked.again.read_text(encoding="utf-8").splitlines()]
-        mutants = [mutant for mutant in earlier if asked.outcome in (None, mutant["outcome"])]
+    arguments = parser.parse_args()
+    if arguments.again:
+        earlier = [json.loads(line) for line in arguments.again.read_text(encoding="utf-8").splitlines()]
+        mutants = [mutant for mutant in earlier if arguments.outcome in (None, mutant["outcome"])]
     else:
-        mutants = draw_mutants(REACH, asked.number, asked.seed)
+        mutants = draw_mutants(REACH, arguments.number, arguments.seed)
     for library in LIBRARIES:
         import_module(library)
-    ended = [json.loads(line) for line in asked.json.read_text().splitlines()] if asked.json.exists() else []
+    ended = [json.loads(line) for line in arguments.json.read_text().splitlines()] if arguments.json.exists() else []
     known = [identify(mutant) for mutant in ended]
-    with tempfile.TemporaryDirectory() as place, asked.json.open("a", encoding="utf-8") as out:
-        copy = Copy(Path(place) / "copy", asked.tests_from)
+    with tempfile.TemporaryDirectory() as place, arguments.json.open("a", encoding="utf-8") as out:
+        copy = Copy(Path(place) / "copy", arguments.tests_from)
         for mutant in (mutant for mutant in mutants if identify(mutant) not in known):
-            ended.append(copy.judge(mutant, asked.directories or REACH[package_of(mutant)]))
+            ended.append(copy.judge(mutant, arguments.directories or REACH[package_of(mutant)]))
             print(json.dumps(ended[-1], ensure_ascii=False), file=out, flush=True)
         killers = {test for mutant in ended if "::" in (test := mutant["killed_by"] or "") and test.startswith(SURE)}
         _, failing = copy.run(sorted(killers)) if killers else ("", [])
     for mutant in ended:
         if mutant["killed_by"] in failing:
             mutant["outcome"] = "doubtful"
-    asked.json.write_text("".join(json.dumps(mutant, ensure_ascii=False) + "\n" for mutant in ended), encoding="utf-8")
-    for (package, outcome), number in sorted(Counter((package_of(one), one["outcome"]) for one in ended).items()):
+    arguments.json.write_text(
+        "".join(json.dumps(mutant, ensure_ascii=False) + "\n" for mutant in ended), encoding="utf-8"
+    )
+    for (package, outcome), number in sorted(
+        Counter((package_of(mutant), mutant["outcome"]) for mutant in ended).items()
+    ):
         print(f"{package:24} {outcome:8} {number:4}")
 
 

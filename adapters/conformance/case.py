@@ -98,12 +98,12 @@ def load(prepared: Prepared, **options: Any) -> LoadedModel:
         "max_batch_rows": ROWS,
         "kv_cache_bytes": case.kv_cache_bytes,
     }
-    asked = LoadOptions(**(chosen | options))
-    if asked.exactness is Exactness.BIT and asked.device == case.device:
+    wanted = LoadOptions(**(chosen | options))
+    if wanted.exactness is Exactness.BIT and wanted.device == case.device:
         search = LoadOptions(**chosen)
-        found = exact_class(prepared.adapter, prepared.path, search, case.tier)
-        asked = replace(asked, numerical_class=found)
-    return prepared.adapter.load(prepared.path, asked, silent)
+        exact = exact_class(prepared.adapter, prepared.path, search, case.tier)
+        wanted = replace(wanted, numerical_class=exact)
+    return prepared.adapter.load(prepared.path, wanted, silent)
 
 
 _EXACT: dict[tuple[str, ...], NumericalClass] = {}
@@ -126,7 +126,7 @@ def exact_class(adapter: Adapter, path: Path, options: LoadOptions, first_tier: 
 
 def _name_library(adapter: Adapter, device: str) -> tuple[str, ...]:
     """Return the adapter's name, and what tells its library and the library's version from others."""
-    names = [one.full_name for one in adapter.devices() if one.name == device]
+    names = [profile.full_name for profile in adapter.devices() if profile.name == device]
     try:
         return (adapter.name, runtime_version(adapter.name), *names)
     except AdapterUnavailable:  # it is of nobody's distribution
@@ -144,16 +144,18 @@ def _find_shared(
     with FileLock(known.with_suffix(".lock")):
         if known.exists():
             return msgspec.json.decode(known.read_bytes(), type=NumericalClass)
-        found = _find_exact(adapter, path, options, first_tier)
-        known.write_bytes(msgspec.json.encode(found))
-        return found
+        exact = _find_exact(adapter, path, options, first_tier)
+        known.write_bytes(msgspec.json.encode(exact))
+        return exact
 
 
 def _find_exact(adapter: Adapter, path: Path, options: LoadOptions, first_tier: int) -> NumericalClass:
     tiers = list_classes(adapter, path, options)
-    candidates = [one for tier in tiers[min(first_tier, len(tiers) - 1) % len(tiers) :] for one in tier]
-    found = (one for one in candidates if _keeps_bits(adapter, path, replace(options, numerical_class=one)))
-    exact = next(found, None)
+    candidates = [candidate for tier in tiers[min(first_tier, len(tiers) - 1) % len(tiers) :] for candidate in tier]
+    passing = (
+        candidate for candidate in candidates if _keeps_bits(adapter, path, replace(options, numerical_class=candidate))
+    )
+    exact = next(passing, None)
     if exact is None:
         pytest.fail(f"{adapter.name}: in none of its {len(candidates)} numerical classes a row keeps its bits")
     return exact

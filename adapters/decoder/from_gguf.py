@@ -77,10 +77,10 @@ class GgufWeights:
         rest, stored = name.rpartition(".")[2], self._tensors.get(tensor_name(name))
         if stored is None:
             raise self._build_refusal(f"it lacks the tensor {tensor_name(name)}")
-        found = self._decode_tensor(stored)
+        tensor = self._decode_tensor(stored)
         if self.spec.family == "llama" and rest in _INTERLEAVED:
-            return _rotate_half(found, self.spec.heads if "query" in rest else self.spec.kv_heads)
-        return found
+            return _rotate_half(tensor, self.spec.heads if "query" in rest else self.spec.kv_heads)
+        return tensor
 
     def _list_rounded_kinds(self) -> list[int]:
         return sorted({tensor.kind for tensor in self._header.tensors if tensor.kind in ROUNDED})
@@ -93,15 +93,15 @@ class GgufWeights:
     def _decode_tensor(self, stored: GgufTensor) -> Tensor:
         raw = self._data[stored.path][stored.offset : stored.offset + stored.size]
         try:
-            found: Tensor
+            tensor: Tensor
             if len(stored.shape) == 1:
-                found = demand_finite_tensor(Dense(vector(stored.kind, raw)))
+                tensor = demand_finite_tensor(Dense(vector(stored.kind, raw)))
             else:
-                found = self._decode_matrix(stored, raw)
+                tensor = self._decode_matrix(stored, raw)
             self._on_read(stored.name, stored.size)
         except ModelRefused as error:
             raise self._build_refusal(f"the tensor {stored.name}: {error}") from error
-        return found
+        return tensor
 
     def _decode_matrix(self, stored: GgufTensor, raw: NDArray[np.uint8]) -> Tensor:
         columns, rows = stored.shape
@@ -110,9 +110,9 @@ class GgufWeights:
         by_row = raw.reshape(rows, -1)
 
         def decode(part: slice) -> Tensor:
-            found = demand_finite_tensor(self._matrix(stored.kind, by_row[part], part.stop - part.start))
+            tensor = demand_finite_tensor(self._matrix(stored.kind, by_row[part], part.stop - part.start))
             self._forget(stored.path, stored.offset + part.start * by_row.shape[1], by_row[part].nbytes)
-            return found
+            return tensor
 
         def on_rows(done: int) -> None:
             self._on_read(stored.name, done * by_row.shape[1])

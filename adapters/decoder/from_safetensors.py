@@ -96,17 +96,17 @@ class SafetensorsWeights:
         stored = self._tensors.get(name)
         if stored is None:
             raise ModelRefused(f"{self._where}: it has no tensor {name}")
-        found = Dense(stored.values(), bfloat16=stored.kind == "BF16")
+        dense = Dense(stored.values(), bfloat16=stored.kind == "BF16")
         try:
-            demand_finite_tensor(found)
+            demand_finite_tensor(dense)
         except ModelRefused as error:
             raise ModelRefused(
                 f"{stored.path.name}: the tensor {stored.name}: {error}. Export the model again, or choose another one."
             ) from error
-        self._on_read(stored.name, found.values.nbytes)
+        self._on_read(stored.name, dense.values.nbytes)
         if self._family.unit_offset_norms and name.rpartition(".")[2].endswith("norm"):
-            return Dense(np.float32(1.0) + found.float32())
-        return found
+            return Dense(np.float32(1.0) + dense.float32())
+        return dense
 
     def _check_shapes(self, spec: DecoderSpec) -> None:
         for name, stored in self._tensors.items():
@@ -159,16 +159,16 @@ def _untie_where_heads_differ(
 def list_shape_values(tensors: Mapping[str, Stored], where: str) -> list[tuple[Path, int, int]]:
     """Return the values that are looked at when a model is opened: file, first byte and count of bytes. They are what
     tells an output layer from the embedding, and a draft's table of outputs. Raises ModelRefused."""
-    found = []
+    places = []
     table = tensors.get(_DRAFT_TO_TARGET)
     if table is not None:
-        found.append(table.locate())
+        places.append(table.locate())
     head = next((tensors[name] for name in _HEADS if name in tensors), None)
     embedding = tensors[f"{_prefix(tensors, where)}embed_tokens.weight"]
     if head is None or head.kind not in KINDS or (head.kind, head.shape) != (embedding.kind, embedding.shape):
-        return found
+        return places
     at = head.find_difference(embedding)
-    return found if at is None else [*found, head.locate(at, 1), embedding.locate(at, 1)]
+    return places if at is None else [*places, head.locate(at, 1), embedding.locate(at, 1)]
 
 
 def _output_ids(tensors: Mapping[str, Stored], spec: DecoderSpec, where: str, *, heads_only: bool) -> tuple[int, ...]:

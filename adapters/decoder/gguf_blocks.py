@@ -32,8 +32,8 @@ Raw = NDArray[np.uint8]
 
 def vector(kind: int, raw: Raw) -> NDArray[np.float32]:
     """Return a tensor of one axis in float32; `kind` is its GGUF type. Raises KeyError for a quantised one."""
-    found: NDArray[Any] = _DENSE[kind](raw)
-    return found.astype(np.float32)
+    values: NDArray[Any] = _DENSE[kind](raw)
+    return values.astype(np.float32)
 
 
 def matrix(kind: int, raw: Raw, rows: int) -> Tensor:
@@ -47,8 +47,8 @@ def matrix(kind: int, raw: Raw, rows: int) -> Tensor:
 
 def matrix_in_8_bits(kind: int, raw: Raw, rows: int) -> Tensor:
     """Return what `matrix` does, but with quantised matrices in 8 bits, the values of 4-bit ones kept exactly."""
-    found = matrix(kind, raw, rows)
-    return found if isinstance(found, Dense) else eight_bits(found)
+    tensor = matrix(kind, raw, rows)
+    return tensor if isinstance(tensor, Dense) else eight_bits(tensor)
 
 
 def matrix_with_whole_zeros(kind: int, raw: Raw, rows: int) -> Tensor:
@@ -108,7 +108,7 @@ def label_of(kind: int, rounded: Sequence[int] = ()) -> str:
         return f"int4 ({ROUNDED[kind]}, zero points rounded to integers)"
     label = f"int8 ({_ON_LATTICES[kind]}'s values)" if kind in _ON_LATTICES else KEPT.get(kind)
     label = label or f"int8 (requantised from {type_name(kind)})"
-    names = " and ".join(ROUNDED[one] for one in rounded)
+    names = " and ".join(ROUNDED[rounded_kind] for rounded_kind in rounded)
     return f"{label}, zero points of {names} rounded to integers" if rounded else label
 
 
@@ -152,8 +152,8 @@ def _build_grouped(values: Raw, scales: NDArray[np.float16], zeros: Raw, bits: A
 
 def _halves(blocks: Raw, at: int) -> NDArray[np.float16]:
     """Return the float16 at byte `at` of every block. Raises ModelRefused where one is no number."""
-    found: NDArray[np.float16] = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[:, :, 0]
-    return demand_finite(found)
+    numbers: NDArray[np.float16] = np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[:, :, 0]
+    return demand_finite(numbers)
 
 
 def _nibbles(packed: Raw) -> Raw:

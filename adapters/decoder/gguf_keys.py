@@ -110,9 +110,9 @@ def refuse_unread_keys(header: GgufHeader, spec: DecoderSpec) -> None:
         rest = key.removeprefix(f"{family}.")
         if rest in read or rest.startswith(other_half) or _is_idle(rest, value, spec):
             continue
-        told = "a list" if isinstance(value, GgufArray) else repr(value)
+        shown = "a list" if isinstance(value, GgufArray) else repr(value)
         raise NotConvertible(
-            f"{header.path.name}: {key}: it is {told}, and no {family} model here is computed with that. "
+            f"{header.path.name}: {key}: it is {shown}, and no {family} model here is computed with that. "
             "Choose another model."
         )
 

@@ -229,12 +229,12 @@ def _check_tensors(header: GgufHeader, spec: DecoderSpec) -> None:
     if ROPE_FACTORS in tensors and _FAMILIES[spec.family].rope_factors:
         known[ROPE_FACTORS] = (spec.head_dim // 2,)
     for name, shape in known.items():
-        found = _find_tensor(header, tensors, name)
-        if found.shape[::-1] != shape:
-            raise _refuse_tensor(found.path, f"{name} has the shape {found.shape[::-1]}, not {shape}")
-        if not can_read(found.kind, len(shape)):
-            what = f"{name} is of the type {type_name(found.kind)}, which cannot be read here"
-            raise NotConvertible(_describe_tensor(found.path, what))
+        stored = _find_tensor(header, tensors, name)
+        if stored.shape[::-1] != shape:
+            raise _refuse_tensor(stored.path, f"{name} has the shape {stored.shape[::-1]}, not {shape}")
+        if not can_read(stored.kind, len(shape)):
+            what = f"{name} is of the type {type_name(stored.kind)}, which cannot be read here"
+            raise NotConvertible(_describe_tensor(stored.path, what))
     unread = next((tensor for name, tensor in tensors.items() if name not in known), None)
     if unread:
         what = f"it has the tensor {unread.name}, which a {spec.family} model does not have here"
@@ -242,10 +242,10 @@ def _check_tensors(header: GgufHeader, spec: DecoderSpec) -> None:
 
 
 def _find_tensor(header: GgufHeader, tensors: Mapping[str, GgufTensor], name: str) -> GgufTensor:
-    found = tensors.get(name)
-    if found is None:
+    tensor = tensors.get(name)
+    if tensor is None:
         raise _refuse_tensor(header.path, f"it lacks the tensor {name}")
-    return found
+    return tensor
 
 
 def _refuse_tensor(file: Path, reason: str) -> ModelRefused:

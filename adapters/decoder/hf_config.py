@@ -86,9 +86,9 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     """
     named = config.get("architectures")
     name = str(named[0]) if isinstance(named, list) and named else ""
-    found = FAMILIES.get(name)
-    if found is not None:
-        return found
+    family = FAMILIES.get(name)
+    if family is not None:
+        return family
     what = f"its architecture is {name}" if name else "it names no architecture"
     if config.get("auto_map"):
         what += ", which is code in the model's repository (auto_map), and such code is never run"
@@ -179,7 +179,7 @@ def _layer_kinds(reader: ConfigReader, family: Family, layers: int) -> list[str]
     named = reader.get("layer_types")
     if named is not None:
         known = (SLIDING, "full_attention")
-        if not isinstance(named, list) or len(named) != layers or any(one not in known for one in named):
+        if not isinstance(named, list) or len(named) != layers or any(kind not in known for kind in named):
             raise reader.build_refusal(
                 "layer_types", f"it must name sliding_attention or full_attention {layers} times"
             )

@@ -52,15 +52,15 @@ def _rope_parameters(reader: ConfigReader, family: str, kind: str) -> dict[str, 
         "partial_rotary_factor": reader.get("partial_rotary_factor"),
         "original_max_position_embeddings": context,
     }
-    found = basis | dict(parameters) | ({} if original is None else {"original_max_position_embeddings": original})
-    if _is_yarn(found) and found.get("factor") is None:
-        found["factor"] = context / reader.count("original_max_position_embeddings", default=_whole(found, context))
-    return found
+    rope = basis | dict(parameters) | ({} if original is None else {"original_max_position_embeddings": original})
+    if _is_yarn(rope) and rope.get("factor") is None:
+        rope["factor"] = context / reader.count("original_max_position_embeddings", default=_whole(rope, context))
+    return rope
 
 
 def _whole(parameters: Mapping[str, Any], default: int) -> int:
-    found = parameters["original_max_position_embeddings"]
-    return found if isinstance(found, int) and found > 0 else default  # what is none is refused with the rope
+    length = parameters["original_max_position_embeddings"]
+    return length if isinstance(length, int) and length > 0 else default  # what is none is refused with the rope
 
 
 def _is_yarn(parameters: Mapping[str, Any]) -> bool:

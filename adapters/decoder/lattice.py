@@ -49,11 +49,11 @@ def with_whole_zeros(values: Floats) -> Grouped:
     """
     groups = values.reshape(len(values), -1, GROUP_SIZE)
     step, low, _ = _step(groups)
-    one = step == 0  # a group of one value: 1 * value
-    scales = np.where(one, low, step).astype(np.float16)
+    single = step == 0  # a group of one value: 1 * value
+    scales = np.where(single, low, step).astype(np.float16)
     divisor = np.where(step == 0, np.float32(1), step)
-    zeros = np.where(one, 0, np.clip(np.rint(-low / divisor), 0, 15))
-    units = np.where(one[..., None], 1, np.clip(np.rint((groups - low[..., None]) / divisor[..., None]), 0, 15))
+    zeros = np.where(single, 0, np.clip(np.rint(-low / divisor), 0, 15))
+    units = np.where(single[..., None], 1, np.clip(np.rint((groups - low[..., None]) / divisor[..., None]), 0, 15))
     return Grouped(units.astype(np.uint8).reshape(values.shape), scales, zeros.astype(np.uint8), 4, GROUP_SIZE)
 
 

@@ -46,8 +46,8 @@ def _find_for_onnx(spec: DecoderSpec) -> str:
         "soft-capped logits (final_logit_softcapping)": spec.logit_softcap > 0,
         f"heads of {spec.head_dim} (head_dim: a multiple of 16 is needed)": spec.head_dim % 16 != 0,
     }
-    found = [reason for reason, present in reasons.items() if present]
-    return f"{spec.family} with {', '.join(found)} is not supported on ONNX Runtime" if found else ""
+    names = [reason for reason, present in reasons.items() if present]
+    return f"{spec.family} with {', '.join(names)} is not supported on ONNX Runtime" if names else ""
 
 
 def _find_for_torch(spec: DecoderSpec) -> str:

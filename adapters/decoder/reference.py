@@ -85,13 +85,13 @@ class Reference:
 
     def _heads(self, rows: Rows, layer: int, role: str, heads: int) -> Rows:
         spec = self.spec
-        found = rows @ self._tensor(f"{layer}.{role}").T
+        projected = rows @ self._tensor(f"{layer}.{role}").T
         if spec.qkv_bias:
-            found = found + self._tensor(f"{layer}.{role}_bias")
-        found = found.reshape(len(rows), heads, spec.head_dim)
+            projected = projected + self._tensor(f"{layer}.{role}_bias")
+        projected = projected.reshape(len(rows), heads, spec.head_dim)
         if spec.qk_norm and role != "value":
-            found = self._norm(found, f"{layer}.{role}_norm")
-        return found
+            projected = self._norm(projected, f"{layer}.{role}_norm")
+        return projected
 
     def _attend(self, text: TextCache, layer: int, query: Rows, key: Rows, value: Rows) -> Rows:
         spec, rope, count = self.spec, self.spec.ropes[layer], query.shape[1]

@@ -56,12 +56,16 @@ class _Converted:
             kept = self._kept.tensor(name)
             if isinstance(kept, Grouped) and kept.bits == 4:
                 return kept
-        found = self._weights.tensor(name)
-        if isinstance(found, Grouped) or found.values.ndim == 1 or self._precision in (Precision.INT4, Precision.INT8):
-            return found
+        tensor = self._weights.tensor(name)
+        if (
+            isinstance(tensor, Grouped)
+            or tensor.values.ndim == 1
+            or self._precision in (Precision.INT4, Precision.INT8)
+        ):
+            return tensor
         if self._precision is Precision.BF16:
-            return found if found.bfloat16 else Dense(round_to_bfloat16(found.float32()), bfloat16=True)
-        values = found.float32() if found.bfloat16 else found.values
+            return tensor if tensor.bfloat16 else Dense(round_to_bfloat16(tensor.float32()), bfloat16=True)
+        values = tensor.float32() if tensor.bfloat16 else tensor.values
         return Dense(values.astype(_FLOATS[self._precision], copy=False))
 
 

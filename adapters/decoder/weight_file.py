@@ -200,12 +200,12 @@ def _read_journal(path: Path, identity: object) -> Iterator[Part]:
         if not lines or json.loads(lines[0]) != identity:
             return
         for line in lines[1:]:
-            told = json.loads(line)
+            note = json.loads(line)
             blocks = tuple(
-                Block(one["name"], one["kind"], tuple(one["shape"]), int(one["offset"]), int(one["size"]))
-                for one in told["blocks"]
+                Block(block["name"], block["kind"], tuple(block["shape"]), int(block["offset"]), int(block["size"]))
+                for block in note["blocks"]
             )
-            yield Part(str(told["key"]), blocks, int(told["read_bytes"]), told["digest"])
+            yield Part(str(note["key"]), blocks, int(note["read_bytes"]), note["digest"])
 
 
 def _write_journal(path: Path, identity: object, parts: Iterable[Part]) -> None:

@@ -220,8 +220,8 @@ class LlamaCppAdapter:
                 f"{vocabulary}. Convert the model again."
             )
         if library.is_recurrent(model) == facts["rewinds"]:
-            told, found = ("a KV cache alone", "a recurrent state")[:: 1 if facts["rewinds"] else -1]
-            raise ModelRefused(f"{facts['name']}: its head tells of {told}, and {library.name} finds {found}")
+            announced, actual = ("a KV cache alone", "a recurrent state")[:: 1 if facts["rewinds"] else -1]
+            raise ModelRefused(f"{facts['name']}: its head tells of {announced}, and {library.name} finds {actual}")
         kind_of_model = LlamaModel if facts["rewinds"] else RecurrentModel
         opened = OpenModel(library, model, options.device, options.threads or cores())
         spec = model_spec({**facts, "layers": layers}, 0)
@@ -256,8 +256,8 @@ def _count_from_end(device_layers: int, draft_layers: int) -> int:
 
 
 def _find_first_file(prepared: Path) -> Path:
-    (found,) = prepared.glob(_FIRST_FILE.replace("{count:05d}", "*"))
-    return found
+    (file,) = prepared.glob(_FIRST_FILE.replace("{count:05d}", "*"))
+    return file
 
 
 def _find_facts(header: GgufHeader) -> Facts:

@@ -55,8 +55,8 @@ class OpenModel:
         context = library.open_context(self.handle, cells, MOST_ROWS, self.threads, self.device, give_up)
         if not context:
             failure = classify_failure(RuntimeError(library.last_words or "no reason given"), library.name)
-            told = str(failure) if isinstance(failure, OutOfMemory) else f"{failure} (a context of {cells} positions)"
-            raise OutOfMemory(told, can_go_on=True)
+            text = str(failure) if isinstance(failure, OutOfMemory) else f"{failure} (a context of {cells} positions)"
+            raise OutOfMemory(text, can_go_on=True)
         return context
 
     def decode(self, context: int, batch: Any, tokens: Sequence[int], start: int, wanted: range) -> None:
@@ -159,8 +159,8 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
             self._decode(sequence.context, tokens, piece.start, wanted)
             sequence.held = piece.start + len(tokens)
             if last > first:
-                found = self._library.read_logits(sequence.context, len(wanted), logits.shape[1])
-                logits[done : done + last - first] = found[first - wanted.start : last - wanted.start]
+                rows = self._library.read_logits(sequence.context, len(wanted), logits.shape[1])
+                logits[done : done + last - first] = rows[first - wanted.start : last - wanted.start]
                 done += last - first
 
     def _cut(self, segment: Segment) -> Iterator[Segment]:

@@ -80,8 +80,8 @@ class ForkLibrary(NativeLibrary):
         return f"install it again: {INSTALL}"
 
     def _check_defaults(self, model: Any, context: Any) -> None:
-        found = (model.n_ubatch, model.use_mmap, model.repack_tensors, context.n_batch, context.yarn_ext_factor)
-        if found != (512, True, False, 2048, -1.0):
+        defaults = (model.n_ubatch, model.use_mmap, model.repack_tensors, context.n_batch, context.yarn_ext_factor)
+        if defaults != (512, True, False, 2048, -1.0):
             raise AdapterUnavailable(f"the bindings of {DISTRIBUTION} do not fit its library: {self.way_out}")
 
     def list_devices(self) -> list[GgmlDevice]:
@@ -94,12 +94,12 @@ class ForkLibrary(NativeLibrary):
             return [[IN_ANY_ROWS]]
         return [[IN_PAIRS], [replace(IN_ANY_ROWS, fixed_width=_FIXED_WIDTH)]]
 
-    def _set_model_options(self, asked: Any, device: str, layers: int, *, repack: bool) -> object:
-        asked.use_mmap, asked.repack_tensors, asked.n_gpu_layers, asked.flash_attn = not repack, repack, 0, True
+    def _set_model_options(self, options: Any, device: str, layers: int, *, repack: bool) -> object:
+        options.use_mmap, options.repack_tensors, options.n_gpu_layers, options.flash_attn = not repack, repack, 0, True
         return None
 
-    def _set_context_options(self, asked: Any, rows: int, device: str) -> None:
-        asked.flash_attn, asked.offload_kqv = True, False
+    def _set_context_options(self, options: Any, rows: int, device: str) -> None:
+        options.flash_attn, options.offload_kqv = True, False
 
     def close_model(self, model: int) -> None:
         """See NativeLibrary."""

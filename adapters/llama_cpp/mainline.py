@@ -242,12 +242,12 @@ class MainlineLibrary(NativeLibrary):
         )
 
     def _check_defaults(self, model: Any, context: Any) -> None:
-        for found, expected in ((model, _MODEL_DEFAULTS), (context, _CONTEXT_DEFAULTS)):
+        for defaults, expected in ((model, _MODEL_DEFAULTS), (context, _CONTEXT_DEFAULTS)):
             for field, value in expected.items():
-                if getattr(found, field, value) != value:
+                if getattr(defaults, field, value) != value:
                     raise AdapterUnavailable(
                         f"{self.name} has other structures: where {field} would stand by default is "
-                        f"{getattr(found, field)!r}, not {value!r}: {self.way_out}"
+                        f"{getattr(defaults, field)!r}, not {value!r}: {self.way_out}"
                     )
 
     def list_devices(self) -> list[GgmlDevice]:
@@ -255,7 +255,7 @@ class MainlineLibrary(NativeLibrary):
         return [device for device, _ in self._find_devices()]
 
     def _find_devices(self) -> list[tuple[GgmlDevice, int]]:
-        calls, found = self._calls, []
+        calls, devices = self._calls, []
         for index in range(calls["ggml_backend_dev_count"]()):
             handle = calls["ggml_backend_dev_get"](index)
             kind = calls["ggml_backend_dev_type"](handle)
@@ -264,10 +264,10 @@ class MainlineLibrary(NativeLibrary):
             free, total = SIZE(), SIZE()
             calls["ggml_backend_dev_memory"](handle, free, total)
             name, full_name = (calls[f"ggml_backend_dev_{of}"](handle).decode() for of in ("name", "description"))
-            found.append(
+            devices.append(
                 (GgmlDevice(name, full_name, total.value, free.value, _name_kind(kind, name, full_name)), handle)
             )
-        return found
+        return devices
 
     def list_classes(self, device: str, exactness: Exactness) -> list[list[NumericalClass]]:
         """See NativeLibrary."""
@@ -276,19 +276,19 @@ class MainlineLibrary(NativeLibrary):
         first, widths = ([[IN_PAIRS]], _FIXED_WIDTHS) if device == CPU else ([], _FIXED_WIDTHS_OF_GPUS)
         return [*first, *([replace(IN_ANY_ROWS, fixed_width=width) for width in tier] for tier in widths)]
 
-    def _set_model_options(self, asked: Any, device: str, layers: int, *, repack: bool) -> object:
-        handles = [handle for one, handle in self._find_devices() if one.name == device]
+    def _set_model_options(self, options: Any, device: str, layers: int, *, repack: bool) -> object:
+        handles = [handle for known, handle in self._find_devices() if known.name == device]
         devices = (POINTER * 2)(*handles[:1])  # up to the first that is 0; none is the processor alone
-        asked.devices = ctypes.cast(devices, POINTER)
-        asked.n_gpu_layers = layers if handles else 0
-        asked.load_mode = _BY_DEVICE if handles else _READ
-        asked.use_extra_bufts = repack
+        options.devices = ctypes.cast(devices, POINTER)
+        options.n_gpu_layers = layers if handles else 0
+        options.load_mode = _BY_DEVICE if handles else _READ
+        options.use_extra_bufts = repack
         return devices
 
-    def _set_context_options(self, asked: Any, rows: int, device: str) -> None:
-        asked.flash_attn_type, asked.kv_unified = _FLASH_ON, False
-        asked.n_outputs_max = asked.n_outputs_max_per_seq = rows
-        asked.offload_kqv = asked.op_offload = device != CPU
+    def _set_context_options(self, options: Any, rows: int, device: str) -> None:
+        options.flash_attn_type, options.kv_unified = _FLASH_ON, False
+        options.n_outputs_max = options.n_outputs_max_per_seq = rows
+        options.offload_kqv = options.op_offload = device != CPU
 
     def close_model(self, model: int) -> None:
         """See NativeLibrary."""
@@ -332,7 +332,7 @@ class MainlineLibrary(NativeLibrary):
 
 
 def _name_kind(kind: int, name: str, full_name: str) -> GpuKind:
-    if any(one in full_name.casefold() for one in _IN_SOFTWARE):
+    if any(word in full_name.casefold() for word in _IN_SOFTWARE):
         return "software"
     return "integrated" if kind == _GPU_IN_HOST_MEMORY or name.startswith(_METAL) else "discrete"
 
@@ -346,7 +346,7 @@ def _find_options(
         return known[0]
     for options in known:
         give_defaults.argtypes, give_defaults.restype = [], options
-        found = give_defaults()
-        if all(getattr(found, field, value) == value for field, value in defaults.items()):
+        given = give_defaults()
+        if all(getattr(given, field, value) == value for field, value in defaults.items()):
             return options
     return known[0]

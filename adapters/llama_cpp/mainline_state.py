@@ -128,13 +128,13 @@ def read_format(state: NDArray[np.uint8], sequence: NDArray[np.uint8]) -> Mainli
     head = len(sequence) - len(state)
     if head < 0 or not np.array_equal(sequence[head:], state):
         raise RuntimeFailed("a sequence's state is not that of its context")
-    told: list[RuntimeFailed] = []
+    errors: list[RuntimeFailed] = []
     for build in _BUILDS:
         try:
             return MainlineFormat(sequence[:head].tobytes(), build, _walk(state, build)[0])
         except RuntimeFailed as error:
-            told.append(error)
-    raise told[0]
+            errors.append(error)
+    raise errors[0]
 
 
 def _walk(state: NDArray[np.uint8], build: _Build) -> tuple[tuple[_Cache, ...], Rows]:
@@ -192,7 +192,7 @@ def _walk_cache(state: NDArray[np.uint8], at: int, build: _Build) -> tuple[_Cach
         types.append(kind)
         rows.append(own)
         at += own.size
-    return _Cache(transposed, element, words, tuple(types), tuple(one.shape[1] for one in rows), layers), rows, at
+    return _Cache(transposed, element, words, tuple(types), tuple(row.shape[1] for row in rows), layers), rows, at
 
 
 def _take(state: NDArray[np.uint8], at: int, count: int, size: int) -> NDArray[np.uint8]:

@@ -68,10 +68,10 @@ class LlamaModel(ContextModel[Rows], PooledModel):
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
         """See the contract."""
-        found = self._pool.attach(slot, tokens)
-        if found:
-            self._begin(slot, found)
-        return found
+        positions = self._pool.attach(slot, tokens)
+        if positions:
+            self._begin(slot, positions)
+        return positions
 
     def fork(self, slot: int, source: int, positions: int, shared: int) -> None:
         """See the contract."""
@@ -101,7 +101,7 @@ class LlamaModel(ContextModel[Rows], PooledModel):
             rows = self._read(self._sequences[slot])
             for place, block in remembered:
                 at = place * BLOCK_TOKENS
-                self._kept[block] = [one[at : at + BLOCK_TOKENS].copy() for one in rows]
+                self._kept[block] = [row[at : at + BLOCK_TOKENS].copy() for row in rows]
         self._drop(slot)
 
     def discard(self, slot: int) -> None:

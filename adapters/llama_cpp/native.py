@@ -134,7 +134,7 @@ class NativeLibrary(ABC):
 
     def check_device(self, device: str) -> None:
         """Raise Unsupported where the library has no such device."""
-        names = [CPU, *(one.name for one in self.list_devices())]
+        names = [CPU, *(device.name for device in self.list_devices())]
         if device not in names:
             raise Unsupported(f"{self.name} has no device {device!r} here; it has {', '.join(names)}")
 
@@ -153,11 +153,11 @@ class NativeLibrary(ABC):
         return [[IN_ANY_ROWS], [replace(IN_ANY_ROWS, most_rows=_MOST_ALIKE_ROWS)], alone]
 
     @abstractmethod
-    def _set_model_options(self, asked: Any, device: str, layers: int, *, repack: bool) -> object:
+    def _set_model_options(self, options: Any, device: str, layers: int, *, repack: bool) -> object:
         """Set what this library's models are loaded with; what is returned is kept until the model is there."""
 
     @abstractmethod
-    def _set_context_options(self, asked: Any, rows: int, device: str) -> None:
+    def _set_context_options(self, options: Any, rows: int, device: str) -> None:
         """Set what this library's contexts are opened with."""
 
     @abstractmethod
@@ -204,14 +204,14 @@ class NativeLibrary(ABC):
         ALL_LAYERS for all. `tell` hears how much is read, and says whether to go on. `repack`: matrices lie as the
         kernels for many rows want them, where the library does that. Returns 0 where it failed, or did not go on."""
         self._said.clear()
-        asked = self._calls["llama_model_default_params"]()
-        kept = self._set_model_options(asked, device, layers, repack=repack)
+        options = self._calls["llama_model_default_params"]()
+        kept = self._set_model_options(options, device, layers, repack=repack)
 
         def on_progress(fraction: float, _data: object) -> bool:
             return tell(fraction)
 
-        asked.progress_callback = type(asked.progress_callback)(on_progress)
-        model = int(self._calls["llama_model_load_from_file"](os.fsencode(path), asked) or 0)
+        options.progress_callback = type(options.progress_callback)(on_progress)
+        model = int(self._calls["llama_model_load_from_file"](os.fsencode(path), options) or 0)
         del kept
         return model
 
@@ -237,11 +237,11 @@ class NativeLibrary(ABC):
         """Open a sequence's context of so many positions, for forwards of at most `rows`. `give_up` closes it, and
         keeps its cache elsewhere; None where it stays. Returns 0 where that failed."""
         self._said.clear()
-        asked = self._calls["llama_context_default_params"]()
-        asked.n_ctx, asked.n_batch, asked.n_ubatch, asked.n_seq_max = cells, rows, rows, 1
-        asked.n_threads = asked.n_threads_batch = threads
-        self._set_context_options(asked, rows, device)
-        context = int(self._calls["llama_init_from_model"](model, asked) or 0)
+        options = self._calls["llama_context_default_params"]()
+        options.n_ctx, options.n_batch, options.n_ubatch, options.n_seq_max = cells, rows, rows, 1
+        options.n_threads = options.n_threads_batch = threads
+        self._set_context_options(options, rows, device)
+        context = int(self._calls["llama_init_from_model"](model, options) or 0)
         if context:
             self._open[context] = give_up
         return context
@@ -298,8 +298,8 @@ class NativeLibrary(ABC):
 def check_processor(distribution: str) -> None:
     """Raise AdapterUnavailable where a package's library would end the process by an instruction that the processor has
     not. Nothing is said of one that does not tell what it has."""
-    told = processor().isa
-    lacking = [one for one in _BUILT_FOR.get(platform.machine(), ()) if one not in told] if told else []
+    flags = processor().isa
+    lacking = [flag for flag in _BUILT_FOR.get(platform.machine(), ()) if flag not in flags] if flags else []
     if lacking:
         raise AdapterUnavailable(
             f"{distribution} is built for processors with {', '.join(lacking)}, which this one has not; "

@@ -29,9 +29,9 @@ class CopiedBlocks(BlockPool):
         """See the contract. Where there is no room for all that is remembered, it is less."""
         if not super().attach(slot, tokens):
             return 0
-        found = self._tables[slot]
+        table = self._tables[slot]
         own: list[int] = []
-        for block in found:
+        for block in table:
             if self._users[block] == 1:  # nobody else has it: it is the slot's from now on
                 own.append(block)
             elif self.free:
@@ -40,9 +40,9 @@ class CopiedBlocks(BlockPool):
                 self._drop(block)
             else:
                 break
-        for block in found[len(own) :]:
+        for block in table[len(own) :]:
             self._drop(block)
-        self.sources = found[: len(own)]
+        self.sources = table[: len(own)]
         if not own:
             self._tables[slot] = []
             self._drop_all(slot)

@@ -66,17 +66,17 @@ def list_providers() -> list[str]:
 
 
 def _require_package(name: str) -> str:
-    found = find_build(name)
-    if found is None:
+    build = find_build(name)
+    if build is None:
         raise AdapterUnavailable(f"{name} is not installed: {INSTALL}")
-    return " ".join(found)
+    return " ".join(build)
 
 
 def _read_memory(name: str) -> int:
     if name == "CPU":
         return read_host_memory().total_bytes
-    found = read_nvidia_memory(0) if name.startswith("CUDA") else None
-    return found.total_bytes if found is not None else 0
+    memory = read_nvidia_memory(0) if name.startswith("CUDA") else None
+    return memory.total_bytes if memory is not None else 0
 
 
 class OnnxRuntimeAdapter:

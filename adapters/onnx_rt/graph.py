@@ -108,10 +108,10 @@ def keep_layers(path: Path, layers: LayerRange, count: int) -> bytes:
     model = onnx.load_model(path, load_external_data=False)
     graph = model.graph
     nodes = {name: node for node in graph.node for name in node.output if name}
-    width = next(one.dims[0] for one in graph.initializer if one.name == f"{layers.first}.attention_norm")
+    width = next(value.dims[0] for value in graph.initializer if value.name == f"{layers.first}.attention_norm")
     shape = ["batch", "sequence", width]
-    inputs = {one.name: one for one in graph.input}
-    outputs = {one.name: one for one in graph.output}
+    inputs = {value.name: value for value in graph.input}
+    outputs = {value.name: value for value in graph.output}
     results = [outputs[name] for name in cache_names(layers, "present")]
     if layers.end < count:
         residual, change = nodes[_name_sum(layers.end)].input[:2]
@@ -125,14 +125,14 @@ def keep_layers(path: Path, layers: LayerRange, count: int) -> bytes:
         inputs[HIDDEN_INPUT] = helper.make_tensor_value_info(HIDDEN_INPUT, TensorProto.FLOAT, shape)
         nodes[_NOTHING] = helper.make_node("Sub", [HIDDEN_INPUT, HIDDEN_INPUT], [_NOTHING], name=_NOTHING)
         norm.input[0], norm.input[1] = HIDDEN_INPUT, _NOTHING
-    needed = _list_needed(nodes, [one.name for one in results])
+    needed = _list_needed(nodes, [result.name for result in results])
     kept = {name for node in needed for name in node.input}
     part = helper.make_graph(
         needed,
         str(layers),
-        [one for name, one in inputs.items() if name in kept],
+        [value for name, value in inputs.items() if name in kept],
         results,
-        [one for one in graph.initializer if one.name in kept],
+        [value for value in graph.initializer if value.name in kept],
     )
     made = helper.make_model(part, opset_imports=model.opset_import, ir_version=model.ir_version)
     return bytes(made.SerializeToString())
@@ -145,19 +145,19 @@ def _name_sum(layer: int) -> str:
 
 def _list_needed(nodes: Mapping[str, Any], results: Sequence[str]) -> list[Any]:
     """Return the nodes that these results are computed from, in an order in which they can be run."""
-    found: dict[str, Any] = {}
+    needed: dict[str, Any] = {}
     waiting = [(name, False) for name in reversed(results)]
     while waiting:
         name, behind = waiting.pop()
         node = nodes.get(name)
-        if node is None or node.name in found:
+        if node is None or node.name in needed:
             continue
         if behind:
-            found[node.name] = node
+            needed[node.name] = node
             continue
         waiting.append((name, True))
         waiting += [(source, False) for source in node.input]
-    return list(found.values())
+    return list(needed.values())
 
 
 class _Builder:

@@ -48,7 +48,7 @@ class Initializers:
     def add_vector(self, name: str, *names: str) -> str:
         """Add the vector of this name, or those of `names` one behind the other, in float32. Returns the name."""
         read = self._weights.tensor
-        self.add_table(name, lambda: np.concatenate([read(one).float32() for one in names or (name,)]))
+        self.add_table(name, lambda: np.concatenate([read(tensor).float32() for tensor in names or (name,)]))
         return name
 
     def add_matrices(self, name: str, names: Sequence[str]) -> list[Matrix]:
@@ -97,7 +97,7 @@ class Initializers:
 
 def stacks(tensors: Sequence[Tensor]) -> bool:
     """Return whether matrices can be stacked: all in full, or quantised in one way."""
-    return len({(one.bits, one.group_size) if isinstance(one, Grouped) else None for one in tensors}) == 1
+    return len({(tensor.bits, tensor.group_size) if isinstance(tensor, Grouped) else None for tensor in tensors}) == 1
 
 
 def _list_whole(name: str, values: NDArray[Any]) -> Iterator[Array]:
@@ -136,7 +136,7 @@ def _list_tied(name: str, tensor: Tensor) -> Iterator[Array]:
 
 def _turn(tensors: Sequence[Dense], columns: int, step: int) -> Iterator[NDArray[np.float32]]:
     for first in range(0, columns, step):
-        parts = [replace(one, values=one.values[:, first : first + step]).float32() for one in tensors]
+        parts = [replace(tensor, values=tensor.values[:, first : first + step]).float32() for tensor in tensors]
         yield (parts[0] if len(parts) == 1 else np.concatenate(parts)).T
 
 
@@ -144,19 +144,19 @@ def _describe_values(name: str, tensors: Sequence[Grouped]) -> Array:
     """Return the values as uint8, (rows, groups, bytes of a group), low halves first."""
     first = tensors[0]
     rows, groups = sum(len(tensor.values) for tensor in tensors), first.scales.shape[1]
-    pieces = (part if first.bits == 8 else pack_pairs(part) for one in tensors for part in cut_rows(one.values))
+    pieces = (part if first.bits == 8 else pack_pairs(part) for tensor in tensors for part in cut_rows(tensor.values))
     return Array(name, "uint8", (rows, groups, first.group_size * first.bits // 8), pieces)
 
 
 def _list_scales(name: str, tensors: Sequence[Grouped]) -> Iterator[Array]:
     """Yield scales (rows, groups), and zeros (rows, bytes of a row) where they are not the default."""
-    yield from _list_whole(f"{name}.scales", np.concatenate([one.scales for one in tensors]).astype(np.float32))
+    yield from _list_whole(f"{name}.scales", np.concatenate([tensor.scales for tensor in tensors]).astype(np.float32))
     if _has_zeros(tensors):
-        zeros = np.concatenate([one.zeros for one in tensors])
+        zeros = np.concatenate([tensor.zeros for tensor in tensors])
         if tensors[0].bits == 4:
             zeros = pack_pairs(np.pad(zeros, ((0, 0), (0, zeros.shape[1] % 2))))
         yield from _list_whole(f"{name}.zeros", zeros)
 
 
 def _has_zeros(tensors: Iterable[Grouped]) -> bool:
-    return any(bool((one.zeros != 1 << (one.bits - 1)).any()) for one in tensors)
+    return any(bool((tensor.zeros != 1 << (tensor.bits - 1)).any()) for tensor in tensors)

@@ -76,7 +76,7 @@ class OrtModel(PooledModel):
         device: str,
     ) -> None:
         self._session = session
-        self._inputs = {one.name for one in session.get_inputs()}
+        self._inputs = {value.name for value in session.get_inputs()}
         self.layers = cache.layers
         self._last = cache.layers.end == spec.layers
         self._outputs = spec.outputs
@@ -109,8 +109,8 @@ class OrtModel(PooledModel):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        found = self.forward_layers(batch, None)
-        return ForwardResult(found.output, found.device_ms)
+        result = self.forward_layers(batch, None)
+        return ForwardResult(result.output, result.device_ms)
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
         """See the contract."""
@@ -207,11 +207,11 @@ class OrtModel(PooledModel):
 
     def _call(self, slot: int, sequences: int) -> _Call:
         """Return the binding of `sequences` slots from `slot` on."""
-        found = self._calls.get((slot, sequences))
-        if found is None:
-            found = _Call(self._session.io_binding(), self._inputs, self.layers, self._memory, slot, sequences)
-            self._calls[slot, sequences] = found
-        return found
+        call = self._calls.get((slot, sequences))
+        if call is None:
+            call = _Call(self._session.io_binding(), self._inputs, self.layers, self._memory, slot, sequences)
+            self._calls[slot, sequences] = call
+        return call
 
     def _run(self, call: _Call) -> None:
         try:
@@ -291,8 +291,8 @@ class _Call:
         """Write what each sequence's tokens are. Rows that only fill up are 0."""
         sequences, rows = self._ids.shape
         padded = np.zeros((sequences, rows, states[0].shape[1]), np.float32)
-        for own, one in zip(padded, states, strict=True):
-            own[: len(one)] = one
+        for own, state in zip(padded, states, strict=True):
+            own[: len(state)] = state
         self._bind(HIDDEN_INPUT, padded)
 
     def bind_output(self, name: str, rows: NDArray[np.float32]) -> None:

@@ -70,17 +70,17 @@ def choose_provider(device: str, available: Sequence[str]) -> ProviderChoice:
     where our graph cannot run on it.
     """
     name, _, which = device.partition(":")
-    found = next((known for known in _KNOWN if known.device == name), Provider(name, ""))
-    if found.name not in available or found.name in _NO_DEVICES:
+    provider = next((known for known in _KNOWN if known.device == name), Provider(name, ""))
+    if provider.name not in available or provider.name in _NO_DEVICES:
         raise Unsupported(
             f"this ONNX Runtime has no execution provider for {name!r}; it has {', '.join(device_names(available))}."
-            f"{_way_out(found)}"
+            f"{_way_out(provider)}"
         )
-    if found.refusal:
-        raise Unsupported(f"{name}: {found.refusal}. On an Intel NPU, adapter openvino_rt has static shapes.")
-    if which and not found.which:
+    if provider.refusal:
+        raise Unsupported(f"{name}: {provider.refusal}. On an Intel NPU, adapter openvino_rt has static shapes.")
+    if which and not provider.which:
         raise Unsupported(f"{device!r}: {name} has one device; write {name}")
-    return ProviderChoice(device, found.name, dict(found.options) | ({found.which: which} if which else {}))
+    return ProviderChoice(device, provider.name, dict(provider.options) | ({provider.which: which} if which else {}))
 
 
 def _way_out(provider: Provider) -> str:

@@ -30,16 +30,16 @@ class QuantizedOnnxWeights:
 
     def tensor(self, name: str) -> Tensor:
         """See `adapters.decoder.spec.Weights`."""
-        found = self._weights.tensor(name)
-        if isinstance(found, Grouped) or found.values.ndim == 1:
-            return found
-        columns = found.values.shape[1]
+        tensor = self._weights.tensor(name)
+        if isinstance(tensor, Grouped) or tensor.values.ndim == 1:
+            return tensor
+        columns = tensor.values.shape[1]
         if columns % GROUP_SIZE:
             raise ModelRefused(
                 f"{name} has rows of {columns}, no multiple of {GROUP_SIZE}: it cannot be quantised here"
             )
         bits: Literal[4, 8] = 8 if name in _OUTER else self._bits
-        return make_by_rows(lambda rows: self._quantise(replace(found, values=rows), bits), found.values)
+        return make_by_rows(lambda rows: self._quantise(replace(tensor, values=rows), bits), tensor.values)
 
     def _quantise(self, matrix: Dense, bits: Literal[4, 8]) -> Grouped:
         rows, columns = matrix.values.shape

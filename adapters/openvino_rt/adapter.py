@@ -88,7 +88,7 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
         "FP32": Precision.FP32,
         "INT8": Precision.INT8,
     }
-    found = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
+    capabilities = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
     memory, in_host_memory = read_openvino_memory(core, name)
     return DeviceProfile(
         adapter=OpenVinoAdapter.name,
@@ -97,7 +97,7 @@ def device_profile(core: Any, name: str) -> DeviceProfile:
         full_name=str(core.get_property(name, "FULL_DEVICE_NAME")),
         memory_bytes=memory,
         in_host_memory=in_host_memory,
-        precisions=tuple(precision for word, precision in words.items() if word in found),
+        precisions=tuple(precision for word, precision in words.items() if word in capabilities),
         weights=_NPU_WEIGHTS if name.startswith("NPU") else _WEIGHTS,
         kv_cache=(Precision.BF16, Precision.FP16, Precision.INT8),
         exact_kv_cache=(Precision.BF16, Precision.FP16),

@@ -145,11 +145,11 @@ class _Builder(Layers):
             return self.masks[window]
         ops = self.ops
         total = self._size(self.seen, 1)
-        zero, one = self.scalar(0, np.int64), self.scalar(1, np.int64)
+        zero, unit = self.scalar(0, np.int64), self.scalar(1, np.int64)
         begin = ops.squeeze(self.past, zero)
         end = ops.add(begin, ops.squeeze(self._size(self.ids, 1), zero))
-        queries = ops.reshape(ops.range(begin, end, one, "i64"), self.ints([1, 1, -1, 1]), False)
-        keys = ops.range(zero, ops.squeeze(total, zero), one, "i64")
+        queries = ops.reshape(ops.range(begin, end, unit, "i64"), self.ints([1, 1, -1, 1]), False)
+        keys = ops.range(zero, ops.squeeze(total, zero), unit, "i64")
         keys = ops.reshape(keys, self.ints([1, 1, 1, -1]), False)
         real = ops.reshape(ops.convert(self.seen, "boolean"), self.ints([0, 1, 1, -1]), True)
         may = ops.less_equal(keys, queries)

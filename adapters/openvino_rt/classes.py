@@ -34,27 +34,27 @@ def list_numerical_classes(profile: DeviceProfile, options: LoadOptions) -> Sequ
     first = [_class(profile, activations, options) for activations in _activations(profile, options)]
     if options.exactness is not Exactness.BIT:
         return [first]
-    exact = [dataclasses.replace(one, segment_rows=2, forward_rows=2) for one in first]
-    wide = [dataclasses.replace(one, output_rows=2) for one in exact]
-    short = [dataclasses.replace(one, most_rows=_SHORT) for one in wide]
+    exact = [dataclasses.replace(kind, segment_rows=2, forward_rows=2) for kind in first]
+    wide = [dataclasses.replace(kind, output_rows=2) for kind in exact]
+    short = [dataclasses.replace(kind, most_rows=_SHORT) for kind in wide]
     tiers = [exact, wide, short, _together(short)]
     if (options.threads or cores()) > 2:  # where single rows have several classes, these hold
         tiers.insert(1, _together(exact))
-    return [*tiers, [dataclasses.replace(one, apart=False, fixed_width=_FIXED_WIDTH) for one in first]]
+    return [*tiers, [dataclasses.replace(kind, apart=False, fixed_width=_FIXED_WIDTH) for kind in first]]
 
 
 def _together(classes: Sequence[NumericalClass]) -> list[NumericalClass]:
-    return [dataclasses.replace(one, apart=False, forward_rows=1) for one in classes]
+    return [dataclasses.replace(kind, apart=False, forward_rows=1) for kind in classes]
 
 
 def _activations(profile: DeviceProfile, options: LoadOptions) -> list[Precision]:
     order = _CPU_ORDER if profile.name == CPU else _OTHER_ORDER
-    there = [one for one in order if one in profile.precisions or one is Precision.FP32]
+    known = [precision for precision in order if precision in profile.precisions or precision is Precision.FP32]
     if options.activations is None:
-        return there
-    if options.activations not in there:
+        return known
+    if options.activations not in known:
         raise Unsupported(
-            f"activations {options.activations}: OpenVINO computes in {', '.join(there)} on {profile.name}; "
+            f"activations {options.activations}: OpenVINO computes in {', '.join(known)} on {profile.name}; "
             "ask for one of these, or leave them at auto"
         )
     return [options.activations]
@@ -68,11 +68,11 @@ def _class(profile: DeviceProfile, activations: Precision, options: LoadOptions)
     return NumericalClass(activations, kv_cache, quantization_group=_GROUP * grouped, apart=True)
 
 
-def effective_class(compiled: Any, asked: NumericalClass) -> NumericalClass:
+def effective_class(compiled: Any, wanted: NumericalClass) -> NumericalClass:
     """Return the class with the formats that a compiled model really has: OpenVINO takes others where it lacks one, and
     says nothing."""
     words = {hint: precision for precision, hint in (HINTS | KV_HINTS).items()}
     activations = words[compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()]
     cache = next(port for port in compiled.inputs if port.any_name.startswith("key_cache."))
     kv_cache = words[cache.get_element_type().get_type_name()]
-    return dataclasses.replace(asked, activations=activations, kv_cache=kv_cache)
+    return dataclasses.replace(wanted, activations=activations, kv_cache=kv_cache)

@@ -86,7 +86,7 @@ def _even_bits(tensors: Sequence[Grouped]) -> Sequence[Grouped]:
     """Return tensors of one number of bits: 8 where there are several."""
     if len({tensor.bits for tensor in tensors}) == 1:
         return tensors
-    return [one for one in map(eight_bits, tensors) if isinstance(one, Grouped)]
+    return [tensor for tensor in map(eight_bits, tensors) if isinstance(tensor, Grouped)]
 
 
 def _list_grouped(key: str, tensors: Sequence[Grouped]) -> Iterator[Array]:
@@ -97,7 +97,7 @@ def _list_grouped(key: str, tensors: Sequence[Grouped]) -> Iterator[Array]:
     values = chain.from_iterable(cut_rows(tensor.values) for tensor in tensors)
     flipped = (np.bitwise_xor(piece, middle) for piece in values) if signed else values
     kind = f"{'i' if signed else 'u'}{bits}"
-    yield Array(f"{key}/0", kind, (rows, groups, first.group_size), (_pack(one, bits) for one in flipped))
+    yield Array(f"{key}/0", kind, (rows, groups, first.group_size), (_pack(tensor, bits) for tensor in flipped))
     if not signed:
         zeros = _stack([tensor.zeros for tensor in tensors])
         yield Array(f"{key}/1", kind, (rows, groups, 1), [_pack(zeros, bits)])

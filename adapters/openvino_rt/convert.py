@@ -48,8 +48,8 @@ def main() -> int:
     """Run the conversion; returns the exit status."""
     end_with_parent()  # whoever waits for it may be told to end at any moment
     source, target = Path(sys.argv[1]), Path(sys.argv[2])
-    asked = sys.argv[3] if len(sys.argv) > 3 else None
-    weights = FAST if asked == FAST else Precision(asked) if asked else None
+    word = sys.argv[3] if len(sys.argv) > 3 else None
+    weights = FAST if word == FAST else Precision(word) if word else None
     return end_conversion(lambda: convert(source, target, SourceMeter(source, print_bytes), weights))
 
 

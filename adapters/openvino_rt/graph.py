@@ -54,7 +54,7 @@ def keep_layers(model: Any, layers: LayerRange, count: int) -> Any:
 def _list_parameters(results: list[Any]) -> list[Any]:
     """Return the inputs that these results depend on."""
     seen: set[str] = set()
-    found = []
+    nodes = []
     waiting = [result.input_value(0).get_node() for result in results]
     while waiting:
         node = waiting.pop()
@@ -63,9 +63,9 @@ def _list_parameters(results: list[Any]) -> list[Any]:
             continue
         seen.add(name)
         if node.get_type_name() == "Parameter":
-            found.append(node)
-        waiting += [one.get_node() for one in node.input_values()]
-    return found
+            nodes.append(node)
+        waiting += [source.get_node() for source in node.input_values()]
+    return nodes
 
 
 def _gather_before_output_layer(model: Any) -> None:

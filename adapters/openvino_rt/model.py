@@ -66,11 +66,11 @@ class PagedModel(PooledModel):
         self._bound: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
         block_tokens, blocks = self._allocate_cache(options.kv_cache_bytes)
         self._class, self._scratch_block = numerical_class, blocks
-        kinds = dict.fromkeys(f"{one.element_type.type_name}{list(one.shape)[1:]}" for one in self._caches)
+        kinds = dict.fromkeys(f"{cache.element_type.type_name}{list(cache.shape)[1:]}" for cache in self._caches)
         self.kv_layout = KvLayout(
             f"openvino paged {len(self._caches)}x{'/'.join(kinds)}",
             page_tokens=block_tokens,
-            page_bytes=tuple(one.byte_size // one.shape[0] for one in self._caches),
+            page_bytes=tuple(cache.byte_size // cache.shape[0] for cache in self._caches),
         )
         super().__init__(
             BlockPool(BlockRules(blocks, block_tokens, options.slots, pad_to=numerical_class.segment_rows))
@@ -114,8 +114,8 @@ class PagedModel(PooledModel):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        found = self.forward_layers(batch, None)
-        return ForwardResult(found.output, found.device_ms)
+        result = self.forward_layers(batch, None)
+        return ForwardResult(result.output, result.device_ms)
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
         """See the contract."""
@@ -153,7 +153,7 @@ class PagedModel(PooledModel):
         output = self._request.get_output_tensor(0).data
         output = output.reshape(-1, output.shape[-1])
         if ROWS_INPUT not in self._inputs:
-            return output[rows.asked], device_ms
+            return output[rows.given], device_ms
         logits = output[: len(rows.wanted)]
         return (logits.copy() if self._class.fixed_width else logits), device_ms
 
@@ -207,8 +207,8 @@ class PagedModel(PooledModel):
     def _pages(self, cache: int) -> Bytes:
         """Return the blocks of a cache as rows of bytes."""
         tensor = self._caches[cache]
-        found: Bytes = tensor.data.reshape(tensor.shape[0], -1).view(np.uint8)
-        return found
+        pages: Bytes = tensor.data.reshape(tensor.shape[0], -1).view(np.uint8)
+        return pages
 
     def _copy_blocks(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         for cache in range(len(self._caches)):

@@ -15,7 +15,7 @@ from device_profiles.profile import Precision
 
 def measure_openvino_rates(core: Any, device: str, threads: int, precisions: Sequence[Precision]) -> DeviceRates:
     """Measure a device in those of its native `precisions` that are floating-point formats."""
-    formats = [one for one in precisions if one in HINTS]
+    formats = [precision for precision in precisions if precision in HINTS]
     return measure_rates(formats, lambda *shape: _product(core, device, threads, *shape))
 
 

@@ -18,7 +18,7 @@ _FILLER = 0
 class Rows:
     """`tokens` and `positions` are of each row. `pasts`, `begins`, `blocks` and `block_begins` are of each sequence;
     rows of the single-row kernel are sequences of their own over the same blocks. `wanted`: the rows whose logits
-    come back; `asked`: those that tokens of the batch have, the others only fill up. `hidden`: what each row is where a
+    come back; `given`: those that tokens of the batch have, the others only fill up. `hidden`: what each row is where a
     range of layers reads no tokens, shape (rows, hidden size)."""
 
     tokens: list[int] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Rows:
     blocks: list[int] = field(default_factory=list)
     block_begins: list[int] = field(default_factory=lambda: [0])
     wanted: list[int] = field(default_factory=list)
-    asked: list[int] = field(default_factory=list)
+    given: list[int] = field(default_factory=list)
     hidden: Hidden | None = None
     longest: int = 0
 
@@ -37,7 +37,7 @@ class Rows:
         first, end = len(self.tokens), segment.start + count
         self.tokens += [*segment.tokens, *[segment.tokens[0]] * (count - len(segment.tokens))]
         self.positions += range(segment.start, end)
-        self.asked += range(first, first + len(segment.tokens))
+        self.given += range(first, first + len(segment.tokens))
         self.wanted += range(first + segment.rows[0], first + segment.rows[1])
         step = 1 if apart else count
         for start in range(segment.start, end, step):
@@ -59,7 +59,7 @@ class Rows:
     def read_hidden(self, hidden: Hidden) -> None:
         """Take the hidden states of the batch's tokens, in its order. Rows that only fill up are 0."""
         self.hidden = np.zeros((len(self.tokens), hidden.shape[1]), np.float32)
-        self.hidden[self.asked] = hidden
+        self.hidden[self.given] = hidden
 
     def split_rows(self, width: int) -> Iterator[Rows]:
         """Yield the rows in parts of `width`. All use the single-row kernel, and there is a multiple of `width`."""
@@ -67,7 +67,7 @@ class Rows:
             part, stop = Rows(), first + width
             part.tokens, part.positions = self.tokens[first:stop], self.positions[first:stop]
             part.wanted = [row - first for row in self.wanted if first <= row < stop]
-            part.asked = [row - first for row in self.asked if first <= row < stop]
+            part.given = [row - first for row in self.given if first <= row < stop]
             part.hidden = self.hidden[first:stop] if self.hidden is not None else None
             for row in range(first, stop):
                 part._add_sequence(self.pasts[row], 1, self.blocks[self.block_begins[row] : self.block_begins[row + 1]])

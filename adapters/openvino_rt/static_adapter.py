@@ -51,7 +51,7 @@ class StaticOpenVinoAdapter:
 
     def devices(self) -> list[DeviceProfile]:
         """List OpenVINO's devices. Raises AdapterUnavailable."""
-        return [_static(found) for found in list_openvino_devices()]
+        return [_static(device) for device in list_openvino_devices()]
 
     def recipe(self, weights: WeightsFormat | None = None) -> str:
         """Name the graphs' format and the library that writes them."""
@@ -122,24 +122,26 @@ class StaticOpenVinoAdapter:
         return model
 
 
-def _static(found: DeviceProfile) -> DeviceProfile:
+def _static(device: DeviceProfile) -> DeviceProfile:
     """Return a device as it is with static shapes."""
-    held = tuple(one for one in _ACTIVATIONS[found.name == _CPU] if one in found.precisions)
-    costs = _CPU_MEMORY if found.name == _CPU else None
-    return replace(found, weights=(Precision.INT8,), kv_cache=held, exact_kv_cache=held, memory_costs=costs)
+    held = tuple(precision for precision in _ACTIVATIONS[device.name == _CPU] if precision in device.precisions)
+    costs = _CPU_MEMORY if device.name == _CPU else None
+    return replace(device, weights=(Precision.INT8,), kv_cache=held, exact_kv_cache=held, memory_costs=costs)
 
 
 def list_static_classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
     """See adapters.contract.Adapter.classes: the KV cache has the activations' format. Raises Unsupported."""
-    asked, order = options.activations, _ACTIVATIONS[profile.name == _CPU]
-    there = [one for one in order if one in profile.precisions] or list(order[:1])
-    if asked is not None and asked not in profile.precisions:
+    wanted, order = options.activations, _ACTIVATIONS[profile.name == _CPU]
+    usable = [precision for precision in order if precision in profile.precisions] or list(order[:1])
+    if wanted is not None and wanted not in profile.precisions:
         known = ", ".join(precision.value for precision in profile.precisions)
-        raise Unsupported(f"{profile.name} does not compute in {asked.value}; it has {known}")
-    left = [one for one in ([asked] if asked is not None else there) if options.kv_cache in (None, one)]
+        raise Unsupported(f"{profile.name} does not compute in {wanted.value}; it has {known}")
+    left = [
+        precision for precision in ([wanted] if wanted is not None else usable) if options.kv_cache in (None, precision)
+    ]
     if not left:
         raise Unsupported(
             f"a KV cache in {options.kv_cache}: with static shapes it is in the activations' format, "
-            f"{' or '.join(there)}"
+            f"{' or '.join(usable)}"
         )
-    return [[NumericalClass(one, one) for one in left]]
+    return [[NumericalClass(precision, precision) for precision in left]]

@@ -76,8 +76,8 @@ def _write_embedding(tensor: Tensor, path: Path) -> None:
 
 def _dequantise(tensor: Any, part: slice) -> NDArray[np.float32]:
     rows = type(tensor)(tensor.values[part], tensor.scales[part], tensor.zeros[part], tensor.bits, tensor.group_size)
-    found: NDArray[np.float32] = rows.float32()
-    return found
+    values: NDArray[np.float32] = rows.float32()
+    return values
 
 
 class _Body(Layers):

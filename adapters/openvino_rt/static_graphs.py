@@ -188,5 +188,5 @@ class Embedding:
 
     def write(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
         """Write the tokens' vectors to `rows`, (tokens, hidden)."""
-        found = self._table[list(tokens)]
-        rows[...] = (found.astype(np.uint32) << 16).view(np.float32) if self._bfloat16 else found
+        values = self._table[list(tokens)]
+        rows[...] = (values.astype(np.uint32) << 16).view(np.float32) if self._bfloat16 else values

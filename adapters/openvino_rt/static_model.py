@@ -110,9 +110,9 @@ class StaticModel(PooledModel):
         """
         exact = exactness is Exactness.BIT
         if exact:
-            found, logits = self._sample_rows()
+            rows, logits = self._sample_rows()
             self.release(0)
-            bodies, heads = agreeing(_bits(found), prefill), agreeing(_bits(logits), prefill)
+            bodies, heads = agreeing(_bits(rows), prefill), agreeing(_bits(logits), prefill)
             exact = bool(bodies and heads)
             if exact:
                 self._bodies = {width: self._bodies[width] for width in bodies}
@@ -134,12 +134,12 @@ class StaticModel(PooledModel):
         self._reserve([Segment(0, 0, tokens, (0, 0))])
         for start in range(0, length, widest):
             self._layers(widest, 0, start, tokens[start : start + widest])
-        found = {
+        rows_by_width = {
             width: [self._in_pieces(tokens, starts, width)[-count:] for starts in list_starts(length, count, width)]
             for width in self._bodies
         }
         self.release(0)
-        rows = found[widest][0]
+        rows = rows_by_width[widest][0]
         logits = {
             width: [
                 np.concatenate(
@@ -149,7 +149,7 @@ class StaticModel(PooledModel):
             ]
             for width in self._heads
         }
-        return found, logits
+        return rows_by_width, logits
 
     def _in_pieces(self, tokens: Sequence[int], starts: Sequence[int], width: int) -> Rows:
         pieces = pairwise((*starts, len(tokens)))
@@ -169,14 +169,14 @@ class StaticModel(PooledModel):
 
     def _segment(self, segment: Segment) -> Rows:
         """Run a segment; returns the wanted rows as the output layer takes them."""
-        done, found = 0, []
+        done, parts = 0, []
         for width in self._cover.of(len(segment.tokens)):
             tokens = segment.tokens[done : done + width]
             rows = self._layers(width, segment.slot, segment.start + done, tokens)
             first, last = (min(max(row - done, 0), len(tokens)) for row in segment.rows)
-            found.append(rows[first:last].copy())
+            parts.append(rows[first:last].copy())
             done += len(tokens)
-        return np.concatenate(found)
+        return np.concatenate(parts)
 
     def _layers(self, width: int, slot: int, start: int, tokens: Sequence[int]) -> Rows:
         """Run a body over at most `width` tokens and keep their keys and values. Valid until its next run."""
@@ -248,8 +248,8 @@ class StaticModel(PooledModel):
         self._memory.close()
 
 
-def _bits(found: Mapping[int, Sequence[Rows]]) -> dict[int, list[Bits]]:
-    return {width: [rows.view(np.uint32) for rows in runs] for width, runs in found.items()}
+def _bits(runs_by_width: Mapping[int, Sequence[Rows]]) -> dict[int, list[Bits]]:
+    return {width: [rows.view(np.uint32) for rows in runs] for width, runs in runs_by_width.items()}
 
 
 def _least_ms(run: Callable[[], object]) -> float:

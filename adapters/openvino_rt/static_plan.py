@@ -98,14 +98,14 @@ def plan_shapes(options: LoadOptions, facts: Mapping[str, Any], precision: Preci
     return StaticPlan(context, min(static.prefill_rows, context), verify, cache)
 
 
-def _context(asked: int, model_tokens: int, room_tokens: int, position_bytes: int) -> int:
-    if not asked:
+def _context(wanted: int, model_tokens: int, room_tokens: int, position_bytes: int) -> int:
+    if not wanted:
         return min(USUAL_CONTEXT_TOKENS, model_tokens, room_tokens)
-    if asked > model_tokens:
-        raise Unsupported(f"static context_tokens {asked} is more than the model's context of {model_tokens}")
-    if asked > room_tokens:
+    if wanted > model_tokens:
+        raise Unsupported(f"static context_tokens {wanted} is more than the model's context of {model_tokens}")
+    if wanted > room_tokens:
         raise Unsupported(
-            f"static context_tokens {asked} is more than the {room_tokens} positions that the KV cache holds; "
-            f"give limits.kv_cache at least {human_bytes(asked * position_bytes)}, or lower it"
+            f"static context_tokens {wanted} is more than the {room_tokens} positions that the KV cache holds; "
+            f"give limits.kv_cache at least {human_bytes(wanted * position_bytes)}, or lower it"
         )
-    return asked
+    return wanted

@@ -36,14 +36,16 @@ class Cover:
         return sorted(chosen, reverse=True)
 
 
-def agreeing(found: Mapping[int, Sequence[Bits]], prefill: int) -> tuple[int, ...]:
+def agreeing(runs_by_width: Mapping[int, Sequence[Bits]], prefill: int) -> tuple[int, ...]:
     """Return the widths whose rows are the same to the bit: the largest such set, one with `prefill` where two are as
     large, in ascending order.
 
     `found[width]`: the rows of one text, computed by this width with each row at several places of the forward. A width
     that does not agree with itself is in no set; () when there is none.
     """
-    steady = {width: runs[0] for width, runs in found.items() if all(np.array_equal(runs[0], run) for run in runs)}
+    steady = {
+        width: runs[0] for width, runs in runs_by_width.items() if all(np.array_equal(runs[0], run) for run in runs)
+    }
     classes: list[list[int]] = []
     for width, rows in steady.items():
         for known in classes:

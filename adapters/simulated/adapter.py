@@ -41,9 +41,9 @@ class SimulatedAdapter:
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
         """See the contract."""
-        for asked in (options.activations, options.kv_cache):
-            if asked not in (None, Precision.FP32):
-                raise Unsupported(f"{asked}: the simulated model is in fp32; leave it at auto")
+        for precision in (options.activations, options.kv_cache):
+            if precision not in (None, Precision.FP32):
+                raise Unsupported(f"{precision}: the simulated model is in fp32; leave it at auto")
         as_they_come = NumericalClass(Precision.FP32, Precision.FP32, apart=True)
         if options.exactness is not Exactness.BIT:
             return [[as_they_come]]

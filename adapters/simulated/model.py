@@ -106,8 +106,8 @@ class ToyModel(PooledModel):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        found = self.forward_layers(batch, None)
-        return ForwardResult(found.output, found.device_ms)
+        result = self.forward_layers(batch, None)
+        return ForwardResult(result.output, result.device_ms)
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
         """See the contract. A hidden state is the hash of everything up to its token, in four numbers."""
@@ -133,14 +133,14 @@ class ToyModel(PooledModel):
         padded = ceil_div(rows, width) * width
         self._script.wait(padded, self._forwards)
         first, hashes = 0, _join_hashes(hidden) if hidden is not None else []
-        found = []
+        runs = []
         for segment in batch:
-            found.append(self._run(segment, hashes[first : first + len(segment.tokens)]))
+            runs.append(self._run(segment, hashes[first : first + len(segment.tokens)]))
             first += len(segment.tokens)
         device_ms = self._script.base_ms + self._script.row_ms * padded
         if not self._gives_logits:
-            return ShardResult(_split_hashes([one for _, mine in found for one in mine]), device_ms)
-        logits = np.concatenate([part for part, _ in found]) if found else np.empty((0, VOCABULARY), np.float32)
+            return ShardResult(_split_hashes([state for _, mine in runs for state in mine]), device_ms)
+        logits = np.concatenate([part for part, _ in runs]) if runs else np.empty((0, VOCABULARY), np.float32)
         if bits := self._script.last_bits(width, self._forwards):
             logits += np.float32(bits)
         if garbage:
@@ -205,7 +205,9 @@ class ToyModel(PooledModel):
 
 def _split_hashes(hashes: Sequence[int]) -> Hidden:
     """Return each hash of 64 bits as four numbers of 16, which float32 holds exactly."""
-    return np.array([[one >> shift & 0xFFFF for shift in (0, 16, 32, 48)] for one in hashes], np.float32).reshape(-1, 4)
+    return np.array([[number >> shift & 0xFFFF for shift in (0, 16, 32, 48)] for number in hashes], np.float32).reshape(
+        -1, 4
+    )
 
 
 def _join_hashes(hidden: Hidden) -> list[int]:

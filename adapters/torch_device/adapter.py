@@ -116,7 +116,7 @@ class TorchAdapter:
         return _classes(self._profile(options.device), options)
 
     def _profile(self, device: str) -> DeviceProfile:
-        profiles = {found.name: found for found in self.devices()}
+        profiles = {device.name: device for device in self.devices()}
         if device not in profiles:
             raise Unsupported(f"torch sees no device {device!r} here; there is {', '.join(profiles)}")
         return profiles[device]
@@ -196,8 +196,8 @@ class TorchAdapter:
             return [RankPlace(profile.name, max(1, share) if threads else 0) for share in shares]
         first = int(profile.name.partition(":")[2])
         names = [f"CUDA:{first + rank}" for rank in range(count)]
-        there = {found.name for found in self.devices()}
-        if missing := [name for name in names if name not in there]:
+        present = {device.name for device in self.devices()}
+        if missing := [name for name in names if name not in present]:
             raise Unsupported(
                 f"tensor parallelism over {count} ranks takes {', '.join(names)}, and torch does not see "
                 f"{', '.join(missing)} here. Set tensor_parallel to {count - len(missing)}, or name a lower device."
@@ -212,13 +212,13 @@ def _classes(profile: DeviceProfile, options: LoadOptions) -> Sequence[Sequence[
         raise Unsupported(
             f"{profile.name} does not compute in {formats[0]} natively; it does in {', '.join(profile.precisions)}"
         )
-    left = [one for one in formats if options.kv_cache in (None, one)]
+    left = [precision for precision in formats if options.kv_cache in (None, precision)]
     if not left:
         raise Unsupported(f"a KV cache in {options.kv_cache}: torch's is in the activations' format; leave it at auto")
-    first = [NumericalClass(one, one) for one in left]
+    first = [NumericalClass(precision, precision) for precision in left]
     if options.exactness is not Exactness.BIT or profile.kind != "cpu":
         return [first]  # off the processor every forward is brought to one shape as it is (model.shapes_for)
-    return [first, [NumericalClass(one, one, fixed_width=_FIXED_WIDTH) for one in left]]
+    return [first, [NumericalClass(precision, precision, fixed_width=_FIXED_WIDTH) for precision in left]]
 
 
 def _load(

@@ -145,16 +145,16 @@ def attend(
     made = []
     for index, group in enumerate(paged.groups):
         tiles, tile = group.positions.shape
-        asked = rows[group.rows].view(tiles, tile, kv_heads, per_key, size)
-        asked = asked.permute(0, 2, 3, 1, 4).reshape(tiles, kv_heads, per_key * tile, size)
+        queries = rows[group.rows].view(tiles, tile, kv_heads, per_key, size)
+        queries = queries.permute(0, 2, 3, 1, 4).reshape(tiles, kv_heads, per_key * tile, size)
         keys, values = paged.pool.read(layer, group.table)
         if keys.shape[0] != tiles:
             keys, values = keys.expand(tiles, -1, -1, -1), values.expand(tiles, -1, -1, -1)
         mask = paged.mask(index, paged.windows[layer], per_key)
         if softcap is None:
-            mixed = scaled_dot_product_attention(asked, keys, values, attn_mask=mask, scale=scaling)
+            mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling)
         else:
-            mixed = _attend_softcapped(asked, keys, values, mask, scaling, softcap)
+            mixed = _attend_softcapped(queries, keys, values, mask, scaling, softcap)
         mixed = mixed.view(tiles, kv_heads, per_key, tile, size).permute(0, 3, 1, 2, 4)
         made.append(mixed.reshape(tiles * tile, heads, size))
     joined = made[0] if len(made) == 1 else torch.cat(made)

@@ -148,8 +148,8 @@ class TorchModel(PooledModel):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         """See the contract."""
-        found = self.forward_layers(batch, None)
-        return ForwardResult(found.output, found.device_ms)
+        result = self.forward_layers(batch, None)
+        return ForwardResult(result.output, result.device_ms)
 
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
         """See the contract."""
@@ -178,8 +178,8 @@ class TorchModel(PooledModel):
     def _read_pages(self, cache: int, slot: int, table: Sequence[int], start: int) -> Bytes:
         if self._memory is None:
             raise DeviceLost("the model was closed")
-        found: Bytes = self._memory.read_blocks(cache, table[start:]).numpy()
-        return found
+        pages: Bytes = self._memory.read_blocks(cache, table[start:]).numpy()
+        return pages
 
     def _write_pages(self, cache: int, slot: int, table: Sequence[int], span: tuple[int, int], pages: Bytes) -> None:
         begin, first = span

@@ -57,7 +57,7 @@ def load_part(
     tensors = read_prepared_tensors(prepared, decoder, layers, part)
     network = build(decoder, layers, tensors, dtype=dtype, device=device, make_linear=products.make)
     if group is not None and part is not None:
-        join_ranks(network, part, [len(one.outputs) for one in parts], group)
+        join_ranks(network, part, [len(part.outputs) for part in parts], group)
     memory = KvPool(
         layers=own.layers,
         blocks=blocks,

@@ -100,16 +100,16 @@ def plan_forward(batch: Sequence[Segment], pool: BlockPool, shapes: Shapes) -> F
         wanted.append(at + np.arange(*segment.rows))
         at += size
         tiled += parts * tile
-    asked = np.concatenate(wanted)
-    heads = shapes.pad_rows(len(asked))
+    wanted_rows = np.concatenate(wanted)
+    heads = shapes.pad_rows(len(wanted_rows))
     return ForwardPlan(
         ids=ids,
         positions=positions,
         writes=writes,
         tiles=np.concatenate(tiles),
         sources=sources,
-        wanted=np.concatenate([asked, np.zeros(heads - len(asked), np.int64)]),
-        wanted_count=len(asked),
+        wanted=np.concatenate([wanted_rows, np.zeros(heads - len(wanted_rows), np.int64)]),
+        wanted_count=len(wanted_rows),
         token_count=count,
         groups=tuple(groups),
     )

@@ -43,10 +43,10 @@ class QuantizedTorchWeights:
 
     def tensor(self, name: str) -> Stored:
         """Return the tensor of a canonical name. Raises ModelRefused."""
-        found = self._weights.tensor(name)
-        if isinstance(found, Grouped) or found.values.ndim == 1:
-            return found
-        columns = found.values.shape[1]
+        tensor = self._weights.tensor(name)
+        if isinstance(tensor, Grouped) or tensor.values.ndim == 1:
+            return tensor
+        columns = tensor.values.shape[1]
         quantise: Callable[[Any], Quantised] = self._groups_of_4_bits
         if self._precision is Precision.FP8:
             quantise = self._rows_of_float8
@@ -55,7 +55,7 @@ class QuantizedTorchWeights:
         elif columns % GROUP_SIZE:
             raise ModelRefused(f"{name} has rows of {columns}, no multiple of {GROUP_SIZE}: ask for int8 instead")
         return make_by_rows(
-            lambda rows: quantise(self._torch.from_numpy(replace(found, values=rows).float32())), found.values
+            lambda rows: quantise(self._torch.from_numpy(replace(tensor, values=rows).float32())), tensor.values
         )
 
     def _rows_of_8_bits(self, matrix: Any) -> Affine:

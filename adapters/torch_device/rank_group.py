@@ -55,8 +55,8 @@ class RankGroup:
         parts = [torch.empty_like(own) for _ in range(self.ranks)]
         self._wait(lambda group: group.allgather(parts, own))
         total = parts[0].float()
-        for one in parts[1:]:
-            total = total + one
+        for other in parts[1:]:
+            total = total + other
         return total.to(part.dtype)
 
     def join_columns(self, part: Any, widths: list[int]) -> Any:
@@ -66,7 +66,7 @@ class RankGroup:
         self._wait(lambda group: group.gather([parts] if parts else [], [own], dist.GatherOptions()))
         if not parts:
             return part
-        return torch.cat([one[..., :width] for one, width in zip(parts, widths, strict=True)], dim=-1)
+        return torch.cat([part[..., :width] for part, width in zip(parts, widths, strict=True)], dim=-1)
 
     def abort(self) -> None:
         """Let whoever waits for another rank wait no longer. From another thread."""

@@ -76,12 +76,12 @@ class RankProcess:
     def receive(self) -> Any:
         """Return what the rank sends next. Raises what it failed with, DeviceLost where it is gone."""
         try:
-            found = self.link.receive()
+            answer = self.link.receive()
         except OSError as error:
             raise self.describe_end(error) from error
-        if isinstance(found, RankFailed):
-            raise found.error
-        return found
+        if isinstance(answer, RankFailed):
+            raise answer.error
+        return answer
 
     def describe_end(self, error: OSError) -> DeviceLost:
         """Return why nothing can be sent or received any more."""
@@ -160,8 +160,8 @@ class Ranks:
                 process.receive()
             except GroupBroken:
                 continue  # it is well, and waited for another one
-            except AdapterError as found:
-                (ended if process.ended.is_set() else stuck).append(found)
+            except AdapterError as failure:
+                (ended if process.ended.is_set() else stuck).append(failure)
         return next(iter([*ended, *stuck]), error)
 
     def close(self) -> None:

@@ -106,8 +106,8 @@ class ForwardRunner:
 
     def _on_host(self, rows: Any) -> Logits:
         if self._device.type == "cpu":
-            found: Logits = rows.numpy()
-            return found
+            logits: Logits = rows.numpy()
+            return logits
         if self._host is None or len(self._host) < len(rows):
             self._host = torch.empty(rows.shape, dtype=torch.float32, pin_memory=True)
         view = self._host[: len(rows)]

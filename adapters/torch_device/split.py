@@ -80,13 +80,13 @@ def _split_heads(decoder: DecoderSpec, ranks: int) -> list[tuple[range, range]]:
     if ranks <= decoder.kv_heads:
         keys = [_take(decoder.kv_heads, rank, ranks) for rank in range(ranks)]
         return [(_widen(own, shared), own) for own in keys]
-    found = []
+    parts = []
     for key in range(decoder.kv_heads):
         count = len(_take(ranks, key, decoder.kv_heads))
         for part in range(count):
             own = _take(shared, part, count)
-            found.append((range(key * shared + own.start, key * shared + own.stop), range(key, key + 1)))
-    return found
+            parts.append((range(key * shared + own.start, key * shared + own.stop), range(key, key + 1)))
+    return parts
 
 
 def _split_even(count: int, ranks: int) -> list[range]:

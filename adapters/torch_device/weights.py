@@ -159,13 +159,13 @@ def read_prepared_tensors(
         path = prepared / f"{stem}.safetensors"
         try:
             with safe_open(path, "np") as file:
-                found = [
+                parts = [
                     (_renumber(name, layers.first), _read_tensor(file, name, part.find_cut(name) if part else None))
                     for name in names
                 ]
         except (OSError, SafetensorError, KeyError) as error:
             raise _build_damage_error(path, error) from error
-        yield from found
+        yield from parts
 
 
 def _build_damage_error(path: Path, error: Exception) -> ModelRefused:
@@ -230,11 +230,11 @@ def _read_tensor(file: Any, name: str, cut: Cut | None) -> Stored:
     if any(bound * width % cut.width for bound in bounds for width in widths.values() if width > 1):
         whole = _tensor(name, {key: file.get_tensor(key) for key in held})
         return Dense(whole.float32()[rows, slice(*bounds)])  # a group of weights is cut
-    found = {}
+    arrays = {}
     for key, width in widths.items():  # one column: a scale for a whole row
         columns = slice(*(bound * width // cut.width for bound in bounds)) if width > 1 else slice(None)
-        found[key] = np.ascontiguousarray(file.get_slice(key)[rows, columns])
-    return _tensor(name, found)
+        arrays[key] = np.ascontiguousarray(file.get_slice(key)[rows, columns])
+    return _tensor(name, arrays)
 
 
 def _tensor(name: str, stored: Mapping[str, NDArray[Any]]) -> Stored:

@@ -94,32 +94,32 @@ class NoLayerRoom(Exception):
         self.needed_bytes = needed_bytes
 
 
-def plan_layers(model: LayeredModel, costs: LayerCosts, asked: LayerRequest, room: LayerRoom) -> LayerPlan:
+def plan_layers(model: LayeredModel, costs: LayerCosts, request: LayerRequest, room: LayerRoom) -> LayerPlan:
     """Return the plan with the most layers on the device that it, and the host, have room for. Raises NoLayerRoom."""
-    most = model.layers if asked.most is None else min(asked.most, model.layers)
+    most = model.layers if request.most is None else min(request.most, model.layers)
     refused: list[int] = []
     for on_device in range(most, -1, -1):
-        device, host = count_sides(model, costs, asked, on_device)
+        device, host = count_sides(model, costs, request, on_device)
         if on_device and device.total > room.device:
             continue
         plan = LayerPlan(on_device, model.layers, device, host, room.shared)
         needed = plan.sum_host(0)
         if needed.total <= room.host_free:
-            return replace(plan, reason=_explain(model, costs, asked, room, on_device))
+            return replace(plan, reason=_explain(model, costs, request, room, on_device))
         refused.append(needed.total - needed.kv_cache)
     raise NoLayerRoom(min(refused))
 
 
 def count_sides(
-    model: LayeredModel, costs: LayerCosts, asked: LayerRequest, on_device: int
+    model: LayeredModel, costs: LayerCosts, request: LayerRequest, on_device: int
 ) -> tuple[MemoryPlan, MemoryPlan]:
     """Return what the device and the host hold with so many layers on the device."""
     split = model.layers - on_device  # the first layer on the device
     has_head = on_device > 0
     weights = sum(model.layer_bytes[split:]) + (model.head_bytes if has_head else 0)
     left = model.host_bytes + sum(model.layer_bytes[:split]) + (0 if has_head else model.host_head_bytes)
-    kv_cache = [_count_kv(model, costs, asked, part) for part in (slice(split, None), slice(0, split))]
-    rows = costs.slot_rows * asked.slots * _FLOAT_BYTES
+    kv_cache = [_count_kv(model, costs, request, part) for part in (slice(split, None), slice(0, split))]
+    rows = costs.slot_rows * request.slots * _FLOAT_BYTES
     values = int(rows * (costs.mlp_floats * model.mlp + costs.hidden_floats * model.hidden))
     logits = rows * model.vocabulary
     device = MemoryPlan(0, weights, kv_cache[0], costs.device_bytes + values + logits)
@@ -132,9 +132,9 @@ def count_sides(
 
 def describe_layers(plan: LayerPlan, device: str) -> str:
     """Return a plan in a line."""
-    told = f"{plan.on_device} of {plan.layers} layers on {device} ({_describe_side(plan.device)})"
-    told += f", in the host's memory {_describe_side(plan.host)}"
-    return f"{told}: {plan.reason}" if plan.reason else told
+    split = f"{plan.on_device} of {plan.layers} layers on {device} ({_describe_side(plan.device)})"
+    split += f", in the host's memory {_describe_side(plan.host)}"
+    return f"{split}: {plan.reason}" if plan.reason else split
 
 
 def _describe_side(side: MemoryPlan) -> str:
@@ -142,21 +142,21 @@ def _describe_side(side: MemoryPlan) -> str:
     return ", ".join(f"{name} {human_bytes(size)}" for name, size in sizes)
 
 
-def _count_kv(model: LayeredModel, costs: LayerCosts, asked: LayerRequest, part: slice) -> int:
+def _count_kv(model: LayeredModel, costs: LayerCosts, request: LayerRequest, part: slice) -> int:
     """Return the KV cache of these layers: their share of it, and what sequences hold beside that they use."""
     position, own = sum(model.layer_kv_bytes), sum(model.layer_kv_bytes[part])
     if not own:
         return 0
-    used = costs.kv_copies * asked.kv_cache_bytes * own / position
-    return int(used) + asked.slots * costs.slot_positions * own
+    used = costs.kv_copies * request.kv_cache_bytes * own / position
+    return int(used) + request.slots * costs.slot_positions * own
 
 
-def _explain(model: LayeredModel, costs: LayerCosts, asked: LayerRequest, room: LayerRoom, on_device: int) -> str:
+def _explain(model: LayeredModel, costs: LayerCosts, request: LayerRequest, room: LayerRoom, on_device: int) -> str:
     if on_device == model.layers:
         return ""
-    if asked.most is not None and on_device >= asked.most:
-        return asked.why
-    more = count_sides(model, costs, asked, on_device + 1)[0].total
+    if request.most is not None and on_device >= request.most:
+        return request.why
+    more = count_sides(model, costs, request, on_device + 1)[0].total
     if more <= room.device:
         return "the host's memory, in which the device works, holds no more"
     return f"{on_device + 1} take {human_bytes(more)}, and {human_bytes(room.device)} may be filled"

@@ -20,4 +20,4 @@ def choose_share(kv_cache_bytes: int, other_bytes: int, room_bytes: int) -> int 
 
 def find_next_share(share: int) -> int | None:
     """Return the share to try after one that was too large; None after the last."""
-    return next((one for one in SHARES if one > share), None)
+    return next((larger for larger in SHARES if larger > share), None)

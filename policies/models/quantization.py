@@ -155,7 +155,7 @@ def _weights(
     wanted: PrecisionRequest,
     room: int | None,
 ) -> tuple[str, str, tuple[Rejected, ...]]:
-    figures = {one.weights: one for one in measured}
+    figures = {figure.weights: figure for figure in measured}
     if wanted.weights != AUTO:
         if problem := _find_missing(device, wanted.weights):
             raise NoPrecision(f"weights {wanted.weights}: {problem}")
@@ -176,7 +176,7 @@ def _weights(
     if not left and too_large:
         raise _build_no_room(model, too_large, room)
     if not left:
-        raise NoPrecision("; ".join(f"weights {one.what}: {one.why}" for one in rejected))
+        raise NoPrecision("; ".join(f"weights {rejection.what}: {rejection.why}" for rejection in rejected))
     if _kind(device) in _PREFERENCES:
         chosen, why = left[0], _why_by_kind(device, left[0], model)
         rejected += [Rejected(weights, f"{chosen} comes first on a {_kind(device)}") for weights in left[1:]]
@@ -206,13 +206,13 @@ def _fastest(
     if AS_FILE in unknown or not known:
         chosen = AS_FILE if AS_FILE in left else left[0]
         why = f"the file's own ({model.stored}), not compared with other formats" if chosen == AS_FILE else "what fits"
-        rejected += [Rejected(one.weights, f"the file's own {AS_FILE} is not measured") for one in known]
-        rejected[:] = [one for one in rejected if one.what != chosen]
+        rejected += [Rejected(figure.weights, f"the file's own {AS_FILE} is not measured") for figure in known]
+        rejected[:] = [rejection for rejection in rejected if rejection.what != chosen]
         return chosen, why, tuple(rejected)
-    best = min(known, key=lambda one: (one.step_ms, left.index(one.weights)))
-    for one in known:
-        if one is not best:
-            rejected.append(Rejected(one.weights, f"{one.step_ms:.2f} ms a step, not {best.step_ms:.2f}"))
+    best = min(known, key=lambda figure: (figure.step_ms, left.index(figure.weights)))
+    for figure in known:
+        if figure is not best:
+            rejected.append(Rejected(figure.weights, f"{figure.step_ms:.2f} ms a step, not {best.step_ms:.2f}"))
     return best.weights, f"measured fastest, {best.step_ms:.2f} ms a step", tuple(rejected)
 
 
@@ -271,13 +271,13 @@ def _why_by_kind(device: DeviceProfile, weights: str, model: ModelSizes) -> str:
 
 def list_unmet(device: DeviceProfile, wanted: PrecisionRequest) -> list[tuple[str, str]]:
     """Return the keys of number formats that a device does not have, and why, the way out included; but for weights."""
-    found = []
+    problems = []
     for key, choose in (("activations", _activations), ("kv_cache_precision", _kv_cache)):
         try:
             choose(device, wanted)
         except NoPrecision as refusal:
-            found.append((key, str(refusal)))
-    return found
+            problems.append((key, str(refusal)))
+    return problems
 
 
 def _activations(device: DeviceProfile, wanted: PrecisionRequest) -> tuple[Precision | None, str]:

@@ -46,22 +46,23 @@ class VocabularyComparison:
         )
 
 
-def refusal(source: str, found: VocabularyComparison) -> str:
+def refusal(source: str, comparison: VocabularyComparison) -> str:
     """Return why a draft model is refused, and the ways out."""
-    return f"{source}: {found.words()}. Choose a draft of the target's family, or set mismatched_vocabulary: translate"
+    way_out = "Choose a draft of the target's family, or set mismatched_vocabulary: translate"
+    return f"{source}: {comparison.words()}. {way_out}"
 
 
 def compare(target: Sequence[str], draft: Sequence[str]) -> VocabularyComparison:
     """Compare the texts of all token ids, in id order."""
     sizes = len(target), len(draft)
-    first = next((index for index, (one, other) in enumerate(zip(target, draft, strict=False)) if one != other), -1)
+    first = next((index for index, (text, other) in enumerate(zip(target, draft, strict=False)) if text != other), -1)
     if first < 0 and sizes[0] == sizes[1]:
         return VocabularyComparison(Match.IDENTICAL, *sizes)
     shared = min(sizes)
     for index in range(shared if first < 0 else first, max(sizes)):
-        one, other = (texts[index] if index < len(texts) else None for texts in (target, draft))
-        if one != other and not (_stands_for_nothing(one) and _stands_for_nothing(other)):
-            return VocabularyComparison(Match.DIFFERS, *sizes, index, one, other)
+        text, other = (texts[index] if index < len(texts) else None for texts in (target, draft))
+        if text != other and not (_stands_for_nothing(text) and _stands_for_nothing(other)):
+            return VocabularyComparison(Match.DIFFERS, *sizes, index, text, other)
     return VocabularyComparison(Match.PADDED, *sizes)
 
 

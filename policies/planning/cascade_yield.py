@@ -35,20 +35,20 @@ def _drafting_ms(step_ms: StepTime, cheaper: Sequence[CheaperDrafter], depth: in
     if depth <= 0:
         return 0.0
     best = step_ms(first_rows) + (depth - 1) * step_ms(1.0)
-    for one in cheaper:
+    for drafter in cheaper:
         for checked in range(1, min(depth - 1, MOST_CHECKED) + 1):
-            best = min(best, _checking_ms(step_ms, one, checked, depth, first_rows))
+            best = min(best, _checking_ms(step_ms, drafter, checked, depth, first_rows))
     return best
 
 
-def _checking_ms(step_ms: StepTime, one: CheaperDrafter, checked: int, depth: int, first_rows: float) -> float:
+def _checking_ms(step_ms: StepTime, drafter: CheaperDrafter, checked: int, depth: int, first_rows: float) -> float:
     """Return what it takes with so many tokens of one cheaper drafter in each step."""
-    a_step = 1.0 + one.coverage * (estimate_round_tokens(one.acceptance, checked) - 1.0)
+    a_step = 1.0 + drafter.coverage * (estimate_round_tokens(drafter.acceptance, checked) - 1.0)
     asking = 0.0
-    if one.step_share:
-        asking = _drafting_ms(lambda rows: one.step_share * step_ms(rows), one.cheaper, checked, 1.0)
+    if drafter.step_share:
+        asking = _drafting_ms(lambda rows: drafter.step_share * step_ms(rows), drafter.cheaper, checked, 1.0)
 
     def sum_step_ms(rows: float) -> float:
-        return one.coverage * step_ms(rows + checked) + (1.0 - one.coverage) * step_ms(rows) + asking
+        return drafter.coverage * step_ms(rows + checked) + (1.0 - drafter.coverage) * step_ms(rows) + asking
 
     return sum_step_ms(first_rows) + max(0.0, depth / a_step - 1.0) * sum_step_ms(1.0)

@@ -26,22 +26,22 @@ def split_cores(needs: Sequence[CoreNeed], groups: Sequence[Collection[int]]) ->
     ordered = [tuple(sorted(group)) for group in groups if group]
     singles = [(core,) for group in ordered for core in group]
     for units in (ordered, singles):
-        found = _give_out(needs, units)
-        if found is not None:
-            return found
+        split = _give_out(needs, units)
+        if split is not None:
+            return split
     return [need.fixed for need in needs]
 
 
 def _give_out(needs: Sequence[CoreNeed], units: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
     taken = {core for need in needs for core in need.fixed}
     free = iter([unit for unit in units if not taken & set(unit)])
-    found: list[tuple[int, ...]] = []
+    parts: list[tuple[int, ...]] = []
     for need in needs:
         if need.fixed:
-            found.append(need.fixed)
+            parts.append(need.fixed)
             continue
         mine = [unit for _, unit in zip(range(need.threads), free, strict=False)]
         if len(mine) < need.threads:
             return None
-        found.append(tuple(sorted(core for unit in mine for core in unit)))
-    return found
+        parts.append(tuple(sorted(core for unit in mine for core in unit)))
+    return parts

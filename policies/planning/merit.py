@@ -49,10 +49,11 @@ def sum_expense(devices: Iterable[Device], hosts: Mapping[str, Host], paid: Coll
     own = {device.id: device for device in devices}.values()
     used = dict.fromkeys(device.host for device in own)
     return Expense(
-        sum(one.price_per_hour for one in own) + sum(hosts[one].price_per_hour for one in used if one not in paid),
-        sum(one.power_w for one in own),
-        all(is_priced(one, hosts) for one in own),
-        all(one.power_w > 0.0 for one in own),
+        sum(device.price_per_hour for device in own)
+        + sum(hosts[host].price_per_hour for host in used if host not in paid),
+        sum(device.power_w for device in own),
+        all(is_priced(device, hosts) for device in own),
+        all(device.power_w > 0.0 for device in own),
     )
 
 
@@ -87,59 +88,61 @@ def merit_of(objective: Objective, concurrency: int, expense: Expense) -> Callab
     """Return what gives the merit of predictions on such devices, where so many requests are there at once."""
     burden = expense.burden(objective)
 
-    def merit(one: Prediction) -> float:
-        turns = max(1.0, concurrency / one.sequences)
-        return float(compute_merit(objective, one.goodput_tokens_per_s, one.tpot_ms, turns, burden))
+    def merit(prediction: Prediction) -> float:
+        turns = max(1.0, concurrency / prediction.sequences)
+        return float(compute_merit(objective, prediction.goodput_tokens_per_s, prediction.tpot_ms, turns, burden))
 
     return merit
 
 
-def fill_in_expense(one: Prediction, expense: Expense) -> Prediction:
+def fill_in_expense(prediction: Prediction, expense: Expense) -> Prediction:
     """Return a prediction with its energy and its cost, as far as they are known."""
-    goodput = one.goodput_tokens_per_s
+    goodput = prediction.goodput_tokens_per_s
     cost = compute_cost_per_million(expense.price_per_hour, goodput) if expense.is_priced else 0.0
     joules = expense.power_w / goodput if expense.is_metered else 0.0
-    return replace(one, cost_per_million_tokens=cost, joules_per_token=joules)
+    return replace(prediction, cost_per_million_tokens=cost, joules_per_token=joules)
 
 
-def is_better(one: tuple[float, float], other: tuple[float, float]) -> bool:
+def is_better(first: tuple[float, float], other: tuple[float, float]) -> bool:
     """Return whether a merit with its second figure is more than another."""
-    if abs(one[0] - other[0]) > ALIKE * abs(other[0]):
-        return one[0] > other[0]
-    return one[1] - other[1] > ALIKE * abs(other[1])
+    if abs(first[0] - other[0]) > ALIKE * abs(other[0]):
+        return first[0] > other[0]
+    return first[1] - other[1] > ALIKE * abs(other[1])
 
 
 def sum_merits(objective: Objective, replicas: Sequence[Prediction], concurrency: int) -> tuple[float, float]:
     """Return the merit of replicas that share the load, and its second figure; 0 where there is none, or they do not
     tell what they take. A request may be on any of them, so that with `latency` the slowest one counts."""
-    goodput = sum(one.goodput_tokens_per_s for one in replicas)
+    goodput = sum(replica.goodput_tokens_per_s for replica in replicas)
     if not goodput:
         return 0.0, 0.0
-    turns = max(1.0, concurrency / sum(one.sequences for one in replicas))
-    tpot_ms, ttft_ms = max(one.tpot_ms for one in replicas), max(one.ttft_ms for one in replicas)
+    turns = max(1.0, concurrency / sum(replica.sequences for replica in replicas))
+    tpot_ms, ttft_ms = max(replica.tpot_ms for replica in replicas), max(replica.ttft_ms for replica in replicas)
     second = float(compute_second_merit(objective, goodput, ttft_ms))
     burden = 1.0
     if objective in (Objective.COST, Objective.ENERGY):
         known = [
-            one.cost_per_million_tokens * S_PER_HOUR / MILLION if objective is Objective.COST else one.joules_per_token
-            for one in replicas
+            replica.cost_per_million_tokens * S_PER_HOUR / MILLION
+            if objective is Objective.COST
+            else replica.joules_per_token
+            for replica in replicas
         ]
         if not all(known):
             return 0.0, second
-        burden = sum(taken * one.goodput_tokens_per_s for taken, one in zip(known, replicas, strict=True))
+        burden = sum(taken * replica.goodput_tokens_per_s for taken, replica in zip(known, replicas, strict=True))
     return float(compute_merit(objective, goodput, tpot_ms, turns, burden)), second
 
 
-def slow_down(one: Prediction, factor: float) -> Prediction:
+def slow_down(prediction: Prediction, factor: float) -> Prediction:
     """Return what a prediction comes to where everything takes so many times as long."""
     return replace(
-        one,
-        goodput_tokens_per_s=one.goodput_tokens_per_s / factor,
-        stream_tokens_per_s=one.stream_tokens_per_s / factor,
-        tpot_ms=factor * one.tpot_ms,
-        ttft_ms=factor * one.ttft_ms,
-        cost_per_million_tokens=factor * one.cost_per_million_tokens,
-        joules_per_token=factor * one.joules_per_token,
+        prediction,
+        goodput_tokens_per_s=prediction.goodput_tokens_per_s / factor,
+        stream_tokens_per_s=prediction.stream_tokens_per_s / factor,
+        tpot_ms=factor * prediction.tpot_ms,
+        ttft_ms=factor * prediction.ttft_ms,
+        cost_per_million_tokens=factor * prediction.cost_per_million_tokens,
+        joules_per_token=factor * prediction.joules_per_token,
     )
 
 

@@ -29,14 +29,14 @@ class ComputePlace:
         return cls(host, device, frozenset(cores))
 
 
-def shares_compute(one: ComputePlace, other: ComputePlace) -> bool:
+def shares_compute(place: ComputePlace, other: ComputePlace) -> bool:
     """Return whether what one worker computes takes time from the other."""
-    unit = name_compute_unit(one.device)
-    if one.host != other.host or unit != name_compute_unit(other.device):
+    unit = name_compute_unit(place.device)
+    if place.host != other.host or unit != name_compute_unit(other.device):
         return False
     if unit != PROCESSOR:
         return True
-    return not one.cores or not other.cores or bool(one.cores & other.cores)
+    return not place.cores or not other.cores or bool(place.cores & other.cores)
 
 
 def name_compute_unit(device: str) -> str:

@@ -42,10 +42,10 @@ def placement_score(
 def _compute(parts: Sequence[ModelPart], prediction: Prediction, workload: Workload) -> tuple[float, str]:
     rows = prediction.sequences * (prediction.depth + 1)
     context = context_tokens(workload)
-    one = sum(part.ms(1, 1, context) for part in parts)
+    one_row_ms = sum(part.ms(1, 1, context) for part in parts)
     all_rows = sum(part.ms(rows, prediction.sequences, context) for part in parts)
-    value = min(1.0, one / all_rows) if all_rows else _UNKNOWN
-    return value, f"a forward of {rows} rows takes {all_rows:.2f} ms, of one row {one:.2f} ms"
+    value = min(1.0, one_row_ms / all_rows) if all_rows else _UNKNOWN
+    return value, f"a forward of {rows} rows takes {all_rows:.2f} ms, of one row {one_row_ms:.2f} ms"
 
 
 def _bandwidth(

@@ -88,12 +88,12 @@ def draft_ms(draft: DraftSide, workload: Workload, depth: int, sequences: float)
         drafted = sum(count * share for count, share in compute_draft_length_shares(draft.drafter, depth))
         return draft.drafter.token_ms * (drafted if draft.drafter.offered else depth) * sequences
     part, context = draft.part, context_tokens(workload)
-    cheaper = [one for one in draft.drafter.cheaper if not (one.in_process and draft.overlap)]
+    cheaper = [drafter for drafter in draft.drafter.cheaper if not (drafter.in_process and draft.overlap)]
     return estimate_drafting_ms(lambda rows: part.ms(rows * sequences, sequences, context), cheaper, depth)
 
 
-def _goodput(one: Prediction) -> float:
-    return one.goodput_tokens_per_s
+def _goodput(prediction: Prediction) -> float:
+    return prediction.goodput_tokens_per_s
 
 
 def predict(
@@ -120,7 +120,7 @@ def best_depth(
     predictor = _Predictor(target, draft, workload, times)
     least = bound if draft is not None and draft.drafter.by_policy else 1
     known = [_best_of(predictor, depth, merit) for depth in (0, *range(max(1, least), bound + 1))]
-    best = max(known, key=lambda one: (merit(one), -one.depth))
+    best = max(known, key=lambda prediction: (merit(prediction), -prediction.depth))
     if draft is not None and draft.drafter.by_policy and best.depth:
         best = replace(best, depth=usual_depth(draft.drafter, best.depth))
     return replace(best, plain_tokens_per_s=known[0].goodput_tokens_per_s)
@@ -129,7 +129,7 @@ def best_depth(
 def _best_of(predictor: _Predictor, depth: int, merit: Callable[[Prediction], float]) -> Prediction:
     return max(
         (predictor.at(depth, count) for count in predictor.plain),
-        key=lambda one: (merit(one), -one.micro_batches),
+        key=lambda prediction: (merit(prediction), -prediction.micro_batches),
     )
 
 

@@ -80,10 +80,10 @@ def residual(
     rounding)."""
     order = np.argsort(ids, kind="stable")
     places = np.minimum(np.searchsorted(ids, tokens, sorter=order), len(ids) - 1)
-    found = order[places]
-    same = ids[found] == tokens
+    matches = order[places]
+    same = ids[matches] == tokens
     left = p.copy()
-    left[found[same]] = np.maximum(left[found[same]] - q[same], 0.0)
+    left[matches[same]] = np.maximum(left[matches[same]] - q[same], 0.0)
     return left if left.any() else p
 
 

@@ -29,7 +29,7 @@ def choose(row: Row, sampling: Sampling, position: int) -> int:
     return choose_each([(row, sampling, position)])[0]
 
 
-def choose_each(asked: Iterable[tuple[Row, Sampling, int]]) -> list[int]:
+def choose_each(requests: Iterable[tuple[Row, Sampling, int]]) -> list[int]:
     """Return what `choose` does for each row, sampling and position. Raises NotFinite.
 
     The noise of all is made at once: for the few tokens that filters leave of a row, calls cost more than what is
@@ -37,7 +37,7 @@ def choose_each(asked: Iterable[tuple[Row, Sampling, int]]) -> list[int]:
     """
     chosen: list[int] = []
     contests: list[_Contest] = []
-    for row, sampling, position in asked:
+    for row, sampling, position in requests:
         if sampling.temperature == 0.0:
             chosen.append(greedy(row[None, :])[0])
             continue
@@ -49,9 +49,11 @@ def choose_each(asked: Iterable[tuple[Row, Sampling, int]]) -> list[int]:
         if len(ids) > 1:
             contests.append(_Contest(len(chosen), row, sampling, position, top, ids, nats, sure))
         chosen.append(int(ids[0]))
-    noises = noise.gumbels([(one.sampling.seed, one.position) for one in contests], [one.ids for one in contests])
-    for one, own in zip(contests, noises, strict=True):
-        chosen[one.place] = one.winner(own)
+    noises = noise.gumbels(
+        [(contest.sampling.seed, contest.position) for contest in contests], [contest.ids for contest in contests]
+    )
+    for contest, own in zip(contests, noises, strict=True):
+        chosen[contest.place] = contest.winner(own)
     return chosen
 
 

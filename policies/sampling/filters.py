@@ -117,8 +117,8 @@ def _cut_nucleus(
 
 def _reaching(row: Row, low: float) -> NDArray[np.uint32]:
     """Return the ids of logits that are no less than `low`, ascending."""
-    found = (row >= np.float32(low) if math.isfinite(low) else row > -np.inf).nonzero()[0]
-    return found.astype(np.uint32)
+    kept = (row >= np.float32(low) if math.isfinite(low) else row > -np.inf).nonzero()[0]
+    return kept.astype(np.uint32)
 
 
 def _best_first(row: Row, low: float) -> NDArray[np.uint32]:

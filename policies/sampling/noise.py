@@ -81,11 +81,11 @@ def high_bits(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[n
 
 def loudest(seed: int, position: int, least: int, vocabulary: int) -> NDArray[np.uint32]:
     """Return the tokens below `vocabulary` whose high bits are at least `least`, ascending."""
-    found = []
+    kept = []
     for start in range(0, vocabulary, _PIECE):
         tokens = np.arange(start, min(start + _PIECE, vocabulary), dtype=np.uint32)
-        found.append(tokens[high_bits(seed, position, tokens) >= np.uint32(least)])
-    return np.concatenate(found)
+        kept.append(tokens[high_bits(seed, position, tokens) >= np.uint32(least)])
+    return np.concatenate(kept)
 
 
 def uniform(seed: int, position: int, tokens: NDArray[np.uint32]) -> NDArray[np.float64]:
@@ -115,9 +115,9 @@ def gumbels(places: Sequence[tuple[int, int]], tokens: Sequence[NDArray[np.uint3
     if not places:
         return []
     counts = [len(own) for own in tokens]
-    found = -np.log(-np.log(_uniform(places, counts, np.concatenate(tokens))))
+    noises = -np.log(-np.log(_uniform(places, counts, np.concatenate(tokens))))
     ends = list(accumulate(counts))
-    return [found[end - count : end] for count, end in zip(counts, ends, strict=True)]
+    return [noises[end - count : end] for count, end in zip(counts, ends, strict=True)]
 
 
 def single(seed: int, position: int, purpose: Purpose) -> float:

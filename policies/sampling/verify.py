@@ -63,16 +63,16 @@ def verify_draft(
     return VerifiedDraft(count, (*draft, *bonus), tuple(gaps), tuple(tolerated))
 
 
-def verify_coupled_drafts(asked: Sequence[tuple[Row, Sequence[int], Sampling, int]]) -> list[VerifiedDraft]:
+def verify_coupled_drafts(rows: Sequence[tuple[Row, Sequence[int], Sampling, int]]) -> list[VerifiedDraft]:
     """Return what `verify_draft` does for each (rows, draft, sampling, position), side by side, a position of each at a
     time. All must go by the coupled rule, and none may have a shape. Raises NotFinite."""
-    taken: list[list[int]] = [[] for _ in asked]
-    going = list(range(len(asked)))
+    taken: list[list[int]] = [[] for _ in rows]
+    going = list(range(len(rows)))
     while going:
-        chosen = choose_each(_next(*asked[index], len(taken[index])) for index in going)
+        chosen = choose_each(_next(*rows[index], len(taken[index])) for index in going)
         for index, token in zip(going, chosen, strict=True):
             taken[index].append(token)
-        going = [index for index in going if _goes_on(taken[index], asked[index][1])]
+        going = [index for index in going if _goes_on(taken[index], rows[index][1])]
     return [VerifiedDraft(len(tokens) - 1, tuple(tokens)) for tokens in taken]
 
 

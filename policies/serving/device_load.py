@@ -84,12 +84,12 @@ def smooth_load(before: DeviceLoad | None, now: DeviceLoad, smoothing: float) ->
     weight = 1.0 - (1.0 - smoothing) ** max(0.0, now.sampled_s - before.sampled_s)
     cores = {
         core: CoreLoad(
-            update_mean(was.ours, one.ours, weight),
-            update_mean(was.others, one.others, weight),
-            _mix_known(was.rivals, one.rivals, weight),
+            update_mean(was.ours, load.ours, weight),
+            update_mean(was.others, load.others, weight),
+            _mix_known(was.rivals, load.rivals, weight),
         )
-        for core, one in now.cores.items()
-        if (was := before.cores.get(core, one)) is not None
+        for core, load in now.cores.items()
+        if (was := before.cores.get(core, load)) is not None
     }
     return replace(
         now,

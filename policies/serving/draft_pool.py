@@ -100,4 +100,4 @@ def choose_leaver(workers: Sequence[PoolWorker], assigned: Mapping[str, int]) ->
     """Return the number of the worker that is to go: one that does not draft, else the one with the fewest replicas,
     the newest of equals."""
     counts = Counter(assigned.values())
-    return min(workers, key=lambda one: (one.serving, counts[one.number], -one.number)).number
+    return min(workers, key=lambda worker: (worker.serving, counts[worker.number], -worker.number)).number

@@ -101,7 +101,7 @@ class _Shares:
         if near and own - near[0][0] > 0.0:
             gain, host = own - near[0][0], near[0][1]
             to = self._find_near(host)[1]
-        apart = next((one for one in names if self._is_apart(one, number)), None)
+        apart = next((name for name in names if self._is_apart(name, number)), None)
         other = apart if apart is not None else next(iter(names))
         saved = own + _OTHER_HOST * (apart is not None) - fewest - _OTHER_HOST * self._is_apart(other, elsewhere)
         if saved > gain:
@@ -124,9 +124,9 @@ class _Shares:
         anywhere."""
         if not host:
             return self._find_first(self._all)
-        there = self._on.get(host)
+        workers = self._on.get(host)
         anywhere = self._find_first(self._on[""])
-        return min(self._find_first(there), anywhere) if there else anywhere
+        return min(self._find_first(workers), anywhere) if workers else anywhere
 
     def _find_first(self, heap: list[tuple[int, int]]) -> tuple[int, int]:
         counts = self.counts
@@ -135,8 +135,8 @@ class _Shares:
         return heap[0] if heap else _NOBODY
 
     def _is_apart(self, host: str, number: int) -> bool:
-        there = self._hosts[number]
-        return bool(host and there and host != there)
+        other = self._hosts[number]
+        return bool(host and other and host != other)
 
     def _count(self, number: int, more: int) -> None:
         self.counts[number] += more

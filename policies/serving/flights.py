@@ -66,15 +66,15 @@ def observe_flight(
 ) -> FlightCosts:
     """Take in a round of sequences that decode. `alone_ms`: the whole round, None where others were under way."""
     stages = costs.stages or (StageCost(),) * len(stage_ms)
-    found = FlightCosts(
+    learnt = FlightCosts(
         tuple(stage.observe(rows, took_ms) for stage, took_ms in zip(stages, stage_ms, strict=True)),
         update_mean(costs.rows_per_sequence, rows / sequences, 1.0 - _KEPT if costs.stages else 1.0),
         costs.beside_ms,
     )
     if alone_ms is None:
-        return found
+        return learnt
     beside_ms = max(0.0, alone_ms - sum(stage_ms))
-    return replace(found, beside_ms=update_mean(costs.beside_ms or beside_ms, beside_ms, 0.1))
+    return replace(learnt, beside_ms=update_mean(costs.beside_ms or beside_ms, beside_ms, 0.1))
 
 
 def predict_flights_ms(costs: FlightCosts, sequences: int, flights: int) -> float:

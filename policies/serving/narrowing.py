@@ -86,15 +86,15 @@ class _Crowd(Generic[M]):
         if self._best_for == count:
             return self._best
         heap, loads = self._heap, self.loads
-        found: list[tuple[int, str]] = []
-        while heap and len(found) < count:
+        best: list[tuple[int, str]] = []
+        while heap and len(best) < count:
             entry = heappop(heap)
-            if loads.get(entry[1]) == entry[0] and (not found or entry != found[-1]):
-                found.append(entry)
-        for entry in found:
+            if loads.get(entry[1]) == entry[0] and (not best or entry != best[-1]):
+                best.append(entry)
+        for entry in best:
             heappush(heap, entry)
-        self.least = found[0][0] if found else 0
-        self._best, self._best_for = [self._members[name] for _, name in found], count
+        self.least = best[0][0] if best else 0
+        self._best, self._best_for = [self._members[name] for _, name in best], count
         return self._best
 
 
@@ -144,16 +144,16 @@ class Narrowing(Generic[M]):
             takers = [crowd for crowd in takers if crowd.kind.tokens == tokens] or takers
         if len(takers) > KINDS:
             takers = self._prefer(takers, count)
-        found: list[M] = []
+        members: list[M] = []
         for crowd in takers:
-            found += crowd.list_least(count)
+            members += crowd.list_least(count)
         others = [crowd for crowd in self._crowds.values() if not crowd.kind.takes]
         if len(others) > IDLE_KINDS:
             others.sort(key=lambda crowd: (crowd.kind.tokens != tokens, not crowd.kind.hopes))
         looked_at = 1 if takers and not more_per_kind else count
         for crowd in others[:IDLE_KINDS]:
-            found += crowd.list_least(count)[:looked_at]
-        return found
+            members += crowd.list_least(count)[:looked_at]
+        return members
 
     def _prefer(self, crowds: Iterable[_Crowd[M]], count: int) -> list[_Crowd[M]]:
         """Return the kinds whose least loaded members promise the earliest end."""

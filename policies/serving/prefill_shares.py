@@ -57,7 +57,7 @@ def waits_for_replays(first_token_s: Sequence[float], came_s: Sequence[float]) -
     replay came; by one clock.
     """
     first_s = min(came_s, default=0.0)
-    return any(0.0 < one <= first_s for one in first_token_s)
+    return any(0.0 < wait_s <= first_s for wait_s in first_token_s)
 
 
 def share_rows(

@@ -76,8 +76,8 @@ def share_replay_rows(wanted: Sequence[int], rows: int, *, paid_rows: int) -> li
     any is charged for `paid_rows` at least.
     """
     given = []
-    for one in wanted:
-        taken = min(one, rows) if rows >= paid_rows else 0
+    for need in wanted:
+        taken = min(need, rows) if rows >= paid_rows else 0
         given.append(taken)
         rows -= max(taken, paid_rows) if taken else 0
     return given

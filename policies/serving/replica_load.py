@@ -43,8 +43,8 @@ class ReplicaPace(NamedTuple):
             slope = (n_ms / weight - mean_n * mean_ms) / spread
         else:
             slope = _USUAL_SLOPE * mean_ms / (mean_n if mean_n > 1.0 else 1.0)
-        found = mean_ms + slope * (sequences - mean_n) if slope > 0.0 else mean_ms
-        return found if found > mean_ms / 4.0 else mean_ms / 4.0
+        mean = mean_ms + slope * (sequences - mean_n) if slope > 0.0 else mean_ms
+        return mean if mean > mean_ms / 4.0 else mean_ms / 4.0
 
 
 def observe_replica_round(
@@ -111,8 +111,8 @@ class PairPaces(NamedTuple):
         """Take in a round that took `stretch` times as long as on a device of its own."""
         sequences, tokens, rows, drafted, round_ms, draft_ms, draft = seen
         plain_ms = (round_ms - (draft_ms if drafted else 0.0)) / stretch
-        told = sequences if drafted else tokens
-        plain = _observe(self.plain, sequences, told, rows, drafted, plain_ms if plain_ms > 0.0 else 0.0)
+        work = sequences if drafted else tokens
+        plain = _observe(self.plain, sequences, work, rows, drafted, plain_ms if plain_ms > 0.0 else 0.0)
         if not draft:
             return PairPaces(plain, self.drafted)
         known = self.drafted.get(draft, ReplicaPace())
@@ -123,8 +123,8 @@ class PairPaces(NamedTuple):
 def predict_saved_ms(own: PairPaces, alike: Sequence[PairPaces], draft: str, sequences: int) -> float:
     """Return what a draft saves of a token's time, by the replicas on devices that are alike (this one among them);
     0 where it was not seen at work."""
-    drafted = add_paces([one.drafted[draft] for one in alike if draft in one.drafted])
-    plain = [one.plain for one in alike]
+    drafted = add_paces([load.drafted[draft] for load in alike if draft in load.drafted])
+    plain = [load.plain for load in alike]
     plain_ms = predict_tpot_ms(own.plain, plain, sequences)
     shared_ms = add_paces(plain).tpot_ms(sequences)
     return reckon_saved_ms(own.drafted.get(draft), drafted, plain_ms, shared_ms, drafted.tpot_ms(sequences))

@@ -163,7 +163,7 @@ class Route:
         """What proposes tokens for the request; "" where nothing does."""
         if self.replica is None or not self.request.drafts:
             return ""
-        return next(one.draft for _, _, name, one in self._priced if name == self.replica)
+        return next(replica.draft for _, _, name, replica in self._priced if name == self.replica)
 
     @property
     def rated(self) -> tuple[RatedReplica, ...]:
@@ -176,17 +176,17 @@ class Route:
     def reason(self) -> str:
         """Why it was chosen, or why nothing was."""
         if self.replica is None:
-            return "no replica serves: " + "; ".join(f"{one.name}: {one.why_not}" for one in self.rated)
+            return "no replica serves: " + "; ".join(f"{rated.name}: {rated.why_not}" for rated in self.rated)
         best = _rate_replica(min(self._priced)[3], self.request, self._weights)
-        told = ", ".join(f"{term.name} {term.cost_ms:.0f} ms ({term.why})" for term in best.terms)
-        return f"predicted to take {best.price_ms:.0f} ms: {told}"
+        terms = ", ".join(f"{term.name} {term.cost_ms:.0f} ms ({term.why})" for term in best.terms)
+        return f"predicted to take {best.price_ms:.0f} ms: {terms}"
 
     def saves(self, replica: str) -> float:
         """Return the share of its price there that a request saves by the choice, against that replica."""
-        there = next((price for price, _, name, _ in self._priced if name == replica), float("inf"))
-        if not self._priced or (there == float("inf") and all(one.name != replica for one in self._unfit)):
+        price_ms = next((price for price, _, name, _ in self._priced if name == replica), float("inf"))
+        if not self._priced or (price_ms == float("inf") and all(unfit.name != replica for unfit in self._unfit)):
             return 0.0
-        return 1.0 - min(self._priced)[0] / there if there > 0.0 else 0.0
+        return 1.0 - min(self._priced)[0] / price_ms if price_ms > 0.0 else 0.0
 
     def shorten(self, most: int) -> Route:
         """Return it with the best candidates alone, so many at most, and with how many are left out."""
@@ -194,26 +194,26 @@ class Route:
         if over <= 0:
             return self
         priced, unfit = sorted(self._priced)[:most], sorted(self._unfit, key=_name_of)
-        found = Route(priced, unfit[: most - len(priced)], self.request, self._weights)
-        found.unseen = self.unseen
-        found._left_out = self._left_out + over
-        return found
+        route = Route(priced, unfit[: most - len(priced)], self.request, self._weights)
+        route.unseen = self.unseen
+        route._left_out = self._left_out + over
+        return route
 
     def _rate(self) -> Iterator[RatedReplica]:
         best: RatedReplica | None = None
-        for _, _, _, one in sorted(self._priced):
-            rated = _rate_replica(one, self.request, self._weights)
+        for _, _, _, replica in sorted(self._priced):
+            rated = _rate_replica(replica, self.request, self._weights)
             best = best or rated
             yield rated if rated is best else _explain_loser(rated, best)
-        for one in sorted(self._unfit, key=_name_of):
-            yield RatedReplica(one.name, float("inf"), (), one.why_not or "not serving", one.draft)
+        for replica in sorted(self._unfit, key=_name_of):
+            yield RatedReplica(replica.name, float("inf"), (), replica.why_not or "not serving", replica.draft)
         for count, why in ((self._left_out, _LEFT_OUT_WHY), (self.unseen, UNSEEN_WHY)):
             if count:
                 yield RatedReplica(f"{count} more", float("inf"), (), why)
 
 
-def _name_of(one: ReplicaState) -> str:
-    return one.name
+def _name_of(replica: ReplicaState) -> str:
+    return replica.name
 
 
 def route(replicas: Sequence[ReplicaState], request: RoutedRequest, weights: RoutingWeights = EVEN_WEIGHTS) -> Route:
@@ -221,36 +221,36 @@ def route(replicas: Sequence[ReplicaState], request: RoutedRequest, weights: Rou
     share = None if weights is EVEN_WEIGHTS else astuple(weights)
     priced: list[tuple[float, int, str, ReplicaState]] = []
     unfit: list[ReplicaState] = []
-    for one in replicas:
-        if one.serving:
-            costs = find_costs(one, request)
+    for replica in replicas:
+        if replica.serving:
+            costs = find_costs(replica, request)
             price = sum(costs) if share is None else sum(map(mul, share, costs))
-            priced.append((price, one.running + one.waiting, one.name, one))
+            priced.append((price, replica.running + replica.waiting, replica.name, replica))
         else:
-            unfit.append(one)
+            unfit.append(replica)
     return Route(priced, unfit, request, weights)
 
 
 Costs = tuple[float, float, float, float, float, float, float, float, float]
 
 
-def find_costs(one: ReplicaState, request: RoutedRequest) -> Costs:
+def find_costs(replica: ReplicaState, request: RoutedRequest) -> Costs:
     """Return what a request costs at a replica, in ms, term by term in the order of RoutingWeights."""
     output = request.output_tokens
-    plain = (output if output > 1 else 1) * one.tpot_ms
-    saved = (output if output > 1 else 1) * one.draft_saves_ms if request.drafts and one.draft else 0.0
-    prompt, cached = request.prompt_tokens, one.cached_prompt_tokens
+    plain = (output if output > 1 else 1) * replica.tpot_ms
+    saved = (output if output > 1 else 1) * replica.draft_saves_ms if request.drafts and replica.draft else 0.0
+    prompt, cached = request.prompt_tokens, replica.cached_prompt_tokens
     if cached > prompt:
         cached = prompt
-    prefill = (prompt - cached) * one.prefill_ms_per_token
+    prefill = (prompt - cached) * replica.prefill_ms_per_token
     alone = plain - saved + prefill
-    stretch = one.stretch.factor
+    stretch = replica.stretch.factor
     service = alone * stretch
-    waiting, places, kv_tokens = one.waiting, one.places, one.kv_tokens
+    waiting, places, kv_tokens = replica.waiting, replica.places, replica.kv_tokens
     queue = 0.0
-    if waiting > 0 or one.running >= places:
+    if waiting > 0 or replica.running >= places:
         queue = (waiting + 1) * service / (places if places > 1 else 1)
-    filled = (kv_tokens - one.kv_free_tokens + prompt + output - cached) / kv_tokens if kv_tokens else 0.0
+    filled = (kv_tokens - replica.kv_free_tokens + prompt + output - cached) / kv_tokens if kv_tokens else 0.0
     late = 0.0
     if request.first_in_ms is not None:
         late += max(0.0, queue + prefill * stretch - request.first_in_ms)
@@ -259,9 +259,9 @@ def find_costs(one: ReplicaState, request: RoutedRequest) -> Costs:
     return (
         queue,
         service * (filled - FULL) / (1.0 - FULL) if filled > FULL else 0.0,
-        service * weigh_shortage(one.free_share) if one.free_share < 1.0 else 0.0,
+        service * weigh_shortage(replica.free_share) if replica.free_share < 1.0 else 0.0,
         service - alone,
-        SUSPECT_RISK * service if one.risk else 0.0,
+        SUSPECT_RISK * service if replica.risk else 0.0,
         LATE * late,
         prefill,
         plain,
@@ -274,7 +274,7 @@ def _rate_replica(replica: ReplicaState, request: RoutedRequest, weights: Routin
     cached = min(replica.cached_prompt_tokens, request.prompt_tokens)
     taken = replica.kv_tokens - replica.kv_free_tokens + request.prompt_tokens + request.output_tokens - cached
     filled = taken / replica.kv_tokens if replica.kv_tokens else 0.0
-    told = (
+    texts = (
         ("queue", f"{replica.waiting} wait, {replica.running} of {replica.places} places"),
         ("kv_pressure", f"KV cache {filled:.0%} full with it"),
         ("memory", f"{replica.free_share:.0%} of its memory is free"),
@@ -287,7 +287,7 @@ def _rate_replica(replica: ReplicaState, request: RoutedRequest, weights: Routin
     )
     terms = tuple(
         RoutingTerm(name, float(getattr(weights, name)) * cost, why)
-        for (name, why), cost in zip(told, costs, strict=True)
+        for (name, why), cost in zip(texts, costs, strict=True)
     )
     return RatedReplica(replica.name, sum(term.cost_ms for term in terms), terms, draft=replica.draft)
 
@@ -296,7 +296,7 @@ def _describe_deadline(costs: Costs, stretch: float, request: RoutedRequest) -> 
     """Return when a request's first and last token are predicted to come."""
     queue, _, _, load, _, _, prefill, plain, draft = costs
     service = plain + draft + prefill + load
-    told = [
+    terms = [
         f"{name} token in {at_ms:.0f} of {bound_ms:.0f} ms"
         for name, at_ms, bound_ms in (
             ("first", queue + prefill * stretch, request.first_in_ms),
@@ -304,7 +304,7 @@ def _describe_deadline(costs: Costs, stretch: float, request: RoutedRequest) -> 
         )
         if bound_ms is not None
     ]
-    return ", ".join(told) or "it has none"
+    return ", ".join(terms) or "it has none"
 
 
 def _describe_draft(replica: ReplicaState, request: RoutedRequest) -> str:

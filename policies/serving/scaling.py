@@ -56,19 +56,19 @@ class ScaleLoad:
     no_room: str = ""
 
     @property
-    def there(self) -> tuple[ScaledReplica, ...]:
+    def present(self) -> tuple[ScaledReplica, ...]:
         """Those that count."""
-        return tuple(one for one in self.replicas if not one.gone)
+        return tuple(replica for replica in self.replicas if not replica.gone)
 
     @property
     def requests(self) -> int:
         """How many run or wait."""
-        return self.held + sum(one.streams for one in self.replicas)
+        return self.held + sum(replica.streams for replica in self.replicas)
 
     @property
     def places(self) -> int:
         """How many run at a time."""
-        return sum(one.places for one in self.there)
+        return sum(replica.places for replica in self.present)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,12 @@ class ScaleChange:
 
 def follow_load(trend: ScaleTrend, bounds: ScaleBounds, load: ScaleLoad, now_s: float) -> ScaleChange:
     """Look at the replicas. Whoever starts or ends one looks again when that is done."""
-    count = len(load.there)
+    count = len(load.present)
     if count < bounds.least:
         return _ask_for_more(trend, load, now_s, f"{count} of at least {bounds.least}")
     if count > bounds.most:
         return ScaleChange(_rest(trend), -1, bounds.most, f"{count} of at most {bounds.most}")
-    settled = all(one.serving for one in load.there)
+    settled = all(replica.serving for replica in load.present)
     crowded = _find_crowd(load)
     spare = settled and not crowded and not load.late and count > bounds.least and _is_spare(trend, load)
     trend = replace(
@@ -126,10 +126,10 @@ def follow_load(trend: ScaleTrend, bounds: ScaleBounds, load: ScaleLoad, now_s: 
         return _ask_for_more(trend, load, now_s, f"{crowded} for {since_s:.0f} s")
     if trend.spare_since_s is not None:
         since_s = now_s - trend.spare_since_s
-        told = f"{describe_load(load)}: one less would carry them"
+        carried = f"{describe_load(load)}: one less would carry them"
         if since_s < bounds.idle_s:
-            return ScaleChange(trend, 0, count, f"{told}, since {since_s:.0f} of {bounds.idle_s:g} s")
-        return ScaleChange(_rest(trend), -1, count - 1, f"{told}, for {since_s:.0f} s")
+            return ScaleChange(trend, 0, count, f"{carried}, since {since_s:.0f} of {bounds.idle_s:g} s")
+        return ScaleChange(_rest(trend), -1, count - 1, f"{carried}, for {since_s:.0f} s")
     if crowded:
         return ScaleChange(trend, 0, count, f"{crowded}" + (", and there may be no more" if settled else ""))
     return ScaleChange(trend, 0, count, describe_load(load))
@@ -137,7 +137,7 @@ def follow_load(trend: ScaleTrend, bounds: ScaleBounds, load: ScaleLoad, now_s: 
 
 def choose_leaver(replicas: Sequence[ScaledReplica]) -> str:
     """Return the name of the replica that is to end: one that is gone, else the newest. Its streams move either way."""
-    gone = [one for one in replicas if one.gone]
+    gone = [replica for replica in replicas if replica.gone]
     return (gone or list(replicas))[-1].name
 
 
@@ -147,7 +147,7 @@ def describe_load(load: ScaleLoad) -> str:
 
 
 def _ask_for_more(trend: ScaleTrend, load: ScaleLoad, now_s: float, why: str) -> ScaleChange:
-    count = len(load.there)
+    count = len(load.present)
     wanted = count + 1
     if count >= load.room:
         return ScaleChange(trend, 0, wanted, f"{why}; there is no place for one more: {load.no_room}")
@@ -161,15 +161,15 @@ def _find_crowd(load: ScaleLoad) -> str:
     """Return why one more replica would be of use; "" where it would not. One stream alone runs on one replica."""
     if load.requests >= CROWDED * load.places and load.requests:
         return describe_load(load)
-    if load.late and load.requests > len(load.there):
+    if load.late and load.requests > len(load.present):
         return f"{describe_load(load)}, and {load.late}"
     return ""
 
 
 def _is_spare(trend: ScaleTrend, load: ScaleLoad) -> bool:
     """Return whether one replica less carries the load with margin, whichever one goes."""
-    left = load.places - max(one.places for one in load.there)
-    return load.requests <= SPARE * min(left, trend.too_many.get(len(load.there) - 1, left))
+    left = load.places - max(replica.places for replica in load.present)
+    return load.requests <= SPARE * min(left, trend.too_many.get(len(load.present) - 1, left))
 
 
 def _rest(trend: ScaleTrend) -> ScaleTrend:

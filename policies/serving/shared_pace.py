@@ -47,18 +47,18 @@ class PaceSum:
         if self._sum is None or len(self._paces) <= _SUMMED_ANEW or self._changes > len(self._paces):
             self._sum = None
             return
-        one, two, known = before or _NO_PACE, pace or _NO_PACE, self._sum
+        old, new, known = before or _NO_PACE, pace or _NO_PACE, self._sum
         self._sum = ReplicaPace(
-            known.weight - one.weight + two.weight,
-            known.n - one.n + two.n,
-            known.nn - one.nn + two.nn,
-            known.ms - one.ms + two.ms,
-            known.n_ms - one.n_ms + two.n_ms,
-            known.wait_ms - one.wait_ms + two.wait_ms,
-            known.made - one.made + two.made,
+            known.weight - old.weight + new.weight,
+            known.n - old.n + new.n,
+            known.nn - old.nn + new.nn,
+            known.ms - old.ms + new.ms,
+            known.n_ms - old.n_ms + new.n_ms,
+            known.wait_ms - old.wait_ms + new.wait_ms,
+            known.made - old.made + new.made,
         )
-        self._prefills += (two.prefill_ms > 0.0) - (one.prefill_ms > 0.0)
-        self._prefill_ms += two.prefill_ms - one.prefill_ms
+        self._prefills += (new.prefill_ms > 0.0) - (old.prefill_ms > 0.0)
+        self._prefill_ms += new.prefill_ms - old.prefill_ms
 
     def find_sum(self) -> ReplicaPace:
         """Return the sums."""
@@ -70,10 +70,10 @@ class PaceSum:
 
     def tpot_ms(self, sequences: int) -> float:
         """Return what a token takes each of so many sequences; 0 where nothing was measured."""
-        found = self._tpots.get(sequences)
-        if found is None:
-            found = self._tpots[sequences] = self.find_sum().tpot_ms(sequences)
-        return found
+        tpot_ms = self._tpots.get(sequences)
+        if tpot_ms is None:
+            tpot_ms = self._tpots[sequences] = self.find_sum().tpot_ms(sequences)
+        return tpot_ms
 
     def prefill_ms(self) -> float:
         """Return what a token of a prompt takes, on the mean of those that know; 0 where none does."""

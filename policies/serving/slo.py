@@ -148,8 +148,8 @@ def decide_slo_actions(
         running = max(wanted.running, running // 2, 1)
     elif late_tpot <= SLACK or late_ttft >= AT_RISK:
         running = min(wanted.running, running + max(1, running // _BACK))
-    found = wanted._replace(running=running, levers=_in_force(wanted.levers, fewer=running < max_running))
-    return found if drafts else _without_drafts(found)
+    decision = wanted._replace(running=running, levers=_in_force(wanted.levers, fewer=running < max_running))
+    return decision if drafts else _without_drafts(decision)
 
 
 def _in_force(levers: tuple[SloAction, ...], *, fewer: bool) -> tuple[SloAction, ...]:
@@ -157,9 +157,11 @@ def _in_force(levers: tuple[SloAction, ...], *, fewer: bool) -> tuple[SloAction,
     return (*others, *[SloAction.ADMISSION_GIVES_WAY] * fewer) or (SloAction.NOTHING,)
 
 
-def _without_drafts(found: SloDecision) -> SloDecision:
-    levers = tuple(lever for lever in found.levers if lever not in (SloAction.DRAFTS_GIVE_WAY, SloAction.DRAFTS_GAIN))
-    return found._replace(row_price=1.0, levers=levers or (SloAction.NOTHING_HELPS,), beside_prompts=False)
+def _without_drafts(decision: SloDecision) -> SloDecision:
+    levers = tuple(
+        lever for lever in decision.levers if lever not in (SloAction.DRAFTS_GIVE_WAY, SloAction.DRAFTS_GAIN)
+    )
+    return decision._replace(row_price=1.0, levers=levers or (SloAction.NOTHING_HELPS,), beside_prompts=False)
 
 
 def _first_token(seen: SloObservation, late: float, max_running: int, *, tpot_slack: bool) -> SloDecision:

@@ -65,15 +65,15 @@ def cumulate_acceptance(confidences: Sequence[float], factor: float, most: int, 
     see policies.speculation.odds. A drafter that is certain of a token is believed nearly as much (MOST_CERTAIN), so
     that outcomes can still correct it.
     """
-    found: list[float] = []
+    chances: list[float] = []
     chance, more = 1.0, factor - 1.0
     for confidence in confidences[:most]:
         believed = confidence if confidence < MOST_CERTAIN else MOST_CERTAIN
         chance *= believed * factor / (1.0 + believed * more)
-        if chance <= floor and len(found) >= sure:
+        if chance <= floor and len(chances) >= sure:
             break
-        found.append(chance)
-    return found
+        chances.append(chance)
+    return chances
 
 
 def floor_of(cost: CostModel, rows: int, value: float) -> float:
@@ -166,16 +166,16 @@ def allocate_depths_in_widths(
 def _steps(chances: Sequence[float], known: int, widths: Sequence[int]) -> list[tuple[float, int, int]]:
     """Return (expected tokens, rows, depth then) of each step, tokens per row falling: a step that is followed by a
     better one is taken together with it."""
-    found: list[tuple[float, int, int]] = []
+    hull: list[tuple[float, int, int]] = []
     rows = pad_to_width(known, widths)
     depth = rows - known
     while depth < len(chances):
         wider = pad_to_width(rows + 1, widths)
         after = min(wider - known, len(chances))
         gain, more = sum(chances[depth:after]), wider - rows
-        while found and found[-1][0] * more < gain * found[-1][1]:
-            before_gain, before_rows, _ = found.pop()
+        while hull and hull[-1][0] * more < gain * hull[-1][1]:
+            before_gain, before_rows, _ = hull.pop()
             gain, more = gain + before_gain, more + before_rows
-        found.append((gain, more, after))
+        hull.append((gain, more, after))
         rows, depth = wider, wider - known
-    return found
+    return hull

@@ -109,10 +109,10 @@ class CostModel(NamedTuple):
             return [after - before for before, after in pairwise(times)]
         scale = self.scale
         attention_ms = self.fit.row_position_us * context_tokens / US_PER_MS
-        found = [scale * (ms + attention_ms) for ms in self.row_ms[rows : rows + count]]
-        if len(found) < count:
-            found += [scale * (self.row_ms[-1] + attention_ms)] * (count - len(found))
-        return found
+        times_ms = [scale * (ms + attention_ms) for ms in self.row_ms[rows : rows + count]]
+        if len(times_ms) < count:
+            times_ms += [scale * (self.row_ms[-1] + attention_ms)] * (count - len(times_ms))
+        return times_ms
 
     def least_added_ms(self, rows: int) -> float:
         """Return the least that any row adds to a forward of `rows` rows or more; 0 where that is not known."""

@@ -29,11 +29,11 @@ _NEWEST = 0.1  # weight of the newest pass in the mean time, and in how far pass
 
 @dataclass(frozen=True, slots=True)
 class WantedRow:
-    """A sequence that one token more is wanted of. `asked`: an answer waits for it; else it is drafted ahead.
+    """A sequence that one token more is wanted of. `urgent`: an answer waits for it; else it is drafted ahead.
     `reading`: the model has not read all of its text yet. `chance`: that the token will be needed. `branch`: it is one
     of a sequence, and no sequence itself."""
 
-    asked: bool
+    urgent: bool
     reading: bool
     chance: float = 1.0
     branch: bool = False
@@ -42,13 +42,13 @@ class WantedRow:
 def choose_rows(rows: Sequence[WantedRow], unread_passes: int, row_share: float = 0.0) -> list[int]:
     """Return the numbers of the rows that the next pass takes, in order. `unread_passes`: how many passes left texts
     unread. `row_share`: see PassTimes."""
-    urgent = any(row.asked and not row.reading for row in rows)
+    urgent = any(row.urgent and not row.reading for row in rows)
     reads = not urgent or unread_passes >= READ_EVERY - 1
     least = LIKELY if urgent else 0.0
     lines = [
         number
         for number, row in enumerate(rows)
-        if not row.branch and (reads or not row.reading) and (row.asked or row.reading or row.chance >= least)
+        if not row.branch and (reads or not row.reading) and (row.urgent or row.reading or row.chance >= least)
     ]
     price = max(least, price_branch(row_share, len(lines)))
     branches = [number for number, row in enumerate(rows) if row.branch and row.chance >= price]

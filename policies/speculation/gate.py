@@ -32,11 +32,11 @@ class GateState:
 
     They are the accepted drafts per sequence, beyond those of cheaper drafts (so below 0 at times), and the time that
     drafting added to a round, in ms. `rounds` counts them. `account`: see the module.
-    `asked`: drafts are made.
+    `drafting`: drafts are made.
     """
 
     account: float = FIRST_ROUNDS
-    asked: bool = False
+    drafting: bool = False
     rounds: int = 0
     accepted: float = 0.0
     cost_ms: float = 0.0
@@ -66,17 +66,17 @@ def pays(worth: GateState, round_ms: float) -> bool:
 
 
 def decide_drafting(worth: GateState, price: DraftCost) -> GateState:
-    """Return what is known one round later; `asked` says whether to draft in this one. Nothing is risked while a round
-    without drafts is not measured."""
+    """Return what is known one round later; `drafting` says whether to draft in this one. Nothing is risked while a
+    round without drafts is not measured."""
     worth = replace(worth, account=worth.account + SHARE)
     if price.round_ms <= 0.0:
-        return replace(worth, asked=False)
-    if worth.asked:
+        return replace(worth, drafting=False)
+    if worth.drafting:
         lost = worth.account < 0.0 or (worth.rounds >= TRIAL_ROUNDS and not pays(worth, price.round_ms))
-        return replace(worth, asked=False, account=min(worth.account, 0.0)) if lost else worth
+        return replace(worth, drafting=False, account=min(worth.account, 0.0)) if lost else worth
     if price.trial_rounds > worth.account:
         return worth
-    return replace(worth, asked=True, rounds=0, accepted=0.0, cost_ms=0.0)
+    return replace(worth, drafting=True, rounds=0, accepted=0.0, cost_ms=0.0)
 
 
 def reads(worth: GateState, price: DraftCost, tokens_left: float) -> bool:

@@ -38,6 +38,7 @@ def test_one_machine_serves_without_them(without_extras, monkeypatch):
     monkeypatch.setattr(daemons, "start_outrider", start)
     with running(configuration(without_extras)) as daemon:
         answer = daemon.client.completions.create(model="toy", prompt="a", max_tokens=4)
+        assert answer.usage is not None
         assert answer.usage.completion_tokens == 4
         assert daemon.stop() == 0
 

@@ -28,13 +28,13 @@ def live_through(accepted: float, price: DraftCost, rounds: int, cost_ms: float 
     for _ in range(rounds):
         price_now = price if missing else DraftCost(price.round_ms, price.step_ms)
         worth = decide_drafting(worth, price_now)
-        asked.append(worth.asked)
-        if worth.asked:
+        asked.append(worth.drafting)
+        if worth.drafting:
             took_ms = price.reading_ms if missing else (price.step_ms if cost_ms is None else cost_ms)
             worth = observe_drafted_round(
                 worth, round_ms=price.round_ms, accepted=accepted * (not missing), cost_ms=took_ms, reading=missing
             )
-        missing = not worth.asked
+        missing = not worth.drafting
     return asked
 
 
@@ -48,7 +48,7 @@ def test_it_never_loses_more_than_was_saved_and_one_round(rounds, step, reading)
     worth, won, dearest, goes = GateState(), 0.0, 0.0, 0
     for accepted, cost, fresh in rounds:
         worth = decide_drafting(worth, DraftCost(1.0, step, reading * fresh))
-        if worth.asked:
+        if worth.drafting:
             goes += 1
             won += accepted - cost
             dearest = max(dearest, cost - accepted)
@@ -80,18 +80,18 @@ def test_a_draft_that_becomes_good_is_found_again(round_ms, step):
     price = DraftCost(round_ms, step * round_ms)
     worth = GateState(account=0.0)
     waited = 0
-    while not (worth := decide_drafting(worth, price)).asked:
+    while not (worth := decide_drafting(worth, price)).drafting:
         waited += 1
     assert waited <= math.ceil(price.trial_rounds / SHARE)
     for _ in range(200):
         worth = observe_drafted_round(worth, round_ms=round_ms, accepted=3.0, cost_ms=price.step_ms, reading=False)
         worth = decide_drafting(worth, price)
-        assert worth.asked
+        assert worth.drafting
 
 
 @given(st.floats(0.0, 8.0), TIMES_MS, TIMES_MS, TIMES_MS, st.floats(0.0, 500.0))
 def test_a_text_is_read_for_what_it_can_win_and_what_was_saved(accepted, cost_ms, round_ms, reading_ms, left):
-    worth = GateState(account=100.0, asked=True, rounds=TRIAL_ROUNDS, accepted=accepted, cost_ms=cost_ms)
+    worth = GateState(account=100.0, drafting=True, rounds=TRIAL_ROUNDS, accepted=accepted, cost_ms=cost_ms)
     if reads(worth, DraftCost(round_ms, cost_ms, reading_ms), left):
         assert reading_ms <= 100.0 * round_ms
         assert reading_ms <= left * max(0.0, accepted * round_ms - cost_ms) + 1e-9
@@ -100,7 +100,7 @@ def test_a_text_is_read_for_what_it_can_win_and_what_was_saved(accepted, cost_ms
 
 
 def test_nothing_is_risked_while_a_round_is_not_measured():
-    assert not decide_drafting(GateState(), DraftCost(0.0, 1.0)).asked
+    assert not decide_drafting(GateState(), DraftCost(0.0, 1.0)).drafting
     assert token_price(3.0, 0.0) == 0.0
     assert token_price(3.0, 12.0) == 0.25
 

@@ -24,21 +24,21 @@ ROWS = st.lists(st.builds(WantedRow, st.booleans(), st.booleans(), st.floats(0.0
 def test_whatever_is_asked_for_and_read_is_taken_and_nothing_waits_for_company(rows, unread):
     chosen = choose_rows(rows, unread)
     assert chosen == sorted(set(chosen))
-    assert {number for number, row in enumerate(rows) if row.asked and not row.reading} <= set(chosen)
+    assert {number for number, row in enumerate(rows) if row.urgent and not row.reading} <= set(chosen)
     assert bool(chosen) == bool(rows), "the model does not idle while anything is wanted"
 
 
 @given(ROWS)
 def test_what_is_hardly_needed_does_not_hold_up_who_waits(rows):
-    urgent = any(row.asked and not row.reading for row in rows)
-    ahead = {number for number, row in enumerate(rows) if not row.asked and not row.reading}
+    urgent = any(row.urgent and not row.reading for row in rows)
+    ahead = {number for number, row in enumerate(rows) if not row.urgent and not row.reading}
     likely = {number for number in ahead if rows[number].chance >= LIKELY}
     assert ahead & set(choose_rows(rows, 0)) == (likely if urgent else ahead)
 
 
 @given(ROWS)
 def test_texts_are_read_apart_from_what_an_answer_waits_for_but_not_for_ever(rows):
-    urgent = any(row.asked and not row.reading for row in rows)
+    urgent = any(row.urgent and not row.reading for row in rows)
     readers = {number for number, row in enumerate(rows) if row.reading}
     assert bool(readers & set(choose_rows(rows, 0))) == bool(readers and not urgent)
     assert readers <= set(choose_rows(rows, READ_EVERY - 1))
@@ -56,7 +56,7 @@ def test_the_times_of_passes_are_those_of_their_kind(passes):
 
 @given(ROWS, st.lists(st.floats(0.0, 1.0), max_size=50), st.floats(0.0, 1.0))
 def test_branches_change_nothing_for_lines_and_are_taken_where_they_are_worth_it(rows, chances, row_share):
-    branches = [WantedRow(asked=False, reading=False, chance=chance, branch=True) for chance in chances]
+    branches = [WantedRow(urgent=False, reading=False, chance=chance, branch=True) for chance in chances]
     chosen = choose_rows([*rows, *branches], 0, row_share)
     lines = [number for number in chosen if number < len(rows)]
     assert lines == choose_rows(rows, 0, row_share)

@@ -22,7 +22,7 @@ STANDBYS = st.lists(
     st.builds(
         StandbyState,
         st.sampled_from(Readiness),
-        begun=st.booleans(),
+        loaded=st.booleans(),
         refused=st.booleans(),
         lost=st.booleans(),
     ),
@@ -122,13 +122,13 @@ def test_failover_steps_are_possible_and_one_standby_serves(
 ) -> None:
     states = []
     for one in standbys:
-        ready = one.begun and data.draw(st.booleans())
+        ready = one.loaded and data.draw(st.booleans())
         states.append(
             StandbyState(
                 one.readiness,
-                begun=one.begun,
+                loaded=one.loaded,
                 ready=ready,
-                active=one.begun and data.draw(st.booleans()),
+                active=one.loaded and data.draw(st.booleans()),
                 refused=one.refused,
                 lost=one.lost,
             )
@@ -136,7 +136,7 @@ def test_failover_steps_are_possible_and_one_standby_serves(
     rules = FailoverRules(2.0, 10.0)
     target = TargetState(serves=serves, hopeless=hopeless and not serves, since_s=since_s, began=began)
     steps = plan_failover(target, states, rules)
-    assert all(not states[number].begun and not states[number].refused for number in steps.begin)
+    assert all(not states[number].loaded and not states[number].refused for number in steps.begin)
     assert all(states[number].ready and not states[number].refused for number in steps.activate)
     assert all(states[number].active for number in steps.retire)
     assert len(steps.activate) <= 1
@@ -152,6 +152,6 @@ def test_failover_steps_are_possible_and_one_standby_serves(
             assert stays or steps.activate, "whoever is loaded takes over at once"
         untried = [one for one in states if not one.refused and not one.lost]
         if untried and not stays and not usable and target.hopeless:
-            assert steps.begin or any(one.begun for one in untried), "or it is loaded now"
+            assert steps.begin or any(one.loaded for one in untried), "or it is loaded now"
     if steps.look_s is not None:
         assert 0.0 < steps.look_s <= rules.back_after_s

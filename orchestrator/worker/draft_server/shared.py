@@ -204,7 +204,7 @@ class SharedDrafter:
         sessions = {id(session): session for session, _, _ in taken}.values()
         for session in sessions:
             session.in_company = session.in_company or len(sessions) > 1
-        for session in {id(session): session for session, _, row in taken if row.asked}.values():
+        for session in {id(session): session for session, _, row in taken if row.urgent}.values():
             if session.open_ask is not None:
                 session.open_ask.passes += 1
         self._grow([sequence for _, sequence, _ in taken], len(sessions))
@@ -266,7 +266,7 @@ class SharedDrafter:
 
 def _list_branches(session: DraftSession) -> list[_Wanted]:
     return [
-        (session, branch.line, WantedRow(asked=False, reading=False, chance=branch.chance, branch=True))
+        (session, branch.line, WantedRow(urgent=False, reading=False, chance=branch.chance, branch=True))
         for sequence in session.sequences.values()
         for branch in sequence.branches
         if branch.line.wants_ahead

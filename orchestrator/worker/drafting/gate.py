@@ -68,7 +68,7 @@ class DraftGate:
     @property
     def rests(self) -> bool:
         """Whether trials have shown under every rule so far that drafts do not pay."""
-        return bool(self._worths) and all(worth.rounds and not worth.asked for worth in self._worths.values())
+        return bool(self._worths) and all(worth.rounds and not worth.drafting for worth in self._worths.values())
 
     def choose_asks(self, asks: Sequence[Ask], known: Mapping[str, DraftSequence], step_ms: float) -> list[Ask]:
         """Return those to draft for in this round; a round with whoever asks was completed since the last call."""
@@ -93,7 +93,7 @@ class DraftGate:
         """Return the asks that are granted; they come in the order of what there is to read for them."""
         round_ms = candidates[0][1].round_ms
         worth = self._worths[rule] = decide_drafting(self._worth(rule), DraftCost(round_ms, step_ms, candidates[0][0]))
-        if not worth.asked:
+        if not worth.drafting:
             return []
         kept: list[Ask] = []
         for reading_ms, ask, known in candidates:

@@ -76,9 +76,9 @@ class AlikeHosts:
             entry = (self._rank[host], host)
             if host in self._state:
                 _remove(zone.hosts, self._state.pop(host), entry)
-            self._free[host] = [one for one in self._free[host] if one not in taken]
+            self._free[host] = [number for number in self._free[host] if number not in taken]
             if self._free[host]:
-                kinds = tuple(self._kinds[one] for one in self._free[host])
+                kinds = tuple(self._kinds[number] for number in self._free[host])
                 state = self._number((self._marks[host], cores.get(host, 0), host in paid, kinds))
                 self._state[host] = state
                 insort(zone.hosts.setdefault(state, []), entry)
@@ -88,18 +88,18 @@ class AlikeHosts:
     def hosts(self) -> list[tuple[str, int, str]]:
         """Return hosts that stand for all, in order: each with its state and its zone."""
         zones = {name: None for places in self._views.values() for place in places for _, name in place[: self._keep]}
-        found = [(rank, host, state, zone) for zone in zones for rank, host, state in self._zones[zone].first]
-        return [(host, state, zone) for _, host, state, zone in sorted(found)]
+        hosts = [(rank, host, state, zone) for zone in zones for rank, host, state in self._zones[zone].first]
+        return [(host, state, zone) for _, host, state, zone in sorted(hosts)]
 
     def devices(self, host: str) -> list[int]:
         """Return the devices of a host that stand for all on it, in order."""
         seen: dict[int, int] = {}
-        found = []
-        for one in self._free[host]:
-            seen[self._kinds[one]] = seen.get(self._kinds[one], 0) + 1
-            if seen[self._kinds[one]] <= self._keep:
-                found.append(one)
-        return found
+        kept = []
+        for number in self._free[host]:
+            seen[self._kinds[number]] = seen.get(self._kinds[number], 0) + 1
+            if seen[self._kinds[number]] <= self._keep:
+                kept.append(number)
+        return kept
 
     def _number(self, what: object) -> int:
         return self._numbers.setdefault(what, len(self._numbers))
@@ -135,10 +135,10 @@ def _mark(host: Host, single: bool) -> tuple[object, ...]:
 
 def number_kinds(devices: Sequence[Device], may_target: Iterable[object], may_draft: Iterable[object]) -> list[int]:
     """Return the kind of each device as a number: those that differ by name alone have the same."""
-    like = attrgetter(*(one.name for one in fields(Device) if one.name not in ("id", "host")))
+    like = attrgetter(*(field.name for field in fields(Device) if field.name not in ("id", "host")))
     kinds: dict[object, int] = {}
-    found = zip(devices, may_target, may_draft, strict=True)
-    return [kinds.setdefault((like(one), bool(target), bool(draft)), len(kinds)) for one, target, draft in found]
+    rows = zip(devices, may_target, may_draft, strict=True)
+    return [kinds.setdefault((like(device), bool(target), bool(draft)), len(kinds)) for device, target, draft in rows]
 
 
 def find_single_hosts(devices: Mapping[str, Sequence[int]], links: Links, client_host: str) -> set[str]:

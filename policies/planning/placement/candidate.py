@@ -81,7 +81,7 @@ class Candidate:
         """What decides between equals."""
         return (
             len(self.placed),
-            tuple((one.device.id, one.option.label, one.first) for one in self.placed),
+            tuple((placed.device.id, placed.option.label, placed.first) for placed in self.placed),
             self.drafter.name if self.drafter else "",
         )
 
@@ -91,7 +91,7 @@ class Candidate:
         if len(self.target) == 1:
             target = f"{self.target[0].device.id} ({self.target[0].option.label})"
         else:
-            target = f"{len(self.target)} shards on " + ", ".join(one.device.id for one in self.target)
+            target = f"{len(self.target)} shards on " + ", ".join(placed.device.id for placed in self.target)
         if self.drafter is None:
             return f"{target}, no drafts"
         if self.draft is None:
@@ -124,8 +124,8 @@ def sides(candidate: Candidate, links: Links, load: Workload) -> tuple[TargetSid
     """Return it as policies/planning/throughput.py takes it. The draft speaks to the last shard, which decides what is
     accepted."""
     target = TargetSide(
-        tuple(_part(one, load.target.layers) for one in candidate.target),
-        hops([one.device.host for one in candidate.target], links),
+        tuple(_part(placed, load.target.layers) for placed in candidate.target),
+        hops([placed.device.host for placed in candidate.target], links),
         candidate.sequences,
     )
     if candidate.drafter is None:
@@ -146,7 +146,7 @@ def hops(hosts: Sequence[str], links: Links) -> tuple[LinkProfile, ...]:
     """Return the links behind each of these hosts, the last of which leads back to the first."""
     if len(hosts) == 1:
         return ()
-    return tuple(links.between(one, after) for one, after in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
+    return tuple(links.between(host, after) for host, after in zip(hosts, [*hosts[1:], hosts[0]], strict=True))
 
 
 def client_hop_ms(candidate: Candidate, links: Links, wanted: PlanGoal) -> float:
@@ -155,9 +155,9 @@ def client_hop_ms(candidate: Candidate, links: Links, wanted: PlanGoal) -> float
     api, first, last = wanted.client_host, candidate.target[0].device.host, candidate.target[-1].device.host
     if api not in links.hosts:
         return 0.0
-    there, back = (links.between(api, host) if host != api else None for host in (first, last))
-    asked_ms = wanted.workload.prompt_tokens * _BYTES_PER_TOKEN / there.bytes_per_s * MS_PER_S if there else 0.0
-    return asked_ms + sum(link.rtt_ms / 2.0 for link in (there, back) if link is not None)
+    way, back = (links.between(api, host) if host != api else None for host in (first, last))
+    asked_ms = wanted.workload.prompt_tokens * _BYTES_PER_TOKEN / way.bytes_per_s * MS_PER_S if way else 0.0
+    return asked_ms + sum(link.rtt_ms / 2.0 for link in (way, back) if link is not None)
 
 
 def rate_candidate(
@@ -175,7 +175,7 @@ def rate_candidate(
     prediction = best_depth(target, draft, load, times, merit)
     client_ms = client_hop_ms(candidate, links, wanted)
     prediction = replace(prediction, ttft_ms=prediction.ttft_ms + client_ms, client_ms=client_ms)
-    devices = [one.device for one in (candidate.placed if prediction.depth else candidate.target)]
+    devices = [placed.device for placed in (candidate.placed if prediction.depth else candidate.target)]
     merits = (
         merit(prediction),
         float(compute_second_merit(wanted.objective, prediction.goodput_tokens_per_s, prediction.ttft_ms)),
@@ -188,22 +188,22 @@ def rate_candidate(
 def score_candidate(candidate: Candidate, prediction: Prediction, wanted: PlanGoal) -> Score:
     """Return the score of what was predicted of it."""
     load = wanted.workload
-    parts = [_part(one, load.target.layers) for one in candidate.target]
-    devices = [one.device for one in (candidate.placed if prediction.depth else candidate.target)]
+    parts = [_part(placed, load.target.layers) for placed in candidate.target]
+    devices = [placed.device for placed in (candidate.placed if prediction.depth else candidate.target)]
     used = sum_used_bytes(candidate, load)
-    return placement_score(parts, devices, [used[one.id] for one in devices], prediction, load, wanted.weights)
+    return placement_score(parts, devices, [used[device.id] for device in devices], prediction, load, wanted.weights)
 
 
-def with_own_score(one: ScoredCandidate, wanted: PlanGoal) -> ScoredCandidate:
+def with_own_score(scored: ScoredCandidate, wanted: PlanGoal) -> ScoredCandidate:
     """Return it with the score of its own devices, where it has that of others that are alike."""
-    return replace(one, score=score_candidate(one.candidate, one.prediction, wanted))
+    return replace(scored, score=score_candidate(scored.candidate, scored.prediction, wanted))
 
 
-def count_threads(one: ScoredCandidate, hosts: Mapping[str, Host]) -> dict[str, int]:
+def count_threads(scored: ScoredCandidate, hosts: Mapping[str, Host]) -> dict[str, int]:
     """Return the cores that it takes of each host whose cores are known."""
     threads: dict[str, int] = {}
-    own_draft = one.prediction.depth > 0 and one.candidate.where is not Where.IN_TARGET
-    for part in one.candidate.placed if own_draft else one.candidate.target:
+    own_draft = scored.prediction.depth > 0 and scored.candidate.where is not Where.IN_TARGET
+    for part in scored.candidate.placed if own_draft else scored.candidate.target:
         if hosts[part.device.host].cores:
             threads[part.device.host] = threads.get(part.device.host, 0) + part.option.threads
     return threads
@@ -214,32 +214,32 @@ def merit_at(
 ) -> Callable[[Prediction], float]:
     """Return what gives the merit of its predictions: without drafts the draft's device is not in use."""
     aim, hosts = (wanted.objective, wanted.workload.concurrency), links.hosts
-    plain = merit_of(*aim, sum_expense([one.device for one in candidate.target], hosts, paid))
-    drafting = merit_of(*aim, sum_expense([one.device for one in candidate.placed], hosts, paid))
-    return lambda one: drafting(one) if one.depth else plain(one)
+    plain = merit_of(*aim, sum_expense([placed.device for placed in candidate.target], hosts, paid))
+    drafting = merit_of(*aim, sum_expense([placed.device for placed in candidate.placed], hosts, paid))
+    return lambda prediction: drafting(prediction) if prediction.depth else plain(prediction)
 
 
 def sum_used_bytes(candidate: Candidate, load: Workload) -> dict[str, float]:
     """Return the bytes that it takes of each device, by its id."""
     used: dict[str, float] = {}
-    for one in candidate.placed:
-        model_layers = load.target.layers if one is not candidate.draft else one.layers
-        taken = workers.sum_fixed_bytes(one.option, one.layers)
-        taken += kv_bytes(one.option, load, one.layers / model_layers) * candidate.sequences
-        used[one.device.id] = used.get(one.device.id, 0.0) + taken
+    for placed in candidate.placed:
+        model_layers = load.target.layers if placed is not candidate.draft else placed.layers
+        taken = workers.sum_fixed_bytes(placed.option, placed.layers)
+        taken += kv_bytes(placed.option, load, placed.layers / model_layers) * candidate.sequences
+        used[placed.device.id] = used.get(placed.device.id, 0.0) + taken
     return used
 
 
 def find_fit_problem(candidate: Candidate, cores: Mapping[str, float], load: Workload, limits: Constraints) -> str:
     """Return why memory or cores do not allow it, "" where they do."""
-    room = {one.device.id: workers.room_bytes(one.device, limits) for one in candidate.placed}
+    room = {placed.device.id: workers.room_bytes(placed.device, limits) for placed in candidate.placed}
     for device, used in sorted(sum_used_bytes(candidate, load).items()):
         if used > room[device]:
             return f"{device}: {workers.too_small(used, room[device])}"
     threads: dict[str, int] = {}
-    for one in candidate.placed:
-        if one is not candidate.draft or candidate.where is not Where.IN_TARGET:
-            threads[one.device.host] = threads.get(one.device.host, 0) + one.option.threads
+    for placed in candidate.placed:
+        if placed is not candidate.draft or candidate.where is not Where.IN_TARGET:
+            threads[placed.device.host] = threads.get(placed.device.host, 0) + placed.option.threads
     for host, count in sorted(threads.items()):
         if count > cores[host]:
             return workers.too_many_threads(count, host, cores[host])
@@ -252,7 +252,7 @@ def replica(
     """Return it as a part of a plan; the cores that it takes are added to `taken_cores`."""
     candidate, prediction = best.candidate, best.prediction
     first = dict(taken_cores)
-    shards = tuple(_shard(one, candidate, prediction, hosts, taken_cores, load) for one in candidate.target)
+    shards = tuple(_shard(placed, candidate, prediction, hosts, taken_cores, load) for placed in candidate.target)
     draft = None
     if candidate.drafter is not None and prediction.depth:
         shard = None
@@ -261,37 +261,37 @@ def replica(
             shard = _shard(candidate.draft, candidate, prediction, hosts, cores, load)
         own = candidate.where > Where.IN_TARGET
         draft = DraftPlacement(candidate.drafter.name, shard, "own" if own else "target", own)
-    load_s = max(one.option.load_s for one in candidate.target)
+    load_s = max(placed.option.load_s for placed in candidate.target)
     return ReplicaPlacement(shards, draft, prediction.depth, prediction, best.score, load_s)
 
 
 def _shard(
-    one: PlacedShard,
+    placed: PlacedShard,
     candidate: Candidate,
     prediction: Prediction,
     hosts: Mapping[str, Host],
     taken: dict[str, int],
     load: Workload,
 ) -> Shard:
-    drafting = one is candidate.draft
+    drafting = placed is candidate.draft
     model = candidate.drafter.model if drafting and candidate.drafter and candidate.drafter.model else load.target
     sequences = -(-candidate.sequences // (1 if drafting else prediction.micro_batches))
     rows = sequences * (1 if drafting else prediction.depth + 1)
-    stage_ms = _part(one, model.layers).ms(rows, sequences, context_tokens(load))
-    first = taken.get(one.device.host, 0)
-    threads = one.option.threads if hosts[one.device.host].cores else 0
-    taken[one.device.host] = first + threads
+    stage_ms = _part(placed, model.layers).ms(rows, sequences, context_tokens(load))
+    first = taken.get(placed.device.host, 0)
+    threads = placed.option.threads if hosts[placed.device.host].cores else 0
+    taken[placed.device.host] = first + threads
     return workers.shard(
-        one.device,
-        one.option,
+        placed.device,
+        placed.option,
         model,
         load,
         sequences=candidate.sequences,
-        layers=(one.first, one.end),
+        layers=(placed.first, placed.end),
         stage_ms=stage_ms,
         cores=tuple(range(first, first + threads)),
     )
 
 
-def _part(one: PlacedShard, layers: int) -> ModelPart:
-    return ModelPart(one.option, one.layers / layers, one.device.utilisation)
+def _part(placed: PlacedShard, layers: int) -> ModelPart:
+    return ModelPart(placed.option, placed.layers / layers, placed.device.utilisation)

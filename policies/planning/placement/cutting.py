@@ -61,23 +61,23 @@ class CutGoal:
 def task_of(ground: SearchSpace, sequences: int) -> CutTask:
     """Return what shards that hold so many sequences are cut from."""
     load, index = ground.wanted.workload, ground.all_devices()
-    layers, allowed = load.target.layers, {one.id for one in ground.left.target_devices}
+    layers, allowed = load.target.layers, {device.id for device in ground.left.target_devices}
     options: list[Option] = []
     columns: list[tuple[Ints, Ints, Ints]] = []
     for profile in sorted(ground.left.targets.keys() & index.profiles.keys()):
         devices = index.profiles[profile]
-        devices = devices[np.array([index.devices[one].id in allowed for one in devices], np.bool_)]
-        for one in ground.left.targets[profile]:
-            room = index.room[devices] - workers.sum_fixed_bytes(one, 0)
-            a_layer = one.layer_bytes + kv_bytes(one, load, 1 / layers) * sequences
+        devices = devices[np.array([index.devices[device].id in allowed for device in devices], np.bool_)]
+        for target in ground.left.targets[profile]:
+            room = index.room[devices] - workers.sum_fixed_bytes(target, 0)
+            a_layer = target.layer_bytes + kv_bytes(target, load, 1 / layers) * sequences
             most = np.clip(np.floor(room / a_layer), 0, layers).astype(np.int64)
-            fits = (most > 0) & (one.threads <= index.cores[devices])
+            fits = (most > 0) & (target.threads <= index.cores[devices])
             columns.append((np.full(int(fits.sum()), len(options)), devices[fits], most[fits]))
-            options.append(one)
+            options.append(target)
     none = np.empty(0, np.int64)
     number, device, count = (np.concatenate(part) for part in zip(*columns, (none, none, none), strict=True))
-    may_draft = {one.id for one in ground.left.draft_devices}
-    can = np.array([one.id in may_draft for one in index.devices], np.bool_)
+    may_draft = {device.id for device in ground.left.draft_devices}
+    can = np.array([device.id in may_draft for device in index.devices], np.bool_)
     drafts = {
         drafter.name: draft_rows(index, ground.left.drafts, drafter, load, can, sequences)[0]
         for drafter in load.drafters
@@ -126,8 +126,8 @@ def shards_for(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[Pl
 
 def _times(taken: list[CutShard], items: Items, stage: Floats, hops: Hops, count: int) -> tuple[float, float, float]:
     """Return what a round takes with `count` micro-batches, the sum of what the shards take of it, and the slowest."""
-    rows = [one.item for one in taken]
-    layers = np.array([one.layers for one in taken])
+    rows = [share.item for share in taken]
+    layers = np.array([share.layers for share in taken])
     times = stage[rows, 0] + stage[rows, 1] * layers
     prefill = items.fixed_ms[rows] + items.layer_ms[rows] * layers - times
     host, zone = items.host[rows], items.zone[rows]
@@ -151,7 +151,7 @@ def _items(task: CutTask, aim: CutGoal, without: frozenset[int]) -> tuple[Items,
     - The time that a shard takes of a round alone: `stage[item] = (fixed, by the layer)`.
     """
     prompts = count_prompts(task, aim)
-    costs = np.array([_cost(one, task, aim, prompts) for one in task.options]).reshape(-1, 4)
+    costs = np.array([_cost(option, task, aim, prompts) for option in task.options]).reshape(-1, 4)
     keep = np.flatnonzero(~np.isin(task.device, list(without)))
     device, chosen = task.device[keep], costs[task.option[keep]]
     stretch = 1.0 / (1.0 - task.index.utilisation[device])
@@ -221,11 +221,11 @@ def traffic_of(task: CutTask, aim: CutGoal, prompts: float) -> Traffic:
 
 def _hops(task: CutTask, aim: CutGoal, prompts: float) -> Hops:
     kinds, traffic = task.ground.links.typical(), traffic_of(task, aim, prompts)
-    return Hops(*(traffic.forward_ms(one) for one in kinds), *(traffic.back_ms(one) for one in kinds))
+    return Hops(*(traffic.forward_ms(kind) for kind in kinds), *(traffic.back_ms(kind) for kind in kinds))
 
 
 def _place_shards(task: CutTask, items: Items, taken: list[CutShard]) -> tuple[PlacedShard, ...]:
-    devices = [task.index.devices[int(items.device[one.item])] for one in taken]
-    options = [task.options[int(items.option[one.item])] for one in taken]
+    devices = [task.index.devices[int(items.device[share.item])] for share in taken]
+    options = [task.options[int(items.option[share.item])] for share in taken]
     whole = zip(devices, options, taken, strict=True)
-    return number_layers([PlacedShard(device, option, 0, one.layers) for device, option, one in whole])
+    return number_layers([PlacedShard(device, option, 0, share.layers) for device, option, share in whole])

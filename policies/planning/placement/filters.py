@@ -46,13 +46,13 @@ def usable(cluster: Inventory, wanted: PlanGoal) -> Usable:
     _check(cluster, hosts, constraints)
     rejected: list[RejectedCandidate] = []
     allowed = _devices(cluster.devices, hosts, constraints, rejected)
-    models = {one.model.name for one in wanted.workload.drafters if one.model is not None}
+    models = {drafter.model.name for drafter in wanted.workload.drafters if drafter.model is not None}
     targets = _options(cluster.options, Role.TARGET, {wanted.workload.target.name}, wanted, rejected)
     drafts = _options(cluster.options, Role.DRAFT, models, wanted, rejected)
     may_target = _filter_by_pins(allowed, constraints.pin_target, Role.TARGET, rejected)
     may_draft = _filter_by_pins(allowed, constraints.pin_draft, Role.DRAFT, rejected)
-    choice = {one.id: one for one in may_target if one.profile in targets}
-    choice |= {one.id: one for one in may_draft if one.profile in drafts}
+    choice = {device.id: device for device in may_target if device.profile in targets}
+    choice |= {device.id: device for device in may_draft if device.profile in drafts}
     _check_figures([choice[name] for name in sorted(choice)], hosts, wanted.objective)
     return Usable(hosts, may_target, may_draft, targets, drafts, tuple(rejected))
 
@@ -60,11 +60,11 @@ def usable(cluster: Inventory, wanted: PlanGoal) -> Usable:
 def _spell_places(constraints: Constraints, cluster: Inventory) -> Constraints:
     """Return the constraints with devices named as the cluster names them: people write them in any case, and the first
     of a kind with its number or without."""
-    ids = {one.id for one in cluster.devices}
-    spelt = {_fold(one): one for one in sorted(ids)}
+    ids = {device.id for device in cluster.devices}
+    spelt = {_fold(device_id): device_id for device_id in sorted(ids)}
 
     def spell(places: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(one if one in ids else spelt.get(_fold(one), one) for one in places)
+        return tuple(place if place in ids else spelt.get(_fold(place), place) for place in places)
 
     return replace(
         constraints,
@@ -81,7 +81,7 @@ def _fold(place: str) -> str:
 
 def _check_figures(choice: Sequence[Device], hosts: dict[str, Host], objective: Objective) -> None:
     """Raise NoPlan where a device that might be chosen does not tell what the objective counts."""
-    missing = [one.id for one in choice if not tells_burden(one, hosts, objective)]
+    missing = [device.id for device in choice if not tells_burden(device, hosts, objective)]
     if not missing:
         return
     what = "price" if objective is Objective.COST else "power"
@@ -96,7 +96,10 @@ def _check_figures(choice: Sequence[Device], hosts: dict[str, Host], objective: 
 
 
 def _check(cluster: Inventory, hosts: dict[str, Host], constraints: Constraints) -> None:
-    for what, names in (("host", [one.name for one in cluster.hosts]), ("device", [one.id for one in cluster.devices])):
+    for what, names in (
+        ("host", [host.name for host in cluster.hosts]),
+        ("device", [device.id for device in cluster.devices]),
+    ):
         if len(set(names)) < len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise NoPlan(f"{what} {twice[0]!r} is there twice: give every {what} a name of its own")
@@ -124,7 +127,7 @@ def _devices(
     devices: Iterable[Device], hosts: dict[str, Host], constraints: Constraints, rejected: list[RejectedCandidate]
 ) -> list[Device]:
     kept = []
-    for device in sorted(devices, key=lambda one: one.id):
+    for device in sorted(devices, key=lambda device: device.id):
         why = _unfit(device, hosts[device.host], constraints)
         if why:
             rejected.append(RejectedCandidate(device.id, why))
@@ -166,14 +169,16 @@ def _options(
     options: Iterable[Option], role: Role, models: set[str], wanted: PlanGoal, rejected: list[RejectedCandidate]
 ) -> dict[str, tuple[Option, ...]]:
     kept: dict[str, list[Option]] = {}
-    mine = (one for one in options if one.role is role and one.model in models)
-    for option in sorted(mine, key=lambda one: (one.profile, one.model, one.runtime, one.weights, one.threads)):
+    mine = (option for option in options if option.role is role and option.model in models)
+    for option in sorted(
+        mine, key=lambda option: (option.profile, option.model, option.runtime, option.weights, option.threads)
+    ):
         why = _unsuitable(option, wanted)
         if why:
             rejected.append(RejectedCandidate(f"{option.label} on {option.profile}", why, role))
         else:
             kept.setdefault(option.profile, []).append(option)
-    return {profile: tuple(found) for profile, found in kept.items()}
+    return {profile: tuple(options) for profile, options in kept.items()}
 
 
 def _unsuitable(option: Option, wanted: PlanGoal) -> str:

@@ -50,7 +50,7 @@ class Links:
 def _median(known: list[LinkProfile], default: LinkProfile) -> LinkProfile:
     if not known:
         return default
-    rtt, rate = (median([getattr(one, name) for one in known]) for name in ("rtt_ms", "bytes_per_s"))
+    rtt, rate = (median([getattr(link, name) for link in known]) for name in ("rtt_ms", "bytes_per_s"))
     return replace(default, rtt_ms=rtt, bytes_per_s=rate)
 
 
@@ -59,7 +59,7 @@ def links_of(cluster: Inventory) -> Links:
     Links of hosts that are not in the cluster are left out."""
     hosts = {host.name: host for host in cluster.hosts}
     measured: dict[tuple[str, str], LinkProfile] = {}
-    for link in sorted(cluster.links, key=lambda one: (one.rtt_ms, -one.bytes_per_s)):
+    for link in sorted(cluster.links, key=lambda link: (link.rtt_ms, -link.bytes_per_s)):
         first, second = sorted((link.left, link.right))
         if first in hosts and second in hosts:
             measured[(first, second)] = link

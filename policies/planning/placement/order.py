@@ -40,8 +40,8 @@ def order_shards(
 ) -> tuple[PlacedShard, ...]:
     """Return the shards in the order that costs least, where their draft is on that host ("": there is none)."""
     by_host: dict[str, list[PlacedShard]] = {}
-    for one in target:
-        by_host.setdefault(one.device.host, []).append(one)
+    for placed in target:
+        by_host.setdefault(placed.device.host, []).append(placed)
     if not links.any_measured(by_host):
         zone = links.hosts[draft_host].zone if draft_host else ""
         zones = list(dict.fromkeys(links.hosts[host].zone for host in by_host))
@@ -51,16 +51,16 @@ def order_shards(
         )
     else:
         best = min(_orders(list(by_host), links), key=lambda hosts: _cost(hosts, draft_host, links, traffic))
-    return number_layers([one for host in best for one in by_host[host]])
+    return number_layers([placed for host in best for placed in by_host[host]])
 
 
 def number_layers(target: Sequence[PlacedShard]) -> tuple[PlacedShard, ...]:
     """Return shards with their layers counted in this order."""
-    found, first = [], 0
-    for one in target:
-        found.append(replace(one, first=first, end=first + one.layers))
-        first += one.layers
-    return tuple(found)
+    numbered, first = [], 0
+    for placed in target:
+        numbered.append(replace(placed, first=first, end=first + placed.layers))
+        first += placed.layers
+    return tuple(numbered)
 
 
 def _orders(hosts: list[str], links: Links) -> Iterator[tuple[str, ...]]:
@@ -68,11 +68,11 @@ def _orders(hosts: list[str], links: Links) -> Iterator[tuple[str, ...]]:
         yield from permutations(sorted(hosts))
         return
     for start in sorted(hosts):
-        found, left = [start], sorted(set(hosts) - {start})
+        path, left = [start], sorted(set(hosts) - {start})
         while left:
-            found.append(min(left, key=lambda host: (links.between(found[-1], host).rtt_ms, host)))
-            left.remove(found[-1])
-        yield tuple(found)
+            path.append(min(left, key=lambda host: (links.between(path[-1], host).rtt_ms, host)))
+            left.remove(path[-1])
+        yield tuple(path)
 
 
 def _cost(hosts: Sequence[str], draft_host: str, links: Links, traffic: Traffic) -> float:

@@ -105,8 +105,8 @@ def text_pairs(index: Index, targets: OptionRows, drafter: DrafterFacts, wanted:
     total = round_ms + sequences * tokens / load.output_tokens * targets.prefill_ms[:, None]
     goodput = sequences * tokens / total * MS_PER_S
     last = len(depths) - 1 if drafter.by_policy else 0
-    found = _choose_depths(goodput[:, last:], (round_ms / tokens)[:, last:], depths[last:], wanted.objective)
-    return _without_model(index, drafter, wanted, targets, found)
+    chosen = _choose_depths(goodput[:, last:], (round_ms / tokens)[:, last:], depths[last:], wanted.objective)
+    return _without_model(index, drafter, wanted, targets, chosen)
 
 
 def model_pairs(
@@ -119,16 +119,16 @@ def model_pairs(
 ) -> Pairs:
     """Return targets, which all run the same number of sequences, with the drafts that may be best for them."""
     load, objective = wanted.workload, wanted.objective
-    found = [
+    places = [
         (where, *_filter_pairs(index, targets, drafts, where, left, right))
         for where, left, right in _join_rows(index, targets, drafts, links, objective)
         if where >= APART[wanted.constraints.apart]
     ]
-    wheres = np.concatenate([np.full(len(left), where) for where, left, _ in found] or [np.empty(0, np.int64)])
-    left = np.concatenate([one for _, one, _ in found] or [np.empty(0, np.int64)])
-    right = np.concatenate([one for _, _, one in found] or [np.empty(0, np.int64)])
+    wheres = np.concatenate([np.full(len(left), where) for where, left, _ in places] or [np.empty(0, np.int64)])
+    left = np.concatenate([rows for _, rows, _ in places] or [np.empty(0, np.int64)])
+    right = np.concatenate([rows for _, _, rows in places] or [np.empty(0, np.int64)])
     if not depth_bound(load, drafter):
-        left, right, wheres = (one[:0] for one in (left, right, wheres))
+        left, right, wheres = (rows[:0] for rows in (left, right, wheres))
     depth, goodput, tpot_ms = np.zeros(len(left), np.int64), np.zeros(len(left)), np.zeros(len(left))
     for start in range(0, len(left), _CHUNK):
         part = slice(start, start + _CHUNK)
@@ -141,12 +141,12 @@ def model_pairs(
 
 
 def _without_model(
-    index: Index, drafter: DrafterFacts | None, wanted: PlanGoal, targets: OptionRows, found: _Depths
+    index: Index, drafter: DrafterFacts | None, wanted: PlanGoal, targets: OptionRows, depths: _Depths
 ) -> Pairs:
     every, none = np.arange(len(targets)), np.full(len(targets), -1)
     nowhere = np.full(len(targets), int(Where.NOWHERE))
-    merit = _merits(index, targets, None, wanted, (every, none), found)
-    return Pairs(drafter, wanted.workload.target.layers, targets, None, every, none, nowhere, *found, merit)
+    merit = _merits(index, targets, None, wanted, (every, none), depths)
+    return Pairs(drafter, wanted.workload.target.layers, targets, None, every, none, nowhere, *depths, merit)
 
 
 def _choose_depths(goodput: Floats, tpot_ms: Floats, depths: Ints, objective: Objective) -> _Depths:
@@ -162,13 +162,13 @@ def _merits(
     drafts: OptionRows | None,
     wanted: PlanGoal,
     pairs: tuple[Ints, Ints],
-    found: _Depths,
+    depths: _Depths,
 ) -> Floats:
     left, right = pairs
     drafting = None if drafts is None else drafts.device[right]
     burden = index.sum_burdens(wanted.objective, targets.device[left], drafting)
     turns = np.maximum(1.0, wanted.workload.concurrency / targets.sequences[left])
-    merit: Floats = compute_merit(wanted.objective, found[1], found[2], turns, burden)
+    merit: Floats = compute_merit(wanted.objective, depths[1], depths[2], turns, burden)
     return merit
 
 
@@ -211,8 +211,8 @@ def _join_rows(
     far = fastest(drafts, of_host, index.zone[drafts.device[of_host]], index, burden, keep=1)
     far = fastest(drafts, far, np.zeros(len(far), np.int64), index, burden)
     yield Where.FAR, np.repeat(np.arange(len(targets)), len(far)), np.tile(far, len(targets))
-    for one, other in links.pairs:
-        left, right = _equal(np.where(t_host == one, other, -1), d_host[of_host])
+    for host, other in links.pairs:
+        left, right = _equal(np.where(t_host == host, other, -1), d_host[of_host])
         same = bool(len(left)) and index.zone[targets.device[left[0]]] == index.zone[drafts.device[of_host[right[0]]]]
         yield Where.ZONE if same else Where.FAR, left, of_host[right]
 
@@ -222,8 +222,8 @@ def _join_all(index: Index, targets: OptionRows, drafts: OptionRows) -> Iterator
     left, right = np.divmod(np.arange(len(targets) * len(drafts)), len(drafts))
     mine, other = targets.device[left], drafts.device[right]
     host, zone = index.host[mine] == index.host[other], index.zone[mine] == index.zone[other]
-    for where, there in ((Where.HOST, host), (Where.ZONE, ~host & zone), (Where.FAR, ~zone)):
-        yield where, left[there], right[there]
+    for where, mask in ((Where.HOST, host), (Where.ZONE, ~host & zone), (Where.FAR, ~zone)):
+        yield where, left[mask], right[mask]
 
 
 def fastest(rows: OptionRows, among: Ints, group: Ints, index: Index, burden: Floats | None, keep: int = _KEEP) -> Ints:
@@ -339,8 +339,8 @@ def _floors(
 ) -> Floats:
     """Return the least that reading two models from one memory takes, by depth from 1."""
     draft_layers = drafter.model.layers if drafter.model else 0
-    target_bytes = load.target.layers * np.array([one.layer_bytes for one in targets.options])
-    draft_bytes = draft_layers * np.array([one.layer_bytes for one in drafts.options])
+    target_bytes = load.target.layers * np.array([option.layer_bytes for option in targets.options])
+    draft_bytes = draft_layers * np.array([option.layer_bytes for option in drafts.options])
     left, right, where = pairs
     rate = index.bandwidth[targets.device[left]]
     rate = np.where((where == Where.BESIDE) & (rate > 0), rate, np.inf)

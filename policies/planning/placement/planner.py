@@ -32,7 +32,7 @@ def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
     if not chosen:
         raise no_plan(looked, left, wanted)
     taken_cores: dict[str, int] = {}
-    placed = [replica(one, taken_cores, left.hosts, wanted.workload) for one in chosen]
+    placed = [replica(scored, taken_cores, left.hosts, wanted.workload) for scored in chosen]
     replicas = share_expenses(placed, chosen, left.hosts)
     instead, why_none = standby(chosen, looked, left, links, wanted)
     part = max(1, -(-wanted.workload.concurrency // len(chosen)))
@@ -43,22 +43,22 @@ def plan_placement(cluster: Inventory, wanted: PlanGoal) -> Plan:
         *alternatives(chosen, alike, links, wanted),
         *device_reasons(chosen, alike, left, wanted),
     )
-    told = (*reasons, *why_none)
-    return Plan(wanted.workload.target.name, replicas, instead, rejected, told, wanted.objective, wanted.currency)
+    explained = (*reasons, *why_none)
+    return Plan(wanted.workload.target.name, replicas, instead, rejected, explained, wanted.objective, wanted.currency)
 
 
 def share_expenses(
     placed: Sequence[ReplicaPlacement], chosen: Sequence[ScoredCandidate], hosts: Mapping[str, Host]
 ) -> tuple[ReplicaPlacement, ...]:
     """Return replicas with what they cost: those on one host share its price."""
-    used = [{part.device.host for part in one.in_use} for one in chosen]
+    used = [{part.device.host for part in scored.in_use} for scored in chosen]
     count = Counter(host for some in used for host in some)
-    found = []
-    for part, one, some in zip(placed, chosen, used, strict=True):
+    priced = []
+    for part, scored, some in zip(placed, chosen, used, strict=True):
         shared = {host: replace(hosts[host], price_per_hour=hosts[host].price_per_hour / count[host]) for host in some}
-        expense = sum_expense([placed_part.device for placed_part in one.in_use], shared)
-        found.append(replace(part, prediction=fill_in_expense(part.prediction, expense)))
-    return tuple(found)
+        expense = sum_expense([placed_part.device for placed_part in scored.in_use], shared)
+        priced.append(replace(part, prediction=fill_in_expense(part.prediction, expense)))
+    return tuple(priced)
 
 
 def _replicas(
@@ -68,11 +68,11 @@ def _replicas(
     no room for as many as there are to be at least."""
     least = wanted.constraints.min_replicas
     most = min(wanted.constraints.max_replicas, max(least, wanted.workload.concurrency))
-    one, reasons = choose_replica(SearchSpace(left, links, wanted, wanted.workload.concurrency), looked)
-    if one is None or wanted.constraints.max_replicas <= 1:
-        return ([one] if one else []), reasons
+    scored, reasons = choose_replica(SearchSpace(left, links, wanted, wanted.workload.concurrency), looked)
+    if scored is None or wanted.constraints.max_replicas <= 1:
+        return ([scored] if scored else []), reasons
     fleet = Fleet(left, links, wanted)
-    found, merit, tried = [one], _sum_merit([one], wanted, left.hosts), {1}
+    chosen, merit, tried = [scored], _sum_merit([scored], wanted, left.hosts), {1}
     counts = _counts(most, len(looked.index.devices))
     while counts:
         count = counts.pop(0)
@@ -83,34 +83,34 @@ def _replicas(
             reasons.append(f"{count} replicas: there is room for {len(several)}")
             continue
         other = _sum_merit(several, wanted, left.hosts)
-        told = [describe_merit(wanted.objective, value[0], wanted.currency) for value in (other, merit)]
+        described = [describe_merit(wanted.objective, value[0], wanted.currency) for value in (other, merit)]
         better = is_better(other, merit)
         reasons.append(
-            f"{count} replicas: {told[0]} predicted, {len(found)}: {told[1]}"
+            f"{count} replicas: {described[0]} predicted, {len(chosen)}: {described[1]}"
             + ("" if better else f"; more do not help `{wanted.objective}`")
-            + (f", and there are to be {least}" if len(found) < least and not better else "")
+            + (f", and there are to be {least}" if len(chosen) < least and not better else "")
         )
-        if better or len(found) < least:
-            found, merit = several, other
-    if most < wanted.constraints.max_replicas and len(found) == most:
+        if better or len(chosen) < least:
+            chosen, merit = several, other
+    if most < wanted.constraints.max_replicas and len(chosen) == most:
         reasons.append(f"{most} replicas: as many as requests are planned for at once")
-    return [with_own_score(one, wanted) for one in found], reasons
+    return [with_own_score(scored, wanted) for scored in chosen], reasons
 
 
 def _counts(most: int, devices: int) -> list[int]:
     """Return how many replicas to try: of few devices every number up to a bound, then twice as many each time."""
     every = _EVERY_COUNT if devices <= _FEW else 2
-    found = list(range(2, min(every, most) + 1))
-    while found and found[-1] < most:
-        found.append(min(2 * found[-1], most))
-    return found
+    counts = list(range(2, min(every, most) + 1))
+    while counts and counts[-1] < most:
+        counts.append(min(2 * counts[-1], most))
+    return counts
 
 
 def _sum_merit(replicas: Sequence[ScoredCandidate], wanted: PlanGoal, hosts: Mapping[str, Host]) -> tuple[float, float]:
     """Return the merit of all replicas together, and its second figure; a host counts once."""
-    known = [one.prediction for one in replicas]
+    known = [replica.prediction for replica in replicas]
     if wanted.objective is not Objective.COST:
         return sum_merits(wanted.objective, known, wanted.workload.concurrency)
-    goodput = sum(one.goodput_tokens_per_s for one in known)
-    expense = sum_expense([part.device for one in replicas for part in one.in_use], hosts)
+    goodput = sum(prediction.goodput_tokens_per_s for prediction in known)
+    expense = sum_expense([part.device for replica in replicas for part in replica.in_use], hosts)
     return goodput / expense.burden(wanted.objective), goodput

@@ -56,28 +56,28 @@ class _Figures:
 
 
 def alternatives(
-    chosen: Sequence[ScoredCandidate], found: SearchResult, links: Links, wanted: PlanGoal
+    chosen: Sequence[ScoredCandidate], search: SearchResult, links: Links, wanted: PlanGoal
 ) -> list[RejectedCandidate]:
     """Return the other depths of the first replica, the best one with every other drafter, and the other options on the
     same devices. `found`: all that could be in its place, with its part of the requests."""
     first = _Chosen.of(chosen, wanted)
-    return [*_depths(first, links), *_drafters(first, found), *_options(first, found)]
+    return [*_depths(first, links), *_drafters(first, search), *_options(first, search)]
 
 
 def _explain_loss(merit: float, chosen: _Chosen) -> str:
     wanted, best = chosen.wanted, chosen.merit
     aim, currency, shards = wanted.objective, wanted.currency, wanted.constraints.shards
-    told, plan = (describe_merit(aim, one, currency) for one in (merit, best))
+    described, plan = (describe_merit(aim, value, currency) for value in (merit, best))
     whose = f"{chosen.whose} {plan.partition(' ')[0]}"
     if merit <= 0.0:
-        return f"{told} predicted"
+        return f"{described} predicted"
     if 1.0 - merit / best >= 1e-6:
-        return f"{told} predicted, {describe_loss(aim, merit, best)} than {whose}"
+        return f"{described} predicted, {describe_loss(aim, merit, best)} than {whose}"
     if merit <= best * (1.0 + 1e-6):
-        return f"{told} predicted, as {whose}; it scores lower, takes more devices, or is later by name"
+        return f"{described} predicted, as {whose}; it scores lower, takes more devices, or is later by name"
     if shards > 1:
-        return f"{told} predicted whole on one device, better than {whose}, but `shards` asks for {shards}"
-    return f"{told} predicted, better than {whose} by no more than `indifference` allows"
+        return f"{described} predicted whole on one device, better than {whose}, but `shards` asks for {shards}"
+    return f"{described} predicted, better than {whose} by no more than `indifference` allows"
 
 
 def _depths(chosen: _Chosen, links: Links) -> list[RejectedCandidate]:
@@ -90,41 +90,46 @@ def _depths(chosen: _Chosen, links: Links) -> list[RejectedCandidate]:
     for depth in range(depth_bound(load, draft.drafter) + 1):
         if depth != one_replica.prediction.depth:
             used = one_replica.candidate.placed if depth else one_replica.candidate.target
-            one = predict(target, draft, load, depth, merit)
-            one = fill_in_expense(one, sum_expense([placed.device for placed in used], links.hosts))
+            prediction = predict(target, draft, load, depth, merit)
+            prediction = fill_in_expense(prediction, sum_expense([placed.device for placed in used], links.hosts))
             what = f"depth {depth}" if depth else "depth 0, not speculating"
-            rates = (one.goodput_tokens_per_s, one.cost_per_million_tokens, one.joules_per_token, one.tpot_ms)
-            lost.append(_Figures(merit(one), *rates).reject(what, chosen, "depth"))
+            rates = (
+                prediction.goodput_tokens_per_s,
+                prediction.cost_per_million_tokens,
+                prediction.joules_per_token,
+                prediction.tpot_ms,
+            )
+            lost.append(_Figures(merit(prediction), *rates).reject(what, chosen, "depth"))
     return lost
 
 
-def _drafters(chosen: _Chosen, found: SearchResult) -> list[RejectedCandidate]:
+def _drafters(chosen: _Chosen, search: SearchResult) -> list[RejectedCandidate]:
     drafter = chosen.first.candidate.drafter
     mine = drafter.name if drafter else ""
     top: dict[str, tuple[_Figures, Candidate]] = {}
-    for pairs in found.pairs:
+    for pairs in search.pairs:
         name = pairs.drafter.name if pairs.drafter else ""
         if not len(pairs.merit) or name == mine:
             continue
         at = int(np.argmax(pairs.merit))
         if name not in top or pairs.merit[at] > top[name][0].merit:
-            top[name] = (_figures_of(found.index, pairs, at), candidate_of(found, pairs, at))
+            top[name] = (_figures_of(search.index, pairs, at), candidate_of(search, pairs, at))
     return [figures.reject(candidate.label, chosen, "plan") for _, (figures, candidate) in sorted(top.items())]
 
 
-def _options(chosen: _Chosen, found: SearchResult) -> list[RejectedCandidate]:
+def _options(chosen: _Chosen, search: SearchResult) -> list[RejectedCandidate]:
     """Return the best that every other option on the target's device could do."""
     placed = chosen.first.candidate.target[0]
     top: dict[str, tuple[float, Pairs, int]] = {}
-    for pairs in found.pairs:
+    for pairs in search.pairs:
         rows = pairs.targets
-        on = np.flatnonzero(pairs.target_device == _number(found, placed.device.id))
+        on = np.flatnonzero(pairs.target_device == _number(search, placed.device.id))
         for pair in on:
             label = rows.options[rows.option[pairs.target[pair]]].label
             if label not in top or pairs.merit[pair] > top[label][0]:
                 top[label] = (float(pairs.merit[pair]), pairs, int(pair))
     return [
-        _figures_of(found.index, pairs, pair).reject(f"{label} on {placed.device.id}", chosen, Role.TARGET)
+        _figures_of(search.index, pairs, pair).reject(f"{label} on {placed.device.id}", chosen, Role.TARGET)
         for label, (_, pairs, pair) in sorted(top.items())
         if label != placed.option.label
     ]
@@ -145,21 +150,21 @@ def _predict_figures(index: Index, pairs: Pairs, at: Ints) -> tuple[Floats, ...]
     return pairs.merit[at], goodput, cost, index.sum_powers(target, draft) / goodput, pairs.tpot_ms[at]
 
 
-def _number(found: SearchResult, device: str) -> int:
-    return next((number for number, one in enumerate(found.index.devices) if one.id == device), -1)
+def _number(search: SearchResult, device_id: str) -> int:
+    return next((number for number, device in enumerate(search.index.devices) if device.id == device_id), -1)
 
 
 def device_reasons(
-    chosen: Sequence[ScoredCandidate], found: SearchResult, left: Usable, wanted: PlanGoal
+    chosen: Sequence[ScoredCandidate], search: SearchResult, left: Usable, wanted: PlanGoal
 ) -> list[RejectedCandidate]:
     """Return why each usable device that is not in use is not. `found`: as `alternatives` takes it."""
     first = _Chosen.of(chosen, wanted)
-    in_use = {placed.device.id for one in chosen for placed in one.in_use}
-    as_target, as_draft = _best_by_device(found)
-    as_shard = _layer_times(chosen[0], found.index, left, wanted) if len(chosen[0].candidate.target) > 1 else {}
-    told = {one.what for one in (*left.rejected, *found.rejected)}
+    in_use = {placed.device.id for scored in chosen for placed in scored.in_use}
+    as_target, as_draft = _best_by_device(search)
+    as_shard = _layer_times(chosen[0], search.index, left, wanted) if len(chosen[0].candidate.target) > 1 else {}
+    explained = {rejection.what for rejection in (*left.rejected, *search.rejected)}
     reasons = []
-    for number, device in enumerate(found.index.devices):
+    for number, device in enumerate(search.index.devices):
         if device.id in in_use:
             continue
         if number in as_shard:
@@ -168,31 +173,31 @@ def device_reasons(
             reasons.append(as_target[number].reject(device.id, first, Role.TARGET))
         elif number in as_draft:
             reasons.append(as_draft[number].reject(device.id, first, Role.DRAFT))
-        elif device.id not in told:
+        elif device.id not in explained:
             reasons.append(RejectedCandidate(device.id, _why_nothing(device.profile, left)))
     return reasons
 
 
-def _layer_times(one: ScoredCandidate, index: Index, left: Usable, wanted: PlanGoal) -> dict[int, str]:
+def _layer_times(scored: ScoredCandidate, index: Index, left: Usable, wanted: PlanGoal) -> dict[int, str]:
     """Return, by device number, how a device's layers compare with the plan's shards."""
-    load, rows = wanted.workload, one.candidate.sequences * (one.prediction.depth + 1)
+    load, rows = wanted.workload, scored.candidate.sequences * (scored.prediction.depth + 1)
 
     def layer_ms(option: Option) -> float:
-        return option.cost.ms(rows, one.candidate.sequences, context_tokens(load)) / load.target.layers
+        return option.cost.ms(rows, scored.candidate.sequences, context_tokens(load)) / load.target.layers
 
-    slowest = max(layer_ms(part.option) / (1.0 - part.device.utilisation) for part in one.candidate.target)
-    allowed, found = {device.id for device in left.target_devices}, {}
+    slowest = max(layer_ms(part.option) / (1.0 - part.device.utilisation) for part in scored.candidate.target)
+    allowed, times = {device.id for device in left.target_devices}, {}
     for profile in sorted(left.targets.keys() & index.profiles.keys()):
         best = min(layer_ms(option) for option in left.targets[profile])
         for number in index.profiles[profile]:
             ms = best / (1.0 - index.utilisation[number])
             if index.devices[number].id in allowed:
-                found[int(number)] = (
+                times[int(number)] = (
                     f"a layer takes {ms:.2f} ms on it, and at most {slowest:.2f} ms on the plan's shards"
                     if ms > slowest
                     else f"a layer takes {ms:.2f} ms on it, but it holds fewer, or is further from the other shards"
                 )
-    return found
+    return times
 
 
 def _why_nothing(profile: str, left: Usable) -> str:
@@ -201,10 +206,10 @@ def _why_nothing(profile: str, left: Usable) -> str:
     return "only drafts can run on it, and none is wanted there: others draft sooner, or nearer to the target"
 
 
-def _best_by_device(found: SearchResult) -> tuple[dict[int, _Figures], dict[int, _Figures]]:
+def _best_by_device(search: SearchResult) -> tuple[dict[int, _Figures], dict[int, _Figures]]:
     """Return the best that each device could do as a target, and as a draft."""
-    best = (_Best(found.index), _Best(found.index))
-    for pairs in found.pairs:
+    best = (_Best(search.index), _Best(search.index))
+    for pairs in search.pairs:
         order = np.argsort(pairs.merit, kind="stable")
         best[0].add(pairs, pairs.target_device, order)
         if pairs.draft_device is not None:
@@ -233,7 +238,7 @@ class _Best:
         return {number: _Figures(*row) for number, row in enumerate(rows) if row[0] > 0.0}
 
 
-def no_plan(found: SearchResult, left: Usable, wanted: PlanGoal) -> NoPlan:
+def no_plan(search: SearchResult, left: Usable, wanted: PlanGoal) -> NoPlan:
     """Return the error that says why nothing can be done, and the way out."""
     model, limits = wanted.workload.target.name, wanted.constraints
     if not left.target_devices:
@@ -250,10 +255,10 @@ def no_plan(found: SearchResult, left: Usable, wanted: PlanGoal) -> NoPlan:
         ways.insert(0, "another number of shards (`shards`)")
     if limits.pin_target or limits.exclude or limits.zones:
         ways.insert(0, "a wider choice (`pin_target`, `exclude`, `zones`)")
-    return NoPlan(f"{model} fits nowhere: {_first(found.rejected)}. What helps: {', '.join(ways)}")
+    return NoPlan(f"{model} fits nowhere: {_first(search.rejected)}. What helps: {', '.join(ways)}")
 
 
 def _first(rejected: Sequence[RejectedCandidate]) -> str:
-    told = sorted({f"{one.what}: {one.why}" for one in rejected})
-    more = f"; and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
-    return "; ".join(told[:_MOST_TOLD]) + more if told else "nothing was given"
+    lines = sorted({f"{rejection.what}: {rejection.why}" for rejection in rejected})
+    more = f"; and {len(lines) - _MOST_TOLD} more" if len(lines) > _MOST_TOLD else ""
+    return "; ".join(lines[:_MOST_TOLD]) + more if lines else "nothing was given"

@@ -100,10 +100,10 @@ def index_of(
         profiles.setdefault(device.profile, []).append(number)
     order = sorted(
         range(len(devices)),
-        key=lambda one: (
-            devices[one].utilisation,
-            -devices[one].memory_bytes,
-            devices[one].id,
+        key=lambda number: (
+            devices[number].utilisation,
+            -devices[number].memory_bytes,
+            devices[number].id,
         ),
     )
     tie = np.empty(len(devices), np.int64)
@@ -111,19 +111,19 @@ def index_of(
     return Index(
         devices=devices,
         hosts=names,
-        host=np.array([numbers[one.host] for one in devices], np.int64),
-        zone=np.array([zones[hosts[one.host].zone] for one in devices], np.int64),
-        room=np.array([workers.room_bytes(one, constraints) for one in devices], np.float64),
-        cores=np.array([workers.cores_left(hosts[one.host], taken_cores) for one in devices], np.float64),
-        utilisation=np.minimum([one.utilisation for one in devices], MOST_BUSY) if devices else np.empty(0),
+        host=np.array([numbers[device.host] for device in devices], np.int64),
+        zone=np.array([zones[hosts[device.host].zone] for device in devices], np.int64),
+        room=np.array([workers.room_bytes(device, constraints) for device in devices], np.float64),
+        cores=np.array([workers.cores_left(hosts[device.host], taken_cores) for device in devices], np.float64),
+        utilisation=np.minimum([device.utilisation for device in devices], MOST_BUSY) if devices else np.empty(0),
         tie=tie,
-        bandwidth=np.array([one.rates.bandwidth_bytes_per_s for one in devices], np.float64),
-        is_cpu=np.array([one.kind == "cpu" for one in devices], np.bool_),
-        price=np.array([one.price_per_hour for one in devices], np.float64),
+        bandwidth=np.array([device.rates.bandwidth_bytes_per_s for device in devices], np.float64),
+        is_cpu=np.array([device.kind == "cpu" for device in devices], np.bool_),
+        price=np.array([device.price_per_hour for device in devices], np.float64),
         host_price=np.array([0.0 if name in paid else hosts[name].price_per_hour for name in names], np.float64),
-        power=np.array([one.power_w for one in devices], np.float64),
-        priced=np.array([is_priced(one, hosts) for one in devices], np.bool_),
-        profiles={profile: np.array(found, np.int64) for profile, found in profiles.items()},
+        power=np.array([device.power_w for device in devices], np.float64),
+        priced=np.array([is_priced(device, hosts) for device in devices], np.bool_),
+        profiles={profile: np.array(numbers, np.int64) for profile, numbers in profiles.items()},
     )
 
 
@@ -183,10 +183,10 @@ def target_rows(
             side = TargetSide((ModelPart(option),), (), int(sequences))
             ms = [verify_ms(side, load, depth) for depth in range(load.depth_bound + 1)]
             changed = [verify_ms(side, load, depth, changes=1.0) for depth in range(load.depth_bound + 1)]
-            there = devices[(fit == sequences) & enough]
+            fitting = devices[(fit == sequences) & enough]
             first = side.parts[0].prefill_ms(load.prompt_tokens)
             prefill = side.parts[0].prefill_ms(load.prompt_tokens, beside=sequences > 1)
-            made.add(index, option, there, int(sequences), ms, changed, (prefill, first), fixed, kv)
+            made.add(index, option, fitting, int(sequences), ms, changed, (prefill, first), fixed, kv)
     return made.rows(), made.rejected
 
 
@@ -215,9 +215,9 @@ def draft_rows(
         depths = range(bound + 1)
         ms = [draft_ms(side, load, depth, sequences) for depth in depths]
         late = [draft_ms(beside, load, depth, all_hit_rate(drafter, depth, sequences)[1]) for depth in depths]
-        there = devices[fits & enough]
+        fitting = devices[fits & enough]
         first = ModelPart(option).prefill_ms(load.prompt_tokens)
-        made.add(index, option, there, sequences, ms, late, (first, first), fixed, kv)
+        made.add(index, option, fitting, sequences, ms, late, (first, first), fixed, kv)
     return made.rows(), made.rejected
 
 

@@ -26,16 +26,18 @@ def predict_running(replicas: Sequence[ReplicaPlacement], cluster: Inventory, wa
     """Return what is predicted of these replicas where they are, at the depth that is best for each now, where they
     share the requests that there are now. A replica is left out where a device or an option of it is not there any
     more."""
-    devices, links = {one.id: one for one in cluster.devices}, links_of(cluster)
-    found = [_find_candidate(one, devices, cluster, links, wanted) for one in replicas]
-    there = [one for one in found if one is not None]
-    share = max(1, -(-wanted.workload.concurrency // max(1, len(there))))
-    return [rate_candidate(_share_requests(one, share, wanted), links, wanted).prediction for one in there]
+    devices, links = {device.id: device for device in cluster.devices}, links_of(cluster)
+    candidates = [_find_candidate(replica, devices, cluster, links, wanted) for replica in replicas]
+    present = [candidate for candidate in candidates if candidate is not None]
+    share = max(1, -(-wanted.workload.concurrency // max(1, len(present))))
+    return [
+        rate_candidate(_share_requests(candidate, share, wanted), links, wanted).prediction for candidate in present
+    ]
 
 
 def _share_requests(candidate: Candidate, share: int, wanted: PlanGoal) -> Candidate:
     """Return the candidate with so many sequences, or as many beyond those that it ran as fit into memory."""
-    room = {one.device.id: room_bytes(one.device, wanted.constraints) for one in candidate.placed}
+    room = {placed.device.id: room_bytes(placed.device, wanted.constraints) for placed in candidate.placed}
 
     def is_full(sequences: int) -> bool:
         used = sum_used_bytes(replace(candidate, sequences=sequences), wanted.workload)
@@ -51,8 +53,8 @@ def _find_candidate(
     replica: ReplicaPlacement, devices: Mapping[str, Device], cluster: Inventory, links: Links, wanted: PlanGoal
 ) -> Candidate | None:
     load, runs = wanted.workload, replica.prediction.sequences
-    target = [_find_shard(one, Role.TARGET, load.target.name, devices, cluster) for one in replica.shards]
-    placed = tuple(one for one in target if one is not None)
+    target = [_find_shard(shard, Role.TARGET, load.target.name, devices, cluster) for shard in replica.shards]
+    placed = tuple(shard for shard in target if shard is not None)
     if len(placed) < len(target):
         return None
     if replica.draft is None:
@@ -72,9 +74,9 @@ def _find_shard(
     wanted = (shard.profile, shard.runtime, shard.weights, shard.threads, role, model)
     option = next(
         (
-            one
-            for one in cluster.options
-            if (one.profile, one.runtime, one.weights, one.threads, one.role, one.model) == wanted
+            option
+            for option in cluster.options
+            if (option.profile, option.runtime, option.weights, option.threads, option.role, option.model) == wanted
         ),
         None,
     )
@@ -84,7 +86,7 @@ def _find_shard(
 
 
 def _find_drafter(draft: DraftPlacement, runtime: str, drafters: Sequence[DrafterFacts]) -> DrafterFacts | None:
-    return next((one for one in drafters if one.name == draft.drafter and one.serves(runtime)), None)
+    return next((drafter for drafter in drafters if drafter.name == draft.drafter and drafter.serves(runtime)), None)
 
 
 def _find_where(target: Device, device: Device, draft: DraftPlacement, links: Links) -> Where:

@@ -33,7 +33,7 @@ class SearchSpace:
 
     def all_devices(self) -> Index:
         """Return the devices that may host either."""
-        either = {one.id: one for one in (*self.left.target_devices, *self.left.draft_devices)}
+        either = {device.id: device for device in (*self.left.target_devices, *self.left.draft_devices)}
         free = tuple(either[name] for name in sorted(either) if name not in self.taken)
         return index_of(free, self.left.hosts, self.wanted.constraints, self.taken_cores, self.paid)
 
@@ -49,15 +49,15 @@ class SearchResult:
     @property
     def most_merit(self) -> float:
         """The highest merit, 0 where there is none."""
-        return max((float(one.merit.max()) for one in self.pairs if len(one.merit)), default=0.0)
+        return max((float(pair.merit.max()) for pair in self.pairs if len(pair.merit)), default=0.0)
 
 
 def search(ground: SearchSpace) -> SearchResult:
     """Return every pairing that can be the best one with the whole target on one device."""
     load = ground.wanted.workload
     index = ground.all_devices()
-    may_target = find_members(index, [one.id for one in ground.left.target_devices])
-    may_draft = find_members(index, [one.id for one in ground.left.draft_devices])
+    may_target = find_members(index, [device.id for device in ground.left.target_devices])
+    may_draft = find_members(index, [device.id for device in ground.left.draft_devices])
     targets, rejected = target_rows(index, ground.left.targets, load, may_target, ground.concurrency)
     least = int(targets.sequences.min(initial=ground.concurrency))
 
@@ -79,8 +79,8 @@ def pair_rows(
 ) -> tuple[Pairs, ...]:
     """Return the targets with every drafter. `find_drafts`: the rows of a drafter's model by how many sequences run."""
     pairs = [plain_pairs(index, targets, wanted)]
-    counts = [int(one) for one in np.unique(targets.sequences)]
-    for drafter in sorted(wanted.workload.drafters, key=lambda one: (one.name, one.runtime)):
+    counts = [int(count) for count in np.unique(targets.sequences)]
+    for drafter in sorted(wanted.workload.drafters, key=lambda drafter: (drafter.name, drafter.runtime)):
         if drafter.model is None:
             pairs.append(text_pairs(index, targets.of(_find_served_rows(targets, drafter)), drafter, wanted))
             continue
@@ -99,58 +99,61 @@ def _find_served_rows(targets: OptionRows, drafter: DrafterFacts) -> Ints:
 def find_members(index: Index, names: Sequence[str]) -> Bools:
     """Return which devices are among these."""
     known = set(names)
-    return np.array([one.id in known for one in index.devices], np.bool_)
+    return np.array([device.id in known for device in index.devices], np.bool_)
 
 
 def best(
-    found: SearchResult, ground: SearchSpace, rate: Callable[[Candidate], ScoredCandidate] | None = None
+    search: SearchResult, ground: SearchSpace, rate: Callable[[Candidate], ScoredCandidate] | None = None
 ) -> ScoredCandidate | None:
     """Return the candidate with most merit. `rate`: what rates one, where it is known from before.
 
     Several may be predicted alike, or within the `indifference` that is allowed. Among those that are alike the second
     figure of the objective decides. Then the best score does, then the fewest devices, then the name.
     """
-    top, wanted = found.most_merit, ground.wanted
+    top, wanted = search.most_merit, ground.wanted
     if top <= 0.0:
         return None
     alike = wanted.weights.indifference <= ALIKE
     least = top * (1.0 - max(ALIKE, wanted.weights.indifference))
-    top_ones = _top(found, least, wanted.objective if alike else Objective.THROUGHPUT)
-    known = [rate(one) if rate else rate_candidate(one, ground.links, wanted, paid=ground.paid) for one in top_ones]
+    top_ones = _top(search, least, wanted.objective if alike else Objective.THROUGHPUT)
+    known = [
+        rate(candidate) if rate else rate_candidate(candidate, ground.links, wanted, paid=ground.paid)
+        for candidate in top_ones
+    ]
     if alike:
-        lead = max(one.merit[1] for one in known)
-        known = [one for one in known if one.merit[1] >= lead - ALIKE * abs(lead)]
+        lead = max(scored.merit[1] for scored in known)
+        known = [scored for scored in known if scored.merit[1] >= lead - ALIKE * abs(lead)]
     return max(known, key=_Order)
 
 
 class _Order:
     """Compares rated candidates: by score, then by key, the first key being the best."""
 
-    __slots__ = ("_one",)
+    __slots__ = ("_scored",)
 
-    def __init__(self, one: ScoredCandidate) -> None:
-        self._one = one
+    def __init__(self, scored: ScoredCandidate) -> None:
+        self._scored = scored
 
     def __lt__(self, other: _Order) -> bool:
-        mine, others = round(self._one.score.total, 9), round(other._one.score.total, 9)
-        return mine < others or (mine == others and self._one.candidate.key > other._one.candidate.key)
+        mine, others = round(self._scored.score.total, 9), round(other._scored.score.total, 9)
+        return mine < others or (mine == others and self._scored.candidate.key > other._scored.candidate.key)
 
 
-def _top(found: SearchResult, least: float, objective: Objective) -> list[Candidate]:
+def _top(search: SearchResult, least: float, objective: Objective) -> list[Candidate]:
     """Return the candidates that are predicted to reach that much. Where there are many, it is those with most of the
     objective's second figure, then those on the devices that come first (see rows.Index)."""
     columns = []
-    for number, pairs in enumerate(found.pairs):
+    for number, pairs in enumerate(search.pairs):
         alike = np.flatnonzero(pairs.merit >= least)
-        target = found.index.tie[pairs.targets.device[pairs.target[alike]]]
+        target = search.index.tie[pairs.targets.device[pairs.target[alike]]]
         draft = np.full(len(alike), -1)
         if pairs.drafts is not None:
-            draft = found.index.tie[pairs.drafts.device[pairs.draft[alike]]]
+            draft = search.index.tie[pairs.drafts.device[pairs.draft[alike]]]
         columns.append((target, draft, np.full(len(alike), number), alike, _seconds(pairs, alike, objective)))
     target, draft, numbers, alike, second = (np.concatenate(column) for column in zip(*columns, strict=True))
     lead = second >= second.max() - ALIKE * abs(second.max())
     order = np.lexsort((alike, numbers, draft, target, ~lead))[:_SCORED]
-    return [candidate_of(found, found.pairs[numbers[one]], int(alike[one])) for one in order]
+    return [candidate_of(search, search.pairs[numbers[number]], int(alike[number])) for number in order]
 
 
 def _seconds(pairs: Pairs, alike: Ints, objective: Objective) -> Floats:
@@ -158,17 +161,17 @@ def _seconds(pairs: Pairs, alike: Ints, objective: Objective) -> Floats:
     return second
 
 
-def candidate_of(found: SearchResult, pairs: Pairs, pair: int) -> Candidate:
+def candidate_of(search: SearchResult, pairs: Pairs, pair: int) -> Candidate:
     """Return one pairing, spelt out."""
     row = int(pairs.target[pair])
-    device = found.index.devices[int(pairs.targets.device[row])]
+    device = search.index.devices[int(pairs.targets.device[row])]
     target = PlacedShard(device, pairs.targets.options[int(pairs.targets.option[row])], 0, pairs.layers)
     sequences = int(pairs.targets.sequences[row])
     if pairs.drafts is None:
         return Candidate((target,), sequences, pairs.drafter)
     drafted = int(pairs.draft[pair])
     draft = PlacedShard(
-        found.index.devices[int(pairs.drafts.device[drafted])],
+        search.index.devices[int(pairs.drafts.device[drafted])],
         pairs.drafts.options[int(pairs.drafts.option[drafted])],
         0,
         _layers(pairs.drafter),

@@ -34,12 +34,12 @@ class Fleet:
         self.left, self.links, self.wanted = left, links, wanted
         self.index = SearchSpace(left, links, wanted, wanted.workload.concurrency).all_devices()
         self.host_links = HostLinks(links)
-        self.numbers = {one.id: number for number, one in enumerate(self.index.devices)}
+        self.numbers = {device.id: number for number, device in enumerate(self.index.devices)}
         self.by_host: dict[str, list[int]] = {}
-        for number, one in enumerate(self.index.devices):
-            self.by_host.setdefault(one.host, []).append(number)
-        self.may_target = find_members(self.index, [one.id for one in left.target_devices])
-        self.may_draft = find_members(self.index, [one.id for one in left.draft_devices])
+        for number, device in enumerate(self.index.devices):
+            self.by_host.setdefault(device.host, []).append(number)
+        self.may_target = find_members(self.index, [device.id for device in left.target_devices])
+        self.may_draft = find_members(self.index, [device.id for device in left.draft_devices])
         self._kinds = number_kinds(self.index.devices, self.may_target, self.may_draft)
         self._single = find_single_hosts(self.by_host, links, wanted.client_host)
         self.rated: dict[object, ScoredCandidate] = {}
@@ -49,34 +49,34 @@ class Fleet:
     def place(self, count: int) -> list[ScoredCandidate]:
         """Return up to `count` replicas, the best first. Each has an equal part of the requests that those before it
         left. Of several that are alike all have the score of the first."""
-        free, found, requests = _Free(self), list[ScoredCandidate](), self.wanted.workload.concurrency
+        free, chosen, requests = _Free(self), list[ScoredCandidate](), self.wanted.workload.concurrency
         for number in range(count):
-            one = free.choose(max(1, -(-requests // (count - number))))
-            if one is None:
+            scored = free.choose(max(1, -(-requests // (count - number))))
+            if scored is None:
                 break
-            found.append(one)
-            requests -= one.candidate.sequences
-            free.take(one)
-        return found
+            chosen.append(scored)
+            requests -= scored.candidate.sequences
+            free.take(scored)
+        return chosen
 
     def group(self, *, cut: bool) -> AlikeHosts | None:
         """Return the hosts by their kinds, None where all are looked at. `cut`: to cut shards from."""
         if not self._groups:
             return None
         limits = self.wanted.constraints
-        pairs = cut or any(one.model is not None for one in self.wanted.workload.drafters)
+        pairs = cut or any(drafter.model is not None for drafter in self.wanted.workload.drafters)
         keep = max(_KEPT, limits.shards, limits.max_shards + 1) if cut else _KEPT if pairs else 1
         return AlikeHosts(
             self.by_host, self._kinds, self.left.hosts, self._single, self.wanted.client_host, keep, zones=pairs
         )
 
-    def describe(self, one: Candidate) -> tuple[object, ...]:
+    def describe(self, candidate: Candidate) -> tuple[object, ...]:
         """Return all that is predicted and scored by, without names."""
         parts = tuple(
             (self._kinds[self.numbers[part.device.id]], id(part.option), self._place_of(part.device.host))
-            for part in one.placed
+            for part in candidate.placed
         )
-        return parts, one.sequences, id(one.drafter), one.where
+        return parts, candidate.sequences, id(candidate.drafter), candidate.where
 
     def _place_of(self, name: str) -> tuple[object, ...]:
         host, client = self.left.hosts[name], self.left.hosts.get(self.wanted.client_host)
@@ -114,7 +114,7 @@ class _Known:
     """What was chosen, and where: for each part the number of its host among those that were looked at, and of its
     device among those on it."""
 
-    one: ScoredCandidate
+    scored: ScoredCandidate
     places: tuple[tuple[int, int], ...]
 
 
@@ -137,19 +137,19 @@ class _Choice:
             return None
         numbers = [self.hosts.devices(few[host][0])[place] for host, place in known.places]
         chosen = [fleet.index.devices[number] for number in numbers]
-        candidate = known.one.candidate
-        parts = [replace(one, device=device) for one, device in zip(candidate.placed, chosen, strict=True)]
+        candidate = known.scored.candidate
+        parts = [replace(placed, device=device) for placed, device in zip(candidate.placed, chosen, strict=True)]
         whole = len(candidate.target)
         draft: PlacedShard | None = parts[whole] if candidate.draft is not None else None
         placed: Candidate = replace(candidate, target=tuple(parts[:whole]), draft=draft)
-        return replace(known.one, candidate=placed)
+        return replace(known.scored, candidate=placed)
 
     def _first(self, part: int, devices: list[list[int]], fleet: Fleet) -> _Known | None:
-        one = self._look(part, sorted(number for some in devices for number in some))
-        if one is None:
+        scored = self._look(part, sorted(number for some in devices for number in some))
+        if scored is None:
             return None
         at = {number: (host, place) for host, some in enumerate(devices) for place, number in enumerate(some)}
-        return _Known(one, tuple(at[fleet.numbers[placed.device.id]] for placed in one.candidate.placed))
+        return _Known(scored, tuple(at[fleet.numbers[placed.device.id]] for placed in scored.candidate.placed))
 
 
 class _Free:
@@ -179,31 +179,31 @@ class _Free:
             return whole or cut
         return cut if cut.beats(whole) else whole
 
-    def take(self, one: ScoredCandidate) -> None:
+    def take(self, scored: ScoredCandidate) -> None:
         """A replica has these devices, and cores of their hosts."""
         fleet, index = self._fleet, self._index
-        used = {placed.device.host for placed in one.candidate.placed}
-        mine = {fleet.numbers[placed.device.id] for placed in one.candidate.placed}
-        barred = self._list_barred_hosts(one)
+        used = {placed.device.host for placed in scored.candidate.placed}
+        mine = {fleet.numbers[placed.device.id] for placed in scored.candidate.placed}
+        barred = self._list_barred_hosts(scored)
         mine.update(number for host in barred for number in fleet.by_host.get(host, ()))
         self._taken |= mine
         self._free[list(mine)] = False
-        for host, threads in count_threads(one, fleet.left.hosts).items():
+        for host, threads in count_threads(scored, fleet.left.hosts).items():
             self._cores[host] = self._cores.get(host, 0) + threads
             index.cores[fleet.by_host[host]] = fleet.left.hosts[host].cores - self._cores[host]
-        for part in one.in_use:
+        for part in scored.in_use:
             self._paid.add(part.device.host)
             index.host_price[self._host_numbers[part.device.host]] = 0.0
         for choice in (self._whole, self._cut):
             if choice is not None:
                 choice.hosts.update(used | set(barred), self._taken, self._cores, self._paid)
 
-    def _list_barred_hosts(self, one: ScoredCandidate) -> Sequence[str]:
+    def _list_barred_hosts(self, scored: ScoredCandidate) -> Sequence[str]:
         """Return the hosts on which no other replica may be beside it."""
         apart, fleet = self._fleet.wanted.constraints.replicas_apart, self._fleet
         if apart == "device":
             return ()
-        hosts = {placed.device.host for placed in one.candidate.target}
+        hosts = {placed.device.host for placed in scored.candidate.target}
         if apart == "host":
             return sorted(hosts)
         zones = {fleet.left.hosts[host].zone for host in hosts}
@@ -223,7 +223,7 @@ class _Free:
     ) -> ScoredCandidate | None:
         if among is not None:
             return among.choose(part, self._fleet)
-        return look(part, [int(one) for one in np.flatnonzero(self._free)])
+        return look(part, [int(number) for number in np.flatnonzero(self._free)])
 
     def _look_whole(self, part: int, numbers: Sequence[int]) -> ScoredCandidate | None:
         fleet, index = self._fleet, self._index
@@ -242,14 +242,14 @@ class _Free:
         )
         return best(SearchResult(index, pairs, ()), self._space(part, ()), self._rate)
 
-    def _rate(self, one: Candidate) -> ScoredCandidate:
+    def _rate(self, candidate: Candidate) -> ScoredCandidate:
         """Return what is predicted of it, from another one that is alike where there was one."""
-        like, paid = self._fleet.describe(one), tuple(part.device.host in self._paid for part in one.placed)
+        like, paid = self._fleet.describe(candidate), tuple(part.device.host in self._paid for part in candidate.placed)
         known = self._fleet.rated.get((like, paid))
         if known is None:
-            known = rate_candidate(one, self._fleet.links, self._fleet.wanted, paid=self._paid)
+            known = rate_candidate(candidate, self._fleet.links, self._fleet.wanted, paid=self._paid)
             self._fleet.rated[like, paid] = known
-        return replace(known, candidate=one)
+        return replace(known, candidate=candidate)
 
     def _look_cut(self, part: int, numbers: Sequence[int]) -> ScoredCandidate | None:
         return best_cut(self._space(part, numbers))
@@ -258,7 +258,7 @@ class _Free:
         fleet, devices = self._fleet, self._fleet.index.devices
         left = replace(
             fleet.left,
-            target_devices=tuple(devices[one] for one in numbers if fleet.may_target[one]),
-            draft_devices=tuple(devices[one] for one in numbers if fleet.may_draft[one]),
+            target_devices=tuple(devices[number] for number in numbers if fleet.may_target[number]),
+            draft_devices=tuple(devices[number] for number in numbers if fleet.may_draft[number]),
         )
         return SearchSpace(left, fleet.links, fleet.wanted, part, frozenset(), self._cores, self._paid)

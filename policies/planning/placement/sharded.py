@@ -60,16 +60,16 @@ def best_sharded(ground: SearchSpace) -> ScoredCandidate | None:
     sequences = ground.concurrency
     while sequences:
         attempt = task_of(ground, sequences)
-        found = _best_for(attempt, CutGoal(None, 0, 1))
-        if best is not None and not _is_better(found, best):
+        scored = _best_for(attempt, CutGoal(None, 0, 1))
+        if best is not None and not _is_better(scored, best):
             break
-        best, task = found, attempt
+        best, task = scored, attempt
         sequences //= 2
     return None if best is None else _exchange_devices(task, _refine_cut(task, best))
 
 
-def _is_better(one: ScoredCandidate | None, other: ScoredCandidate | None) -> bool:
-    return one is not None and one.beats(other)
+def _is_better(scored: ScoredCandidate | None, other: ScoredCandidate | None) -> bool:
+    return scored is not None and scored.beats(other)
 
 
 def _refine_cut(task: CutTask, first: ScoredCandidate) -> ScoredCandidate:
@@ -80,9 +80,9 @@ def _refine_cut(task: CutTask, first: ScoredCandidate) -> ScoredCandidate:
         before = best
         for aim in _aims(task, best):
             key = (aim.depth, aim.micro_batches, aim.drafter.name if aim.drafter else "", float(f"{aim.burden_ms:.3g}"))
-            found = None if key in tried else _best_for(task, aim)
+            scored = None if key in tried else _best_for(task, aim)
             tried.add(key)
-            best = found if found is not None and _is_better(found, best) else best
+            best = scored if scored is not None and _is_better(scored, best) else best
         if weighed and best is before:
             break
     return best
@@ -96,33 +96,33 @@ def _exchange_devices(task: CutTask, best: ScoredCandidate) -> ScoredCandidate:
     """
     if len(np.unique(task.device)) > _VERY_FEW:
         return best
-    every = {int(one) for one in np.unique(task.device)}
+    every = {int(number) for number in np.unique(task.device)}
     for _ in range(_EXCHANGES):
-        names = {one.device.id for one in best.candidate.target}
-        now = {one for one in every if task.index.devices[one].id in names}
-        more_sets: list[set[int]] = [set(), *({one} for one in every - now)]
+        names = {placed.device.id for placed in best.candidate.target}
+        now = {number for number in every if task.index.devices[number].id in names}
+        more_sets: list[set[int]] = [set(), *({number} for number in every - now)]
         sets = {frozenset((now - {out}) | more) for out in (*now, -1) for more in more_sets}
-        found = [best]
+        improved = [best]
         for some in _first_of_alike(task, sorted(sets - {frozenset(now)}, key=sorted)):
             aim = _aim_of(best, task)
             other = _best_with_drafts(task, shards_for(task, aim, frozenset(every - some)), aim)
-            found += [other] if other is not None and _is_better(other, best) else []
-        if len(found) == 1:
+            improved += [other] if other is not None and _is_better(other, best) else []
+        if len(improved) == 1:
             break
-        best = max(found, key=lambda one: one.merit)
+        best = max(improved, key=lambda scored: scored.merit)
     return best
 
 
 def _first_of_alike(task: CutTask, sets: Iterable[frozenset[int]]) -> list[frozenset[int]]:
     """Return those sets of devices that differ by more than names: devices that are alike and on one host do the same
     (see `alike`)."""
-    devices, targets = task.index.devices, {int(one) for one in task.device}
-    drafts = {int(one) for rows in task.drafts.values() for one in rows.device}
+    devices, targets = task.index.devices, {int(number) for number in task.device}
+    drafts = {int(number) for rows in task.drafts.values() for number in rows.device}
     numbers = range(len(devices))
-    kinds = number_kinds(devices, (one in targets for one in numbers), (one in drafts for one in numbers))
+    kinds = number_kinds(devices, (number in targets for number in numbers), (number in drafts for number in numbers))
     first: dict[tuple[tuple[int, int], ...], frozenset[int]] = {}
     for some in sets:
-        first.setdefault(tuple(sorted((int(task.index.host[one]), kinds[one]) for one in some)), some)
+        first.setdefault(tuple(sorted((int(task.index.host[number]), kinds[number]) for number in some)), some)
     return list(first.values())
 
 
@@ -143,17 +143,17 @@ def _aims(task: CutTask, best: ScoredCandidate) -> Iterator[CutGoal]:
     counts = micro_batch_counts(task.sequences)
     if not few or len(counts) > _FEW_COUNTS:
         about = (len(best.candidate.target), shard_counts(task)[-1], task.sequences)
-        counts = sorted({max(count for count in counts if count <= one) for one in about})
+        counts = sorted({max(count for count in counts if count <= most) for most in about})
     for count in counts:
         yield replace(now, micro_batches=count)
 
 
-def _aim_of(one: ScoredCandidate, task: CutTask) -> CutGoal:
-    found, objective = one.prediction, task.ground.wanted.objective
+def _aim_of(scored: ScoredCandidate, task: CutTask) -> CutGoal:
+    prediction, objective = scored.prediction, task.ground.wanted.objective
     even_ms = 0.0
     if objective in (Objective.COST, Objective.ENERGY):
-        even_ms = found.round_ms * one.merit[0] / found.goodput_tokens_per_s
-    return CutGoal(one.candidate.drafter, found.depth, found.micro_batches, even_ms)
+        even_ms = prediction.round_ms * scored.merit[0] / prediction.goodput_tokens_per_s
+    return CutGoal(scored.candidate.drafter, prediction.depth, prediction.micro_batches, even_ms)
 
 
 def _best_for(task: CutTask, aim: CutGoal) -> ScoredCandidate | None:
@@ -162,32 +162,38 @@ def _best_for(task: CutTask, aim: CutGoal) -> ScoredCandidate | None:
     if best is None or not task.drafts:
         return best
     for device in _find_draft_reserves(task, best):
-        found = _best_with_drafts(task, shards_for(task, aim, frozenset({device})), aim)
-        best = found if found is not None and _is_better(found, best) else best
+        scored = _best_with_drafts(task, shards_for(task, aim, frozenset({device})), aim)
+        best = scored if scored is not None and _is_better(scored, best) else best
     return best
 
 
 def _find_draft_reserves(task: CutTask, best: ScoredCandidate) -> list[int]:
     """Return the devices with a shard that draft faster than any without one; those that run a layer slowest come
     first, because the shards miss them least. Where there are many devices, the fastest drafter alone."""
-    in_use = {one.device.id: _layer_ms(one, task) for one in best.candidate.target}
-    numbers = np.array([number for number, one in enumerate(task.index.devices) if one.id in in_use], np.int64)
-    found: dict[int, float] = {}
+    in_use = {placed.device.id: _layer_ms(placed, task) for placed in best.candidate.target}
+    numbers = np.array([number for number, device in enumerate(task.index.devices) if device.id in in_use], np.int64)
+    times: dict[int, float] = {}
     for _, rows in sorted(task.drafts.items()):
         if not len(rows):
             continue
         ms, busy = rows.ms[:, (rows.ms.shape[1] - 1) // 2], np.isin(rows.device, numbers)
         fastest_free = ms[~busy].min(initial=np.inf)
-        found |= {int(rows.device[row]): float(ms[row]) for row in np.flatnonzero(busy & (ms < fastest_free))}
+        times |= {int(rows.device[row]): float(ms[row]) for row in np.flatnonzero(busy & (ms < fastest_free))}
     if len(np.unique(task.device)) > FEW:
-        return sorted(found, key=lambda number: (found[number], number))[:1]
-    slowest_first = sorted(found, key=lambda number: (-in_use[task.index.devices[number].id], number))
-    return [one for some in _first_of_alike(task, [frozenset({one}) for one in slowest_first])[:_KEPT] for one in some]
+        return sorted(times, key=lambda number: (times[number], number))[:1]
+    slowest_first = sorted(times, key=lambda number: (-in_use[task.index.devices[number].id], number))
+    return [
+        number
+        for some in _first_of_alike(task, [frozenset({number}) for number in slowest_first])[:_KEPT]
+        for number in some
+    ]
 
 
-def _layer_ms(one: PlacedShard, task: CutTask) -> float:
+def _layer_ms(placed: PlacedShard, task: CutTask) -> float:
     rows = task.sequences
-    return one.option.cost.ms(rows, rows, context_tokens(task.ground.wanted.workload)) / (1.0 - one.device.utilisation)
+    return placed.option.cost.ms(rows, rows, context_tokens(task.ground.wanted.workload)) / (
+        1.0 - placed.device.utilisation
+    )
 
 
 def _best_with_drafts(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGoal) -> ScoredCandidate | None:
@@ -196,12 +202,14 @@ def _best_with_drafts(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGo
         return None
     ground, load = task.ground, task.ground.wanted.workload
     cores = {host.name: workers.cores_left(host, ground.taken_cores) for host in ground.left.hosts.values()}
-    parts = [ModelPart(one.option, one.layers / load.target.layers, one.device.utilisation) for one in target]
+    parts = [
+        ModelPart(placed.option, placed.layers / load.target.layers, placed.device.utilisation) for placed in target
+    ]
     times, best = TargetTimes(parts, task.sequences, load), None
     for candidate in _candidates(task, target, aim):
         if not find_fit_problem(candidate, cores, load, ground.wanted.constraints):
-            found = rate_candidate(candidate, ground.links, ground.wanted, times, ground.paid)
-            best = found if _is_better(found, best) else best
+            scored = rate_candidate(candidate, ground.links, ground.wanted, times, ground.paid)
+            best = scored if _is_better(scored, best) else best
     return best
 
 
@@ -210,8 +218,8 @@ def _candidates(task: CutTask, target: tuple[PlacedShard, ...], aim: CutGoal) ->
     traffic = traffic_of(task, aim, count_prompts(task, replace(aim, drafter=None, depth=0)))
     alone = order_shards(target, "", links, traffic)
     yield Candidate(alone, task.sequences)
-    for drafter in sorted(load.drafters, key=lambda one: (one.name, one.runtime)):
-        if not all(drafter.serves(one.option.runtime) for one in target):
+    for drafter in sorted(load.drafters, key=lambda drafter: (drafter.name, drafter.runtime)):
+        if not all(drafter.serves(placed.option.runtime) for placed in target):
             continue
         if drafter.model is None:
             yield Candidate(alone, task.sequences, drafter)
@@ -235,8 +243,8 @@ def _where(draft: Device, last: Device, links: Links) -> Where:
 def _near_drafts(task: CutTask, target: tuple[PlacedShard, ...], rows: OptionRows) -> Ints:
     """Return the fastest drafts on each of the shards' hosts, in each of their zones, and elsewhere, all of them on
     devices without a shard."""
-    index, names = task.index, {one.device.id for one in target}
-    numbers = np.array([number for number, one in enumerate(index.devices) if one.id in names], np.int64)
+    index, names = task.index, {placed.device.id for placed in target}
+    numbers = np.array([number for number, device in enumerate(index.devices) if device.id in names], np.int64)
     host, zone = index.host[rows.device], index.zone[rows.device]
     on_host, in_zone = np.isin(host, index.host[numbers]), np.isin(zone, index.zone[numbers])
     least = APART[task.ground.wanted.constraints.apart]

@@ -55,7 +55,7 @@ class Items:
 
     def of(self, rows: Ints) -> Items:
         """Return some of them."""
-        kept: list[Any] = [getattr(self, one.name)[rows] for one in fields(self)]
+        kept: list[Any] = [getattr(self, field.name)[rows] for field in fields(self)]
         return Items(*kept)
 
     def with_most(self, most: Ints) -> Items:
@@ -91,7 +91,7 @@ def cut_shards(items: Items, layers: int, hops: Hops, shards: Sequence[int]) -> 
     for in_zone in _groups(items.zone, np.arange(len(items.device)), items.tie):
         hosts = []
         for in_host in _groups(items.host, in_zone, items.tie):
-            devices = [_device(items, one, layers) for one in _groups(items.device, in_host, items.tie)]
+            devices = [_device(items, group, layers) for group in _groups(items.device, in_host, items.tie)]
             joined = _join_tables(_useful(devices, most), hops.host, most)
             table = _with_hop(joined, float(items.host_ms[in_host[0]]))
             hosts.append(table)
@@ -173,10 +173,10 @@ def _pair(left: _Table, right: _Table, most: int) -> _Table:
         others = np.arange(layers + 1)[:, None] - counts
         rest = padded[: shards + 1 - mine][:, np.where(others < 0, layers + 1, others)] + right.ms[mine, counts]
         at = np.argmin(rest, axis=2)
-        found = np.take_along_axis(rest, at[:, :, None], axis=2)[:, :, 0]
-        into = slice(mine, mine + len(found))
-        better = found < ms[into]
-        ms[into] = np.where(better, found, ms[into])
+        times_ms = np.take_along_axis(rest, at[:, :, None], axis=2)[:, :, 0]
+        into = slice(mine, mine + len(times_ms))
+        better = times_ms < ms[into]
+        ms[into] = np.where(better, times_ms, ms[into])
         take[into, :, 0] = np.where(better, mine, take[into, :, 0])
         take[into, :, 1] = np.where(better, counts[at], take[into, :, 1])
     return _Table(ms, (left, right), take)
@@ -185,7 +185,7 @@ def _pair(left: _Table, right: _Table, most: int) -> _Table:
 def _trace_shards(table: _Table, shards: int, layers: int) -> Iterator[CutShard]:
     """Yield the shards behind one entry of a table."""
     while table.parts is not None and table.take is not None:
-        mine, count = (int(one) for one in table.take[shards, layers])
+        mine, count = (int(number) for number in table.take[shards, layers])
         yield from _trace_shards(table.parts[1], mine, count)
         table, shards, layers = table.parts[0], shards - mine, layers - count
     if shards and table.item is not None:

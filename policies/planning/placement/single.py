@@ -21,9 +21,9 @@ def choose_replica(ground: SearchSpace, looked: SearchResult) -> tuple[ScoredCan
     if whole is None or cut is None:
         return whole or cut, []
     aim = (ground.wanted.objective, ground.wanted.currency)
-    alone, parted = (describe_merit(aim[0], one.merit[0], aim[1]) for one in (whole, cut))
-    told = f"whole on one device: {alone} predicted, in {len(cut.candidate.target)} shards: {parted}"
-    return (cut if cut.beats(whole) else whole), [told]
+    alone, parted = (describe_merit(aim[0], scored.merit[0], aim[1]) for scored in (whole, cut))
+    comparison = f"whole on one device: {alone} predicted, in {len(cut.candidate.target)} shards: {parted}"
+    return (cut if cut.beats(whole) else whole), [comparison]
 
 
 def may_cut(wanted: PlanGoal, whole: ScoredCandidate | None) -> bool:
@@ -38,7 +38,7 @@ def best_cut(ground: SearchSpace) -> ScoredCandidate | None:
     """Return the best way to run the target in shards by runtimes that can, None where there is none."""
     able = ground.wanted.constraints.shard_runtimes
     targets = {
-        profile: tuple(one for one in options if not able or one.runtime in able)
+        profile: tuple(option for option in options if not able or option.runtime in able)
         for profile, options in ground.left.targets.items()
     }
     ground = replace(ground, left=replace(ground.left, targets=targets))
@@ -49,11 +49,11 @@ def _best_on_one_host(ground: SearchSpace) -> ScoredCandidate | None:
     """Return the best of those whose devices are on one host, None where there is none."""
     best: ScoredCandidate | None = None
     devices = ground.left.target_devices
-    for host in sorted({one.host for one in devices}):
-        mine = tuple(one for one in devices if one.host == host)
+    for host in sorted({device.host for device in devices}):
+        mine = tuple(device for device in devices if device.host == host)
         if len(mine) < 2:
             continue
-        found = best_sharded(replace(ground, left=replace(ground.left, target_devices=mine)))
-        if found is not None and (best is None or found.beats(best)):
-            best = found
+        scored = best_sharded(replace(ground, left=replace(ground.left, target_devices=mine)))
+        if scored is not None and (best is None or scored.beats(best)):
+            best = scored
     return best

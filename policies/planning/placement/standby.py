@@ -26,21 +26,23 @@ _APART: tuple[Literal["zone", "host", "device"], ...] = ("zone", "host", "device
 
 
 def standby(
-    chosen: Sequence[ScoredCandidate], found: SearchResult, left: Usable, links: Links, wanted: PlanGoal
+    chosen: Sequence[ScoredCandidate], search: SearchResult, left: Usable, links: Links, wanted: PlanGoal
 ) -> tuple[Standby | None, list[str]]:
     """Return the standby of the first replica, or why there is none."""
     if not wanted.constraints.standby:
         return None, ["no standby: `standby` is off"]
-    busy = {placed.device.id for one in chosen for placed in one.candidate.target}
-    free = np.array([one.id not in busy for one in found.index.devices], np.bool_)
+    busy = {placed.device.id for scored in chosen for placed in scored.candidate.target}
+    free = np.array([device.id not in busy for device in search.index.devices], np.bool_)
     if len(chosen[0].candidate.target) == 1:
-        picked = _elsewhere(chosen[0], found, free, links, wanted)
+        picked = _elsewhere(chosen[0], search, free, links, wanted)
     else:
-        picked = _spare(chosen[0], found.index, free, left, links, wanted)
+        picked = _spare(chosen[0], search.index, free, left, links, wanted)
     if picked is None:
         others = "; the other replicas take its requests" if len(chosen) > 1 else ""
         return None, [f"no standby: no other device can hold what would be lost{others}"]
-    drafts = {one.candidate.draft.device.id for one in chosen if one.candidate.draft and one.prediction.depth}
+    drafts = {
+        scored.candidate.draft.device.id for scored in chosen if scored.candidate.draft and scored.prediction.depth
+    }
     return _describe_standby(picked, drafts, left, wanted), []
 
 
@@ -54,11 +56,11 @@ class _Picked:
 
 
 def _elsewhere(
-    one: ScoredCandidate, found: SearchResult, free: np.ndarray, links: Links, wanted: PlanGoal
+    scored: ScoredCandidate, search: SearchResult, free: np.ndarray, links: Links, wanted: PlanGoal
 ) -> _Picked | None:
-    rate = np.zeros(len(found.index.devices))
+    rate = np.zeros(len(search.index.devices))
     at: dict[int, tuple[int, int]] = {}
-    for count, pairs in enumerate(found.pairs):
+    for count, pairs in enumerate(search.pairs):
         if pairs.drafts is not None:
             continue
         devices = pairs.targets.device[pairs.target]
@@ -66,15 +68,17 @@ def _elsewhere(
             device = int(devices[row])
             if pairs.merit[row] > rate[device]:
                 rate[device], at[device] = pairs.merit[row], (count, int(row))
-    picked = _furthest(rate, one, found.index)
+    picked = _furthest(rate, scored, search.index)
     if picked is None:
         return None
     number, pair = at[picked[0]]
-    candidate = candidate_of(found, found.pairs[number], pair)
+    candidate = candidate_of(search, search.pairs[number], pair)
     return _Picked(candidate.target[0], rate_candidate(candidate, links, wanted), picked[1])
 
 
-def _furthest(rate: Floats, one: ScoredCandidate, index: Index) -> tuple[int, Literal["device", "host", "zone"]] | None:
+def _furthest(
+    rate: Floats, scored: ScoredCandidate, index: Index
+) -> tuple[int, Literal["device", "host", "zone"]] | None:
     """Return the best device that shares least with the target, as long as it is good enough, and what they do not
     share. `rate`: the merit of each device."""
     if not rate.any():
@@ -82,22 +86,22 @@ def _furthest(rate: Floats, one: ScoredCandidate, index: Index) -> tuple[int, Li
     homes = [
         number
         for number, device in enumerate(index.devices)
-        if device.id in {p.device.id for p in one.candidate.target}
+        if device.id in {p.device.id for p in scored.candidate.target}
     ]
     hosts, zones = index.host[homes], index.zone[homes]
     levels = (~np.isin(index.zone, zones), ~np.isin(index.host, hosts), np.ones(len(rate), np.bool_))
     for apart, level in zip(_APART, levels, strict=True):
-        there = np.where(level, rate, 0.0)
-        if there.max() >= _WORTH * rate.max():
-            return int(np.lexsort((index.tie, -there))[0]), apart
+        reachable = np.where(level, rate, 0.0)
+        if reachable.max() >= _WORTH * rate.max():
+            return int(np.lexsort((index.tie, -reachable))[0]), apart
     return None
 
 
 def _spare(
-    one: ScoredCandidate, index: Index, free: np.ndarray, left: Usable, links: Links, wanted: PlanGoal
+    scored: ScoredCandidate, index: Index, free: np.ndarray, left: Usable, links: Links, wanted: PlanGoal
 ) -> _Picked | None:
     load = wanted.workload
-    lost = max(one.candidate.target, key=lambda placed: (placed.layers, placed.first))
+    lost = max(scored.candidate.target, key=lambda placed: (placed.layers, placed.first))
     rate, options = np.zeros(len(index.devices)), {}
     allowed = {device.id for device in left.target_devices}
     share = lost.layers / load.target.layers
@@ -105,28 +109,31 @@ def _spare(
     for profile in sorted(left.targets.keys() & index.profiles.keys()):
         for option in left.targets[profile]:
             needed = (
-                workers.sum_fixed_bytes(option, lost.layers) + kv_bytes(option, load, share) * one.candidate.sequences
+                workers.sum_fixed_bytes(option, lost.layers)
+                + kv_bytes(option, load, share) * scored.candidate.sequences
             )
-            ms = ModelPart(option, share).ms(one.candidate.sequences, one.candidate.sequences, context_tokens(load))
+            ms = ModelPart(option, share).ms(
+                scored.candidate.sequences, scored.candidate.sequences, context_tokens(load)
+            )
             numbers: Ints = index.profiles[profile]
             fits = free[numbers] & (index.room[numbers] >= needed) & (option.threads <= index.cores[numbers])
             for number in numbers[fits]:
                 speed = (1.0 - index.utilisation[number]) / ms / (burden[number] if burden is not None else 1.0)
                 if index.devices[number].id in allowed and speed > rate[number]:
                     rate[number], options[int(number)] = speed, option
-    picked = _furthest(rate, one, index)
+    picked = _furthest(rate, scored, index)
     if picked is None:
         return None
     chosen: Option = options[picked[0]]
     place = PlacedShard(index.devices[picked[0]], chosen, lost.first, lost.end)
-    target = tuple(place if placed is lost else placed for placed in one.candidate.target)
-    candidate = replace(one.candidate, target=target, drafter=None, draft=None, where=Where.NOWHERE)
+    target = tuple(place if placed is lost else placed for placed in scored.candidate.target)
+    candidate = replace(scored.candidate, target=target, drafter=None, draft=None, where=Where.NOWHERE)
     return _Picked(place, rate_candidate(candidate, links, wanted), picked[1])
 
 
 def _describe_standby(picked: _Picked, drafts: set[str], left: Usable, wanted: PlanGoal) -> Standby:
     part = replica(picked.instead, {}, left.hosts, wanted.workload)
-    shard = next(one for one in part.shards if one.device == picked.place.device.id)
+    shard = next(shard for shard in part.shards if shard.device == picked.place.device.id)
     whole = len(part.shards) == 1
     covers = "the target" if whole else "any one shard"
     rate = picked.instead.prediction.goodput_tokens_per_s

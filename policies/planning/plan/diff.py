@@ -45,9 +45,9 @@ class PlanDiff:
 def diff(before: Plan, after: Plan, missing: Collection[int] = ()) -> PlanDiff:
     """Return what would change; predictions alone are no change. `missing`: the replicas of `before`, by their numbers,
     that do not run."""
-    there = [(number, one) for number, one in enumerate(before.replicas) if number not in missing]
-    before = replace(before, replicas=tuple(one for _, one in there))
-    old, new = _list_parts(before, there), _list_parts(after, enumerate(after.replicas))
+    remaining = [(number, replica) for number, replica in enumerate(before.replicas) if number not in missing]
+    before = replace(before, replicas=tuple(replica for _, replica in remaining))
+    old, new = _list_parts(before, remaining), _list_parts(after, enumerate(after.replicas))
     changes = []
     for part in {**old, **new}:
         left, right = old.get(part, ""), new.get(part, "")

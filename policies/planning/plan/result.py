@@ -173,17 +173,17 @@ class Plan:
     @property
     def goodput_tokens_per_s(self) -> float:
         """Predicted output tokens per second of all replicas."""
-        return sum(one.prediction.goodput_tokens_per_s for one in self.replicas)
+        return sum(replica.prediction.goodput_tokens_per_s for replica in self.replicas)
 
     @property
     def cost_per_million_tokens(self) -> float:
         """Predicted cost of a million output tokens of all replicas, in currency units; 0 where not known."""
-        return self._mean([one.prediction.cost_per_million_tokens for one in self.replicas])
+        return self._mean([replica.prediction.cost_per_million_tokens for replica in self.replicas])
 
     @property
     def joules_per_token(self) -> float:
         """Predicted energy of an output token of any replica; 0 where not known."""
-        return self._mean([one.prediction.joules_per_token for one in self.replicas])
+        return self._mean([replica.prediction.joules_per_token for replica in self.replicas])
 
     @property
     def price_per_hour(self) -> float:
@@ -192,7 +192,7 @@ class Plan:
 
     def _mean(self, values: list[float]) -> float:
         """Return the mean over all output tokens of what a token takes; 0 where a replica does not tell."""
-        rates = [one.prediction.goodput_tokens_per_s for one in self.replicas]
+        rates = [replica.prediction.goodput_tokens_per_s for replica in self.replicas]
         if not all(values) or not any(rates):
             return 0.0
         return sum(value * rate for value, rate in zip(values, rates, strict=True)) / sum(rates)
@@ -200,6 +200,6 @@ class Plan:
     @property
     def shards(self) -> tuple[Shard, ...]:
         """Every worker's part: targets and draft models."""
-        targets = tuple(shard for one in self.replicas for shard in one.shards)
-        drafts = (one.draft.shard for one in self.replicas if one.draft is not None)
+        targets = tuple(shard for replica in self.replicas for shard in replica.shards)
+        drafts = (replica.draft.shard for replica in self.replicas if replica.draft is not None)
         return targets + tuple(shard for shard in drafts if shard is not None)

@@ -74,7 +74,9 @@ def is_suspect(deaths: Sequence[Death]) -> bool:
 def convicts(deaths: Sequence[Death], *, others_progress: bool) -> bool:
     """True when these deaths prove that the request is their cause. `others_progress`: some other request has had a
     token since the first of them."""
-    proof = sum(_PROOF[one.kind] for one in deaths if one.alone and not (one.kind in _BY_CHANCE and one.settled))
+    proof = sum(
+        _PROOF[death.kind] for death in deaths if death.alone and not (death.kind in _BY_CHANCE and death.settled)
+    )
     return proof >= CONVICTED_FROM * (1 if others_progress else _UNPROVEN)
 
 

@@ -40,16 +40,16 @@ class RestartBudget:
     ) -> RestartBudget:
         """Return the budget with one restart more, and without those that are too old to count. `served_s`: how long
         the lost worker served; after USEFUL_S the restarts before it were worth it, and count no more."""
-        kept = tuple(one for one in self.made if now_s - one.at_s <= WINDOW_S and served_s < USEFUL_S)
+        kept = tuple(restart for restart in self.made if now_s - restart.at_s <= WINDOW_S and served_s < USEFUL_S)
         return replace(self, made=(*kept, Restart(number, now_s, kind, cause)))
 
     def forgive(self, numbers: frozenset[int]) -> RestartBudget:
         """Return the budget without the restarts that followed these deaths: they have been explained."""
-        return replace(self, made=tuple(one for one in self.made if one.number not in numbers))
+        return replace(self, made=tuple(restart for restart in self.made if restart.number not in numbers))
 
     def count(self, kind: LossKind) -> int:
         """Return how many restarts of this kind count now."""
-        return sum(one.kind == kind for one in self.made)
+        return sum(restart.kind == kind for restart in self.made)
 
     def is_spent(self, kind: LossKind) -> bool:
         """True when more than `limit` restarts of this kind count. A host's are not limited."""
@@ -76,10 +76,10 @@ class RestartBudget:
 
     def describe_end(self, kind: LossKind) -> str:
         """Return why nothing more is tried."""
-        last = next((one.cause for one in reversed(self.made) if one.kind == kind), "")
+        last = next((restart.cause for restart in reversed(self.made) if restart.kind == kind), "")
         return f"gave up after {self.count(kind) - 1} restarts within ten minutes: {last}{self._describe_first(kind)}"
 
     def _describe_first(self, kind: LossKind) -> str:
         """The first cause is nearer to the root than the last."""
-        causes = [one.cause for one in self.made if one.kind == kind]
+        causes = [restart.cause for restart in self.made if restart.kind == kind]
         return f"; the first time: {causes[0]}" if causes and causes[0] != causes[-1] else ""

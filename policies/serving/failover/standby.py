@@ -38,12 +38,12 @@ NO_RULES: Final = FailoverRules()
 
 @dataclass(frozen=True, slots=True)
 class StandbyState:
-    """One standby. `begun`: it is loaded, or is being loaded. `ready`: it could serve. `active`: it has the target's
+    """One standby. `loaded`: it is loaded, or is being loaded. `ready`: it could serve. `active`: it has the target's
     place. `refused`: its part takes nothing, it failed, or its tokens would differ and may not. `lost`: it ended since
-    it was begun."""
+    it was loaded."""
 
     readiness: Readiness
-    begun: bool = False
+    loaded: bool = False
     ready: bool = False
     active: bool = False
     refused: bool = False
@@ -78,8 +78,8 @@ _NOTHING: Final = FailoverSteps()
 
 def plan_failover(target: TargetState, standbys: Sequence[StandbyState], rules: FailoverRules) -> FailoverSteps:
     """Return what is to be done now."""
-    hot = tuple(number for number, one in enumerate(standbys) if _is_hot_and_down(one) and target.began)
-    active = tuple(number for number, one in enumerate(standbys) if one.active)
+    hot = tuple(number for number, standby in enumerate(standbys) if _is_hot_and_down(standby) and target.began)
+    active = tuple(number for number, standby in enumerate(standbys) if standby.active)
     if target.serves:
         if not active:
             return FailoverSteps(begin=hot)
@@ -89,15 +89,15 @@ def plan_failover(target: TargetState, standbys: Sequence[StandbyState], rules: 
     gone = tuple(number for number in active if standbys[number].refused)
     if set(active) - set(gone) or not (target.began or target.hopeless):
         return FailoverSteps(begin=hot, retire=gone)
-    ready = next((number for number, one in enumerate(standbys) if one.ready and not one.refused), None)
+    ready = next((number for number, standby in enumerate(standbys) if standby.ready and not standby.refused), None)
     if ready is not None:
         return FailoverSteps(begin=hot, activate=(ready,), retire=gone)
     if not target.hopeless and target.since_s < rules.after_s:
         return FailoverSteps(begin=hot, retire=gone, look_s=rules.after_s - target.since_s)
-    chosen = next((number for number, one in enumerate(standbys) if not one.refused and not one.lost), None)
-    begin = () if chosen is None or standbys[chosen].begun else (chosen,)
+    chosen = next((number for number, standby in enumerate(standbys) if not standby.refused and not standby.lost), None)
+    begin = () if chosen is None or standbys[chosen].loaded else (chosen,)
     return FailoverSteps(begin=tuple(dict.fromkeys((*hot, *begin))), retire=gone)
 
 
-def _is_hot_and_down(one: StandbyState) -> bool:
-    return one.readiness is Readiness.HOT and not one.begun and not one.refused
+def _is_hot_and_down(standby: StandbyState) -> bool:
+    return standby.readiness is Readiness.HOT and not standby.loaded and not standby.refused

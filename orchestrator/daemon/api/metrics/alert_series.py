@@ -97,7 +97,9 @@ class AlertSeries:
         differs = {
             "drafter": any(drafter.state not in ("ok", "starting") for drafter in drafters),
             "override": view.overrides != NO_OVERRIDES,
-            "memory": any(replica.ready.device.memory_reduced for replica in view.replicas if replica.ready is not None),
+            "memory": any(
+                replica.ready.device.memory_reduced for replica in view.replicas if replica.ready is not None
+            ),
             "standby": any(replica.unlike for replica in view.replicas),
             "cluster": bool(view.cluster_away),
         }

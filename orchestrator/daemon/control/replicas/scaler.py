@@ -67,7 +67,7 @@ class ReplicaScaler:
 
     def view(self) -> ScaleView:
         """Return how many replicas there are and are to be, and why."""
-        there = self._measure().load.there
+        there = self._measure().load.present
         ready = sum(one.serving for one in there)
         bounds = (self._bounds.least, self._bounds.most)
         return ScaleView(self._wanted, len(there), ready, *bounds, self._why, self._last)
@@ -96,7 +96,7 @@ class ReplicaScaler:
             await self._shrink(seen, found)
 
     async def _grow(self, seen: SeenReplicas, found: ScaleChange) -> None:
-        before, begun_s = len(seen.load.there), self._clock.monotonic_s()
+        before, begun_s = len(seen.load.present), self._clock.monotonic_s()
         _log.info("load asks for one more replica, %d -> %d: %s", before, found.wanted, found.why)
         failed = await self._runner.run_more(seen)
         now_s = self._clock.monotonic_s()
@@ -136,7 +136,7 @@ class PlannedReplicas:
         """See ReplicaRunner: the planner says, when it is asked. What it has placed already is to serve first."""
         planned = len(self._keeper.proposal.plan.replicas)
         if planned >= self._bounds.most:
-            return len(seen.load.there), f"the plan has {planned} replicas, and not all of them serve"
+            return len(seen.load.present), f"the plan has {planned} replicas, and not all of them serve"
         return self._bounds.most, ""
 
     async def run_more(self, seen: SeenReplicas) -> str:
@@ -174,11 +174,11 @@ class PlacedReplicas:
 
     async def find_room(self, seen: SeenReplicas) -> tuple[int, str]:
         """See ReplicaRunner. A place whose replica is gone is no place for another one."""
-        return len(seen.load.there) + len(self._list_free(seen)), self._why_none
+        return len(seen.load.present) + len(self._list_free(seen)), self._why_none
 
     async def run_more(self, seen: SeenReplicas) -> str:
         """See ReplicaRunner."""
-        left = [seen.specs[one.name] for one in seen.load.there]
+        left = [seen.specs[one.name] for one in seen.load.present]
         return await self._run([*left, self._list_free(seen)[0]])
 
     async def run_fewer(self, seen: SeenReplicas) -> str:

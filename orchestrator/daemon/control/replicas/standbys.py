@@ -228,7 +228,7 @@ class Standbys:
         replica = one.replica
         return StandbyState(
             one.wanted.readiness,
-            begun=replica is not None,
+            loaded=replica is not None,
             ready=replica is not None and replica.serving,
             active=replica is not None and replica.rank is Rank.SERVING,
             refused=self._is_refused(one, now_s),
