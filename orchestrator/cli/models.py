@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from device_profiles.units import human_bytes
-from orchestrator.cli.options import AsJson, ConfigFile, Yes, confirm, print_json
-from orchestrator.cli.progress import show_progress
+from orchestrator.cli.options import AsJson, ConfigFile, Yes, confirm, print_json, show_progress
 from orchestrator.plain_table import print_table
 
 if TYPE_CHECKING:  # loaded where something is done
