@@ -48,8 +48,8 @@ def enter_trial(
     submit, entry = trial.assign_variant(submits[0], names_rule=names_rule)
     rule = submit.sampling.acceptance
     submits = [
-        msgspec.structs.replace(submit, lane=submit.lane, sampling=replace(submit.sampling, acceptance=rule))
-        for submit in submits
+        msgspec.structs.replace(choice, lane=submit.lane, sampling=replace(choice.sampling, acceptance=rule))
+        for choice in submits
     ]
 
     def end_trial_entry(done: RequestTotals) -> None:
