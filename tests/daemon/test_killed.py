@@ -147,7 +147,7 @@ def test_without_a_next_daemon_workers_end_and_a_stop_leaves_none(tmp_path):
 
 
 def test_a_worker_that_is_still_loading_goes_on_loading_for_the_next_daemon(tmp_path):
-    config = configuration(tmp_path, script="load_ms=6000")
+    config = configuration(tmp_path, script="load_ms=3000")
     command = [sys.executable, "-m", "orchestrator.cli.main", "serve", "--config", str(config)]
     with (tmp_path / "log").open("wb") as log:
         first = subprocess.Popen(command, stderr=log)

@@ -28,6 +28,11 @@ def expect_answers(daemon: Daemon, expected: str) -> None:
     assert daemon.client.completions.create(**ASK).choices[0].text == expected
 
 
+@pytest.fixture(scope="module")
+def tiny_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return install_tiny_adapter(tmp_path_factory.mktemp("tiny"))
+
+
 @pytest.mark.parametrize(
     ("fault", "why", "told"),
     [
@@ -36,11 +41,11 @@ def expect_answers(daemon: Daemon, expected: str) -> None:
     ],
 )
 def test_a_runtime_that_turns_out_to_be_of_no_use_is_left_out_and_the_daemon_serves(
-    tmp_path, plain, monkeypatch, outrider, fault, why, told
+    tmp_path, plain, tiny_site, monkeypatch, outrider, fault, why, told
 ):
     """It is planned with, as it lists its device, and fails where it is to load."""
     expected = plain.client.completions.create(**ASK).choices[0].text
-    put_on_path(monkeypatch, install_tiny_adapter(tmp_path))
+    put_on_path(monkeypatch, tiny_site)
     monkeypatch.setenv("TINY_FAULT", fault)
     store = tmp_path / "store" / "profiles"
     name = "tiny accelerator"

@@ -143,6 +143,9 @@ def _import_all() -> ModuleType:
     from orchestrator.worker.loading import draft_worker, engine  # noqa: F401
 
     prepare()
+    with contextlib.suppress(ImportError):  # a daemon that plans looks at the devices of each runtime
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
     return main
 
 
