@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
 from orchestrator.worker.drafting.index import IndexDrafter
-from orchestrator.worker.drafting.passages import MATCH, SEAM, Passages, PassagesUnusable, order_places, write_passages
+from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
+from orchestrator.worker.drafting.passages import MATCH, SEAM, Passages, order_places, write_passages
 from orchestrator.worker.drafting.port import NOTHING, Ask, Draft, DraftHints
 from policies.sampling import Sampling
 
@@ -57,7 +58,7 @@ def longest_match(documents: Sequence[Sequence[int]], context: Sequence[int]) ->
     st.lists(st.integers(0, 3), min_size=1, max_size=50),
 )
 def test_the_longest_match_is_found_as_by_looking_everywhere(tmp_path_factory, documents, context):
-    passages = Passages(store_of(tmp_path_factory.mktemp("store"), *documents))
+    passages = Passages(store_of(tmp_path_factory.mktemp("store"), *documents), VOCABULARY)
     length, follow = longest_match(documents, context)
     found = passages.find_matches(context, 16, 1)
     passages_read = {tuple(passages.read(one.place, 3)) for one in found}
@@ -120,23 +121,23 @@ def test_a_store_that_brings_nothing_is_asked_seldom_until_it_does(tmp_path):
 def test_what_is_no_store_of_this_vocabulary_is_refused_with_a_way_out(tmp_path):
     path = store_of(tmp_path, DOCUMENT)
     whole = path.read_bytes()
-    with pytest.raises(PassagesUnusable, match=r"another vocabulary.*outrider drafts index"):
-        Passages.of_vocabulary(path, "other words")
+    with pytest.raises(MappedFileUnusable, match=r"another vocabulary.*outrider drafts index"):
+        Passages(path, "other words")
     for damaged in (b"", b"OUTRIDX1", whole[:-4], whole + b"more", b"text" + whole, whole.replace(b"{", b"[", 1)):
         path.write_bytes(damaged)
-        with pytest.raises(PassagesUnusable, match="outrider drafts index"):
-            Passages(path)
-    with pytest.raises(PassagesUnusable, match="No such file"):
-        Passages(tmp_path / "missing")
+        with pytest.raises(MappedFileUnusable, match="outrider drafts index"):
+            Passages(path, VOCABULARY)
+    with pytest.raises(MappedFileUnusable, match="No such file"):
+        Passages(tmp_path / "missing", VOCABULARY)
 
 
 def test_a_store_is_replaced_whole_and_what_is_mapped_stays(tmp_path):
     path = store_of(tmp_path, DOCUMENT)
-    mapped = Passages(path)
+    mapped = Passages(path, VOCABULARY)
     store_of(tmp_path, [1, 2, 3])
     assert mapped.read(1, 4) == DOCUMENT[1:5]
     assert mapped.header.tokens == len(DOCUMENT) + 1
-    assert Passages(path).read(0, 9) == [1, 2, 3]
+    assert Passages(path, VOCABULARY).read(0, 9) == [1, 2, 3]
     assert path.stat().st_mode & 0o077 == 0
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
     assert SEAM not in mapped.read(0, 10_000)
@@ -165,7 +166,7 @@ def test_a_store_that_was_made_anew_is_taken_as_a_sequence_begins_and_a_worse_on
     assert draft_behind([100, 101]) == (102, 103, 104, 105, 106, 107)
     store_of(tmp_path, [7, 8, 100, 101, 40, 41])
     assert draft_behind([100, 101]) == (40, 41)
-    assert drafter.memory_bytes() == drafter.states()[0].memory_bytes == Passages(path).size_bytes
+    assert drafter.memory_bytes() == drafter.states()[0].memory_bytes == Passages(path, VOCABULARY).size_bytes
     write_passages(path, [[100, 101, 50, 51]], vocabulary="other words", source="")
     assert draft_behind([100, 101]) == (40, 41)
     write_passages(path, [[100, 101, *range(1000)]], vocabulary=VOCABULARY, source="")  # more than 4096 bytes

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.clock import SystemClock
+from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
 from orchestrator.worker.drafting.merge import choose_guess
 from orchestrator.worker.drafting.port import NOTHING, Ask, Draft
 from orchestrator.worker.drafting.statistics import (
@@ -20,7 +21,6 @@ from orchestrator.worker.drafting.statistics import (
     Guess,
     Statistics,
     StatisticsCard,
-    StatisticsUnusable,
     pack_context,
     write_statistics,
 )
@@ -138,13 +138,13 @@ def test_status_names_the_statistics_and_counts_what_is_mapped(tmp_path):
 def test_what_cannot_be_used_is_refused_with_a_way_out(tmp_path):
     path = write(tmp_path / "x", {(1,): (2, 0.5), (1, 2): (3, 0.5)})
     whole = path.read_bytes()
-    with pytest.raises(StatisticsUnusable, match=r"another vocabulary.*outrider drafts build"):
+    with pytest.raises(MappedFileUnusable, match=r"another vocabulary.*outrider drafts build"):
         Statistics(path, "other words")
     for damaged in (b"", b"OUTRIDS1", whole[:-4], whole + b"more", b"text" + whole, whole.replace(b"{", b"[", 1)):
         path.write_bytes(damaged)
-        with pytest.raises(StatisticsUnusable, match="outrider drafts build"):
+        with pytest.raises(MappedFileUnusable, match="outrider drafts build"):
             Statistics(path, VOCABULARY)
-    with pytest.raises(StatisticsUnusable, match="No such file"):
+    with pytest.raises(MappedFileUnusable, match="No such file"):
         Statistics(tmp_path / "missing", VOCABULARY)
 
 

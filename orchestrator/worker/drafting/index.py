@@ -15,8 +15,9 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.worker.drafting.cache import count_common_prefix
+from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
 from orchestrator.worker.drafting.meter import Meter
-from orchestrator.worker.drafting.passages import MATCH, Passages, PassagesUnusable
+from orchestrator.worker.drafting.passages import MATCH, Passages
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
 from orchestrator.worker.drafting.suffix_vote import vote_draft, weigh_match
 from policies.running_mean import update_mean
@@ -41,13 +42,13 @@ class IndexDrafter:
     def __init__(
         self, path: Path, store: str, clock: Clock, *, name: str, vocabulary: str, most_bytes: int = _UNBOUNDED
     ) -> None:
-        """Raises PassagesUnusable where the store cannot be used with this vocabulary (its fingerprint)."""
+        """Raises MappedFileUnusable where the store cannot be used with this vocabulary (its fingerprint)."""
         self.name = name
         self._path, self._vocabulary, self._most_bytes = path, vocabulary, most_bytes
         self._looked_s = clock.monotonic_s()
         self._store = store
         self._clock = clock
-        self._passages = Passages.of_vocabulary(path, vocabulary)
+        self._passages = Passages(path, vocabulary)
         self._meter = Meter(DrafterState(name, "index", memory_bytes=self._passages.size_bytes), clock)
         self._ends: dict[str, list[int]] = {}
         self._asked: dict[str, tuple[int, ...]] = {}
@@ -71,8 +72,8 @@ class IndexDrafter:
         if not self._passages.is_replaced:
             return
         try:
-            renewed = Passages.of_vocabulary(self._path, self._vocabulary)
-        except PassagesUnusable:
+            renewed = Passages(self._path, self._vocabulary)
+        except MappedFileUnusable:
             return
         before, self._passages = self._passages, renewed
         if renewed.size_bytes > self._most_bytes:

@@ -8,22 +8,14 @@ and a worker that has mapped the old one keeps that.
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.worker.drafting.mapped_file import (
-    MappedFileUnusable,
-    OtherMark,
-    read_mapped_header,
-    write_mapped_file,
-)
+from orchestrator.worker.drafting.mapped_file import FileHeader, FileKind, write_mapped_file
 
 MATCH = 32
 """The longest match that is told apart, in tokens."""
@@ -32,21 +24,25 @@ SEAM = 0xFFFFFFFF
 BYTES_PER_TOKEN = 8
 """What a token takes in the file, and where it is mapped: itself, and its place in the order."""
 
-_MARK = b"OUTRIDX1"
 _TOKEN = np.dtype("<u4")
 
 
-class PassagesUnusable(Exception):
-    """A store that cannot be used. The message says why, and what to do."""
+class PassagesHeader(FileHeader, frozen=True):
+    """What a store says of itself."""
 
-
-class PassagesHeader(msgspec.Struct, frozen=True):
-    """What a store says of itself. `vocabulary`: the fingerprint of the vocabulary whose tokens it holds."""
-
-    vocabulary: str
     tokens: int
     documents: int
     source: str
+
+
+_STORE = FileKind(
+    mark=b"OUTRIDX1",
+    header=PassagesHeader,
+    count=lambda header: header.tokens,
+    entry_bytes=BYTES_PER_TOKEN,
+    is_other="is no store of documents",
+    command="outrider drafts index DIR",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,56 +74,21 @@ def write_passages(path: Path, documents: Iterable[Sequence[int]], *, vocabulary
     parts = [np.array([*tokens, SEAM], _TOKEN) for tokens in documents if tokens]
     text = np.concatenate(parts) if parts else np.empty(0, _TOKEN)
     header = PassagesHeader(vocabulary, len(text), len(parts), source)
-    write_mapped_file(path, _MARK, header, (text, order_places(text)))
+    write_mapped_file(path, _STORE.mark, header, (text, order_places(text)))
     return header
-
-
-def read_header(path: Path) -> tuple[PassagesHeader, int]:
-    """Return what a store says of itself, and where its tokens begin. Raises PassagesUnusable."""
-    again = "make it with `outrider drafts index DIR`"
-    try:
-        header, start, end = read_mapped_header(path, _MARK, PassagesHeader)
-    except OtherMark as error:
-        raise PassagesUnusable(f"{path}: is no store of documents; {again}") from error
-    except MappedFileUnusable as error:
-        raise PassagesUnusable(f"{path}: {error}; {again}") from error
-    if header.tokens < 0 or end != start + header.tokens * BYTES_PER_TOKEN:
-        raise PassagesUnusable(f"{path}: is damaged: it has {end} bytes; {again}")
-    return header, start
-
-
-def _identify(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
 class Passages:
     """A mapped store. Its pages are the page cache's: workers of a host share them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, vocabulary: str) -> None:
+        """Map a store whose tokens are those of a vocabulary, by its fingerprint. Raises MappedFileUnusable."""
         self._path = path
-        self.header, start = read_header(path)
-        self.size_bytes = self.header.tokens * BYTES_PER_TOKEN
+        self._file = _STORE.map_file(path, vocabulary)
+        self.header, self.size_bytes = self._file.header, self._file.size_bytes
         count = self.header.tokens * _TOKEN.itemsize
-        try:
-            with path.open("rb") as file:
-                self._file = _identify(os.fstat(file.fileno()))
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise PassagesUnusable(f"{path}: cannot be mapped: {error}") from error
-        whole = memoryview(self._map)
-        self._text = whole[start : start + count].cast("I")
-        self._order = whole[start + count : start + 2 * count].cast("I")
-
-    @classmethod
-    def of_vocabulary(cls, path: Path, vocabulary: str) -> Passages:
-        """Map a store whose tokens are those of a vocabulary, by its fingerprint. Raises PassagesUnusable."""
-        own = read_header(path)[0].vocabulary
-        if own != vocabulary:
-            raise PassagesUnusable(
-                f"{path}: has tokens of another vocabulary ({own}, the model's is {vocabulary}); make it anew with "
-                "`outrider drafts index DIR`"
-            )
-        return cls(path)
+        self._text = self._file.data[:count].cast("I")
+        self._order = self._file.data[count:].cast("I")
 
     def find_matches(self, context: Sequence[int], most: int, least: int) -> list[Match]:
         """Return up to `most` places with the longest match of the context's end, where it has `least` tokens."""
@@ -155,16 +116,11 @@ class Passages:
     @property
     def is_replaced(self) -> bool:
         """Whether another file stands at its path now; one that is gone replaces nothing."""
-        try:
-            return _identify(self._path.stat()) != self._file
-        except OSError:
-            return False
+        return self._file.is_replaced(self._path)
 
     def close(self) -> None:
         """Give the mapping back. Idempotent."""
-        self._text.release()
-        self._order.release()
-        self._map.close()
+        self._file.close(self._text, self._order)
 
     def _is_before(self, place: int, wanted: Sequence[int]) -> bool:
         """Return whether a place stands before all places with the wanted tokens before them."""

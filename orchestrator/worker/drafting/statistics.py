@@ -7,7 +7,6 @@ answers. After REST (He et al., arXiv 2311.08252), which keeps the texts themsel
 
 from __future__ import annotations
 
-import mmap
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,12 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.worker.drafting.mapped_file import (
-    MappedFileUnusable,
-    OtherMark,
-    read_mapped_header,
-    write_mapped_file,
-)
+from orchestrator.worker.drafting.mapped_file import FileHeader, FileKind, write_mapped_file
 
 MOST_CONTEXT = 3
 """The longest context, in tokens."""
@@ -33,13 +27,7 @@ MOST_TOKEN = (1 << TOKEN_BITS) - 2
 """The largest token id that a key can hold."""
 BYTES_PER_ENTRY = 13
 
-_MARK = b"OUTRIDS1"
 _MOST_CHANCE = 255
-AGAIN = "make it with `outrider drafts build`"
-
-
-class StatisticsUnusable(Exception):
-    """Statistics that cannot be used. The message says why, and what to do."""
 
 
 class StatisticsCard(msgspec.Struct, frozen=True):
@@ -55,13 +43,22 @@ class StatisticsCard(msgspec.Struct, frozen=True):
     agreement: dict[str, float]
 
 
-class StatisticsHeader(msgspec.Struct, frozen=True):
-    """What statistics say of themselves. `model`: whose outputs were counted. `vocabulary`: its fingerprint."""
+class StatisticsHeader(FileHeader, frozen=True):
+    """What statistics say of themselves. `model`: whose outputs were counted."""
 
     model: str
-    vocabulary: str
     entries: int
     card: StatisticsCard
+
+
+_TABLE = FileKind(
+    mark=b"OUTRIDS1",
+    header=StatisticsHeader,
+    count=lambda header: header.entries,
+    entry_bytes=BYTES_PER_ENTRY,
+    is_other="holds no statistics of a model",
+    command="outrider drafts build",
+)
 
 
 class Guess(NamedTuple):
@@ -83,23 +80,10 @@ def write_statistics(
     path: Path, entries: Entries, *, model: str, vocabulary: str, card: StatisticsCard
 ) -> StatisticsHeader:
     """Write statistics in place of what stands there, whole or not at all. Raises OSError."""
-    header = StatisticsHeader(model, vocabulary, len(entries.keys), card)
+    header = StatisticsHeader(vocabulary, model, len(entries.keys), card)
     chances = np.rint(entries.chances * _MOST_CHANCE).astype(np.uint8)
-    write_mapped_file(path, _MARK, header, (entries.keys.astype("<u8"), entries.tokens.astype("<u4"), chances))
+    write_mapped_file(path, _TABLE.mark, header, (entries.keys.astype("<u8"), entries.tokens.astype("<u4"), chances))
     return header
-
-
-def read_header(path: Path) -> tuple[StatisticsHeader, int]:
-    """Return what statistics say of themselves, and where their table begins. Raises StatisticsUnusable."""
-    try:
-        header, start, end = read_mapped_header(path, _MARK, StatisticsHeader)
-    except OtherMark as error:
-        raise StatisticsUnusable(f"{path}: holds no statistics of a model; {AGAIN}") from error
-    except MappedFileUnusable as error:
-        raise StatisticsUnusable(f"{path}: {error}; {AGAIN}") from error
-    if header.entries < 0 or end != start + header.entries * BYTES_PER_ENTRY:
-        raise StatisticsUnusable(f"{path}: is damaged: it has {end} bytes; {AGAIN}")
-    return header, start
 
 
 def pack_context(context: Sequence[int]) -> int:
@@ -114,26 +98,13 @@ class Statistics:
     """A mapped table. Its pages are the page cache's: workers of a host share them."""
 
     def __init__(self, path: Path, vocabulary: str) -> None:
-        """Map statistics over a vocabulary, by its fingerprint. Raises StatisticsUnusable."""
-        self.header, start = read_header(path)
-        if self.header.vocabulary != vocabulary:
-            raise StatisticsUnusable(
-                f"{path}: has tokens of another vocabulary ({self.header.vocabulary}, the model's is {vocabulary}); "
-                "make it anew with `outrider drafts build`"
-            )
-        self.path = path
-        count = self.header.entries
-        self.size_bytes = count * BYTES_PER_ENTRY
-        try:
-            with path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise StatisticsUnusable(f"{path}: cannot be mapped: {error}") from error
-        whole = memoryview(self._map)
-        tokens, chances = start + 8 * count, start + 12 * count
-        self._keys = whole[start:tokens].cast("Q")
-        self._tokens = whole[tokens:chances].cast("I")
-        self._chances = whole[chances : chances + count]
+        """Map statistics over a vocabulary, by its fingerprint. Raises MappedFileUnusable."""
+        self._file = _TABLE.map_file(path, vocabulary)
+        self.header, self.size_bytes, self.path = self._file.header, self._file.size_bytes, path
+        count, data = self.header.entries, self._file.data
+        self._keys = data[: 8 * count].cast("Q")
+        self._tokens = data[8 * count : 12 * count].cast("I")
+        self._chances = data[12 * count :]
 
     def look(self, context: Sequence[int]) -> Guess | None:
         """Return what the model says most often behind a sequence's end; None where nothing is known."""
@@ -152,6 +123,4 @@ class Statistics:
 
     def close(self) -> None:
         """Give the mapping back. Idempotent."""
-        for view in (self._keys, self._tokens, self._chances):
-            view.release()
-        self._map.close()
+        self._file.close(self._keys, self._tokens, self._chances)

@@ -25,8 +25,8 @@ from orchestrator.worker.drafting.cascade import Cascade, ContinuingDrafter, cou
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.guard import FailedDrafter, GuardedDrafter
 from orchestrator.worker.drafting.index import IndexDrafter
+from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
 from orchestrator.worker.drafting.model import ModelDrafter
-from orchestrator.worker.drafting.passages import PassagesUnusable
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.drafting.prediction import PredictionDrafter
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
@@ -212,7 +212,7 @@ def _build_index(options: IndexOptions, target: LoadedSource) -> IndexDrafter:
             vocabulary=vocabulary,
             most_bytes=options.most_bytes,
         )
-    except PassagesUnusable as error:
+    except MappedFileUnusable as error:
         raise ModelRefused(f"{options.place}.path: {error}") from error
 
 

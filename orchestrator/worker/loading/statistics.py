@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from adapters.contract import ModelRefused
 from orchestrator.protocol.load_options import ModelOptions, SuffixOptions
-from orchestrator.worker.drafting.statistics import Statistics, StatisticsUnusable
+from orchestrator.worker.drafting.mapped_file import MappedFileUnusable
+from orchestrator.worker.drafting.statistics import Statistics
 from orchestrator.worker.loading.models import LoadedSource
 
 _SUFFIX = ".statistics"
@@ -44,7 +45,7 @@ def find_statistics(options: SuffixOptions, model: ModelOptions, loaded: LoadedS
     if options.statistics != "auto":
         try:
             return FoundStatistics(Statistics(Path(options.statistics), vocabulary))
-        except StatisticsUnusable as error:
+        except MappedFileUnusable as error:
             raise ModelRefused(f"{options.place}.statistics: {error}") from error
     names = dict.fromkeys((loaded.name, loaded.published_name))
     kept = [place_statistics(Path(model.store).expanduser(), name, vocabulary) for name in names]
@@ -55,6 +56,6 @@ def find_statistics(options: SuffixOptions, model: ModelOptions, loaded: LoadedS
             continue
         try:
             return FoundStatistics(Statistics(path, vocabulary))
-        except StatisticsUnusable as error:
+        except MappedFileUnusable as error:
             reasons.append(str(error))
     return FoundStatistics(None, "; ".join(reasons))
