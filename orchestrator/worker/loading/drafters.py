@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from adapters.contract import AdapterError, DeviceLost, ModelRefused
+from adapters.contract import DeviceLost, ModelRefused
 from adapters.model_store import ModelReplaced
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.draft_messages import AttachDraft, DrafterState, DraftLink
@@ -36,7 +37,6 @@ from orchestrator.worker.loading.models import LoadedSource, load_model
 from orchestrator.worker.loading.prepared import OnProgress, silent
 from orchestrator.worker.loading.statistics import NO_STATISTICS, FoundStatistics, find_statistics
 from orchestrator.worker.loading.vocabularies import (
-    VocabularyPair,
     compare_vocabularies,
     prepare_tokenizer,
     remote_pair,
@@ -55,21 +55,18 @@ class Remotes:
         self._report = report
         self._drafters: dict[str, list[RemoteDrafter]] = {}
 
-    def build(
-        self, options: ModelDraftOptions, remote: RemoteOptions, target: LoadedSource, pair: VocabularyPair
-    ) -> Drafter:
-        """Return a drafter that waits to be attached. Raises what preparing its tokenizer does."""
-        tokenizer_dir = prepare_tokenizer(options) if pair.match is Match.DIFFERS else ""
+    def build(self, draft: ModelDraftOptions, remote: RemoteOptions, fingerprint: str, device: str) -> RemoteDrafter:
+        """Return a drafter that waits to be attached, for a target on a device."""
         drafter = RemoteDrafter(
-            options.name,
-            fingerprint=pair.draft_fingerprint,
-            device=target.model.capabilities.device,
+            draft.name,
+            fingerprint=fingerprint,
+            device=device,
             limits=RemoteLimits(remote.max_wait_ms, remote.answer_timeout_s),
             clock=SystemClock(),
             report=self._report,
         )
-        self._drafters.setdefault(options.name, []).append(drafter)
-        return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, tokenizer_dir)
+        self._drafters.setdefault(draft.name, []).append(drafter)
+        return drafter
 
     def attach(self, command: AttachDraft) -> None:
         """Connect a drafter to its process; one that was exchanged meanwhile is ignored."""
@@ -86,18 +83,6 @@ class BuiltDrafters(NamedTuple):
     by_variant: VariantDrafter | None = None
 
 
-@dataclass(slots=True)
-class _Flight:
-    """Which of `count` flights is built for, and what all of them share: draft models, stores of outputs, and which
-    variant requests are in."""
-
-    number: int = 0
-    count: int = 1
-    models: dict[str, LoadedSource] = field(default_factory=dict)
-    suffixes: dict[str, SuffixDrafter] = field(default_factory=dict)
-    joined: dict[str, str] = field(default_factory=dict)
-
-
 def build_drafter(
     options: EngineOptions, target: LoadedSource, progress: OnProgress = silent, remotes: Remotes | None = None
 ) -> ChainDrafter | None:
@@ -106,7 +91,7 @@ def build_drafter(
     Without `remotes` every draft model runs in this process, wherever the configuration puts it. Raises what adapters
     raise for a draft model that cannot be used; a device that fails while it loads one costs the draft only.
     """
-    return _build_chain(options.drafters, options, target, progress, remotes, _Flight())
+    return _DrafterBuilder(options, target, progress, remotes).build_chain(options.drafters)
 
 
 def build_variant_drafters(
@@ -114,106 +99,128 @@ def build_variant_drafters(
 ) -> list[BuiltDrafters]:
     """Return the drafters of a worker, the canary's among them, for each of so many flights. They share the models, in
     slots of their own, and what is remembered of outputs. Raises as `build_drafter`."""
-    every: list[BuiltDrafters] = []
-    flight = _Flight(count=flights)
-    try:
-        for flight.number in range(flights):
-            every.append(_build_variants(options, target, progress, remotes, flight))
-    except BaseException:
-        for built in every:
+    builder = _DrafterBuilder(options, target, progress, remotes, flights)
+    with ExitStack() as until_built:
+        every: list[BuiltDrafters] = []
+        for builder.flight in range(flights):
+            every.append(built := builder.build_variants())
             if built.whole is not None:
-                built.whole.close()
-        raise
+                until_built.callback(built.whole.close)
+        until_built.pop_all()
     return every
 
 
-def _build_variants(
-    options: EngineOptions, target: LoadedSource, progress: OnProgress, remotes: Remotes, flight: _Flight
-) -> BuiltDrafters:
-    default = _build_chain(options.drafters, options, target, progress, remotes, flight)
-    canary = options.canary
-    if canary is None or not canary.drafters:
-        return BuiltDrafters(default, default)
-    try:
-        own = _build_chain(canary.drafters, options, target, progress, remotes, flight)
-    except BaseException:
-        if default is not None:
-            default.close()
-        raise
-    variants = VariantDrafter(default, {} if own is None else {CanaryVariant.CANARY.value: own}, flight.joined)
-    return BuiltDrafters(variants, default, variants)
+@dataclass(slots=True)
+class _DrafterBuilder:
+    """Builds the drafters of one of several flights. All share draft models, stores of outputs, and which variant
+    requests are in."""
 
+    options: EngineOptions
+    target: LoadedSource
+    progress: OnProgress
+    remotes: Remotes | None
+    flights: int = 1
+    flight: int = 0
+    models: dict[str, LoadedSource] = field(default_factory=dict)
+    suffixes: dict[str, SuffixDrafter] = field(default_factory=dict)
+    joined: dict[str, str] = field(default_factory=dict)
 
-def _build_chain(
-    drafters: Sequence[DraftOptions],
-    options: EngineOptions,
-    target: LoadedSource,
-    progress: OnProgress,
-    remotes: Remotes | None,
-    flight: _Flight,
-) -> ChainDrafter | None:
-    if not target.model.capabilities.rewinds:
-        return None
-    built: list[Drafter] = []
-    cheaper: list[ContinuingDrafter] = []
-    try:
-        for draft in drafters:
-            if remotes is not None and isinstance(draft, ModelDraftOptions) and draft.remote is not None:
-                built.append(_build_remote(draft, draft.remote, options, target, remotes))
-                continue
-            drafter = _build(draft, options, target, progress, flight, cheaper)
-            built.append(guarded := GuardedDrafter(drafter))
-            if isinstance(drafter, ContinuingDrafter):
-                cheaper.append(guarded)
-    except BaseException:
-        for drafter in built:
-            drafter.close()
-        raise
-    # One alone, too: its word is calibrated there.
-    return ChainDrafter(built, PredictionDrafter(SystemClock())) if built else None
+    def build_variants(self) -> BuiltDrafters:
+        default = self.build_chain(self.options.drafters)
+        canary = self.options.canary
+        if canary is None or not canary.drafters:
+            return BuiltDrafters(default, default)
+        with ExitStack() as until_built:
+            if default is not None:
+                until_built.callback(default.close)
+            own = self.build_chain(canary.drafters)
+            until_built.pop_all()
+        variants = VariantDrafter(default, {} if own is None else {CanaryVariant.CANARY.value: own}, self.joined)
+        return BuiltDrafters(variants, default, variants)
 
+    def build_chain(self, drafts: Sequence[DraftOptions]) -> ChainDrafter | None:
+        if not self.target.model.capabilities.rewinds:
+            return None
+        built: list[Drafter] = []
+        cheaper: list[ContinuingDrafter] = []
+        with ExitStack() as until_built:
+            for draft in drafts:
+                drafter = guarded = self._build(draft, cheaper)
+                if not isinstance(draft, ModelDraftOptions) or draft.remote is None or self.remotes is None:
+                    guarded = GuardedDrafter(drafter)
+                    if isinstance(drafter, ContinuingDrafter):
+                        cheaper.append(guarded)
+                built.append(guarded)
+                until_built.callback(guarded.close)
+            until_built.pop_all()
+        # One alone, too: its word is calibrated there.
+        return ChainDrafter(built, PredictionDrafter(SystemClock())) if built else None
 
-def _build_remote(
-    options: ModelDraftOptions, remote: RemoteOptions, engine: EngineOptions, target: LoadedSource, remotes: Remotes
-) -> Drafter:
-    try:
-        return remotes.build(options, remote, target, remote_pair(options, engine.model, target))
-    except ModelReplaced as error:
-        return _build_failed(options, error)
+    def _build(self, draft: DraftOptions, cheaper: Sequence[ContinuingDrafter]) -> Drafter:
+        if isinstance(draft, SuffixOptions):
+            statistics = find_statistics(draft, self.options.model, self.target)
+            suffix = build_suffix(draft, self.suffixes.get(draft.name), statistics)
+            self.suffixes.setdefault(draft.name, suffix)
+            return suffix
+        if isinstance(draft, IndexOptions):
+            return self._build_index(draft)
+        try:
+            if draft.remote is not None and self.remotes is not None:
+                return self._build_remote(draft, draft.remote, self.remotes)
+            return self._build_model(draft, cheaper)
+        except (DeviceLost, ModelReplaced) as error:  # that costs the drafts only
+            wanted = draft.model
+            state = DrafterState(
+                draft.name, "model", "failed", str(error), wanted.source, wanted.adapter, wanted.device
+            )
+            return FailedDrafter(state)
 
+    def _build_index(self, draft: IndexOptions) -> IndexDrafter:
+        vocabulary = self.target.model.spec.vocabulary_fingerprint
+        try:
+            return IndexDrafter(
+                Path(draft.path),
+                draft.store,
+                SystemClock(),
+                name=draft.name,
+                vocabulary=vocabulary,
+                most_bytes=draft.most_bytes,
+            )
+        except MappedFileUnusable as error:
+            raise ModelRefused(f"{draft.place}.path: {error}") from error
 
-def _build(
-    options: DraftOptions,
-    engine: EngineOptions,
-    target: LoadedSource,
-    progress: OnProgress,
-    flight: _Flight,
-    cheaper: Sequence[ContinuingDrafter],
-) -> Drafter:
-    if isinstance(options, SuffixOptions):
-        statistics = find_statistics(options, engine.model, target)
-        drafter = build_suffix(options, flight.suffixes.get(options.name), statistics)
-        flight.suffixes.setdefault(options.name, drafter)
-        return drafter
-    if isinstance(options, IndexOptions):
-        return _build_index(options, target)
-    return _build_model(options, engine, target, progress, flight, cheaper)
+    def _build_remote(self, draft: ModelDraftOptions, remote: RemoteOptions, remotes: Remotes) -> Drafter:
+        pair = remote_pair(draft, self.options.model, self.target)
+        tokenizer_dir = prepare_tokenizer(draft) if pair.match is Match.DIFFERS else ""
+        drafter = remotes.build(draft, remote, pair.draft_fingerprint, self.target.model.capabilities.device)
+        return drafter if pair.match is not Match.DIFFERS else translating(drafter, self.target, tokenizer_dir)
 
+    def _build_model(self, draft: ModelDraftOptions, cheaper: Sequence[ContinuingDrafter]) -> Drafter:
+        def report_stage(stage: str, fraction: float) -> None:
+            self.progress(f"{draft.name}: {stage}", fraction)
 
-def _build_index(options: IndexOptions, target: LoadedSource) -> IndexDrafter:
-    """Return a drafter from a store. Raises ModelRefused where the store cannot be used."""
-    vocabulary = target.model.spec.vocabulary_fingerprint
-    try:
-        return IndexDrafter(
-            Path(options.path),
-            options.store,
-            SystemClock(),
-            name=options.name,
-            vocabulary=vocabulary,
-            most_bytes=options.most_bytes,
+        pair = compare_vocabularies(draft, self.options.model, report_stage)
+        differs = pair.match is Match.DIFFERS
+        tokenizer_dir = prepare_tokenizer(draft) if differs else ""
+        running = self.options.max_running
+        if draft.name not in self.models:
+            slots = running * self.flights
+            rows = count_draft_rows(slots)
+            self.models[draft.name] = load_model(draft.model, slots, report_stage, logits_rows=rows)
+        loaded = self.models[draft.name]
+        model = loaded.model if self.flights == 1 else SomeSlots(loaded.model, running * self.flight, running)
+        judge = loaded if differs else self.target  # whose tokens it may propose
+        clock = SystemClock()
+        drafter = ModelDrafter(
+            model,
+            msgspec.structs.replace(draft_state(draft, loaded), vocabulary=pair.match.value),
+            clock,
+            vocabulary=judge.model.spec.vocabulary_size,
+            prefill_ms=draft.prefill_ms,
+            cascade=Cascade(tuple(cheaper) if draft.cascade and not differs else (), clock),
         )
-    except MappedFileUnusable as error:
-        raise ModelRefused(f"{options.place}.path: {error}") from error
+        drafter.measure()
+        return translating(drafter, self.target, tokenizer_dir) if differs else drafter
 
 
 def build_suffix(
@@ -228,50 +235,6 @@ def build_suffix(
         beside=beside,
         statistics=statistics.statistics,
         reason=statistics.reason,
-    )
-
-
-def _build_model(
-    options: ModelDraftOptions,
-    engine: EngineOptions,
-    target: LoadedSource,
-    progress: OnProgress,
-    flight: _Flight,
-    cheaper: Sequence[ContinuingDrafter],
-) -> Drafter:
-    wanted = options.model
-
-    def report_stage(stage: str, fraction: float) -> None:
-        progress(f"{options.name}: {stage}", fraction)
-
-    try:
-        pair = compare_vocabularies(options, engine.model, report_stage)
-        tokenizer_dir = prepare_tokenizer(options) if pair.match is Match.DIFFERS else ""
-        if options.name not in flight.models:
-            slots = engine.max_running * flight.count
-            rows = count_draft_rows(slots)
-            flight.models[options.name] = load_model(wanted, slots, report_stage, logits_rows=rows)
-        loaded = flight.models[options.name]
-    except (DeviceLost, ModelReplaced) as error:
-        return _build_failed(options, error)
-    state = msgspec.structs.replace(draft_state(options, loaded), vocabulary=pair.match.value)
-    judge = loaded if pair.match is Match.DIFFERS else target  # whose tokens it may propose
-    vocabulary = judge.model.spec.vocabulary_size
-    model = loaded.model
-    if flight.count > 1:
-        model = SomeSlots(model, engine.max_running * flight.number, engine.max_running)
-    clock = SystemClock()
-    own = Cascade(tuple(cheaper) if options.cascade and pair.match is not Match.DIFFERS else (), clock)
-    drafter = ModelDrafter(model, state, clock, vocabulary=vocabulary, prefill_ms=options.prefill_ms, cascade=own)
-    drafter.measure()
-    return drafter if pair.match is not Match.DIFFERS else translating(drafter, target, tokenizer_dir)
-
-
-def _build_failed(options: ModelDraftOptions, error: AdapterError) -> FailedDrafter:
-    """Return what stands for a draft that cannot be loaded: it costs the drafts only."""
-    wanted = options.model
-    return FailedDrafter(
-        DrafterState(options.name, "model", "failed", str(error), wanted.source, wanted.adapter, wanted.device)
     )
 
 
