@@ -13,7 +13,7 @@ from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.messages import Stop
 from orchestrator.protocol.shard_messages import ShardReady
 from orchestrator.worker.shards.protocol import VERSION, Description
-from orchestrator.worker.shards.server import HostedLayers, ShardEngine
+from orchestrator.worker.shards.server import ShardEngine
 
 
 class Layers:
@@ -47,7 +47,7 @@ def serving(source: Layers, host: str = "") -> Iterator[LinkEndpoint]:
             found.append(event.endpoint)
             ready.set()
 
-    engine = ShardEngine(lambda emit: HostedLayers(source, host))
+    engine = ShardEngine(lambda emit: source, host)
     thread = threading.Thread(target=engine.run, args=(hear,))
     thread.start()
     try:

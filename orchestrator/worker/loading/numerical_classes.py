@@ -261,15 +261,13 @@ def _short_text(question: ClassQuestion, progress: Progress) -> ShortText | None
     return read_short_text(path) if not end.failure else None
 
 
-def _count_classes(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{names[0]}, and {len(names) - 1} more"
-
-
 def _describe_refusal(question: ClassQuestion, measured: MeasuredClasses) -> str:
     classes: defaultdict[str, list[str]] = defaultdict(list)
     for finding in measured.findings:
         classes[finding.why].append(str(finding.numerical_class))
-    tried = "; ".join(f"{_count_classes(names)}: {why}" for why, names in classes.items())
+    tried = "; ".join(
+        f"{names[0]}{f', and {len(names) - 1} more' if names[1:] else ''}: {why}" for why, names in classes.items()
+    )
     way = "Set exactness: kernel, or choose another adapter or device"
     if question.options.exactness is not Exactness.BIT:
         way = "Choose another adapter or device"

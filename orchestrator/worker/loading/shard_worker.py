@@ -18,19 +18,19 @@ from orchestrator.worker.loading.memory import predict_memory
 from orchestrator.worker.loading.pipeline import check_whole_runtime
 from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part, silent
 from orchestrator.worker.shards.protocol import VERSION, Description
-from orchestrator.worker.shards.server import Emit, HostedLayers, ShardEngine
+from orchestrator.worker.shards.server import Emit, ShardEngine
 
 
 def build_shard_engine(options: dict[str, Any]) -> ShardEngine:
     """Return the engine of a worker for layers. Called inside the worker process."""
     settings = msgspec.convert(options, ShardWorkerOptions)
-    return ShardEngine(lambda emit: _prepare(settings, emit))
+    host = os.environ.get(NODE_ADDRESS, "") if settings.across_hosts else ""
 
+    def prepare(emit: Emit) -> _PreparedLayers:
+        prepared = prepare_part(settings.model, lambda stage, fraction: emit(Progress(stage, fraction)))
+        return _PreparedLayers(settings, prepared, host)
 
-def _prepare(options: ShardWorkerOptions, emit: Emit) -> HostedLayers:
-    prepared = prepare_part(options.model, lambda stage, fraction: emit(Progress(stage, fraction)))
-    host = os.environ.get(NODE_ADDRESS, "") if options.across_hosts else ""
-    return HostedLayers(_PreparedLayers(options, prepared, host), host)
+    return ShardEngine(prepare, host)
 
 
 class _PreparedLayers:
@@ -41,7 +41,7 @@ class _PreparedLayers:
         adapter = check_whole_runtime(prepared.adapter)
         if not isinstance(adapter, ShardingAdapter):
             raise Unsupported(f"{adapter.name} runs whole models only; name another adapter for these layers")
-        self._adapter, self._loader = adapter, adapter
+        self._adapter = adapter
         self._found = prepared
         self._process_bytes = 0
         self._spec = check_model(prepared.file, model.adapter) if prepared.file is not None else None
@@ -81,4 +81,4 @@ class _PreparedLayers:
         return plan.total if plan is not None else 0
 
     def load(self, options: LoadOptions, layers: LayerRange) -> LoadedShard:
-        return self._loader.load_layers(self._found.prepared, options, layers, silent)
+        return self._adapter.load_layers(self._found.prepared, options, layers, silent)

@@ -12,7 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -101,14 +101,9 @@ def reference_texts(
     with threadpool_limits(limits=1, user_api="blas"):  # on busy cores several threads took six times as long
         texts = _answer_prompts(Reference(weights), prompts, progress)
     draft = kept.with_name(f".{kept.name}.new")
-    draft.write_text(json.dumps(vars_of(texts)), encoding="utf-8")
+    draft.write_text(json.dumps(asdict(texts)), encoding="utf-8")
     draft.replace(kept)
     return texts
-
-
-def vars_of(texts: ReferenceTexts) -> dict[str, Any]:
-    """Return the fields as plain values."""
-    return {"tokens": texts.tokens, "begins": texts.begins, "log_probabilities": texts.log_probabilities}
 
 
 def _answer_prompts(reference: Reference, prompts: Sequence[list[int]], progress: OnProgress) -> ReferenceTexts:

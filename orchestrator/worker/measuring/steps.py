@@ -75,7 +75,8 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
         model.release(slot)
     decode: list[StepSample] = []
     for point in (visited for visited in points if times[visited]):
-        sample = StepSample((point.rows,) * len(point.slots), point.starts, _take_lower_quartile(times[point]))
+        lower_quartile_ms = sorted(times[point])[(len(times[point]) - 1) // 4]  # what disturbs only slows
+        sample = StepSample((point.rows,) * len(point.slots), point.starts, lower_quartile_ms)
         (prefill if point.prompt else decode).append(sample)
     caps = model.capabilities
     if not decode or not prefill:
@@ -109,22 +110,6 @@ def _passes(
             if number >= _LEAST_PASSES and now_s - began_s > budget_s:
                 return times
     return times
-
-
-def _batch(model: LoadedModel, point: _Point) -> list[Segment]:
-    return [
-        segment(model, slot, start, point.rows, prompt=point.prompt)
-        for slot, start in zip(point.slots, point.starts, strict=True)
-    ]
-
-
-def _lacks_room(model: LoadedModel, batch: Sequence[Segment]) -> bool:
-    return model.count_needed_blocks(follow_on(model, batch)) > model.free_blocks()
-
-
-def _take_lower_quartile(times: Sequence[float]) -> float:
-    """Return the lower quartile: what disturbs a forward only ever makes it slower."""
-    return sorted(times)[(len(times) - 1) // 4]
 
 
 def _lengths(model: LoadedModel) -> list[int]:
@@ -191,8 +176,9 @@ def _points(model: LoadedModel, lengths: Sequence[int]) -> list[_Point]:
 
 def _visit(model: LoadedModel, point: _Point, clock: Clock) -> list[float]:
     """Return what forwards of a point took; nothing where the KV cache has no room for it."""
-    batch = _batch(model, point)
-    if _lacks_room(model, batch):
+    slots = zip(point.slots, point.starts, strict=True)
+    batch = [segment(model, slot, start, point.rows, prompt=point.prompt) for slot, start in slots]
+    if model.count_needed_blocks(follow_on(model, batch)) > model.free_blocks():
         return []
     first = forward_ms(model, batch, clock)
     count = 2 if first <= _CHEAP_MS else 1

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import queue
-import socket
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from adapters.contract import (
@@ -54,19 +52,12 @@ class LayerSource(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class HostedLayers:
-    """What is served. `host`: the address that other machines reach this one at, "" where none does."""
-
-    source: LayerSource
-    host: str
-
-
 class ShardEngine:
-    """Implements protocol.contract.Engine. `prepare` makes the model ready to be loaded from."""
+    """Implements protocol.contract.Engine. `prepare` makes the model ready to be loaded from. `host`: the address that
+    other machines reach this one at, "" where none does."""
 
-    def __init__(self, prepare: Callable[[Emit], HostedLayers]) -> None:
-        self._prepare = prepare
+    def __init__(self, prepare: Callable[[Emit], LayerSource], host: str) -> None:
+        self._prepare, self._host = prepare, host
         self._guests: _Guests = queue.SimpleQueue()
         self._step: Step | None = Step("load", -1.0)
         self._lock = threading.Lock()
@@ -86,18 +77,18 @@ class ShardEngine:
 
     def run(self, emit: Emit) -> None:
         try:
-            hosted = self._prepare(emit)
+            source = self._prepare(emit)
         except AdapterError as error:
             emit(describe_loading_failure(error))
             return
         self._step = None
-        server = EndpointServer(hosted.host)
-        reception = Reception(server, _meet_target, self._arrive)
+        server = EndpointServer(self._host)
+        reception = Reception(server, wire.ShardLink, self._arrive)
         reception.open()
         try:
-            emit(ShardReady(server.endpoint, hosted.source.description.pid))
+            emit(ShardReady(server.endpoint, source.description.pid))
             while not self._stopped and (link := self._guests.get()) is not None:
-                self._serve(link, hosted.source)
+                self._serve(link, source)
         finally:
             self._stopped = True
             reception.close()
@@ -127,10 +118,6 @@ class ShardEngine:
                 self._served = None
             link.close()
             served.close()
-
-
-def _meet_target(admitted: socket.socket) -> wire.ShardLink:
-    return wire.ShardLink(admitted)
 
 
 class _ServedTarget:
