@@ -13,6 +13,8 @@ from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.port import NO_HINTS
 from orchestrator.worker.measuring.known_text import Hours
 from policies.serving.batch_bound import FIRST_HOLD_S
+from policies.speculation.adaptive import Adaptive
+from policies.speculation.cost_model import TYPICAL, start_cost_model
 from tests.engine.test_loop import WildDrafter
 from tests.support.failing import FailingModel
 from tests.support.loops import alone, loop_over, requests, suffix, toy
@@ -265,3 +267,32 @@ def test_identity_under_any_shortage(expected, most_rows, running, blocks, from_
         for delta in loop.run_round().deltas:
             out[delta.request_id].extend(delta.tokens)
     assert out == {key: expected[key] for key in out}
+
+
+class EndingPolicy(Adaptive):
+    """Notes which sequences it was told of the end of."""
+
+    def __init__(self) -> None:
+        super().__init__(start_cost_model(TYPICAL))
+        self.ended: list[str] = []
+
+    def end(self, key: str) -> None:
+        super().end(key)
+        self.ended.append(key)
+
+
+def test_a_policy_hears_of_who_was_cancelled_while_a_forward_ran_out_of_memory():
+    policy, submits, model = EndingPolicy(), requests(4, depth=3), FailingModel(toy())
+    loop = loop_over(model, suffix(), running=4, policy=policy)
+    for submit in submits:
+        assert loop.submit(submit) is None
+    for _ in range(3):
+        loop.run_round()
+    assert loop.begin_round()
+    loop.cancel("r1")
+    model.most_rows = 3
+    loop.finish_round()
+    while not loop.idle:
+        loop.run_round()
+    assert loop.gauges(0).out_of_memory > 0
+    assert set(policy.ended) == {submit.request_id for submit in submits}
