@@ -51,39 +51,34 @@ class Flights:
         return not self._ended and all(loop.idle for loop in self.loops)
 
     def prepare(self, request: Submit) -> None:
-        """See DecodeLoop."""
         self.loops[0].prepare(request)
 
     def submit(
         self, request: Submit, arrived_s: float | None = None, pages: StartPages | None = None
     ) -> Refused | None:
-        """See DecodeLoop. The flight with the fewest requests gets it."""
+        """The flight with the fewest requests gets it."""
         used = self._list_used()
         chosen = used if len(used) >= self._choose_count(1) else self.loops
         loop = min(chosen, key=lambda flight: (not flight.scheduler.has_place, flight.scheduler.sequences))
         return loop.submit(request, arrived_s, pages)
 
     def cancel(self, request_id: str) -> None:
-        """See DecodeLoop. What a round under way finds out of it is for nobody."""
+        """What a round under way finds out of it is for nobody."""
         self._find(request_id).cancel(request_id)
 
     def holds(self, request_id: str) -> bool:
-        """See DecodeLoop."""
         return any(loop.holds(request_id) for loop in self.loops)
 
     def find_running(self, request_id: str) -> SequenceState | None:
-        """See DecodeLoop."""
         return self._find(request_id).find_running(request_id)
 
     def _find(self, request_id: str) -> DecodeLoop:
         return next((loop for loop in self.loops if loop.holds(request_id)), self.loops[0])
 
     def failures(self) -> list[Refused]:
-        """See DecodeLoop."""
         return [failed for loop in self.loops for failed in loop.failures()]
 
     def gauges(self, rss_bytes: int, peak_rss_bytes: int = 0) -> Gauges:
-        """See DecodeLoop."""
         return merge_gauges(
             [loop.gauges(rss_bytes, peak_rss_bytes) for loop in self.loops], [loop.max_running for loop in self.loops]
         )

@@ -21,7 +21,6 @@ class WaitingForward:
     batch: Sequence[Segment]
 
     def result(self) -> ForwardResult:
-        """See adapters.loaded_model.PendingForward."""
         return self.target.forward(self.batch)
 
 

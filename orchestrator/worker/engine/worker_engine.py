@@ -122,12 +122,11 @@ class WorkerEngine:
             self._commands.put((command, arrived_s))
 
     def describe_step(self) -> Step | None:
-        """See protocol.contract.Engine."""
         loop = self._loop
         return Step("round", loop.expected_ms) if self._step is ROUND and loop is not None else self._step
 
     def run(self, emit: Emit) -> None:
-        """See protocol.contract.Engine. What an adapter raises becomes a Failed event with one line."""
+        """What an adapter raises becomes a Failed event with one line."""
 
         def tell(event: Event) -> None:
             emit(event)

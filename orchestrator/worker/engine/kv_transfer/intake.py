@@ -38,7 +38,6 @@ class TakenPages:
     start_pages: tuple[int, ...] = (0,)
 
     def load(self, sequence: SequenceState, prefixes: PrefixCache) -> float:
-        """See engine.prefix_cache.StartPages."""
         if sequence.scores_prompt:
             return 0.0
         started_s, why = self.clock.monotonic_s(), ""

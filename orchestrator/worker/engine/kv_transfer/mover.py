@@ -139,7 +139,6 @@ class _Checksum:
         self._hash.update(len(part).to_bytes(8, "big") + zlib.crc32(part.data).to_bytes(_CRC_BYTES, "big"))
 
     def digest(self) -> str:
-        """Return it."""
         return self._hash.hexdigest()
 
 
