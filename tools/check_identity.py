@@ -24,13 +24,15 @@ from rich.progress import Progress
 from rich.table import Table
 
 from orchestrator.config.load import load_config
-from orchestrator.protocol.load_options import EngineOptions, engine_options
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.planning.worker_options import engine_options
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.recommend.decode import read_prompts
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource, load_target
+from policies.sampling import Sampling
 
 SAMPLINGS = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1000)}
 

@@ -17,7 +17,8 @@ from orchestrator.clock import SystemClock
 from orchestrator.daemon.alerts.table import RECORDS
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.control.port import Control, StateView
-from orchestrator.protocol.messages import Delta, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta
 from policies.serving.overrides import EffectiveBound
 
 FILE = Path(__file__).parents[1] / "docs" / "grafana" / "outrider.json"

@@ -66,7 +66,7 @@ from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.daemon.systemd.activation import GivenSockets, take_sockets
 from orchestrator.daemon.systemd.notify import Notifier
 from orchestrator.errors import DaemonError, OutriderError
-from orchestrator.protocol.messages import Progress
+from orchestrator.protocol.events import Progress
 from orchestrator.telemetry import get_logger, set_level
 
 _TEND_S = 1.0

@@ -18,8 +18,10 @@ import numpy as np
 from adapters.tokenizer import Tokenizer
 from orchestrator.generating.data import DataError, Shards, Text
 from orchestrator.generating.prompts import Wish, Wishes, wish
-from orchestrator.protocol.messages import Delta, Sampling, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta
 from orchestrator.worker.engine.loop import DecodeLoop
+from policies.sampling import Sampling
 from policies.sampling.logprobs import TokenScore
 
 TEXTS_PER_FILE = 64

@@ -10,7 +10,8 @@ from device_profiles.profile import Exactness
 from orchestrator.config.drafts import SuffixDraft
 from orchestrator.generating.data import TargetFacts
 from orchestrator.generating.document_index import find_target
-from orchestrator.protocol.load_options import EngineOptions, engine_options
+from orchestrator.planning.worker_options import engine_options
+from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import LoadedSource
 
 

@@ -30,8 +30,8 @@ def digest_worker(spec: WorkerSpec, environment: Mapping[str, str]) -> str:
 
     The content of their models is left out: a daemon that begins takes what the worker has loaded.
     """
-    told = sorted((name, value) for name, value in environment.items() if name.startswith(_TELLING))
-    whole = msgspec.msgpack.encode((drop_identities(spec), told, digest_code()))
+    relevant = sorted((name, value) for name, value in environment.items() if name.startswith(_TELLING))
+    whole = msgspec.msgpack.encode((drop_identities(spec), relevant, digest_code()))
     return blake2b(whole, digest_size=_DIGEST_BYTES).hexdigest()
 
 
@@ -39,12 +39,12 @@ def digest_worker(spec: WorkerSpec, environment: Mapping[str, str]) -> str:
 def digest_code() -> str:
     """Return what changes with the code of this program: the files of its packages, as large and as old as they are,
     and the interpreter."""
-    found = blake2b(digest_size=_DIGEST_BYTES)
-    found.update(f"{sys.version}\n{sys.executable}\n".encode())
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    digest.update(f"{sys.version}\n{sys.executable}\n".encode())
     for package in _PACKAGES:
         for directory, _, names in sorted(os.walk(_ROOT / package)):
             for name in sorted(names):
                 if name.endswith((".py", ".so")):
                     facts = os.stat(os.path.join(directory, name))
-                    found.update(f"{directory}/{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
-    return found.hexdigest()
+                    digest.update(f"{directory}/{name} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    return digest.hexdigest()

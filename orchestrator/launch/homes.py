@@ -1,4 +1,4 @@
-"""Where a local worker is found again by the next daemon: a directory with its door, its output and its record.
+"""Where a local worker is found again by the next daemon: a directory with its socket, its output and its record.
 
 The directory of all homes belongs to one daemon at a time, which holds the lease of its state directory. Some spare
 homes are made ahead, each with the block of its record: on a full disk nobody could make one.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-_DOOR, _OUTPUT, _RECORD, _GUARD = "door", "output", "record", "guard"
+_SOCKET, _OUTPUT, _RECORD, _GUARD = "socket", "output", "record", "guard"
 _SPARE = "spare."
 _SPARES, _MOST_SPARES = 2, 8  # that are made ahead, and that are kept when workers end
 _RECORD_BYTES = 4096
@@ -31,12 +31,14 @@ _PIPE_BYTES = 1024 * 1024  # what an orphan may print before it waits, or loses 
 
 
 class HomeRecord(msgspec.Struct, frozen=True):
-    """Who lives in a home. `birth`: see `read_birth`. `digest`: see code_version.digest_worker."""
+    """Who lives in a home."""
 
     name: str
     pid: int
     birth: str
+    """See `read_birth`."""
     digest: str
+    """See code_version.digest_worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +58,17 @@ class WorkerHome:
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def open_door(self) -> socket.socket:
+    def listen(self) -> socket.socket:
         """Return a socket that listens here, for the worker to inherit. Raises OSError."""
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with _short_path(self.path) as path:
-                door.bind(f"{path}/{_DOOR}")
-            door.listen(_BACKLOG)
+                listening.bind(f"{path}/{_SOCKET}")
+            listening.listen(_BACKLOG)
         except BaseException:
-            door.close()
+            listening.close()
             raise
-        return door
+        return listening
 
     def connect(self) -> socket.socket:
         """Return a socket to the worker that lives here. Raises OSError: nobody does any more."""
@@ -74,7 +76,7 @@ class WorkerHome:
         try:
             link.setblocking(False)
             with _short_path(self.path) as path:
-                link.connect(f"{path}/{_DOOR}")
+                link.connect(f"{path}/{_SOCKET}")
         except BaseException:
             link.close()
             raise
@@ -113,7 +115,7 @@ class WorkerHome:
 
     def empty(self) -> None:
         """Leave nothing but the block of a record. Raises OSError."""
-        for name in (_DOOR, _OUTPUT):
+        for name in (_SOCKET, _OUTPUT):
             (self.path / name).unlink(missing_ok=True)
         _write_over(self.path / _RECORD, b"")
 
@@ -141,8 +143,8 @@ def list_homes(directory: Path) -> list[WorkerHome]:
     """Return the homes in the directory of all, which is made where it is missing. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with os.scandir(directory) as entries:
-        found = sorted(one.path for one in entries if one.is_dir() and not one.name.startswith(_SPARE))
-        return [WorkerHome(Path(one)) for one in found]
+        paths = sorted(entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(_SPARE))
+        return [WorkerHome(Path(path)) for path in paths]
 
 
 def read_birth(pid: int) -> str:
@@ -180,13 +182,14 @@ def kill_all(directory: Path) -> None:
 
 def sum_orphans_bytes(directory: Path) -> int:
     """Return the memory of those who live in the directory of all homes."""
-    found = 0
+    resident_bytes = 0
     for home in list_homes(directory):
         record = home.read_record()
         if record is not None and is_alive(record.pid, record.birth):
             with suppress(OSError):
-                found += int(Path(f"/proc/{record.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return found
+                pages = int(Path(f"/proc/{record.pid}/statm").read_text().split()[1])
+                resident_bytes += pages * os.sysconf("SC_PAGE_SIZE")
+    return resident_bytes
 
 
 def write_guard(directory: Path, pid: int) -> None:
@@ -210,7 +213,7 @@ def remove_guard(directory: Path) -> None:
 
 def _list_spares(directory: Path) -> list[Path]:
     with os.scandir(directory) as entries:
-        return [Path(one.path) for one in entries if one.is_dir() and one.name.startswith(_SPARE)]
+        return [Path(entry.path) for entry in entries if entry.is_dir() and entry.name.startswith(_SPARE)]
 
 
 def _write_over(path: Path, data: bytes) -> None:

@@ -5,58 +5,56 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from adapters.framing import add_header, read_frame
-from orchestrator.errors import WorkerLost, WorkerStartFailed
+from adapters.framing import add_header
+from orchestrator.errors import WorkerStartFailed
 from orchestrator.launch.code_version import digest_code, digest_worker
 from orchestrator.launch.homes import (
     HomeRecord,
     WorkerHome,
     list_homes,
     make_home,
-    read_birth,
     read_guard,
     remove_guard,
     stock_spares,
     write_guard,
 )
+from orchestrator.launch.local_worker import (
+    KILL_S,
+    LocalWorker,
+    StartedProcess,
+    close_link,
+    log_left_behind,
+    read_next_frame,
+    record_home,
+)
 from orchestrator.launch.output import follow
-from orchestrator.launch.process_handle import ProcessHandle, describe_end
-from orchestrator.machine.process_memory import KILLED_FOR_MEMORY, MemoryKillWatch
+from orchestrator.launch.process_handle import ProcessHandle
 from orchestrator.own_packages import with_our_packages
 from orchestrator.protocol.adoption import ORPHAN_GRACE_S, Adoption
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import ChooseDrafters
-from orchestrator.protocol.frames import decode_events, encode
-from orchestrator.protocol.messages import Command, Event, Retune, Stop
-from policies.serving.failover.blame import LossKind
 
 _READ_AHEAD_BYTES = 1024 * 1024
 _CLOSE_GRACE_S = 5.0
-_TEARDOWN_S = 5.0  # from the last event to the end of the process
-_CAUSE_S = 0.5  # from the end of the events to why they ended: failover waits for that
-_TERM_S = 1.0  # from SIGTERM to SIGKILL
-_KILL_S = 2.0  # from SIGKILL to the end; only an uninterruptible wait takes longer
-_LAST_WORDS_S = 0.5
 _ANSWER_S = 3.0  # an orphan that does not answer for so long hangs
-_FROM_OUTSIDE = (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+_PYTHON = (sys.executable, "-P", "-m")
+"""-P, like the console script: a directory that happens to be called `adapters` is not ours."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class OrphanPolicy:
-    """Workers outlive a daemon that is killed, and wait `wait_s` for the next one that has this `directory`."""
+    """Workers outlive a daemon that is killed, and wait a while for the next one that has this directory."""
 
     directory: Path
     wait_s: float
@@ -152,16 +150,16 @@ class LocalCluster:
         guard, self._guard = self._guard, None
         if guard is not None:
             remove_guard(guard.directory)
-            await guard.process.end(0.0, 0.0, _KILL_S)
+            await guard.process.end(0.0, 0.0, KILL_S)
             os.close(guard.pipe)
 
     def _take_orphan(self, name: str, digest: str) -> _Orphan | None:
         """Return the orphan to adopt; where there is none, one that is in the way of a new worker."""
         same = [orphan for orphan in self._orphans if orphan.record.digest == digest]
-        found = next(iter(same or [orphan for orphan in self._orphans if orphan.record.name == name]), None)
-        if found is not None:
-            self._orphans.remove(found)
-        return found
+        orphan = next(iter(same or [orphan for orphan in self._orphans if orphan.record.name == name]), None)
+        if orphan is not None:
+            self._orphans.remove(orphan)
+        return orphan
 
     async def _adopt(self, orphan: _Orphan, digest: str) -> LocalWorker | None:
         """Take an orphan over; None where it does not answer, or has ended."""
@@ -172,7 +170,7 @@ class LocalCluster:
                 link = orphan.home.connect()
                 reader, writer = await asyncio.open_connection(sock=link, limit=_READ_AHEAD_BYTES)
                 writer.write(add_header(msgspec.msgpack.encode(Adoption(digest, self._policy.wait_s))))
-                first = await _read_frame(reader)
+                first = await read_next_frame(reader)
             output = orphan.home.open_output()
         except (OSError, ValueError) as error:  # of which TimeoutError is one
             name, pid = orphan.record.name, orphan.record.pid
@@ -180,17 +178,19 @@ class LocalCluster:
             first = None
         if first is None or writer is None:
             if writer is not None:
-                await _close(writer)
+                await close_link(writer)
             return None
         _log.info("worker %s (pid %d) is adopted", orphan.record.name, orphan.record.pid)
-        return self._follow(_Started(orphan.record.name, orphan.process, reader, writer, output, orphan.home), first)
+        return self._follow(
+            StartedProcess(orphan.record.name, orphan.process, reader, writer, output, orphan.home), first
+        )
 
     async def _end_orphan(self, orphan: _Orphan) -> None:
         """End a worker that this daemon has no use for; its memory is wanted."""
-        ended = await orphan.process.end(0.0, ORPHAN_GRACE_S, _KILL_S)
+        ended = await orphan.process.end(0.0, ORPHAN_GRACE_S, KILL_S)
         _log.info("worker %s (pid %d) of the last daemon is ended", orphan.record.name, orphan.record.pid)
         if not ended:
-            _tell_left_behind(orphan.record.name, orphan.record.pid)
+            log_left_behind(orphan.record.name, orphan.record.pid)
         orphan.home.remove()
 
     async def _spawn(self, spec: WorkerSpec, digest: str, environment: dict[str, str]) -> LocalWorker:
@@ -202,21 +202,21 @@ class LocalCluster:
                 home = self._find_home(spec.name, undo)
                 output, printing = os.pipe() if home is None else home.make_output()
                 undo.callback(os.close, output)
-                with os.fdopen(printing), ExitStack() as doors:
+                with os.fdopen(printing), ExitStack() as closing:
                     inherited, options = [theirs.fileno()], ["--fd", str(theirs.fileno())]
                     if home is not None and self._policy is not None:
-                        door = doors.enter_context(home.open_door())
-                        inherited.append(door.fileno())
-                        options += ["--door", str(door.fileno()), "--digest", digest]
+                        listening = closing.enter_context(home.listen())
+                        inherited.append(listening.fileno())
+                        options += ["--listen-fd", str(listening.fileno()), "--digest", digest]
                         options += ["--wait-s", str(self._policy.wait_s)]
                     process = ProcessHandle.of_child(_popen(options, inherited, printing, environment))
             except OSError as error:
                 raise WorkerStartFailed(f"worker {spec.name} cannot be started: {error}") from error
             undo.pop_all()
         if home is not None:
-            _record(home, HomeRecord(spec.name, process.pid, "", digest))
+            record_home(home, HomeRecord(spec.name, process.pid, "", digest))
         writer.write(add_header(msgspec.msgpack.encode(spec)))
-        return self._follow(_Started(spec.name, process, reader, writer, output, home))
+        return self._follow(StartedProcess(spec.name, process, reader, writer, output, home))
 
     def _find_home(self, name: str, undo: ExitStack) -> WorkerHome | None:
         """Return where a new worker lives; None where it is to end with the daemon, as it can live nowhere."""
@@ -230,7 +230,7 @@ class LocalCluster:
         undo.callback(home.remove)
         return home
 
-    def _follow(self, started: _Started, first: bytes = b"") -> LocalWorker:
+    def _follow(self, started: StartedProcess, first: bytes = b"") -> LocalWorker:
         output = asyncio.create_task(
             follow(started.name, started.process.pid, started.output), name=f"output {started.name}"
         )
@@ -250,45 +250,29 @@ class _Orphan:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """A worker that nobody follows yet. `digest`: of what was started."""
+    """A worker that nobody follows yet."""
 
     worker: LocalWorker
     digest: str
+    """Of what was started."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Guard:
-    """The process of orchestrator.launch.guard. `pipe` tells it of our end, `directory` has its homes."""
+    """The process of orchestrator.launch.guard."""
 
     process: ProcessHandle
     pipe: int
+    """It tells of our end."""
     directory: Path
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """A worker process, and all that connects it to the daemon. `output`: the descriptor that its output comes from."""
-
-    name: str
-    process: ProcessHandle
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    output: int
-    home: WorkerHome | None
+    """It has the homes."""
 
 
 def _start_guard(policy: OrphanPolicy) -> _Guard:
     """Start the guard of this daemon's workers. Raises OSError."""
     heard, pipe = os.pipe()
     with os.fdopen(heard):
-        arguments = [
-            sys.executable,
-            "-P",
-            "-m",
-            "orchestrator.launch.guard",
-            str(policy.directory),
-            str(policy.wait_s),
-        ]
+        arguments = [*_PYTHON, "orchestrator.launch.guard", str(policy.directory), str(policy.wait_s)]
         environment = with_our_packages(dict(os.environ))
         child = subprocess.Popen(
             arguments,
@@ -310,10 +294,10 @@ def _start_guard(policy: OrphanPolicy) -> _Guard:
 
 async def _end_last_guard(directory: Path) -> None:
     """End the guard of the last daemon: its workers are ours from here on."""
-    told = read_guard(directory)
-    last = None if told is None else ProcessHandle.find(*told)
+    guard = read_guard(directory)
+    last = None if guard is None else ProcessHandle.find(*guard)
     if last is not None:
-        await last.end(0.0, 0.0, _KILL_S)
+        await last.end(0.0, 0.0, KILL_S)
 
 
 def _popen(
@@ -321,8 +305,7 @@ def _popen(
 ) -> subprocess.Popen[bytes]:
     """Start the process in this thread, as asyncio would; its end is waited for by its ProcessHandle."""
     return subprocess.Popen(
-        # -P, like the console script: a directory that happens to be called `adapters` is not ours
-        [sys.executable, "-P", "-m", "orchestrator.worker.local_host", *options],
+        [*_PYTHON, "orchestrator.worker.local_host", *options],
         pass_fds=inherited,
         stdin=subprocess.DEVNULL,
         stdout=printing,
@@ -332,132 +315,6 @@ def _popen(
     )
 
 
-def _record(home: WorkerHome, record: HomeRecord) -> None:
-    """Write who lives in a home; without that the worker cannot be adopted, and ends by itself."""
-    try:
-        home.write_record(msgspec.structs.replace(record, birth=read_birth(record.pid)))
-    except OSError as error:
-        _log.warning("worker %s (pid %d) could not be adopted: %s", record.name, record.pid, error)
-
-
 def _environment(spec: WorkerSpec) -> dict[str, str]:
     """Return the daemon's environment with the worker's additions, and with our packages importable."""
     return with_our_packages({**os.environ, **spec.environment})
-
-
-class LocalWorker:
-    """Implements protocol.contract.Worker over a socket."""
-
-    def __init__(
-        self,
-        started: _Started,
-        output: asyncio.Task[None],
-        first: bytes,
-        forget: Callable[[LocalWorker], None],
-    ) -> None:
-        self.name = started.name
-        self.where = f"local pid {started.process.pid}"
-        self._started = started
-        self._process = started.process
-        self._writer = started.writer
-        self._output = output
-        self._first = first
-        self._forget = forget
-        self._stopping = False
-        self._kills = MemoryKillWatch()
-        self._clearing = asyncio.create_task(self._clear(), name=f"clear {self.name}")
-        self._ending: asyncio.Task[bool] | None = None
-
-    def send(self, command: Command) -> None:
-        """See protocol.contract.Worker."""
-        self._stopping = self._stopping or isinstance(command, Stop)
-        if isinstance(command, Retune) and self._started.home is not None:
-            # It is no longer what its spec says: the next daemon is to start another one.
-            _record(self._started.home, HomeRecord(self._started.name, self._started.process.pid, "", ""))
-        if not self._writer.is_closing():
-            self._writer.write(add_header(encode([command])))
-
-    async def events(self) -> AsyncIterator[Event]:
-        """See protocol.contract.Worker. The end is told at once, also while the process is still ending."""
-        try:
-            if self._first:
-                for event in decode_events(self._first):
-                    yield event
-            while (frame := await _read_frame(self._started.reader)) is not None:
-                self._kills.observe_alive()
-                for event in decode_events(frame):
-                    yield event
-        except (ValueError, msgspec.DecodeError) as error:
-            self._begin_end(0.0)
-            raise WorkerLost(f"{self._describe_process()} sent what is no event: {error}") from error
-        self._begin_end(_TEARDOWN_S)
-        ended = await self._wait_end()
-        if not self._stopping:
-            kind = self._find_kind()
-            how = describe_end(self._process.code) if ended else "closed its channel and has not ended yet"
-            how = KILLED_FOR_MEMORY if kind == "memory" else how
-            raise WorkerLost(f"{self._describe_process()} {how}", kind)
-
-    async def stop(self, grace_s: float) -> None:
-        """See protocol.contract.Worker. Bounded: a process that cannot be killed is logged, and left behind."""
-        self.send(Stop())
-        if not await self._end(grace_s):
-            _tell_left_behind(self.name, self._process.pid)
-            return
-        await asyncio.wait([self._clearing])
-
-    def _begin_end(self, grace_s: float) -> None:
-        """Make the process end, in the background."""
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end(grace_s), name=f"end {self.name}")
-
-    async def _end(self, grace_s: float) -> bool:
-        return await self._process.end(grace_s, _TERM_S, _KILL_S)
-
-    async def _wait_end(self) -> bool:
-        """Return whether the process has ended by now. What it said last comes before what is said about it."""
-        if ended := await self._process.wait(_CAUSE_S):
-            await asyncio.wait([self._clearing], timeout=_LAST_WORDS_S)
-        return ended
-
-    def _find_kind(self) -> LossKind:
-        """Return how the worker was lost. How one ended that was adopted is not known: that says little of what it
-        ran."""
-        code = self._process.code
-        if not self._process.ended or (code is not None and code not in _FROM_OUTSIDE):
-            return "crashed"
-        return "memory" if code in (None, -signal.SIGKILL) and self._kills.has_kill() else "killed"
-
-    async def _clear(self) -> None:
-        """Leave nothing behind, once the process has ended."""
-        await self._process.wait()
-        # A grandchild may hold the output open for ever.
-        await asyncio.wait([self._output], timeout=_LAST_WORDS_S)
-        self._output.cancel()
-        await asyncio.wait([self._output])
-        self._forget(self)
-        if self._started.home is not None:
-            self._started.home.remove()
-        await _close(self._writer)
-
-    def _describe_process(self) -> str:
-        return f"worker {self.name} (pid {self._process.pid})"
-
-
-async def _read_frame(reader: asyncio.StreamReader) -> bytes | None:
-    """Return the next frame, None at the end of the stream. Raises ProtocolError."""
-    try:
-        return await read_frame(reader)
-    except ConnectionError:
-        return None
-
-
-async def _close(writer: asyncio.StreamWriter) -> None:
-    writer.close()
-    with suppress(ConnectionError):
-        await writer.wait_closed()
-
-
-def _tell_left_behind(name: str, pid: int) -> None:
-    text = "worker %s (pid %d) does not end, not even when it is killed: it is left behind, with what it holds"
-    _log.error(text, name, pid)

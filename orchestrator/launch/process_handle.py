@@ -82,10 +82,10 @@ class ProcessHandle:
     def _observe_end(self) -> None:
         if self._child is not None:
             with suppress(ChildProcessError):
-                found = os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED | os.WNOHANG)
-                if found is None:  # readable a moment before it can be reaped
+                status = os.waitid(os.P_PIDFD, self._descriptor, os.WEXITED | os.WNOHANG)
+                if status is None:  # readable a moment before it can be reaped
                     return
-                self.code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                self.code = status.si_status if status.si_code == os.CLD_EXITED else -status.si_status
             self._child.returncode = 0 if self.code is None else self.code  # or it is taken for running
         self._close()
         self._ended.set()

@@ -101,10 +101,10 @@ class Driver:
     def list_nodes(self) -> None:
         """Send the addresses of the hosts."""
         try:
-            found = sorted({node.node_manager_address for node in self._alive()})
+            addresses = sorted({node.node_manager_address for node in self._alive()})
         except self._ray.exceptions.RayError:
-            found = []
-        self._link.send(Nodes(found))
+            addresses = []
+        self._link.send(Nodes(addresses))
 
     def start(self, number: int, spec: WorkerSpec) -> None:
         """Start an actor, then follow it until it has ended."""
@@ -166,8 +166,8 @@ class Driver:
                 break
             time.sleep(_ANSWER_EVERY_S)
         if ip not in nodes:
-            there = ", ".join(sorted(nodes)) or "none"
-            raise ClusterAway(f"host {ip} is not in the Ray cluster now, which has {there}; start Ray on it")
+            hosts = ", ".join(sorted(nodes)) or "none"
+            raise ClusterAway(f"host {ip} is not in the Ray cluster now, which has {hosts}; start Ray on it")
         try:
             socket.create_connection((ip, nodes[ip]), _REACH_TIMEOUT_S).close()
         except ConnectionRefusedError:
@@ -249,8 +249,8 @@ class Driver:
             self._ray.kill(actor, no_restart=True)
         if process is None or node == self._node:
             return
-        there = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(end_process)
+        strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+        task = self._ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=strategy)(end_process)
         with suppress(*errors):  # the node is gone, and all its processes with it
             self._ray.get(task.remote(*process, HANGS_AFTER_S, KILL_TIMEOUT_S))
 
@@ -311,8 +311,8 @@ def _require_job_server() -> None:
 
 def reason_of(error: Exception) -> str:
     """Return what a Ray error says, in one line; its texts run over a page and hide the cause."""
-    if found := _EXIT_DETAIL.search(text := str(error)):
-        return found[1].strip()
+    if detail := _EXIT_DETAIL.search(text := str(error)):
+        return detail[1].strip()
     return ([type(error).__name__] + [line.strip() for line in text.splitlines() if line.strip()])[-1]
 
 

@@ -80,25 +80,25 @@ def format_entrypoint(program: str, arguments: Sequence[str], directory: str = "
 def submit(client: JobClient, entrypoint: str, submission_id: str, environment: Mapping[str, str]) -> tuple[str, bool]:
     """Submit a job, or find the one that has this id already. Returns its id, and whether it was there. Raises JobError
     where that one runs another command."""
-    if submission_id and (found := _find(client, submission_id)) is not None:
-        return _attach(found, submission_id, entrypoint)
+    if submission_id and (job := _find_job(client, submission_id)) is not None:
+        return _attach(job, submission_id, entrypoint)
     try:
-        told = client.submit_job(
+        job_id = client.submit_job(
             entrypoint=entrypoint,
             submission_id=submission_id or None,
             runtime_env={"env_vars": dict(environment)} if environment else {},
             metadata={"submitted_by": "outrider"},
         )
     except Exception as error:
-        if submission_id and (found := _find(client, submission_id)) is not None:  # another was faster
-            return _attach(found, submission_id, entrypoint)
+        if submission_id and (job := _find_job(client, submission_id)) is not None:  # another was faster
+            return _attach(job, submission_id, entrypoint)
         raise JobError(f"the job was not taken: {_first_line(error)}") from error
-    return told, False
+    return job_id, False
 
 
 def follow(client: JobClient, job_id: str, write: Callable[[str], None]) -> JobEnd:
     """Write a job's log as it grows, until the job has ended. Raises JobError where its server is away for too long."""
-    told, away_since_s = 0, None
+    written, away_since_s = 0, None
     while True:
         try:
             info = client.get_job_info(job_id)  # before the logs: those of an end are whole
@@ -112,15 +112,15 @@ def follow(client: JobClient, job_id: str, write: Callable[[str], None]) -> JobE
             time.sleep(LOOK_EVERY_S)
             continue
         away_since_s = None
-        if len(logs) > told:
-            write(logs[told:])
-            told = len(logs)
+        if len(logs) > written:
+            write(logs[written:])
+            written = len(logs)
         if info.status.is_terminal():
             return JobEnd(str(info.status.value), _first_line(info.message or ""))
         time.sleep(LOOK_EVERY_S)
 
 
-def _find(client: JobClient, job_id: str) -> Any | None:
+def _find_job(client: JobClient, job_id: str) -> Any | None:
     try:
         return client.get_job_info(job_id)
     except RuntimeError as error:
@@ -131,9 +131,9 @@ def _find(client: JobClient, job_id: str) -> Any | None:
         raise JobError(f"the job server does not answer: {_first_line(error)}") from error
 
 
-def _attach(found: Any, job_id: str, entrypoint: str) -> tuple[str, bool]:
-    if found.entrypoint != entrypoint:
-        raise JobError(f"job {job_id} is there, and runs another command: {found.entrypoint}; choose another id")
+def _attach(job: Any, job_id: str, entrypoint: str) -> tuple[str, bool]:
+    if job.entrypoint != entrypoint:
+        raise JobError(f"job {job_id} is there, and runs another command: {job.entrypoint}; choose another id")
     return job_id, True
 
 

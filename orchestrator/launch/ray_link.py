@@ -140,13 +140,13 @@ class DriverLink:
 
     async def nodes(self) -> list[str]:
         """Return the hosts' addresses. Raises ClusterAway."""
-        asked: asyncio.Future[list[str]] = self._loop.create_future()
-        self._nodes.append(asked)
+        answer: asyncio.Future[list[str]] = self._loop.create_future()
+        self._nodes.append(answer)
         self.send(AskNodes())
         with suppress(TimeoutError):
             async with asyncio.timeout(_NODES_TIMEOUT_S):
-                if found := await asked:
-                    return found
+                if addresses := await answer:
+                    return addresses
         raise ClusterAway(f"Ray has not said within {_NODES_TIMEOUT_S:g} s which hosts it has")
 
     def forget(self, number: int) -> None:
@@ -254,10 +254,10 @@ class DriverLink:
             case NotStarted(number, reason, away) if (waiting := self._starting.get(number)) and not waiting.done():
                 waiting.set_exception(ClusterAway(reason) if away else WorkerStartFailed(reason))
             case Nodes(addresses):
-                asked, self._nodes = self._nodes, []
-                for one in asked:
-                    if not one.done():
-                        one.set_result(addresses)
+                answers, self._nodes = self._nodes, []
+                for answer in answers:
+                    if not answer.done():
+                        answer.set_result(addresses)
             case _:
                 pass
 

@@ -12,18 +12,21 @@ from orchestrator.protocol.contract import WorkerSpec
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """The first message: join the Ray at `address`. Where that is "", start one, with its files in `directory`.
-    `jobs`: with a job server."""
+    """The first message: join a Ray, or start one."""
 
     address: str
+    """"": start one."""
     directory: str
+    """For the files of one that is started."""
     jobs: bool = False
+    """With a job server."""
 
 
 class StartActor(msgspec.Struct, frozen=True, tag=True):
-    """Start a worker, by a number that nothing else has in this process. Answered by Appeared or NotStarted."""
+    """Start a worker. Answered by Appeared or NotStarted."""
 
     number: int
+    """Nothing else has it in this process."""
     spec: WorkerSpec
 
 
@@ -48,47 +51,55 @@ Order = Join | StartActor | PassDown | EndActor | AskNodes
 
 
 class Joined(msgspec.Struct, frozen=True, tag=True):
-    """The cluster can be used. `job_server`: where a Ray of our own takes jobs; "" where it takes none. `node`: the
-    address of this host in it."""
+    """The cluster can be used."""
 
     job_server: str = ""
+    """Where a Ray of our own takes jobs; "" where it takes none."""
     node: str = ""
+    """The address of this host in it."""
 
 
 class NotJoined(msgspec.Struct, frozen=True, tag=True):
-    """It cannot, and this process ends. `away`: it may be there later, as it is."""
+    """It cannot, and this process ends."""
 
     reason: str
     away: bool
+    """It may be there later, as it is."""
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
-    """Sent every second: whether the cluster's head has answered. `stale`: why this process can start no worker there
-    any more, as another cluster answers at this address, or this host's node has left it; "" while it can."""
+    """Sent every second."""
 
     head: bool
+    """Whether the cluster's head has answered."""
     stale: str = ""
+    """Why this process can start no worker there any more; "" while it can. Another cluster answers at this address, or
+    this host's node has left it."""
 
 
 class Appeared(msgspec.Struct, frozen=True, tag=True):
-    """A worker's process runs. `port` is where its host's Ray node listens. `here`: on this host; `began_s`: see
-    process_end. `unreserved`: why its place is not kept from others; "" where it is, or none was asked for."""
+    """A worker's process runs."""
 
     number: int
     ip: str
     port: int
+    """Where its host's Ray node listens."""
     pid: int
     began_s: float
+    """See process_end."""
     here: bool
+    """On this host."""
     unreserved: str = ""
+    """Why its place is not kept from others; "" where it is, or none was asked for."""
 
 
 class NotStarted(msgspec.Struct, frozen=True, tag=True):
-    """`away`: the host asked for is not there now, or cannot be reached."""
+    """There is no worker of that number."""
 
     number: int
     reason: str
     away: bool = False
+    """The host that it was for is not there now, or cannot be reached."""
 
 
 class PassUp(msgspec.Struct, frozen=True, tag=True):
@@ -99,12 +110,13 @@ class PassUp(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """No more frames come from a worker. `how` it ended, as in "exited with code 1". `host`: it was not the worker that
-    failed, but the Ray node that it ran on."""
+    """No more frames come from a worker."""
 
     number: int
     how: str
+    """As in "exited with code 1"."""
     host: bool = False
+    """It was not the worker that failed, but the Ray node that it ran on."""
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):

@@ -21,9 +21,10 @@ from orchestrator.launch.ray_settings import driver_environment, probe
 from orchestrator.launch.reachability import wait_until_cut_off
 from orchestrator.launch.session_directory import SessionDirectory
 from orchestrator.machine.process_memory import KILLED_FOR_MEMORY, MemoryKillWatch
+from orchestrator.protocol.commands import Command, Stop
 from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.events import Event
 from orchestrator.protocol.frames import decode_events, encode
-from orchestrator.protocol.messages import Command, Event, Stop
 from orchestrator.telemetry import get_logger
 from policies.serving.failover.blame import LossKind
 
@@ -62,7 +63,7 @@ class RayCluster:
         """See protocol.contract.Cluster."""
         if self._keeping is None:
             self._link = await self._join()
-            self._keeping = asyncio.create_task(self._keep_require_link(), name="keep Ray joined")
+            self._keeping = asyncio.create_task(self._keep_joined(), name="keep Ray joined")
 
     async def nodes(self) -> list[str]:
         """See protocol.contract.Cluster."""
@@ -111,11 +112,11 @@ class RayCluster:
         if self._leaving:
             await asyncio.wait(self._leaving)
 
-    def _require_link(self, asked: str) -> DriverLink:
+    def _require_link(self, purpose: str) -> DriverLink:
         """Return the link to start workers through. Raises ClusterAway where there is none now."""
         link = self._link
         if link is None or self.away:
-            raise ClusterAway(f"{asked}: {self.away or self._why}")
+            raise ClusterAway(f"{purpose}: {self.away or self._why}")
         return link
 
     def _describe_silence(self, link: DriverLink) -> str:
@@ -148,7 +149,7 @@ class RayCluster:
         if directory is not None:
             await asyncio.to_thread(directory.remove)
 
-    async def _keep_require_link(self) -> None:
+    async def _keep_joined(self) -> None:
         """Watch the link, and have a new one when it is of no use any more: this task alone changes it."""
         while True:
             link = self._link
@@ -219,7 +220,7 @@ class RayCluster:
 
     def _forget(self, worker: RayWorker) -> None:
         self._workers.discard(worker)
-        for at in [at for at in self._watches if not any(one.host == at for one in self._workers)]:
+        for at in [at for at in self._watches if not any(worker.host == at for worker in self._workers)]:
             self._watches.pop(at).cancel()
 
 

@@ -71,10 +71,10 @@ def driver_environment(
             # Ray listens on every interface, so whoever has no token must be refused. A token of its own is never
             # written to the home directory, which a service may not have.
             wanted |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    found = {**wanted, **environment, **forced}
+    whole = {**wanted, **environment, **forced}
     if _PACKAGES_ROOT.name not in ("site-packages", "dist-packages"):  # a checkout that is not installed
-        found["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(_PACKAGES_ROOT))))
-    return found
+        whole["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(_PACKAGES_ROOT))))
+    return whole
 
 
 def require_token(address: str, environment: Mapping[str, str]) -> None:
@@ -127,19 +127,19 @@ def find_head_problem(address: str) -> str:
     place = _split_address(address)
     if place is None:
         return f"{address} is no HOST:PORT"
-    found = [f"{address} does not answer within {_ASKED_WITHIN_S:g} s"]
+    problems = [f"{address} does not answer within {_ASKED_WITHIN_S:g} s"]
 
     def connect() -> None:
         try:
             socket.create_connection(place, _ASKED_WITHIN_S).close()
-            found.append("")
+            problems.append("")
         except OSError as error:
-            found.append(f"{address} does not answer: {error.strerror or error}")
+            problems.append(f"{address} does not answer: {error.strerror or error}")
 
     asking = threading.Thread(target=connect, daemon=True)
     asking.start()
     asking.join(_ASKED_WITHIN_S)
-    return found[-1]
+    return problems[-1]
 
 
 def _read_last_started() -> str:

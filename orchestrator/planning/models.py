@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from adapters.decoder.source import count_held_bytes, open_source
 from adapters.decoder.spec import DecoderSizes, DecoderSpec
@@ -15,11 +14,9 @@ from adapters.simulated.script import Script
 from adapters.vocabulary import SIMULATED_PREFIX
 from device_profiles.profile import FAST, Precision
 from device_profiles.workload import DecoderShape
+from orchestrator.config.sketch import Shape, SketchedModel
 from policies.models.quantization import AS_FILE, BITS_PER_WEIGHT
 from policies.planning.plan import ModelFacts
-
-if TYPE_CHECKING:  # as in orchestrator.protocol.load_options
-    from orchestrator.config.sketch import Shape, SketchedModel
 
 _TOY = DecoderShape.dense(1, 8, 1, 1, 8, 8, 272)  # nobody reads more of the simulated model than its layer
 HIDDEN_BYTES = 2  # of an element of what crosses from one layer shard to the next

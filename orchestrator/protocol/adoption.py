@@ -9,8 +9,9 @@ ORPHAN_GRACE_S = 1.0
 
 
 class Adoption(msgspec.Struct, frozen=True):
-    """The first frame of a daemon that takes an orphan over. `digest`: of the worker that it wants; `wait_s`: how long
-    that one is to wait for the next daemon."""
+    """The first frame of a daemon that takes an orphan over."""
 
     digest: str
+    """Of the worker that it wants."""
     wait_s: float
+    """How long that one is to wait for the next daemon."""

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
-from orchestrator.protocol.messages import Command, Event
+from orchestrator.protocol.commands import Command
+from orchestrator.protocol.events import Event
 
 MEMORY_SHARE = "memory_share"
 """The option of an entry that says how small its model is to be: one part in so many of its KV cache and forwards."""
@@ -17,10 +18,11 @@ NODE_ADDRESS = "OUTRIDER_NODE_ADDRESS"
 
 
 class Step(NamedTuple):
-    """What an engine is at. `expected_ms`: the predicted time of it, below 0 where there is no prediction."""
+    """What an engine is at."""
 
     stage: str
     expected_ms: float
+    """The predicted time of it, below 0 where there is no prediction."""
 
 
 class Engine(Protocol):
@@ -43,27 +45,28 @@ class Engine(Protocol):
 
 
 class WorkerSpec(msgspec.Struct, frozen=True):
-    """What to start: `entry` is "package.module:function" taking `options` and returning an Engine.
-
-    `cpus`: what Ray counts for it without a reserved place. `reserved_cpus`: CPUs of its host, and its device if Ray
-    counts such, that no other tenant of a Ray cluster gets while it runs. `environment` is added to the worker's own.
-    `node`: the address of the host that it is to run on, where the cluster has several ("": any; "here": the daemon's).
-    `cores`: the CPU cores that it may run on, by their numbers on that host (none: all). `device`: that it computes on,
-    as its runtime names it ("": none is known). `parts`: workers that are started before it, and end with it; what they
-    say of their endpoints stands in its options, in their order, at the place `endpoints_at`.
-    """
+    """What to start."""
 
     name: str
     entry: str
+    """"package.module:function" that takes `options` and returns an Engine."""
     options: dict[str, Any]
     cpus: float = 1.0
+    """What Ray counts for it without a reserved place."""
     environment: dict[str, str] = {}
+    """Added to the worker's own."""
     node: str = ""
+    """The address of the host that it is to run on, where the cluster has several. "": any; "here": the daemon's."""
     cores: list[int] = []
+    """The CPU cores that it may run on, by their numbers on that host; none: all."""
     device: str = ""
+    """That it computes on, as its runtime names it; "": none is known."""
     reserved_cpus: float = 0.0
+    """CPUs of its host, and its device if Ray counts such, that no other tenant of a Ray cluster gets while it runs."""
     parts: list[WorkerSpec] = []
+    """Workers that are started before it, and end with it."""
     endpoints_at: list[str] = []
+    """The place in its options where the endpoints of its parts stand, in their order."""
 
 
 class Worker(Protocol):

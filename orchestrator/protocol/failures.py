@@ -18,7 +18,7 @@ from adapters.contract import (
 )
 from adapters.hf_hub import DownloadFailed
 from adapters.model_store import ModelChanged, ModelReplaced, StoreFull, StoreUnwritable
-from orchestrator.protocol.messages import Failed, FailureKind
+from orchestrator.protocol.events import Failed, FailureKind
 
 _KINDS: tuple[tuple[type[AdapterError], FailureKind], ...] = (
     (OutOfMemory, "out_of_memory"),

@@ -26,6 +26,6 @@ CHAT_WORKLOAD = "chat"
 class ProbeOptions(msgspec.Struct, frozen=True):
     """An endpoint, and the names of both ends."""
 
-    door: LinkEndpoint
+    endpoint: LinkEndpoint
     left: str
     right: str

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from orchestrator.protocol.messages import Command, Event
+from orchestrator.protocol.commands import Command
+from orchestrator.protocol.events import Event
 
 _commands = msgspec.msgpack.Decoder(list[Command])
 _events = msgspec.msgpack.Decoder(list[Event])

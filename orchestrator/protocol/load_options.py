@@ -1,64 +1,44 @@
-"""What a worker must know, as plain values: they cross a process boundary."""
+"""What a worker must know, as plain values: they cross a process boundary. Planning makes them of a configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from adapters.contract import StaticShapes
 from adapters.model_identity import ModelIdentity
-from device_profiles.profile import Exactness
-from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.links.address import LinkEndpoint
 from policies.sampling import ToleranceGoal
-from policies.serving.draft_pool import PoolSize
-from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives
+from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.pid import DEFAULTS, PidSettings
 from policies.speculation.state import COLD_DEPTH
 
-if TYPE_CHECKING:  # workers read options and no configuration, whose models would be half of their start
-    from orchestrator.config.drafts import Draft, ModelDraft
-    from orchestrator.config.model import ClusterConfig
-    from orchestrator.config.slo import SloSection
-    from orchestrator.config.source_text import Place
-    from orchestrator.config.speculation import Speculation
-    from orchestrator.config.target import Placement, Target
-
-ENGINE_ENTRY = "orchestrator.worker.loading.engine:build_engine"
-DRAFT_ENTRY = "orchestrator.worker.loading.draft_worker:build_draft_engine"
-SHARD_ENTRY = "orchestrator.worker.loading.shard_worker:build_shard_engine"
-
-CANARY_PREFIX = "canary-"
-"""What the names of the canary's own drafters begin with."""
-
 
 class ShardOptions(msgspec.Struct, frozen=True):
-    """So many consecutive layers of a model, and where they run. `threads` 0: as many as the model would have. `own`:
-    in a process of their own, on `host` ("": any), on these `cores` (none: all)."""
+    """So many consecutive layers of a model, and where they run."""
 
     adapter: str
     device: str
     layers: int
     threads: int = 0
+    """0: as many as the model would have."""
     own: bool = False
+    """In a process of their own."""
     host: str = ""
+    """Of that process; "": any."""
     cores: list[int] = []
+    """Of that process; none: all."""
 
 
 class ModelOptions(msgspec.Struct, frozen=True):
-    """One model and how to load it. `base` is the directory that a relative `source` starts from, `store` the one
-    that keeps prepared models. `shards`: its layers in order, where several devices hold them; else it is whole.
-    `tensor_parallel`: over how many ranks each of its layers is split. `device_layers`: how many its device holds at
-    most, None for all (LoadOptions.device_layers).
-    `shard_endpoints`: where those are called that have processes of their own, in their order. `identity`: the content
-    that it is to have (None: what the source has when it is loaded)."""
+    """One model and how to load it."""
 
     source: str
     base: str
+    """The directory that a relative `source` starts from."""
     store: str
+    """The directory that keeps prepared models."""
     name: str
     adapter: str
     device: str
@@ -71,33 +51,42 @@ class ModelOptions(msgspec.Struct, frozen=True):
     max_batch_rows: int
     static: StaticShapes = StaticShapes()
     shards: list[ShardOptions] = []
+    """Its layers in order, where several devices hold them; else it is whole."""
     tensor_parallel: int = 1
+    """Over so many ranks each of its layers is split."""
     device_layers: int | None = None
+    """So many its device holds at most; None: all."""
     shard_endpoints: list[LinkEndpoint] = []
+    """Where the shards are called that have processes of their own, in their order."""
     identity: ModelIdentity | None = None
+    """The content that it is to have; None: what the source has when it is loaded."""
 
 
 class SuffixOptions(msgspec.Struct, frozen=True, tag_field="method", tag="suffix"):
-    """A suffix drafter. `memory_bytes` bounds its store of earlier outputs. `statistics`: "auto", "none", or a file;
-    `place`: where the configuration names it."""
+    """A suffix drafter."""
 
     name: str
     max_match: int
     memory_bytes: int
+    """Bounds its store of earlier outputs."""
     statistics: str = "none"
+    """"auto", "none", or a file."""
     place: str = ""
+    """Where the configuration names it."""
 
 
 class IndexOptions(msgspec.Struct, frozen=True, tag_field="method", tag="index"):
-    """A drafter from the store of documents at `path`, called `store`. `place`: where the configuration names it.
-    One that replaces it while it is used may have `most_bytes`."""
+    """A drafter from a store of documents."""
 
     name: str
     store: str
+    """What the store is called."""
     path: str
     place: str
+    """Where the configuration names it."""
     size_bytes: int
     most_bytes: int
+    """Of one that replaces it while it is used."""
 
 
 class RemoteOptions(msgspec.Struct, frozen=True):
@@ -111,56 +100,57 @@ class RemoteOptions(msgspec.Struct, frozen=True):
 
 
 class ModelDraftOptions(msgspec.Struct, frozen=True, tag_field="method", tag="model"):
-    """A draft model. `prefill_ms` bounds what a round spends on prompts that it has not seen yet; `place` is where the
-    configuration names it. `translate`: it is served where its vocabulary is another one, too. `cascade`: its steps may
-    check the tokens of cheaper drafters."""
+    """A draft model."""
 
     name: str
     place: str
+    """Where the configuration names it."""
     model: ModelOptions
     prefill_ms: float
+    """Bounds what a round spends on prompts that it has not seen yet."""
     remote: RemoteOptions | None = None
     translate: bool = False
+    """It is served where its vocabulary is another one, too."""
     cascade: bool = True
+    """Its steps may check the tokens of cheaper drafters."""
 
 
 class ShardWorkerOptions(msgspec.Struct, frozen=True):
-    """A worker for some layers of a target: `model` is all of it, as that process has it. `across_hosts`: other
-    machines may have to reach it. `start`: another one with every start, so that no later daemon adopts it without its
-    target."""
+    """A worker for some layers of a target."""
 
     model: ModelOptions
+    """All of it, as that process has it."""
     across_hosts: bool
+    """Other machines may have to reach it."""
     start: str = ""
+    """Another one with every start, so that no later daemon adopts it without its target."""
 
 
 class DraftWorkerOptions(msgspec.Struct, frozen=True):
-    """A draft worker: its draft, and for how many sequences. `across_hosts`: other machines may have to reach it.
-    `memory_share`: as in EngineOptions."""
+    """A draft worker: its draft, and for how many sequences."""
 
     draft: ModelDraftOptions
     slots: int
     across_hosts: bool
+    """Other machines may have to reach it."""
     memory_share: int = 1
+    """As in EngineOptions."""
 
 
 DraftOptions = SuffixOptions | IndexOptions | ModelDraftOptions
 
 
 class CanaryOptions(msgspec.Struct, frozen=True):
-    """How the canary's requests are drafted for. `drafters` None: by the same."""
+    """How the canary's requests are drafted for."""
 
     max_depth: int
     fixed_depth: bool
     drafters: list[DraftOptions] | None = None
+    """None: by the same."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True):
-    """The target's worker: its model, its limits and its drafters, in order of cost. `starting_depth`: of every
-    request. `fixed_depth`: requests that say nothing get up to `max_depth` drafts in every round, as many as are
-    proposed. `across_hosts`: workers on other machines may have to reach it. `predicted_depth`: the most drafts in a
-    round of a request that brings a prediction, where depths are not fixed and `max_depth` is not more.
-    `memory_share`: the KV cache and forwards are at most one part of so many, as larger ones had no memory."""
+    """The target's worker: its model, its limits and its drafters."""
 
     model: ModelOptions
     max_running: int
@@ -169,15 +159,21 @@ class EngineOptions(msgspec.Struct, frozen=True):
     max_depth: int
     tolerance: ToleranceGoal
     drafters: list[DraftOptions]
+    """In order of cost."""
     low_acceptance_rate: float
     objectives: Objectives = NO_OBJECTIVES
     starting_depth: float = COLD_DEPTH
+    """Of every request."""
     fixed_depth: bool = False
+    """As in ReadyDrafting."""
     pid: PidSettings = DEFAULTS
     canary: CanaryOptions | None = None
     across_hosts: bool = False
+    """Workers on other machines may have to reach it."""
     predicted_depth: int = 0
+    """As in ReadyDrafting."""
     memory_share: int = 1
+    """The KV cache and forwards are at most one part of so many, as larger ones had no memory."""
 
     @property
     def all_drafters(self) -> list[DraftOptions]:
@@ -207,286 +203,3 @@ class EngineOptions(msgspec.Struct, frozen=True):
     def with_model(self, **changes: object) -> EngineOptions:
         """Return the options with some of the model's changed."""
         return msgspec.structs.replace(self, model=msgspec.structs.replace(self.model, **changes))
-
-
-def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
-    """Return what the target's worker needs; `base` is the directory that relative sources start from.
-
-    A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
-    ModelRefused or DownloadFailed when that is not possible.
-    """
-    from orchestrator.config.load import store_directory
-
-    source = config.sources.bind(config.model.source)
-    depth = depth_of(config.speculation)
-    return EngineOptions(
-        model=ModelOptions(
-            source=source,
-            identity=config.sources.identities.get(source),
-            base=str(base),
-            store=str(store_directory(config)),
-            name=config.model.name,
-            adapter=config.model.adapter,
-            device=_name_first_device(config.model),
-            exactness=config.model.exactness.value,
-            weights=config.model.weights,
-            activations=config.model.activations,
-            kv_cache_precision=config.model.kv_cache_precision,
-            threads=config.devices.threads or len(config.devices.cores),
-            kv_cache_bytes=int(config.limits.kv_cache),
-            max_batch_rows=config.limits.max_batch_rows,
-            static=read_static_shapes(config.model),
-            shards=[
-                ShardOptions(
-                    one.adapter or config.model.adapter,
-                    one.device or config.model.device,
-                    one.layers,
-                    one.threads or len(one.cores),
-                    own=one.in_own_process,
-                    host=one.host,
-                    cores=one.cores,
-                )
-                for one in config.model.shards
-            ],
-            tensor_parallel=config.model.tensor_parallel,
-            device_layers=read_device_layers(config.model),
-        ),
-        max_running=config.limits.max_running,
-        max_itl_ms=config.limits.max_itl_ms,
-        prefix_reuse=config.limits.prefix_reuse,
-        max_depth=depth,
-        tolerance=ToleranceGoal(
-            config.speculation.tolerance_acceptance_rate,
-            config.speculation.tolerance_warmup_tokens,
-            config.speculation.tolerance_max_delta,
-            config.speculation.tolerance_delta or None,
-        ),
-        drafters=_drafters(config, base) if depth else [],
-        fixed_depth=config.speculation.method == "fixed",
-        canary=_canary(config, base) if config.canary.share else None,
-        pid=PidSettings(**config.speculation.pid.model_dump()),
-        low_acceptance_rate=config.speculation.low_acceptance_rate,
-        objectives=objectives_of(config.slo),
-        across_hosts=_is_across_hosts(config),
-        predicted_depth=config.speculation.max_predicted_tokens,
-    )
-
-
-def _name_first_device(model: Target) -> str:
-    """Return the device of rank 0: where layers are split, `CUDA` is all devices of that name from the first one on."""
-    return "CUDA:0" if model.tensor_parallel > 1 and model.device == "CUDA" else model.device
-
-
-def objectives_of(slo: SloSection) -> Objectives:
-    """Return what requests are to have."""
-    return Objectives(
-        Objective(slo.ttft_ms or None, slo.ttft_percentile),
-        Objective(slo.tpot_ms or None, slo.tpot_percentile),
-        slo.max_round_ms,
-    )
-
-
-def depth_of(speculation: Speculation) -> int:
-    """Return the most drafts of a sequence in a round."""
-    return 0 if speculation.method == "off" else speculation.num_speculative_tokens
-
-
-def _canary(config: ClusterConfig, base: Path) -> CanaryOptions:
-    """Return how the canary's requests are drafted for. Drafters of its own have names of their own."""
-    speculation = config.canary_speculation
-    depth, own = depth_of(speculation), None
-    if depth and config.canary_drafts:
-        own = _drafters_of(config.canary_drafts, ("canary", "drafts"), CANARY_PREFIX, config, base)
-    elif depth and not depth_of(config.speculation):
-        own = _drafters(config, base)  # nobody else has them loaded
-    return CanaryOptions(depth, speculation.method == "fixed", own)
-
-
-def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
-    """Return how the target's workers are started: one for each replica."""
-    placements = config.model.placements
-    if config.model.most_replicas == 1:
-        return [_worker_spec("target", options, config, placements[0])]
-    return [_worker_spec(f"target-{index}", options, config, placement) for index, placement in enumerate(placements)]
-
-
-def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: Placement) -> WorkerSpec:
-    from orchestrator.config.source_text import format_place
-
-    cores = placement.cores or config.devices.cores
-    threads = placement.threads or len(placement.cores) or options.model.threads
-    own = {format_place(at) for at, draft in config.all_drafts if getattr(draft, "threads", 0)}
-
-    def place_drafts(drafters: list[DraftOptions]) -> list[DraftOptions]:
-        return [
-            msgspec.structs.replace(draft, model=msgspec.structs.replace(draft.model, threads=threads))
-            if isinstance(draft, ModelDraftOptions) and draft.remote is None and draft.place not in own
-            else draft
-            for draft in drafters
-        ]
-
-    placed = msgspec.structs.replace(options.with_model(threads=threads), drafters=place_drafts(options.drafters))
-    if placed.canary is not None and placed.canary.drafters is not None:
-        canary = msgspec.structs.replace(placed.canary, drafters=place_drafts(placed.canary.drafters))
-        placed = msgspec.structs.replace(placed, canary=canary)
-    return WorkerSpec(
-        *(name, ENGINE_ENTRY, msgspec.to_builtins(placed)),
-        node=placement.host,
-        cores=list(cores),
-        device=options.model.device,
-        reserved_cpus=_count_reserved_cpus(config, threads),
-        parts=_shard_specs(name, placed.model, config),
-        endpoints_at=["model", "shard_endpoints"],
-    )
-
-
-def _shard_specs(target: str, model: ModelOptions, config: ClusterConfig) -> list[WorkerSpec]:
-    """Return how the workers for layers of one replica are started: those that have processes of their own."""
-    found = []
-    for number, shard in enumerate(model.shards):
-        if shard.own:
-            threads = shard.threads or model.threads
-            its = msgspec.structs.replace(
-                model, adapter=shard.adapter, device=shard.device, threads=threads, shards=[], static=StaticShapes()
-            )
-            found.append(
-                WorkerSpec(
-                    name=f"{target}-shard-{number}",
-                    entry=SHARD_ENTRY,
-                    options=msgspec.to_builtins(ShardWorkerOptions(its, _is_across_hosts(config))),
-                    node=shard.host,
-                    cores=shard.cores,
-                    device=shard.device,
-                    reserved_cpus=_count_reserved_cpus(config, threads),
-                )
-            )
-    return found
-
-
-def _is_across_hosts(config: ClusterConfig) -> bool:
-    """Return whether workers may have to reach each other from other machines."""
-    return config.cluster.on_ray and bool(config.cluster.address)
-
-
-def _count_reserved_cpus(config: ClusterConfig, threads: int) -> float:
-    """Return what a worker keeps from other tenants of the Ray cluster that it joins: its threads, one where these are
-    its runtime's choice."""
-    return float(threads or 1) if config.cluster.on_ray and config.cluster.address else 0.0
-
-
-def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
-    """Return how the draft workers are started: one for each draft that has a process of its own. One with a pool has
-    slots for the sequences of all replicas: any number of them may be its own."""
-    shares = dict.fromkeys(list_draft_pools(config), config.model.most_replicas)
-    across_hosts = _is_across_hosts(config)
-    return [
-        WorkerSpec(
-            name=draft.name,
-            entry=DRAFT_ENTRY,
-            options=msgspec.to_builtins(
-                DraftWorkerOptions(draft, options.max_running * shares.get(draft.name, 1), across_hosts)
-            ),
-            node=draft.remote.host,
-            cores=draft.remote.cores,
-            device=draft.model.device,
-            reserved_cpus=_count_reserved_cpus(config, draft.model.threads),
-        )
-        for draft in options.all_drafters
-        if isinstance(draft, ModelDraftOptions) and draft.remote is not None
-    ]
-
-
-def list_draft_pools(config: ClusterConfig) -> dict[str, PoolSize]:
-    """Return how many workers there are of each draft that says so, by its name."""
-    from orchestrator.config.drafts import ModelDraft, draft_names
-
-    own = zip(config.canary_drafts, draft_names(config.canary_drafts, CANARY_PREFIX), strict=True)
-    everybody = zip(config.drafts, draft_names(config.drafts), strict=True)
-    return {
-        name: PoolSize(draft.workers.min, draft.workers.max or draft.workers.min, draft.workers.idle_s)
-        for draft, name in (*everybody, *own)
-        if isinstance(draft, ModelDraft) and draft.process == "own" and draft.workers.min
-    }
-
-
-def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
-    return _drafters_of(config.drafts, config.find_place("drafts"), "", config, base)
-
-
-def _drafters_of(
-    drafts: Sequence[Draft], at: Place, prefix: str, config: ClusterConfig, base: Path
-) -> list[DraftOptions]:
-    from orchestrator.config.drafts import IndexDraft, SuffixDraft, draft_names
-    from orchestrator.config.source_text import format_place
-
-    found: list[DraftOptions] = []
-    for index, (draft, name) in enumerate(zip(drafts, draft_names(drafts, prefix), strict=True)):
-        if isinstance(draft, SuffixDraft):
-            statistics = draft.statistics
-            if statistics not in ("auto", "none"):
-                statistics = str(base / Path(statistics).expanduser())
-            place = format_place((*at, index))
-            found.append(SuffixOptions(name, draft.max_match, int(draft.memory), statistics, place))
-        elif isinstance(draft, IndexDraft):
-            path = base / Path(draft.path).expanduser()
-            size = path.stat().st_size if path.exists() else 0
-            found.append(
-                IndexOptions(name, draft.store, str(path), format_place((*at, index)), size, int(draft.memory))
-            )
-        else:
-            found.append(_model_draft(name, format_place((*at, index)), draft, config, base))
-    return found
-
-
-def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig, base: Path) -> ModelDraftOptions:
-    from orchestrator.config.load import store_directory
-
-    source = config.sources.bind(draft.source)
-    return ModelDraftOptions(
-        name=name,
-        place=place,
-        model=ModelOptions(
-            source=source,
-            identity=config.sources.identities.get(source),
-            base=str(base),
-            store=str(store_directory(config)),
-            name="",
-            adapter=draft.adapter,
-            device=draft.device,
-            exactness=Exactness.KERNEL.value,  # the target judges whatever it says
-            weights=draft.weights,
-            activations=draft.activations,
-            kv_cache_precision=draft.kv_cache_precision,
-            threads=draft.threads or len(draft.cores) or config.devices.threads or _count_shared_cores(draft, config),
-            kv_cache_bytes=int(draft.kv_cache),
-            max_batch_rows=config.limits.max_batch_rows,
-            static=read_static_shapes(draft),
-            device_layers=read_device_layers(draft),
-        ),
-        prefill_ms=config.limits.max_itl_ms / 2,
-        remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s, draft.cores)
-        if draft.process == "own"
-        else None,
-        cascade=draft.cascade == "auto",
-        translate=draft.mismatched_vocabulary == "translate",
-    )
-
-
-def _count_shared_cores(draft: ModelDraft, config: ClusterConfig) -> int:
-    """Return how many cores a draft shares with the target; 0 where it shares none, or all there are."""
-    return len(config.devices.cores) if draft.process == "target" else 0
-
-
-def read_device_layers(model: Target | ModelDraft) -> int | None:
-    """Return how many layers a model's device holds at most, None for all."""
-    return None if model.device_layers == "all" else model.device_layers
-
-
-def read_static_shapes(model: Target | ModelDraft) -> StaticShapes:
-    """Return how a model runs where shapes are static."""
-    return StaticShapes(
-        on=model.static_shapes == "on",
-        context_tokens=model.static_context_tokens,
-        prefill_rows=model.static_prefill_rows,
-        verify_rows=tuple(model.static_verify_rows),
-    )

@@ -19,8 +19,8 @@ def pin_options(options: Mapping[str, Any], known: Mapping[str, ModelIdentity]) 
     """Return a worker's options in which every model has an identity that it has, or that is known of its source."""
 
     def pin(model: dict[str, Any]) -> dict[str, Any]:
-        found = known.get(model["source"])
-        return model if model[_KEY] is not None or found is None else {**model, _KEY: msgspec.to_builtins(found)}
+        identity = known.get(model["source"])
+        return model if model[_KEY] is not None or identity is None else {**model, _KEY: msgspec.to_builtins(identity)}
 
     return dict(_map_models(options, pin))
 
@@ -37,15 +37,15 @@ def drop_identities(spec: WorkerSpec) -> WorkerSpec:
 
 def list_pinned(options: Mapping[str, Any]) -> dict[str, ModelIdentity]:
     """Return the identities that a worker's options ask for, by source."""
-    found: dict[str, ModelIdentity] = {}
+    pinned: dict[str, ModelIdentity] = {}
 
     def note(model: dict[str, Any]) -> dict[str, Any]:
         if model[_KEY] is not None:
-            found[model["source"]] = msgspec.convert(model[_KEY], ModelIdentity)
+            pinned[model["source"]] = msgspec.convert(model[_KEY], ModelIdentity)
         return model
 
     _map_models(options, note)
-    return found
+    return pinned
 
 
 def _map_spec(spec: WorkerSpec, change: Callable[[dict[str, Any]], dict[str, Any]]) -> WorkerSpec:
@@ -56,8 +56,8 @@ def _map_spec(spec: WorkerSpec, change: Callable[[dict[str, Any]], dict[str, Any
 def _map_models(value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """Return plain data with every model's options in it changed."""
     if isinstance(value, dict):
-        found = {key: _map_models(one, change) for key, one in value.items()}
-        return change(found) if found.keys() >= _OF_A_MODEL else found
+        changed = {key: _map_models(item, change) for key, item in value.items()}
+        return change(changed) if changed.keys() >= _OF_A_MODEL else changed
     if isinstance(value, list | tuple):
-        return [_map_models(one, change) for one in value]
+        return [_map_models(item, change) for item in value]
     return value

@@ -15,22 +15,24 @@ STEPS_S = 7.0
 
 
 class ProfileJob(msgspec.Struct, frozen=True):
-    """One model on one device: measure it in this role. `known_device`: the device's own rates are measured already.
-    `texts`: what the target says to `measuring.texts`, as plain data, where that is known; else it is measured.
-    `drafter`: the name of a draft. `steps_s`: how long forwards are measured, about. `keep`: what is found is stored
-    on this host, too. `early`: a target's forwards are passed on before its rounds are measured. `device_only`: the
-    device's rates and nothing else, which loads no model."""
+    """One model on one device: measure it in this role."""
 
     engine: EngineOptions
     model: ModelOptions
     role: Literal["target", "draft"]
     known_device: bool = False
+    """The device's own rates are measured already."""
     texts: dict[str, Any] | None = None
+    """What the target says to `measuring.texts`, as plain data; None: that is to be measured."""
     drafter: str = ""
+    """The name of a draft."""
     steps_s: float = STEPS_S
     keep: bool = False
+    """What is found is stored on this host, too."""
     early: bool = False
+    """A target's forwards are passed on before its rounds are measured."""
     device_only: bool = False
+    """The device's rates and nothing else, which loads no model."""
 
 
 def job_spec(job: ProfileJob, node: str = "") -> WorkerSpec:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 
 from orchestrator.errors import OutriderError
-from orchestrator.protocol.messages import SharedMemory
+from orchestrator.protocol.commands import SharedMemory
 
 _NUMBERS = count()
 
@@ -62,8 +62,7 @@ def open_memory(memory: SharedMemory, *, writing: bool = False) -> Iterator[int]
             raise SharedMemoryFailed(f"no shared memory: {memory.name}")
         file = os.open(memory.path, (os.O_RDWR if writing else os.O_RDONLY) | os.O_CLOEXEC)
         # The daemon may have closed it, and have another file there now.
-        found = os.readlink(f"/proc/self/fd/{file}")
-        if found != f"/memfd:{memory.name} (deleted)":
+        if os.readlink(f"/proc/self/fd/{file}") != f"/memfd:{memory.name} (deleted)":
             raise SharedMemoryFailed("the shared memory is not kept any more")
         yield file
     except OSError as error:

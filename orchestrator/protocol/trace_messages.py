@@ -8,51 +8,63 @@ import msgspec
 
 
 class TraceContext(msgspec.Struct, frozen=True, array_like=True):
-    """Where spans of a request belong, as W3C Trace Context has it: `parent` is a traceparent, `state` a tracestate.
-    `round_share`: the share of rounds (0..1) whose times the worker is to tell."""
+    """Where spans of a request belong, as W3C Trace Context has it."""
 
     parent: str
+    """A traceparent."""
     state: str = ""
+    """A tracestate."""
     round_share: float = 0.0
+    """The share of rounds (0 to 1) whose times the worker is to tell."""
 
 
 class SequenceTrace(msgspec.Struct, frozen=True, array_like=True):
-    """One sequence in a sampled round. `stream`: its id with this worker. `prefill`: its prompt was read. `rows`: its
-    own of the forward; `drafted` and `accepted`: draft tokens; `committed`: tokens that became output."""
+    """One sequence in a sampled round."""
 
     trace: TraceContext
     stream: str
+    """Its id with this worker."""
     prefill: bool
+    """Its prompt was read."""
     rows: int
+    """Its own of the forward."""
     drafted: int
     accepted: int
     committed: int
+    """Tokens that became output."""
     drafter: str = ""
 
 
 class RoundTrace(msgspec.Struct, frozen=True, array_like=True):
-    """The times of a sampled round. `number`: of the worker's rounds, from 0. `pid`: the worker's. `ended_s`: seconds
-    since 1970 by the worker's clock. The times in ms follow each other: until drafts were asked for, drafting, and the
-    target's forward with all behind it. `sequences`: those of requests that are traced."""
+    """The times of a sampled round."""
 
     number: int
+    """Of the worker's rounds, from 0."""
     pid: int
     ended_s: float
+    """Seconds since 1970 by the worker's clock."""
     schedule_ms: float
+    """Until drafts were asked for. The next two follow."""
     draft_ms: float
     verify_ms: float
+    """The target's forward with all behind it."""
     sequences: list[SequenceTrace]
+    """Those of requests that are traced."""
 
 
 class ResumedStream(NamedTuple):
-    """A traced stream of which a replica has committed something again. `stream`: the request's id. `why`: "lost" (its
-    worker was), "not_finite" (its logits were no numbers) or "moved". It left the replica `left` and is on `at` now,
-    where it was sent as the `attempt`th; it stood still for `pause_ms`."""
+    """A traced stream of which a replica has committed something again."""
 
     trace: TraceContext
     stream: str
+    """The request's id."""
     why: str
+    """"lost" (its worker was), "not_finite" (its logits were no numbers) or "moved"."""
     left: str
+    """The replica that it was on."""
     at: str
+    """The replica that it is on."""
     attempt: int
+    """It was sent there as the so-manieth."""
     pause_ms: float
+    """How long it stood still."""

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from adapters.tokenizer import load_tokenizer
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.engine import build_loop

@@ -9,7 +9,8 @@ from typing import Literal
 
 from device_profiles.units import MS_PER_S
 from orchestrator.errors import OutriderError
-from orchestrator.protocol.messages import RequestStats, RoundReport, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import RequestStats, RoundReport
 from orchestrator.worker.engine.loop import DecodeLoop
 
 Mode = Literal["plain", "spec", "control"]

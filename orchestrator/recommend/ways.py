@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.record import ModeRun, measure_decoding
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.engine import build_loop

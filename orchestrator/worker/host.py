@@ -18,9 +18,10 @@ from typing import Any, cast
 
 from orchestrator.errors import WorkerStartFailed
 from orchestrator.machine.cores import pin_to_cores
+from orchestrator.protocol.commands import Command
 from orchestrator.protocol.contract import Engine, Step
+from orchestrator.protocol.events import Event, Failed
 from orchestrator.protocol.frames import decode_commands, encode
-from orchestrator.protocol.messages import Command, Event, Failed
 from orchestrator.worker.pulse import STARTING, PulseEmitter
 
 THREAD_DIED = 3

@@ -1,7 +1,7 @@
 """The process of a local worker: frames travel over a socket, never over stdout, because native libraries print there.
 
-It begins with an inherited socket to the daemon. Where it has a door, it outlives that daemon: it stops decoding, keeps
-its model loaded, and waits a while for the next daemon to knock. Without a door it ends with its daemon.
+It begins with an inherited socket to the daemon. Where it listens for the next one, it outlives that daemon: it stops
+decoding, keeps its model loaded, and waits a while for the next daemon to knock. Else it ends with its daemon.
 """
 
 from __future__ import annotations
@@ -23,22 +23,13 @@ import msgspec
 from adapters.framing import add_header, receive_frames
 from adapters.parent_process import end_with_parent
 from orchestrator.protocol.adoption import ORPHAN_GRACE_S, Adoption
+from orchestrator.protocol.commands import Cancel, Command, Stop, Submit
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DraftReady
+from orchestrator.protocol.events import Event, MovedOut, Progress, Refused
 from orchestrator.protocol.frames import decode_commands, encode
-from orchestrator.protocol.messages import (
-    Cancel,
-    Command,
-    Event,
-    Gauges,
-    MovedOut,
-    Progress,
-    Refused,
-    RoundReport,
-    Stop,
-    Submit,
-)
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Gauges, RoundReport
 from orchestrator.worker.host import EngineHost, die_before_the_daemon, end_process_with_its_threads
 
 _FLUSH_S = 2.0
@@ -126,12 +117,12 @@ class DaemonChannel:
             with suppress(OSError):
                 link.shutdown(socket.SHUT_RD)
 
-    def run_commands(self, link: socket.socket, door: socket.socket | None, digest: str, wait_s: float) -> None:
+    def run_commands(self, link: socket.socket, listening: socket.socket | None, digest: str, wait_s: float) -> None:
         """Feed the engine; when there is no daemon any more, end this process, whatever the engine is doing."""
         self._obey_daemon(link)
-        while door is not None:
+        while listening is not None:
             self._become_orphan()
-            adopted = _await_daemon(door, digest, wait_s)
+            adopted = _await_daemon(listening, digest, wait_s)
             if adopted is None:
                 break
             link, wait_s = adopted
@@ -173,13 +164,13 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the daemon's: it stops its workers in order
     parser = argparse.ArgumentParser(prog="python -m orchestrator.worker.local_host", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="an inherited socket to the daemon")
-    parser.add_argument("--door", type=int, help="an inherited socket that listens for the next daemon")
-    parser.add_argument("--digest", default="", help="who may come through the door: whoever wants this worker")
-    parser.add_argument("--wait-s", type=float, default=0.0, help="how long to wait at the door without a daemon")
+    parser.add_argument("--listen-fd", type=int, help="an inherited socket that listens for the next daemon")
+    parser.add_argument("--digest", default="", help="who may take over: whoever wants this worker")
+    parser.add_argument("--wait-s", type=float, default=0.0, help="how long to wait without a daemon")
     given = parser.parse_args()
     link = socket.socket(fileno=given.fd)
-    door = None if given.door is None else socket.socket(fileno=given.door)
-    if door is None:
+    listening = None if given.listen_fd is None else socket.socket(fileno=given.listen_fd)
+    if listening is None:
         end_with_parent()
     first = next(receive_frames(link), None)
     if first is None:
@@ -189,7 +180,7 @@ def main() -> int:
     end_process_with_its_threads()
     die_before_the_daemon()
     channel = DaemonChannel(host, link)
-    reading = (link, door, given.digest, given.wait_s)
+    reading = (link, listening, given.digest, given.wait_s)
     threading.Thread(target=channel.run_commands, args=reading, name="commands", daemon=True).start()
     sender = threading.Thread(target=channel.run_events, name="events", daemon=True)
     sender.start()
@@ -199,14 +190,14 @@ def main() -> int:
     return code
 
 
-def _await_daemon(door: socket.socket, digest: str, wait_s: float) -> tuple[socket.socket, float] | None:
+def _await_daemon(listening: socket.socket, digest: str, wait_s: float) -> tuple[socket.socket, float] | None:
     """Return the link to the next daemon that wants this worker, and how long to wait for the one behind it; None when
     none has come in time."""
     end_s = time.monotonic() + wait_s
     while (left_s := end_s - time.monotonic()) > 0.0:
-        door.settimeout(left_s)
+        listening.settimeout(left_s)
         try:
-            link, _ = door.accept()
+            link, _ = listening.accept()
         except OSError:
             continue
         try:

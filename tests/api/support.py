@@ -26,8 +26,9 @@ from orchestrator.daemon.control.step import State
 from orchestrator.daemon.journal.book import AnswerBook
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Delta, Gauges, RequestStats, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Delta, Gauges, RequestStats
 from policies.serving.failover.health import Held, PartKind
 from policies.serving.overrides import EffectiveBound, Override
 from tests.support.drafters import FINGERPRINT

@@ -10,7 +10,7 @@ from orchestrator.daemon.api.acceptance import AcceptanceBounds
 from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.control.port import Totals
-from orchestrator.protocol.messages import Gauges
+from orchestrator.protocol.rounds import Gauges
 from tests.api.support import READY, ScriptedControl
 from tests.support.ready import change_ready
 

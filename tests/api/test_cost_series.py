@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from orchestrator.cli.status_lines import plan_line
 from orchestrator.cli.status import cost_line
+from orchestrator.cli.status_lines import plan_line
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.metrics.cost_series import WINDOW_S, HourlyPrice
 from orchestrator.daemon.control.port import PlanView, StateView
-from orchestrator.protocol.messages import Delta, RoundReport
+from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.api.support import HandClock, ScriptedControl
 from tests.api.test_metrics import value
 

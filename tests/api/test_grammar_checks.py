@@ -16,7 +16,7 @@ from orchestrator.daemon.api.chat_messages import Message
 from orchestrator.daemon.api.grammar_checks import GrammarChecks
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Grammar
+from orchestrator.protocol.commands import Grammar
 from tests.api.support import HandClock
 from tests.api.test_untrusted_schemas import Templated
 from tests.support.untrusted import DEADLY

@@ -19,7 +19,8 @@ from orchestrator.clock import SystemClock
 from orchestrator.daemon.api.event_stream import COMMENT, KeepAlive
 from orchestrator.daemon.journal.book import AnswerBook, BookLimits
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Delta, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta
 from policies.serving.overrides import EffectiveBound, Scope
 from tests.api.support import ScriptedControl, app_over, client_of, serving
 

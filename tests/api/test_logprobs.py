@@ -20,7 +20,8 @@ from orchestrator.daemon.api.question import AnswerHead
 from orchestrator.daemon.api.responses import Envelope
 from orchestrator.daemon.api.streaming import Answer, Choice, Piece, TextAssembler
 from orchestrator.daemon.api.wire import StreamOptions
-from orchestrator.protocol.messages import Delta, TokenScore
+from orchestrator.protocol.rounds import Delta
+from policies.sampling.logprobs import TokenScore
 from tests.api.support import ScriptedControl
 
 TOKENIZER = Tokenizer.bytes_only()

@@ -16,7 +16,7 @@ from orchestrator.daemon.control.port import DraftView
 from orchestrator.errors import RequestError
 from orchestrator.protocol.draft_messages import DrafterState, DraftReady, RemoteState
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.messages import AcceptanceWarning, Delta, Gauges, RequestStats, RoundReport
+from orchestrator.protocol.rounds import AcceptanceWarning, Delta, Gauges, RequestStats, RoundReport
 from policies.serving.acceptance_alarm import Cause
 from tests.api.support import READY, HandClock, ScriptedControl, app_over, serving
 from tests.support.ready import change_ready

@@ -8,8 +8,9 @@ from pathlib import Path
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.control.port import ReplicaView, StateView, Totals
-from orchestrator.protocol.messages import Delta, Gauges, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Delta, Gauges
 from tests.api.support import READY
 
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"

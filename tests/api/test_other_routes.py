@@ -13,7 +13,7 @@ import pytest
 from orchestrator.daemon.api.fingerprint import system_fingerprint
 from orchestrator.daemon.api.liveness import Liveness
 from orchestrator.daemon.control.port import StateView
-from orchestrator.protocol.messages import Delta, RoundReport
+from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.api.support import CONTEXT_TOKENS, READY, TOKENIZER, HandClock, ScriptedControl, app_over, client_of, serving
 from tests.support.ready import change_ready
 

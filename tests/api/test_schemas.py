@@ -23,7 +23,7 @@ from adapters.grammar import GrammarCompiler
 from orchestrator.daemon.api.schemas.patterns import _PLAIN, looks_around
 from orchestrator.daemon.api.schemas.prepare import FORMATS, prepare_schema
 from orchestrator.daemon.api.schemas.walk import SchemaRefused
-from orchestrator.protocol.messages import Grammar
+from orchestrator.protocol.commands import Grammar
 from tests.api.support import TOKENIZER
 
 WRITTEN = pathlib.Path(__file__).parent / "schemas"

@@ -182,7 +182,8 @@ async def test_a_stream_of_several_prompts_goes_on_behind_an_event():
 
 def test_memory_of_kept_answers_counts_each_prompt(tmp_path: Path):
     from orchestrator.daemon.journal.book import KeptAnswer, KeptChoice
-    from orchestrator.protocol.messages import Sampling, Submit
+    from orchestrator.protocol.commands import Submit
+    from policies.sampling import Sampling
 
     def submit(prompt: list[int]) -> KeptChoice:
         return KeptChoice(Submit("x", prompt, 1, Sampling(), []))
@@ -202,7 +203,7 @@ class ScoredControl(ScriptedControl):
     async def generate(self, submit: Any) -> Any:
         import msgspec
 
-        from orchestrator.protocol.messages import TokenScore
+        from policies.sampling.logprobs import TokenScore
 
         async for delta in super().generate(submit):
             prompt = [TokenScore(-1.0, ())] * (len(submit.prompt) - 1) if submit.prompt_logprobs else None

@@ -17,7 +17,7 @@ from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.metrics.slo_series import WINDOW_S, ServedRequest, check_objectives
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Gauges, SloState
+from orchestrator.protocol.rounds import Gauges, SloState
 from policies.serving.slo import Objective, Objectives
 from tests.api.support import HandClock, ScriptedControl, app_over, client_of
 from tests.api.test_metrics import value

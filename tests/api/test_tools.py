@@ -13,7 +13,7 @@ import pytest
 from adapters.chat_template import ChatTemplate
 from adapters.grammar import GrammarCompiler
 from adapters.tokenizer import Tokenizer
-from orchestrator.protocol.messages import Grammar
+from orchestrator.protocol.commands import Grammar
 from tests.api.support import EOS, READY, TOKENIZER, ScriptedControl, app_over, client_of
 from tests.support.daemon import Daemon, configuration, running
 from tests.support.ready import change_ready

@@ -15,7 +15,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.bootstrap.reload import FileStanding
 from orchestrator.errors import ConfigError
 from orchestrator.planning.proposal import build_request_from_config
-from orchestrator.protocol.load_options import draft_specs, engine_options
+from orchestrator.planning.worker_options import draft_specs, engine_options
 from tests.support.tiny_llama_files import RECURRENT, write_llama_file
 
 DRAFTS = (

@@ -18,7 +18,9 @@ from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.launch.local import LocalCluster
-from orchestrator.protocol.messages import Delta, Progress, RoundReport, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.events import Progress
+from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.support import engines
 
 PROMPT = [1, 2, 3]

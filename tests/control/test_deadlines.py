@@ -9,7 +9,8 @@ import pytest
 
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import DEADLINE, Delta, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import DEADLINE, Delta
 from tests.control.test_controller import LIMITS, PROMPT, decode, running
 from tests.support import engines
 

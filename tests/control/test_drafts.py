@@ -18,7 +18,8 @@ from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.port import DraftView
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.launch.local import LocalCluster
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
+from policies.sampling import Sampling
 from tests.support import drafted, drafters
 from tests.support.loops import decode as decode_here
 from tests.support.loops import loop_over, toy

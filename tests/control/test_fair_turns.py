@@ -7,7 +7,8 @@ from contextlib import aclosing
 
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.streams.admission import ControlLimits
-from orchestrator.protocol.messages import RequestStats, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import RequestStats
 from policies.serving.overrides import Scope
 from tests.control.test_controller import running, until
 

@@ -19,8 +19,9 @@ from orchestrator.daemon.control.routing.affinity import PrefixHolders, SeenPref
 from orchestrator.daemon.control.routing.router import Router, choose_route, format_route
 from orchestrator.daemon.control.step import step
 from orchestrator.daemon.control.streams.streams import Stream
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Gauges, RoundReport, Submit
+from orchestrator.protocol.rounds import Gauges, RoundReport
 from policies.serving.narrowing import IDLE_KINDS, KINDS, PER_KIND, PRICED_ALL
 from policies.serving.replica_load import (
     PairPaces,

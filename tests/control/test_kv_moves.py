@@ -23,7 +23,8 @@ from orchestrator.daemon.control.port import KvMoveTotals
 from orchestrator.daemon.control.state import READY as READY_PHASE
 from orchestrator.daemon.control.state import RESTARTING
 from orchestrator.daemon.control.streams.kv_moves import PLACE_PATIENCE_S
-from orchestrator.protocol.messages import KvPages, MovedIn, MovedOut, SharedMemory, Submit
+from orchestrator.protocol.commands import KvPages, SharedMemory, Submit
+from orchestrator.protocol.events import MovedIn, MovedOut
 from tests.api.support import READY
 from tests.control.test_step import INDEXES, MAX_TOKENS, ControlMachine, World, serve, spec
 from tests.support.ready import change_ready

@@ -21,9 +21,10 @@ from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.port import KvMoveTotals
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.commands import SharedMemory, Submit
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Sampling, SharedMemory, Submit
 from orchestrator.protocol.shared_memory import SharedMemoryFailed, open_memory, write_all
+from policies.sampling import Sampling
 from tests.control.test_controller import at_once, until
 from tests.support import moving
 from tests.support.daemon import configuration

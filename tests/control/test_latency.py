@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.daemon.control.routing.latency import RecentLatency, Running
-from orchestrator.protocol.messages import RequestStats
+from orchestrator.protocol.rounds import RequestStats
 
 
 def test_streams_that_end_at_once_are_no_reason_to_ask_again_at_once() -> None:

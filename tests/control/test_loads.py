@@ -16,9 +16,10 @@ from orchestrator.daemon.control.routing.loads import STALE_S, LoadBoard, name_d
 from orchestrator.daemon.control.routing.routes import RouteBook
 from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.step import step
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Delta, Gauges, RoundReport, Submit
+from orchestrator.protocol.rounds import Delta, Gauges, RoundReport
 from policies.serving.replica_load import PairPaces, SeenRound
 from policies.serving.routing import ReplicaState, RoutedRequest, route
 from tests.control.test_step import World, open_stream, spec

@@ -20,8 +20,8 @@ from orchestrator.daemon.control.events import (
 from orchestrator.daemon.control.step import State, step
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import AttachDraft, DrafterState, DraftReady
+from orchestrator.protocol.events import Event
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.messages import Event
 from tests.api.support import READY
 from tests.support.ready import change_ready
 
@@ -56,7 +56,7 @@ class Cluster:
                 self.post(WorkerSaid(number, self.make_ready(number, spec)))
             case Send(worker, AttachDraft() as attach):
                 self.told += 1
-                self.doors[worker] = attach.door.addresses[0]
+                self.doors[worker] = attach.endpoint.addresses[0]
             case WakeAfter():
                 self.wakes_s.append(self.now_s + action.after_s)
             case _:

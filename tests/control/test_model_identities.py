@@ -25,9 +25,11 @@ from orchestrator.daemon.control.replicas.model_identities import ModelIdentitie
 from orchestrator.daemon.control.state import FAILED
 from orchestrator.daemon.control.step import State, step
 from orchestrator.launch.code_version import digest_worker
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Delta, Failed, RoundReport, Submit
+from orchestrator.protocol.events import Failed
 from orchestrator.protocol.model_pins import drop_identities, list_pinned, pin_spec
+from orchestrator.protocol.rounds import Delta, RoundReport
 from policies.serving.failover.standby import NO_RULES
 from tests.api.support import READY
 from tests.support.ready import change_ready

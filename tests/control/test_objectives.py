@@ -13,7 +13,8 @@ from orchestrator.daemon.control.state import TargetState, effective_places, who
 from orchestrator.daemon.control.streams.admission import ControlLimits, refuse_or_pass
 from orchestrator.daemon.control.streams.streams import Streams
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Delta, Gauges, RequestStats, SloState, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta, Gauges, RequestStats, SloState
 from policies.serving.slo import Objective
 from tests.api.support import READY
 

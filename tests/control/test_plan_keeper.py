@@ -23,7 +23,7 @@ from orchestrator.planning.correction import Corrections, Key, apply_health, app
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanProposal, PlanRequest, build_proposal, propose_here
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Delta, RequestStats, RoundReport
+from orchestrator.protocol.rounds import Delta, RequestStats, RoundReport
 from policies.serving.drift import FIRST_PAUSE_S, PATIENCE
 from tests.support.profiles import store_simulated_profiles
 

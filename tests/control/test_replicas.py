@@ -19,8 +19,8 @@ from orchestrator.daemon.control.port import ReplicaView
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import RequestError, WorkerError
 from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Submit
 from tests.control.test_controller import PROMPT, at_once, decode, refusal, until, workers
 from tests.support import engines
 

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.daemon.control.routing import router
 from orchestrator.daemon.control.streams.streams import Streams
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from policies.serving.routing import RoutedRequest
 
 

@@ -11,7 +11,7 @@ from orchestrator.daemon.control.actions import Notify
 from orchestrator.daemon.control.events import ClusterOpened, WorkerSaid, WorkersChosen
 from orchestrator.daemon.control.stage_log import StageLog
 from orchestrator.daemon.control.step import step
-from orchestrator.protocol.messages import Progress, StillWorking
+from orchestrator.protocol.events import Progress, StillWorking
 from policies.serving.failover.watchdog import Pulse
 from tests.control.test_step import World, spec
 

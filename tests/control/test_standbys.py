@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.daemon.control.events import ClusterOpened, PartHeld, StandbySpec, Woke, WorkerSaid, WorkersChosen
 from orchestrator.daemon.control.health.health import Part
-from orchestrator.protocol.messages import Failed, FailureKind
+from orchestrator.protocol.events import Failed, FailureKind
 from policies.serving.failover.health import Health
 from policies.serving.failover.standby import FailoverRules, OtherBits, Readiness
 from tests.control.test_step import MAX_TOKENS, World, open_stream, spec

@@ -18,8 +18,9 @@ from orchestrator.daemon.control.events import (
 )
 from orchestrator.daemon.control.health.health import Part
 from orchestrator.daemon.control.streams.request_history import RequestHistories, RequestHistory, belongs_to
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import ChooseDrafters
-from orchestrator.protocol.messages import Delta, RequestStats, Submit
+from orchestrator.protocol.rounds import Delta, RequestStats
 from policies.serving.failover.health import Health
 from tests.control.test_standbys import COLD, serve, stand_by
 from tests.control.test_step import open_stream, spec

@@ -53,19 +53,10 @@ from orchestrator.daemon.control.state import READY as READY_PHASE
 from orchestrator.daemon.control.step import State, step
 from orchestrator.daemon.control.streams.streams import Stream
 from orchestrator.errors import RequestError
+from orchestrator.protocol.commands import Cancel, Submit
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import (
-    Cancel,
-    Delta,
-    Failed,
-    FailureKind,
-    Finished,
-    Gauges,
-    Progress,
-    Refused,
-    RoundReport,
-    Submit,
-)
+from orchestrator.protocol.events import Failed, FailureKind, Finished, Progress, Refused
+from orchestrator.protocol.rounds import Delta, Gauges, RoundReport
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from policies.serving.failover.health import LONGEST_OPEN_S, Health
 from policies.serving.failover.standby import FailoverRules, OtherBits, Readiness

@@ -7,7 +7,9 @@ import pytest
 from orchestrator.daemon.control.port import Totals
 from orchestrator.daemon.control.state import TargetState, fold_round
 from orchestrator.daemon.control.streams.streams import Stream, Streams
-from orchestrator.protocol.messages import Delta, Progress, RequestStats, RoundReport, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.events import Progress
+from orchestrator.protocol.rounds import Delta, RequestStats, RoundReport
 
 
 def open_streams(count: int) -> tuple[Streams, list[Stream]]:

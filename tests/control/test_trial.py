@@ -13,8 +13,10 @@ from orchestrator.clock import SystemClock
 from orchestrator.daemon.control.port import DraftView, StateView, Totals
 from orchestrator.daemon.control.rollout.canary import CanaryTerms, CanaryTrial
 from orchestrator.daemon.control.rollout.canary_file import TrialFile
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Delta, Gauges, Sampling, Submit
+from orchestrator.protocol.rounds import Delta, Gauges
+from policies.sampling import Sampling
 from policies.serving.canary import PromotionRule
 
 RULE = PromotionRule(least_requests=5, most_requests=40)
@@ -54,19 +56,19 @@ def request(number: int, **fields: Any) -> Submit:
 
 
 def serve(found: CanaryTrial, numbers: range, *, canary_ms: float, control_ms: float = 10.0) -> list[str]:
-    """Serve requests of the ids; returns the lane of each."""
-    lanes = []
+    """Serve requests of the ids; returns the variant of each."""
+    variants = []
     for number in numbers:
         submit, entry = found.assign_variant(request(number))
-        lanes.append(submit.lane)
-        tpot_ms = (canary_ms if submit.lane == "canary" else control_ms) + 0.01 * (number % 3)
+        variants.append(submit.variant)
+        tpot_ms = (canary_ms if submit.variant == "canary" else control_ms) + 0.01 * (number % 3)
         found.end_entry(entry, ttft_ms=50.0 + number % 5, tpot_ms=tpot_ms, acceptance=0.5)
-    return lanes
+    return variants
 
 
 def test_a_faster_canary_is_promoted_and_every_new_request_gets_it(tmp_path):
     found = trial(tmp_path)
-    lanes = serve(found, range(60), canary_ms=6.0)
+    variants = serve(found, range(60), canary_ms=6.0)
     view = found.view()
     assert (view.phase, view.effective_share) == ("promoted", 1.0)
     assert view.decision is not None
@@ -75,10 +77,10 @@ def test_a_faster_canary_is_promoted_and_every_new_request_gets_it(tmp_path):
     assert -4.1 < view.decision.low < -3.9
     assert "against 10.01 ms of the others, after " in view.decision.reason
     assert min(arm.ttft_ms.seen for arm in view.arms.values()) == RULE.least_requests
-    first = next(at for at in range(60) if set(lanes[at:]) == {"canary"})
-    assert set(lanes[:first]) == {"canary", "control"}
+    first = next(at for at in range(60) if set(variants[at:]) == {"canary"})
+    assert set(variants[:first]) == {"canary", "control"}
     submit, _ = found.assign_variant(request(1, depth=3, sampling=Sampling(acceptance="rejection", temperature=1.0)))
-    assert submit.lane == "canary", "it is everybody's now"
+    assert submit.variant == "canary", "it is everybody's now"
 
 
 def test_a_slower_canary_is_rolled_back_and_its_figures_stay(tmp_path):
@@ -86,7 +88,7 @@ def test_a_slower_canary_is_rolled_back_and_its_figures_stay(tmp_path):
     serve(found, range(60), canary_ms=14.0)
     view = found.view()
     assert (view.phase, view.effective_share) == ("rolled_back", 0.0)
-    assert {found.assign_variant(request(number))[0].lane for number in range(100, 150)} == {"control"}
+    assert {found.assign_variant(request(number))[0].variant for number in range(100, 150)} == {"control"}
     serve(found, range(60, 90), canary_ms=1.0)
     assert found.view().arms == view.arms
 
@@ -119,7 +121,7 @@ def test_requests_that_are_no_evidence_take_no_part(tmp_path):
     for number in range(40):
         for fields in own:
             submit, entry = found.assign_variant(request(number, **fields), names_rule="sampling" in fields)
-            assert submit.lane == "control"
+            assert submit.variant == "control"
             found.end_entry(entry, ttft_ms=1.0, tpot_ms=1.0, acceptance=None)
     assert sum(arm.ttft_ms.seen for arm in found.view().arms.values()) == 0
     _, entry = found.assign_variant(request(0))
@@ -137,10 +139,10 @@ def test_an_acceptance_rule_is_tried_by_those_who_name_none_and_held_to_its_agre
     rules: dict[str, set[str]] = {}
     for number in range(60):
         submit, entry = found.assign_variant(request(number, sampling=Sampling(temperature=1.0)))
-        rules.setdefault(submit.lane, set()).add(submit.sampling.acceptance)
+        rules.setdefault(submit.variant, set()).add(submit.sampling.acceptance)
         named, _ = found.assign_variant(request(number, sampling=Sampling(temperature=1.0)), names_rule=True)
-        assert (named.lane, named.sampling.acceptance) == ("control", "coupled"), "it says what it wants"
-        lost = submit.lane == "canary"
+        assert (named.variant, named.sampling.acceptance) == ("control", "coupled"), "it says what it wants"
+        lost = submit.variant == "canary"
         tpot_ms = (6.0 if lost else 10.0) + 0.01 * (number % 3)
         agreement = 0.8 + 0.001 * (number % 3) if lost else 1.0
         found.end_entry(entry, ttft_ms=50.0, tpot_ms=tpot_ms, acceptance=0.5, agreement=agreement)
@@ -183,11 +185,11 @@ def test_nothing_counts_before_draft_workers_were_ready_and_one_that_is_given_up
 
 def test_a_daemon_that_starts_again_goes_on_and_a_restart_forgets(tmp_path):
     first = trial(tmp_path, by_rule=False)
-    lanes = serve(first, range(30), canary_ms=8.0)
+    variants = serve(first, range(30), canary_ms=8.0)
     first.save()
     again = trial(tmp_path, by_rule=False)
     assert again.view() == first.view()
-    assert [again.assign_variant(request(number))[0].lane for number in range(30)] == lanes
+    assert [again.assign_variant(request(number))[0].variant for number in range(30)] == variants
     again.promote()
     kept = trial(tmp_path, by_rule=False)
     assert kept.view().phase == "promoted"
@@ -195,9 +197,9 @@ def test_a_daemon_that_starts_again_goes_on_and_a_restart_forgets(tmp_path):
     kept.restart()
     kept.end_entry(entry, ttft_ms=1.0, tpot_ms=1.0, acceptance=None)
     view = kept.view()
-    assert (view.phase, view.decision, submit.lane) == ("trial", None, "canary")
+    assert (view.phase, view.decision, submit.variant) == ("trial", None, "canary")
     assert sum(arm.ttft_ms.seen for arm in view.arms.values()) == 0, "what began in another trial is not counted"
-    assert [kept.assign_variant(request(number))[0].lane for number in range(30)] != lanes, "drawn anew"
+    assert [kept.assign_variant(request(number))[0].variant for number in range(30)] != variants, "drawn anew"
 
 
 @pytest.mark.parametrize("kept", [b"", b"{", b'{"phase": 3}', b"\xff"])

@@ -13,9 +13,10 @@ from orchestrator.daemon.control.control_state import State
 from orchestrator.daemon.control.events import ClusterOpened, StreamOpened, WorkerSaid, WorkersChosen, WorkerStarted
 from orchestrator.daemon.control.routing.affinity import block_keys
 from orchestrator.daemon.control.step import step
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Gauges, RoundReport, Submit
 from orchestrator.protocol.ready import ExpectedRounds, Ready
+from orchestrator.protocol.rounds import Gauges, RoundReport
 from policies.serving.narrowing import PRICED_ALL
 from tests.api.support import READY
 from tests.control.test_step import spec

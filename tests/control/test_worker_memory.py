@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from orchestrator.daemon.control.actions import StartWorker
 from orchestrator.daemon.control.replicas.worker_life import Loss, WorkerLife, WorkerLives
 from orchestrator.protocol.contract import MEMORY_SHARE, WorkerSpec
-from orchestrator.protocol.messages import Failed
+from orchestrator.protocol.events import Failed
 from policies.models.kv_shares import SHARES
 from policies.serving.failover.blame import LOSS_KINDS, LossKind
 from tests.api.support import READY

@@ -30,8 +30,10 @@ from orchestrator.daemon.bootstrap.target_life import DaemonGround, TargetLife
 from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import DaemonError, WorkerError, WorkerLost
+from orchestrator.protocol.commands import Command, Retune, Submit
 from orchestrator.protocol.contract import Worker, WorkerSpec
-from orchestrator.protocol.messages import Command, Delta, Event, Failed, Progress, Retune, Retuned, RoundReport, Submit
+from orchestrator.protocol.events import Event, Failed, Progress, Retuned
+from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.api.support import READY
 from tests.support.config import parse_config
 

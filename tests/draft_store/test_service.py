@@ -14,7 +14,7 @@ from orchestrator.daemon.draft_store.codec import MAX_ENTRY_TOKENS, DamagedValue
 from orchestrator.daemon.draft_store.port import Entry, StoreFailed
 from orchestrator.daemon.draft_store.service import LEAST_TOKENS, MOST_TOKENS, DraftStoreService, StoreTerms
 from orchestrator.daemon.draft_store.sketch import SKETCH_BLOCKS, count_least_shared, sketch_prompt
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.packed_tokens import unpack_tokens
 from tests.api.support import READY
 from tests.support.ready import change_ready

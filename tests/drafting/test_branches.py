@@ -16,7 +16,6 @@ from adapters.simulated.model import ToyModel
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
-from orchestrator.protocol.messages import Sampling
 from orchestrator.worker.draft_server.shared import DraftSession, SharedDrafter
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.port import Ask, Draft
@@ -34,6 +33,7 @@ from orchestrator.worker.drafting.protocol import (
     WireDraft,
 )
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter
+from policies.sampling import Sampling
 from tests.drafting.test_draft_cache import fresh, read_cache
 from tests.drafting.test_lookahead import Clock
 from tests.drafting.test_remote import REQUESTS, remote, remote_of, until

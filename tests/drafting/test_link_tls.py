@@ -14,7 +14,6 @@ import pytest
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost, knock
 from orchestrator.protocol.links.tls import LinkCertificate, encrypt_link
-from orchestrator.protocol.messages import Sampling
 from orchestrator.worker.drafting.protocol import (
     VERSION,
     Begin,
@@ -25,6 +24,7 @@ from orchestrator.worker.drafting.protocol import (
     Update,
     WireDraft,
 )
+from policies.sampling import Sampling
 
 HOST = "127.0.0.1"
 KEPT_WORD = "a-key-that-can-be-searched-for"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from orchestrator.protocol.messages import Sampling
 from orchestrator.worker.draft_server.lookahead import Branch, LookaheadSequence
 from orchestrator.worker.draft_server.shared import DraftSession, SharedDrafter
 from orchestrator.worker.drafting.port import Ask, Draft, Outcome
 from orchestrator.worker.drafting.protocol import Begin, End, Extend, Update
+from policies.sampling import Sampling
 from tests.support.drafters import KnowingDrafter
 
 TEXT = list(range(1, 60))

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from orchestrator.clock import SystemClock
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState, DraftLink, RemoteState
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
-from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.worker.drafting.port import Ask, Draft
 from orchestrator.worker.drafting.protocol import VERSION, DraftRequest, DraftResponse, Link, Welcome, WireDraft
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.drafting.sparse_rows import SparseRow, pack_proposal
-from policies.sampling import DraftDistribution
+from policies.sampling import DraftDistribution, Sampling
 from tests.support.drafters import FINGERPRINT, VOCABULARY, KnowingDrafter, in_a_thread, texts_of
 from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import decode, loop_over, toy

@@ -12,13 +12,15 @@ from itertools import chain, repeat
 import msgspec
 import pytest
 
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import GREETING_S, LinkLost, host_id, knock
-from orchestrator.protocol.messages import RoundReport, Sampling, Submit
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.worker.drafting.port import Ask
 from orchestrator.worker.drafting.protocol import VERSION, Begin, DraftRequest, Extend, Hello, Link, Update, Welcome
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter
+from policies.sampling import Sampling
 from tests.drafting.test_remote import expected as expected
 from tests.drafting.test_remote import remote, remote_of, requests, until
 from tests.drafting.test_remote import texts as texts

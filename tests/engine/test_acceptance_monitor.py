@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.protocol.messages import AcceptanceWarning, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import AcceptanceWarning
 from orchestrator.worker.drafting.port import Ask, Draft
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from policies.sampling import Sampling

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.drafting.port import Ask
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.drafting.variants import VariantDrafter
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
+from policies.sampling import Sampling
 from tests.support.drafters import KnowingDrafter
 from tests.support.loops import alone, decode, loop_over, requests, suffix, toy
 
@@ -32,12 +33,14 @@ ARMS = SpeculationVariants(VariantDepth(8), {"canary": VariantDepth(4, fixed=Tru
     ],
 )
 def test_an_arm_bounds_what_requests_ask_for_and_fixes_what_they_leave_open(lane, depth, most, served):
-    found = ARMS.apply_variant(Submit("r", [1], 9, depth=depth, most_depth=most, lane=lane))
+    found = ARMS.apply_variant(Submit("r", [1], 9, depth=depth, most_depth=most, variant=lane))
     assert (found.depth, found.most_depth) == served
 
 
 def test_both_arms_give_the_targets_tokens_and_each_is_drafted_for_by_its_own():
-    asked = [msgspec.structs.replace(one, lane="canary" if at % 3 else "control") for at, one in enumerate(requests(8))]
+    asked = [
+        msgspec.structs.replace(one, variant="canary" if at % 3 else "control") for at, one in enumerate(requests(8))
+    ]
     expected = alone(asked)
     own = SuffixDrafter(max_match=2, memory_bytes=1 << 20, clock=SystemClock(), name="canary-suffix")
     lanes = VariantDrafter(suffix(), {"canary": own})
@@ -50,7 +53,7 @@ def test_both_arms_give_the_targets_tokens_and_each_is_drafted_for_by_its_own():
     states = {state.name: state for state in loop.gauges(0).drafters}
     assert list(states) == ["suffix", "canary-suffix"]
     assert min(state.drafted for state in states.values()) > 0
-    fixed = {one.request_id for one in asked if one.lane == "canary"}
+    fixed = {one.request_id for one in asked if one.variant == "canary"}
     deltas = [delta for done in rounds for delta in done.deltas if delta.request_id in fixed]
     assert all(len(delta.tokens) <= 3 + 1 for delta in deltas)
 

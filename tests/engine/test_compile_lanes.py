@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.protocol.messages import Grammar, Refused, Submit
+from orchestrator.protocol.commands import Grammar, Submit
+from orchestrator.protocol.events import Refused
 from orchestrator.side_lane import MOST_LEFT, SideLane
 from orchestrator.worker.engine.compile_lanes import LARGE_BYTES, CompileLanes
 

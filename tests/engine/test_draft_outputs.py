@@ -14,11 +14,12 @@ from adapters.model_store import ModelStore
 from orchestrator.clock import SystemClock
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError
+from orchestrator.planning.worker_options import engine_options
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.load_options import engine_options
-from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.loading.models import load_target
+from policies.sampling import Sampling
 from tests.support import tiny_models
 from tests.support.loops import decode, loop_over
 

@@ -9,8 +9,9 @@ import msgspec
 from orchestrator.cli.explain import describe_leaving, describe_unasked
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.control.streams.request_history import RequestHistory
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Delta, DrafterShare, RequestStats, Submit
+from orchestrator.protocol.rounds import Delta, DrafterShare, RequestStats
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.prediction import PredictionDrafter

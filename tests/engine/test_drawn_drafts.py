@@ -17,14 +17,14 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
+from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Grammar, Sampling, Submit
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.guard import FailedDrafter
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.port import Draft, Drafter
 from orchestrator.worker.engine.loop import DecodeLoop
-from policies.sampling import DraftDistribution, ToleranceGoal, distribution
+from policies.sampling import DraftDistribution, Sampling, ToleranceGoal, distribution
 from tests.support.loops import decode, grammars_over, loop_over, suffix, toy
 
 STATE = DrafterState("model", "model", adapter="simulated", device="SIM")

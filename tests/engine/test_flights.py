@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from adapters.contract import DeviceLost
 from adapters.pipeline import PipelineModel
-from orchestrator.protocol.messages import Grammar, Refused, Sampling, Submit
+from orchestrator.protocol.commands import Grammar, Submit
+from orchestrator.protocol.events import Refused
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.variants import VariantDrafter
 from orchestrator.worker.engine.flights import Flights
 from orchestrator.worker.engine.loop import LoopTuning
+from policies.sampling import Sampling
 from policies.serving.slo import NO_OBJECTIVES
 from tests.support.flights import cut_toy, flights_over
 from tests.support.loops import END, GOAL, alone, loop_over, requests, suffix, toy
@@ -217,9 +219,9 @@ def test_requests_that_are_left_in_one_flight_are_shared_out_and_keep_their_vari
     own = [suffix(), suffix()]
     drafters = [VariantDrafter(ChainDrafter([]), {"canary": ChainDrafter([one])}, joined) for one in own]
     loop = flights_over(model, drafters, running=4)
-    loop.joins = lambda request: drafters[0].join(request.request_id, request.lane)
+    loop.joins = lambda request: drafters[0].join(request.request_id, request.variant)
     submits = [
-        Submit(f"r{n}", [60 + n, 32, 101] * 4, 200 if n % 2 == 0 else 8, depth=3, lane="canary" if n == 2 else "")
+        Submit(f"r{n}", [60 + n, 32, 101] * 4, 200 if n % 2 == 0 else 8, depth=3, variant="canary" if n == 2 else "")
         for n in range(4)
     ]
     expected = alone(submits)

@@ -15,12 +15,13 @@ import pytest
 from adapters.contract import LoadedModel
 from adapters.model_source import ModelSource
 from orchestrator.clock import SystemClock
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.packed_tokens import pack_tokens
 from orchestrator.protocol.shared_memory import SharedMemories
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.prediction import PredictionDrafter
 from orchestrator.worker.engine.loop import DecodeLoop
+from policies.sampling import Sampling
 from tests.engine.conftest import load
 from tests.support.kv_moves import MovingLoop
 from tests.support.loops import decode, loop_over, suffix

@@ -12,12 +12,14 @@ import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
+from orchestrator.protocol.commands import PageLink, Submit
+from orchestrator.protocol.events import MovedIn, MovedOut
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import knock
 from orchestrator.protocol.links.pages import LinkBroken, Opening, PieceHead, send_opening, send_piece, sum_parts
-from orchestrator.protocol.messages import MovedIn, MovedOut, PageLink, Sampling, Submit
 from orchestrator.worker.engine.kv_transfer.intake import KvIntake, TakenPages
 from orchestrator.worker.engine.kv_transfer.page_inbox import PageInbox
+from policies.sampling import Sampling
 from tests.support.kv_moves import MovingLoop
 from tests.support.loops import decode, loop_over, toy
 

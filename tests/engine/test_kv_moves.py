@@ -13,11 +13,13 @@ import pytest
 from adapters.contract import CapacityError, LoadedModel
 from adapters.kv_blocks import BlockPool
 from orchestrator.clock import SystemClock
-from orchestrator.protocol.messages import Grammar, KvPages, MovedIn, MovedOut, Sampling, Submit
+from orchestrator.protocol.commands import Grammar, KvPages, Submit
+from orchestrator.protocol.events import MovedIn, MovedOut
 from orchestrator.protocol.shared_memory import SharedMemories, SharedMemoryFailed
 from orchestrator.worker.engine.kv_transfer.intake import KvIntake, TakenPages
 from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.loop import DecodeLoop
+from policies.sampling import Sampling
 from tests.support.kv_moves import MovingLoop
 from tests.support.loops import END, alone, decode, loop_over, suffix, toy
 

@@ -7,8 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.contract import DeviceLost
-from orchestrator.protocol.messages import RoundReport, Sampling, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.worker.drafting.port import NO_HINTS, Draft
+from policies.sampling import Sampling
 from tests.support.fixed_depth import FixedDepth
 from tests.support.loops import END, alone, decode, loop_over, requests, suffix, toy
 

@@ -9,10 +9,11 @@ import pytest
 
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
+from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Grammar, Sampling, Submit
 from orchestrator.worker.drafting.port import NO_HINTS, Ask, Draft, Drafter, DraftHints
 from orchestrator.worker.drafting.suffix import SuffixDrafter
+from policies.sampling import Sampling
 from tests.support.daemon import configuration, running
 from tests.support.loops import decode, grammars_over, loop_over, toy
 

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from orchestrator.clock import SystemClock
-from orchestrator.protocol.messages import Grammar, RoundReport, Submit
+from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.protocol.packed_tokens import pack_tokens
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.prediction import PredictionDrafter
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth

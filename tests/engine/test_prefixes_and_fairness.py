@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.engine.loop import DecodeLoop
+from policies.sampling import Sampling
 from tests.support.loops import decode, loop_over, suffix, toy
 
 SYSTEM = [(7 * i) % 250 for i in range(100)]

@@ -15,9 +15,10 @@ from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
 from adapters.variant import Variant
 from orchestrator.clock import SystemClock
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.worker.drafting.model import ModelDrafter
+from policies.sampling import Sampling
 from tests.engine.conftest import silent
 from tests.support import tiny_models
 from tests.support.loops import decode, loop_over, suffix

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from adapters.contract import ModelRefused
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.loading.models import load_model
+from policies.sampling import Sampling
 from tests.support.failing import FailingModel
 from tests.support.hybrids import load_hybrid, prepare_hybrid, write_hybrid
 from tests.support.loops import decode, loop_over, suffix

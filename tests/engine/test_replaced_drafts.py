@@ -11,7 +11,8 @@ import pytest
 from adapters.model_identity import ModelIdentity
 from orchestrator.config.load import load_config
 from orchestrator.config.sources import FoundSources
-from orchestrator.protocol.load_options import RemoteOptions, engine_options
+from orchestrator.planning.worker_options import engine_options
+from orchestrator.protocol.load_options import RemoteOptions
 from orchestrator.worker.loading.drafters import Remotes, build_drafter
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.loading.prepared import silent

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.engine.loop import DecodeLoop
+from policies.sampling import Sampling
 from policies.serving.replay_budget import REPLAY_SHARE
 from tests.support.loops import alone, loop_over, toy
 from tests.support.simulated_time import SimulatedClock, TimedModel

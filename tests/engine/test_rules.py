@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.protocol.messages import Grammar, Sampling, Submit
+from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.engine.loop import DecodeLoop
+from policies.sampling import Sampling
 from tests.engine.test_loop import WildDrafter
 from tests.support.loops import END, decode, grammars_over, loop_over, suffix, toy
 

@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from orchestrator.protocol.messages import Grammar, Sampling, Submit
+from orchestrator.protocol.commands import Grammar, Submit
 from orchestrator.worker.engine.loop import DecodeLoop
-from policies.sampling import ToleranceGoal
+from policies.sampling import Sampling, ToleranceGoal
 from tests.support.loops import decode, grammars_over, loop_over, suffix
 
 pytestmark = pytest.mark.model

@@ -11,9 +11,10 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.port import Drafter
+from policies.sampling import Sampling
 from policies.serving.slo import NO_OBJECTIVES, Objective, Objectives, SloAction
 from tests.support.drafters import KnowingDrafter
 from tests.support.loops import loop_over

@@ -13,7 +13,8 @@ from adapters import registry
 from adapters.conformance.case import run
 from adapters.contract import LoadedModel, LoadOptions, NumericalClass, Precision, StaticShapes
 from adapters.invariance import find_variance
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
+from policies.sampling import Sampling
 from tests.engine.conftest import silent
 from tests.support.loops import decode, loop_over, suffix
 

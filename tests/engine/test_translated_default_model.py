@@ -17,12 +17,13 @@ from adapters.tokenizer_recipe import TokenizerRecipe
 from adapters.vocabulary import vocabulary_of
 from device_profiles.profile import Exactness
 from orchestrator.clock import SystemClock
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.retokenize import Bridge, DraftText
 from orchestrator.worker.drafting.translate import TranslatingDrafter
 from policies.models.vocabulary import Match, compare
+from policies.sampling import Sampling
 from tests.engine.conftest import silent
 from tests.support.daemon import running
 from tests.support.loops import decode, loop_over

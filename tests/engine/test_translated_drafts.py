@@ -9,11 +9,12 @@ from itertools import accumulate
 import pytest
 
 from adapters.tokenizer import Tokenizer
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.worker.drafting.port import NO_HINTS, Draft
 from orchestrator.worker.drafting.retokenize import Bridge
 from orchestrator.worker.drafting.translate import TranslatingDrafter
+from policies.sampling import Sampling
 from policies.sampling import Sampling as Chosen
 from tests.support import vocabularies
 from tests.support.loops import decode, loop_over, toy

@@ -30,8 +30,10 @@ from adapters.model_store import ModelStore, StoreFull, StoreUnwritable
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.control.event_log import tell_changes
 from orchestrator.daemon.control.state import add_gauges
-from orchestrator.protocol.messages import Event, Failed, Gauges, Refused, Retune, Retuned, RoundReport, Stop, Submit
+from orchestrator.protocol.commands import Retune, Stop, Submit
+from orchestrator.protocol.events import Event, Failed, Refused, Retuned
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Gauges, RoundReport
 from orchestrator.worker.engine.kv_transfer.mover import KvMover
 from orchestrator.worker.engine.variants import SpeculationVariants, VariantDepth
 from orchestrator.worker.engine.worker_engine import LoadedEngine, WorkerEngine

@@ -28,7 +28,8 @@ from orchestrator.daemon.journal.records import (
     decode_segment,
     encode_records,
 )
-from orchestrator.protocol.messages import Delta, RequestStats, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta, RequestStats
 
 pytestmark = pytest.mark.asyncio
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from orchestrator.daemon.journal.book import AnswerBook, BookLimits
 from orchestrator.daemon.journal.standing import choose_bodies
-from orchestrator.protocol.messages import Delta, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta
 from tests.journal.test_book import Hand, book_in, let_pass, open_answer, recover_all
 from tests.support.small_disk import keep_full, small_disk
 

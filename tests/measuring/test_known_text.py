@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from device_profiles.acceptance import TargetTexts
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.measuring.known_text import Hours, KnownText
 from tests.support.loops import loop_over, suffix, toy
 

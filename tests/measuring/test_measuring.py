@@ -15,9 +15,10 @@ from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from orchestrator.clock import SystemClock
 from orchestrator.planning.profiling.link_work import THIS_HOST, name_of, paths, probe_spec
+from orchestrator.protocol.commands import Stop
+from orchestrator.protocol.events import EndpointOpened, Event, Failed
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import LinkLost
-from orchestrator.protocol.messages import EndpointOpened, Event, Failed, Stop
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.measuring.links import EchoEngine, measure_link
 from orchestrator.worker.measuring.pairs import DEPTHS, compare_choices, replay_drafter
@@ -168,11 +169,11 @@ def test_a_link_is_measured_through_its_door_again_and_again():
     worker.start()
     assert opened.wait(5.0)
     assert isinstance(events[0], EndpointOpened)
-    door = events[0].door
-    kinds = [address.partition(":")[0] for address in door.addresses]
+    endpoint = events[0].endpoint
+    kinds = [address.partition(":")[0] for address in endpoint.addresses]
     assert kinds == ["unix", "tcp"]
-    for address in door.addresses:
-        (link,) = measure_link(LinkEndpoint([address], door.key, door.certificate), "here", "there")
+    for address in endpoint.addresses:
+        (link,) = measure_link(LinkEndpoint([address], endpoint.key, endpoint.certificate), "here", "there")
         assert (link.left, link.right, link.source) == ("here", "there", "measured")
         assert 0.001 < link.rtt_ms < 100.0
         assert link.bytes_per_s > 1e6
@@ -180,7 +181,7 @@ def test_a_link_is_measured_through_its_door_again_and_again():
     worker.join(5.0)
     assert not worker.is_alive()
     with pytest.raises(LinkLost):
-        list(measure_link(door, "here", "there"))
+        list(measure_link(endpoint, "here", "there"))
 
 
 def test_an_address_of_another_machine_opens_no_door():

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.clock import SystemClock
 from orchestrator.errors import OutriderError
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.measuring.rounds import Decoding, in_turns
 from orchestrator.worker.measuring.watched import WatchedModel
 from tests.support.loops import loop_over, suffix, toy

@@ -28,12 +28,13 @@ from adapters.model_store import ModelStore
 from adapters.variant import Variant
 from device_profiles.numerical_class import ClassFinding, NumericalClass
 from orchestrator.config.load import load_config
-from orchestrator.protocol.load_options import engine_options
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.planning.worker_options import engine_options
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.loading import numerical_classes
 from orchestrator.worker.loading.child_work import OnLook
 from orchestrator.worker.loading.class_trial import ClassJob, run_here
 from orchestrator.worker.loading.models import load_target
+from policies.sampling import Sampling
 from tests.support.loops import decode, loop_over, suffix
 
 SWITCHES = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.clock import SystemClock
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Event
+from orchestrator.protocol.events import Event
 from orchestrator.protocol.ready import Ready
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter, RemoteLimits
 from orchestrator.worker.engine.kv_transfer.mover import KvMover
@@ -37,7 +37,7 @@ def target(options: dict[str, Any]) -> WorkerEngine:
             loop,
             _ready(),
             drafter.close,
-            lambda command: drafter.attach(command.door),
+            lambda command: drafter.attach(command.endpoint),
             SpeculationVariants(VariantDepth(12), {}),
             KvMover(model, ""),
         )

@@ -13,12 +13,14 @@ from adapters.contract import DeviceLost, ModelRefused
 from adapters.tokenizer import byte_texts
 from device_profiles.workload import vocabulary_fingerprint
 from orchestrator.clock import SystemClock
+from orchestrator.protocol.commands import Stop, Submit
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DrafterState, DraftReady
+from orchestrator.protocol.events import Event
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.messages import Event, Sampling, Stop, Submit
 from orchestrator.worker.draft_server.server import DraftEngine, HostedDrafter
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, DraftHints
+from policies.sampling import Sampling
 
 ENTRY = "tests.support.drafters:script_texts"
 FINGERPRINT = vocabulary_fingerprint(byte_texts())
@@ -157,7 +159,7 @@ def in_a_thread(drafter: Any, **fields: Any) -> Iterator[LinkEndpoint]:
     thread.start()
     try:
         assert there.wait(10.0)
-        yield ready[0].door
+        yield ready[0].endpoint
     finally:
         engine.submit(Stop())
         thread.join(10.0)

@@ -20,22 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.protocol.commands import Cancel, Command, Stop, Submit
 from orchestrator.protocol.contract import Step, WorkerSpec
-from orchestrator.protocol.messages import (
-    Cancel,
-    Command,
-    Delta,
-    Event,
-    Failed,
-    Gauges,
-    Progress,
-    Refused,
-    RequestStats,
-    RoundReport,
-    Stop,
-    Submit,
-)
+from orchestrator.protocol.events import Event, Failed, Progress, Refused
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Delta, Gauges, RequestStats, RoundReport
 from orchestrator.protocol.trace_messages import RoundTrace, SequenceTrace
 from tests.support.ready import PLAIN, change_ready
 

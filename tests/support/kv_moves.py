@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.clock import SystemClock
-from orchestrator.protocol.messages import MovedIn, MovedOut, MoveOut, PageLink, SharedMemory
+from orchestrator.protocol.commands import MoveOut, PageLink, SharedMemory
+from orchestrator.protocol.events import MovedIn, MovedOut
 from orchestrator.worker.engine.kv_transfer.departures import Departures
 from orchestrator.worker.engine.kv_transfer.intake import TakenPages
 from orchestrator.worker.engine.kv_transfer.mover import KvMover

@@ -9,9 +9,9 @@ import msgspec
 
 from adapters.contract import AdapterError
 from orchestrator.config.load import load_config
+from orchestrator.planning.worker_options import engine_options
+from orchestrator.protocol.events import Failed
 from orchestrator.protocol.failures import describe_loading_failure
-from orchestrator.protocol.load_options import engine_options
-from orchestrator.protocol.messages import Failed
 from orchestrator.worker.loading.models import load_target
 
 

@@ -11,12 +11,13 @@ from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
 from adapters.tokenizer import Tokenizer
 from orchestrator.clock import Clock, SystemClock
-from orchestrator.protocol.messages import RoundReport, Sampling, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.engine.grammar import Grammars
 from orchestrator.worker.engine.loop import DecodeLoop
-from policies.sampling import ToleranceGoal
+from policies.sampling import Sampling, ToleranceGoal
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model

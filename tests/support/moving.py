@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from orchestrator.protocol.commands import KvPages, SharedMemory
 from orchestrator.protocol.links.pages import PieceHead, send_piece
-from orchestrator.protocol.messages import KvPages, SharedMemory
 from orchestrator.protocol.shared_memory import open_memory
 from orchestrator.worker.engine.kv_transfer import page_inbox, page_sender
 from orchestrator.worker.engine.kv_transfer.mover import KvMover

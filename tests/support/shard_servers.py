@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import LayerRange, LoadedShard, LoadOptions, NumericalClass
+from orchestrator.protocol.commands import Stop
+from orchestrator.protocol.events import ShardReady
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.messages import Stop
-from orchestrator.protocol.shard_messages import ShardReady
 from orchestrator.worker.shards.protocol import VERSION, Description
 from orchestrator.worker.shards.server import ShardEngine
 

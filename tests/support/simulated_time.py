@@ -10,7 +10,8 @@ import numpy as np
 from adapters.contract import ForwardResult, LoadOptions, Segment
 from adapters.simulated.model import ToyModel
 from adapters.simulated.script import Script
-from orchestrator.protocol.messages import RoundReport, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.worker.engine.loop import DecodeLoop
 from policies.speculation.cost_model import TYPICAL
 

@@ -16,8 +16,9 @@ from adapters import registry
 from adapters.contract import LoadedModel, LoadOptions, OutOfMemory
 from adapters.model_source import ModelSource
 from adapters.model_store import ModelStore
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.engine.loop import DecodeLoop
+from policies.sampling import Sampling
 from tests.support.loops import loop_over, suffix
 
 _PROMPT_TOKENS = 300

@@ -14,8 +14,9 @@ import psutil
 
 from orchestrator.errors import ClusterAway
 from orchestrator.protocol.contract import Cluster, Worker
-from orchestrator.protocol.messages import Delta, Event, RoundReport
+from orchestrator.protocol.events import Event
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Delta, RoundReport
 from tests.support import engines
 
 

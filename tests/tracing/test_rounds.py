@@ -9,8 +9,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from orchestrator.daemon.tracing import names
 from orchestrator.daemon.tracing.export import BoundedSpanProcessor, CountedSpanExporter, Receiver
 from orchestrator.daemon.tracing.rounds import RoundSpans
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.frames import decode_commands, decode_events, encode
-from orchestrator.protocol.messages import RoundReport, Submit
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.protocol.trace_messages import RoundTrace, SequenceTrace, TraceContext
 from tests.api.support import HandClock
 from tests.support.loops import loop_over, suffix, toy

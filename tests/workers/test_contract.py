@@ -22,9 +22,11 @@ from orchestrator.launch.local import LocalCluster
 from orchestrator.launch.ray_runtime import RayCluster
 from orchestrator.planning.profiling.link_work import echo_spec, name_of, paths, probe_spec
 from orchestrator.planning.profiling.run import Watch, measure_path
+from orchestrator.protocol.commands import Cancel, Stop, Submit
 from orchestrator.protocol.contract import Cluster, WorkerSpec
-from orchestrator.protocol.messages import Cancel, Event, Failed, Refused, RoundReport, Stop, Submit
+from orchestrator.protocol.events import Event, Failed, Refused
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.protocol.trace_messages import TraceContext
 from tests.support import engines
 from tests.support.workers import collect, deltas, is_gone, rays_environment, start_worker, tokens_until

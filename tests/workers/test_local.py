@@ -19,9 +19,10 @@ import structlog
 from adapters.framing import add_header
 from orchestrator.errors import WorkerLost
 from orchestrator.launch.local import LocalCluster
+from orchestrator.protocol.commands import Cancel, Submit
 from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.events import Event, Finished
 from orchestrator.protocol.frames import encode
-from orchestrator.protocol.messages import Cancel, Event, Finished, Submit
 from orchestrator.protocol.ready import Ready
 from tests.support import engines
 from tests.support.workers import is_gone, start_worker, tokens_until

@@ -18,8 +18,8 @@ from orchestrator.launch.ray_messages import Appeared, Order
 from orchestrator.launch.ray_runtime import RayCluster, RayWorker
 from orchestrator.launch.ray_settings import driver_environment
 from orchestrator.launch.session_directory import SessionDirectory
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Submit
 from orchestrator.protocol.ready import Ready
 from tests.support import engines
 from tests.support.workers import is_gone, start_on, start_worker, tokens_until

@@ -19,8 +19,10 @@ import structlog
 
 from orchestrator.launch.homes import list_homes, read_guard
 from orchestrator.launch.local import LocalCluster, LocalWorker, OrphanPolicy
-from orchestrator.protocol.messages import Event, Gauges, RoundReport, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.events import Event
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Gauges, RoundReport
 from tests.support import engines
 from tests.support.workers import collect, is_gone, tokens_until
 
@@ -32,7 +34,8 @@ import asyncio, sys
 from pathlib import Path
 from orchestrator.launch.local import LocalCluster, OrphanPolicy
 from orchestrator.launch.ray_runtime import RayCluster
-from orchestrator.protocol.messages import RoundReport, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.protocol.ready import Ready
 from tests.support import engines
 

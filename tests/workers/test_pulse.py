@@ -27,7 +27,7 @@ _LOADS = """
 import json, subprocess, sys, threading
 from adapters.parent_process import end_with_parent
 from orchestrator.protocol.contract import Step
-from orchestrator.protocol.messages import Progress
+from orchestrator.protocol.events import Progress
 from orchestrator.worker.pulse import PulseEmitter
 
 program, again, expected_ms = sys.argv[1:]

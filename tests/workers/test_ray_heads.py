@@ -10,8 +10,8 @@ import pytest
 
 from orchestrator.errors import ClusterAway, WorkerLost
 from orchestrator.launch.ray_runtime import RayCluster
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Submit
 from orchestrator.protocol.ready import Ready
 from tests.support import engines
 from tests.support.hosts import Hosts, RayNodes, ray_over, two_hosts

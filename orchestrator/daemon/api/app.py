@@ -71,7 +71,8 @@ from orchestrator.daemon.journal.standing import JournalView
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.daemon.tracing.port import Tracing
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Delta, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta
 from policies.serving.overrides import EffectiveBound
 
 _T = TypeVar("_T")

@@ -15,7 +15,7 @@ from orchestrator.daemon.api.follow import RequestRecord
 from orchestrator.daemon.api.question import AnswerWriter
 from orchestrator.daemon.api.streaming import Choice, Piece
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Delta
+from orchestrator.protocol.rounds import Delta
 
 _encode = msgspec.json.Encoder().encode
 

@@ -11,7 +11,7 @@ from orchestrator.daemon.api.stops import find_control_stops
 from orchestrator.daemon.api.streaming import Answer, Choice, TextAssembler
 from orchestrator.daemon.api.tools.calls import ToolCallParser
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 
 
 def choices_of(

@@ -22,7 +22,8 @@ from orchestrator.daemon.api.wire import Generation
 from orchestrator.daemon.control.rollout.canary import CanaryTrial
 from orchestrator.daemon.tracing.port import RequestResult, RequestTrace
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Delta, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta
 from orchestrator.telemetry import get_logger
 
 _MS_PER_S = 1000.0
@@ -48,7 +49,7 @@ def enter_trial(
     submit, entry = trial.assign_variant(submits[0], names_rule=names_rule)
     rule = submit.sampling.acceptance
     submits = [
-        msgspec.structs.replace(choice, lane=submit.lane, sampling=replace(choice.sampling, acceptance=rule))
+        msgspec.structs.replace(choice, variant=submit.variant, sampling=replace(choice.sampling, acceptance=rule))
         for choice in submits
     ]
 
@@ -105,7 +106,7 @@ class RequestRecord:
                 for number, choice in enumerate(submits)
             ]
             self._ids = [choice.request_id for choice in submits]
-        arm = {"arm": submit.lane} if submit.lane else {}
+        arm = {"arm": submit.variant} if submit.variant else {}
         self._head = {"id": submit.request_id, "route": route, **self._model, **arm}
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
         prompts = submits[:: body.n]

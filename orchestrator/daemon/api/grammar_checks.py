@@ -19,7 +19,7 @@ from orchestrator.daemon.api.work_lanes import PATIENCE_S, miss_turn
 from orchestrator.daemon.sandbox.children import JobEnded
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Grammar
+from orchestrator.protocol.commands import Grammar
 from orchestrator.side_lane import SideLane
 
 LARGE_BYTES: Final = 8 * 1024

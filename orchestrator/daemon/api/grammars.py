@@ -13,7 +13,7 @@ from orchestrator.daemon.api.tools.grammar import build_calls_or_json_grammar, b
 from orchestrator.daemon.api.tools.wire import Tool
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Grammar
+from orchestrator.protocol.commands import Grammar
 
 
 @dataclass(frozen=True, slots=True)

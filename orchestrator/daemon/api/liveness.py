@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from orchestrator.clock import Clock
 from orchestrator.daemon.control.port import Control
-from orchestrator.protocol.messages import RoundReport
+from orchestrator.protocol.rounds import RoundReport
 
 Verdict = Literal["ok", "idle", "stalled"]
 

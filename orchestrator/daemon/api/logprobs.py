@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.daemon.api.port import TokenizerPort
-from orchestrator.protocol.messages import TokenScore
+from policies.sampling.logprobs import TokenScore
 
 
 @dataclass(frozen=True, slots=True)

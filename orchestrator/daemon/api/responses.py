@@ -19,7 +19,7 @@ from orchestrator.daemon.api.tools.deltas import whole_calls
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.errors import RequestError
 from orchestrator.json_lines import escape_line_ends
-from orchestrator.protocol.messages import RequestStats
+from orchestrator.protocol.rounds import RequestStats
 from policies.sampling import Rule
 
 Kind = Literal["chat", "completion"]

@@ -24,7 +24,8 @@ from orchestrator.daemon.api.wire import MAX_SEQUENCES, ChatRequest, CompletionR
 from orchestrator.daemon.control.port import Control
 from orchestrator.daemon.journal.book import AnswerBook, KeptAnswer, KeptChoice
 from orchestrator.errors import RequestError, build_replaced_error
-from orchestrator.protocol.messages import Delta, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta
 from orchestrator.telemetry import get_logger
 
 KEY_HEADER = "Idempotency-Key"

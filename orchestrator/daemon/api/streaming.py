@@ -14,7 +14,8 @@ from orchestrator.daemon.api.port import StreamDecoder
 from orchestrator.daemon.api.stops import StopSearch
 from orchestrator.daemon.api.tools.calls import CallBegins, Part, Text, ToolCallParser, join_pieces
 from orchestrator.daemon.api.tools.deltas import render_parts
-from orchestrator.protocol.messages import DEADLINE, Delta, RequestStats, TokenScore
+from orchestrator.protocol.rounds import DEADLINE, Delta, RequestStats
+from policies.sampling.logprobs import TokenScore
 from policies.serving.overrides import EffectiveBound
 
 UNFINISHED_CALL = "unfinished_call"

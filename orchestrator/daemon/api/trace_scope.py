@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.daemon.tracing.names import OPERATIONS
 from orchestrator.daemon.tracing.port import RequestTrace, TracedRequest, Tracing
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 
 TRACEPARENT = "traceparent"
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, auto_configure=False)

@@ -20,8 +20,9 @@ from orchestrator.daemon.api.stops import find_control_stops
 from orchestrator.daemon.api.tools.wire import Tool, render_tool_messages
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, Generation, Prompt
 from orchestrator.errors import ContextExceeded, RequestError
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.packed_tokens import pack_tokens
+from policies.sampling import Sampling
 from policies.serving.overrides import Scope
 
 _MASK64 = (1 << 64) - 1

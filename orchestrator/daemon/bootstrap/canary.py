@@ -13,7 +13,7 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.control.port import Control
 from orchestrator.daemon.control.rollout.canary import CanaryTerms, CanaryTrial
 from orchestrator.daemon.control.rollout.canary_file import TrialFile
-from orchestrator.protocol.load_options import CANARY_PREFIX, depth_of
+from orchestrator.planning.worker_options import CANARY_PREFIX, depth_of
 from policies.serving.canary import PromotionRule
 
 _NAME_BYTES = 8

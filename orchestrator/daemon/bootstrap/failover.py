@@ -11,8 +11,8 @@ from orchestrator.config.failover import FailoverSection, StandbyTarget
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import Placement
 from orchestrator.daemon.control.events import StandbySpec
+from orchestrator.planning.worker_options import engine_options, worker_specs
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.load_options import engine_options, worker_specs
 from policies.serving.failover.standby import FailoverRules, Readiness
 
 _PREPARING_ENTRY = "orchestrator.worker.loading.preparing:build_preparing"

@@ -46,8 +46,8 @@ from orchestrator.planning.proposal import (
 )
 from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware
+from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.load_options import engine_options
 from policies.speculation.state import COLD_DEPTH
 
 _log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from orchestrator.launch.ray_settings import (
     require_token,
 )
 from orchestrator.machine.devices import effective_device
-from orchestrator.protocol.load_options import read_static_shapes
+from orchestrator.planning.worker_options import read_static_shapes
 from policies.models.quantization import AS_FILE, PrecisionRequest, list_unmet
 
 _FORMATS: Final = ("weights", "activations", "kv_cache_precision")

@@ -58,9 +58,10 @@ from orchestrator.errors import DaemonError, OutriderError, WorkerError
 from orchestrator.planning.applied import list_unplaced_drafts
 from orchestrator.planning.basis import plain
 from orchestrator.planning.neighbours import TakenPlace
+from orchestrator.planning.worker_options import list_draft_pools, objectives_of
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.load_options import ModelOptions, list_draft_pools, objectives_of
-from orchestrator.protocol.messages import Progress
+from orchestrator.protocol.events import Progress
+from orchestrator.protocol.load_options import ModelOptions
 from orchestrator.protocol.ready import Ready
 from orchestrator.telemetry import get_logger
 from policies.serving.routing import RoutingWeights

@@ -21,7 +21,7 @@ from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.daemon.sandbox.sandbox import Sandbox
 from orchestrator.daemon.sandbox.templates import SandboxedTemplate
 from orchestrator.errors import DaemonError
-from orchestrator.protocol.messages import Progress
+from orchestrator.protocol.events import Progress
 from orchestrator.protocol.ready import Ready
 
 

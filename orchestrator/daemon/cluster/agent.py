@@ -24,8 +24,9 @@ from orchestrator.errors import OutriderError
 from orchestrator.machine.device_sampler import DeviceSampler
 from orchestrator.machine.devices import mark_of
 from orchestrator.planning.profiling.work import is_requested, list_unfit, list_work, profile_store
+from orchestrator.protocol.commands import Command, CountAsOurs, Stop
 from orchestrator.protocol.contract import NODE_ADDRESS, WorkerSpec
-from orchestrator.protocol.messages import Command, CountAsOurs, DevicesSampled, Event, Failed, HostDescribed, Stop
+from orchestrator.protocol.events import DevicesSampled, Event, Failed, HostDescribed
 
 AGENT_ENTRY = "orchestrator.daemon.cluster.agent:build_agent"
 SAMPLE_EVERY_S = 1.0

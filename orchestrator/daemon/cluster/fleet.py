@@ -15,8 +15,9 @@ from orchestrator.daemon.cluster.agent import AgentOptions, agent_spec
 from orchestrator.daemon.cluster.inventory import HostInventory, describe_skew, list_differences
 from orchestrator.daemon.control.loops.device_watch import LoadObserver
 from orchestrator.errors import ClusterAway, WorkerError, WorkerLost
+from orchestrator.protocol.commands import CountAsOurs
 from orchestrator.protocol.contract import Cluster, Worker
-from orchestrator.protocol.messages import CountAsOurs, DevicesSampled, Failed, HostDescribed
+from orchestrator.protocol.events import DevicesSampled, Failed, HostDescribed
 from orchestrator.telemetry import get_logger
 
 _LOOK_EVERY_S = 1.0

@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 
 from orchestrator.errors import WorkerError, WorkerLost
+from orchestrator.protocol.commands import Command, Retune, Stop
 from orchestrator.protocol.contract import Worker, WorkerSpec
+from orchestrator.protocol.events import Event, Failed, Progress, ShardReady, StillWorking
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.messages import Command, Event, Failed, Progress, Retune, StillWorking, Stop
-from orchestrator.protocol.shard_messages import ShardReady
 
 _PART_GRACE_S = 0.3
 """A part has nothing to finish: what it holds is computed anew."""

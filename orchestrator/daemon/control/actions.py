@@ -9,8 +9,10 @@ from typing import Any, Literal
 from device_profiles.device_load import DeviceLoad
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.errors import RequestError
+from orchestrator.protocol.commands import Command, PageLink
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Command, Delta, Gauges, PageLink, Progress, RoundReport
+from orchestrator.protocol.events import Progress
+from orchestrator.protocol.rounds import Delta, Gauges, RoundReport
 from orchestrator.protocol.trace_messages import ResumedStream
 
 

@@ -92,9 +92,11 @@ from orchestrator.daemon.control.streams.overrides import (
     format_override,
 )
 from orchestrator.errors import RequestError, WorkerError
+from orchestrator.protocol.commands import MoveOut, Retune, SharedMemory, Submit
 from orchestrator.protocol.contract import Cluster, WorkerSpec
-from orchestrator.protocol.messages import Delta, MoveOut, Progress, Retune, RoundReport, SharedMemory, Submit
+from orchestrator.protocol.events import Progress
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Delta, RoundReport
 from orchestrator.protocol.shared_memory import SharedMemories
 from orchestrator.protocol.trace_messages import ResumedStream
 from orchestrator.telemetry import get_logger

@@ -7,7 +7,7 @@ import logging
 
 from orchestrator.daemon.control.health import acceptance_alarm
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Gauges, MemoryBound
+from orchestrator.protocol.rounds import Gauges, MemoryBound
 
 _log = logging.getLogger(__name__)
 

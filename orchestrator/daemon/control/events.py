@@ -9,8 +9,9 @@ from device_profiles.device_load import DeviceLoad
 from orchestrator.daemon.control.health.health import Part
 from orchestrator.daemon.control.routing.surroundings import Surroundings
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, ActiveOverrides
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Event, Submit
+from orchestrator.protocol.events import Event
 from policies.serving.draft_pool import PoolSize
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Health

@@ -9,9 +9,10 @@ from typing import Protocol
 from device_profiles.device_load import DeviceLoad
 from orchestrator.daemon.control.steering_port import QuarantinedView, Steering
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, ActiveOverrides
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DraftLoad, DraftReady
-from orchestrator.protocol.messages import Delta, Gauges, Submit
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Delta, Gauges
 from policies.serving.canary import Figures, Interval, PromotionRule
 from policies.serving.failover.blame import LossKind
 from policies.serving.failover.health import Held, PartKind

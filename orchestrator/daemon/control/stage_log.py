@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.daemon.control.state import format_progress
-from orchestrator.protocol.messages import Progress
+from orchestrator.protocol.events import Progress
 
 _AGAIN_S: Final = 4.0
 """Workers say every second how far a long stage is: so nobody waits for 5 s."""

@@ -10,8 +10,9 @@ from operator import attrgetter
 from typing import Any, Final
 
 from orchestrator.daemon.control.port import ReplicaView, StateView, Totals
-from orchestrator.protocol.messages import Event, Gauges, Progress, RoundReport
+from orchestrator.protocol.events import Event, Progress
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Gauges, RoundReport
 
 STARTING: Final = "starting"
 READY: Final = "ready"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import DrafterShare
+from orchestrator.protocol.rounds import DrafterShare
 
 
 @dataclass(frozen=True, slots=True)

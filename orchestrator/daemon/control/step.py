@@ -46,9 +46,7 @@ from orchestrator.daemon.control.health.rules import give_up_if_hopeless, settle
 from orchestrator.daemon.control.replicas.fold_worker import fold_worker_event, lose_worker
 from orchestrator.daemon.control.replicas.replicas import Rank
 from orchestrator.daemon.control.streams.ends import end_streams
-from orchestrator.protocol.messages import (
-    Failed,
-)
+from orchestrator.protocol.events import Failed
 from policies.serving.failover.health import Health
 
 _OBSERVED = (Notify, TellLoads, TellLacking, TellRefused)

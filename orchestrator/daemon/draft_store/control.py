@@ -12,7 +12,8 @@ from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.port import StateView
 from orchestrator.daemon.draft_store.recent import RecentOutputs, join_answers
 from orchestrator.daemon.draft_store.service import DraftStoreService
-from orchestrator.protocol.messages import DEADLINE, Delta, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import DEADLINE, Delta
 from policies.serving.overrides import EffectiveBound
 
 

@@ -17,7 +17,7 @@ from orchestrator.daemon.draft_store.breaker import Breaker
 from orchestrator.daemon.draft_store.codec import MAX_ENTRY_TOKENS, DamagedValue, decode_answer, encode_answer
 from orchestrator.daemon.draft_store.port import DraftStore, Entry, StoreFailed, StoreRefused
 from orchestrator.daemon.draft_store.sketch import count_least_shared, sketch_prompt
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.packed_tokens import BYTES_PER_TOKEN, pack_tokens
 from orchestrator.protocol.ready import Ready
 from orchestrator.telemetry import get_logger

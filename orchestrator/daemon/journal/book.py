@@ -18,7 +18,9 @@ from orchestrator.clock import Clock
 from orchestrator.daemon.journal.records import CUT, HEAD_BYTES, Committed, CommittedTokens, Opened, Record, encode_body
 from orchestrator.daemon.journal.segments import SegmentFiles
 from orchestrator.daemon.journal.standing import JournalView, choose_bodies, list_problems
-from orchestrator.protocol.messages import Delta, RequestStats, Submit, TokenScore
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta, RequestStats
+from policies.sampling.logprobs import TokenScore
 from policies.serving.overrides import EffectiveBound
 
 _TOKEN_BYTES = 40  # of a token in memory

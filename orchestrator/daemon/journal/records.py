@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from orchestrator.protocol.messages import RequestStats, Submit, TokenScore
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import RequestStats
+from policies.sampling.logprobs import TokenScore
 from policies.serving.overrides import EffectiveBound
 
 MAGIC = b"OUTRJNL2"
@@ -31,7 +33,7 @@ HEAD_BYTES, HEADER_BYTES = _HEAD.size, _HEADER.size
 
 class CommittedTokens(msgspec.Struct, frozen=True, array_like=True):
     """Tokens that one round committed to choice `choice` of request `number`. `finish`: "" while it runs; the rest
-    stands where it is known, or was asked for (see protocol.messages.Delta). `bounds`: of several rounds, how many
+    stands where it is known, or was asked for (see protocol.rounds.Delta). `bounds`: of several rounds, how many
     tokens the choice had behind each."""
 
     number: int

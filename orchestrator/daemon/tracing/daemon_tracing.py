@@ -15,7 +15,7 @@ from orchestrator.daemon.tracing.export import Exporting, ExportSettings
 from orchestrator.daemon.tracing.port import ExportCounts
 from orchestrator.daemon.tracing.requests import RequestHistograms, RequestSpans
 from orchestrator.daemon.tracing.rounds import RoundSpans
-from orchestrator.protocol.messages import RoundReport
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.protocol.trace_messages import ResumedStream
 
 _NS_PER_S = 1_000_000_000

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from threading import Event
 from typing import NamedTuple, Protocol
 
-from orchestrator.protocol.messages import Delta, RoundReport, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta, RoundReport
 from orchestrator.protocol.trace_messages import ResumedStream
 
 

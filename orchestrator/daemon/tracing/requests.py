@@ -15,7 +15,8 @@ from orchestrator.clock import Clock
 from orchestrator.daemon.tracing import names
 from orchestrator.daemon.tracing.context import Attributes, enter, link_to, read_headers, write_trace
 from orchestrator.daemon.tracing.port import RequestResult, TracedRequest
-from orchestrator.protocol.messages import Delta, RequestStats, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta, RequestStats
 
 _NS_PER_S = 1_000_000_000
 

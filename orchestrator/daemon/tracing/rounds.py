@@ -8,7 +8,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.daemon.tracing import names
 from orchestrator.daemon.tracing.context import Attributes, enter, read_trace
-from orchestrator.protocol.messages import RoundReport
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.protocol.trace_messages import RoundTrace, SequenceTrace
 
 _NS_PER_S = 1_000_000_000

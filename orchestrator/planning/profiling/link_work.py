@@ -26,9 +26,9 @@ def echo_spec(node: str, *, across: bool) -> WorkerSpec:
     return WorkerSpec(name=f"echo {name_of(node)}", entry=entry, options={"across": across}, node=node, cpus=0.0)
 
 
-def probe_spec(door: LinkEndpoint, left: str, right: str) -> WorkerSpec:
+def probe_spec(endpoint: LinkEndpoint, left: str, right: str) -> WorkerSpec:
     """Return the worker that measures, on `left`."""
-    options = msgspec.to_builtins(ProbeOptions(door, name_of(left), name_of(right)), builtin_types=(bytes,))
+    options = msgspec.to_builtins(ProbeOptions(endpoint, name_of(left), name_of(right)), builtin_types=(bytes,))
     entry = "orchestrator.worker.measuring.links:build_probe"
     return WorkerSpec(
         name=f"link {name_of(left)} to {name_of(right)}", entry=entry, options=options, node=left, cpus=0.0

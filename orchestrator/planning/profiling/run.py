@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import msgspec
 
 from orchestrator.errors import WorkerLost
+from orchestrator.protocol.commands import Stop
 from orchestrator.protocol.contract import Cluster, Worker, WorkerSpec
+from orchestrator.protocol.events import EndpointOpened, Event, Failed, Finished, MeasuredValue, Progress
 from orchestrator.protocol.findings import KINDS, Finding
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.messages import EndpointOpened, Event, Failed, Finished, MeasuredValue, Progress, Stop
 
 _GRACE_S = 2.0
 _DROPPED_GRACE_S = 0.2  # nobody wants what it measures any more
@@ -70,7 +71,7 @@ async def measure_path(
     try:
         async for event in _events(worker):
             if isinstance(event, EndpointOpened):
-                await measure_on_cluster(cluster, probe(event.door), watch)
+                await measure_on_cluster(cluster, probe(event.endpoint), watch)
                 return
         raise WorkerLost(f"worker {echo.name} opened no endpoint")
     finally:

@@ -31,9 +31,10 @@ from orchestrator.errors import OutriderError
 from orchestrator.fitting.profile_keys import build_profile_key, find_profile, profiles_in, threads_of
 from orchestrator.machine.devices import effective_device, find_device, mark_of
 from orchestrator.planning.proposal import PlanError
+from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.findings import CHAT_WORKLOAD
-from orchestrator.protocol.load_options import EngineOptions, ModelDraftOptions, ModelOptions, engine_options
+from orchestrator.protocol.load_options import EngineOptions, ModelDraftOptions, ModelOptions
 from orchestrator.protocol.profile_job import STEPS_S, ProfileJob, job_spec
 
 _PROCESS_BYTES = GIB // 2

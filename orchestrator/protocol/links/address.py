@@ -6,13 +6,14 @@ import msgspec
 
 
 class LinkEndpoint(msgspec.Struct, frozen=True):
-    """Where a worker is to be found by another one: `addresses` in the order to try ("unix:@NAME" on its own machine,
-    "tcp:HOST:PORT"), and the key that both sides prove to have. The key is never shown. `certificate` (PEM): the only
-    one to be taken from other machines."""
+    """Where a worker is to be found by another one."""
 
     addresses: list[str]
+    """In the order to try: "unix:@NAME" on its own machine, "tcp:HOST:PORT"."""
     key: bytes
+    """Both sides prove to have it. It is never shown."""
     certificate: str = ""
+    """The only one (PEM) to be taken from other machines."""
 
     def __repr__(self) -> str:
         return f"LinkEndpoint({self.addresses})"

@@ -28,24 +28,28 @@ class LinkBroken(Exception):
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What the sender says first: the transfer's name, what its pages are (ReadyKv.format), and their most bytes."""
+    """What the sender says first."""
 
     transfer: str
+    """Its name."""
     format: str
+    """What its pages are, as ReadyKv.format."""
     most_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class PieceHead:
-    """What goes ahead of a piece. `number` counts pieces from 0, `start_page` is its first page. `positions`: of the
-    whole sequence, in the last piece; 0 before. `tokens_digest` (16 bytes): of these positions' tokens."""
+    """What goes ahead of a piece."""
 
     number: int
+    """Of pieces, from 0."""
     start_page: int
     positions: int
+    """Of the whole sequence, in the last piece; 0 before."""
     length_bytes: int
     crc: int
     tokens_digest: bytes = bytes(16)
+    """Of these positions' tokens: 16 bytes."""
 
 
 def send_opening(link: socket.socket, opening: Opening) -> str:

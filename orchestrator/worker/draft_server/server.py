@@ -22,13 +22,14 @@ from adapters.framing import ProtocolError
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.machine.process_memory import peak_rss_bytes
+from orchestrator.protocol.commands import Command, Stop
 from orchestrator.protocol.contract import Step
 from orchestrator.protocol.draft_messages import DrafterState, DraftReady
+from orchestrator.protocol.events import Event, Failed
 from orchestrator.protocol.failures import describe_failure, describe_loading_failure
 from orchestrator.protocol.links.bell import Bell
 from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost, host_id
 from orchestrator.protocol.links.reception import Reception
-from orchestrator.protocol.messages import Command, Event, Failed, Stop
 from orchestrator.worker.draft_server.load_meter import EVERY_S
 from orchestrator.worker.draft_server.lookahead import LookaheadSequence
 from orchestrator.worker.draft_server.shared import DraftSession, SharedAnswer, SharedDrafter
@@ -336,7 +337,7 @@ def _is_apart(hosted: HostedDrafter, hello: wire.Hello) -> bool:
 def _ready(hosted: HostedDrafter, server: EndpointServer) -> DraftReady:
     return DraftReady(
         name=hosted.state.name,
-        door=server.endpoint,
+        endpoint=server.endpoint,
         drafter=hosted.state,
         vocabulary_size=hosted.vocabulary_size,
         vocabulary_fingerprint=hosted.vocabulary_fingerprint,

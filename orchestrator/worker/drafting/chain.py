@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import DrafterShare
+from orchestrator.protocol.rounds import DrafterShare
 from orchestrator.worker.drafting.group import DrafterGroup
 from orchestrator.worker.drafting.guard import GuardedDrafter
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import DrafterShare
+from orchestrator.protocol.rounds import DrafterShare
 from policies.sampling import DraftDistribution, Sampling
 
 

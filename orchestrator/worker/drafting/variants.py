@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from orchestrator.protocol.messages import DrafterShare
+from orchestrator.protocol.rounds import DrafterShare
 from orchestrator.worker.drafting.group import DrafterGroup
 from orchestrator.worker.drafting.port import NO_HINTS, NOTHING, Ask, Draft, Drafter, DraftHints, TallyingDrafter
 from policies.sampling import Sampling

@@ -13,7 +13,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orchestrator.protocol.messages import AcceptanceWarning, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import AcceptanceWarning
 from orchestrator.worker.drafting.port import Draft
 from policies.serving.acceptance_alarm import Cause, DraftCounts, Sample, warning
 

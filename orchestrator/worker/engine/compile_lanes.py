@@ -13,7 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from orchestrator.protocol.messages import Grammar, Refused, Submit
+from orchestrator.protocol.commands import Grammar, Submit
+from orchestrator.protocol.events import Refused
 from orchestrator.side_lane import SideLane
 
 LARGE_BYTES = 8 * 1024

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.drafting.port import Draft
 from orchestrator.worker.engine.grammar import Grammars, GrammarState, fit_draft
 from policies.sampling import Row

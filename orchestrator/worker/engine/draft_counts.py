@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import DrafterShare
+from orchestrator.protocol.rounds import DrafterShare
 from orchestrator.worker.drafting.port import PREDICTION, Draft
 from orchestrator.worker.engine.batch import ScheduledSequence
 from policies.sampling import VerifiedDraft

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.protocol.messages import Grammar
+from orchestrator.protocol.commands import Grammar
 from orchestrator.worker.drafting.port import NOTHING, Draft
 
 FORCED_CONFIDENCE = 0.999

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from policies.sampling import Row, require_finite
 from policies.sampling.logprobs import TokenScore, score
 

@@ -12,7 +12,9 @@ from adapters.errors import CapacityError, DeviceLost, GrammarFailed, GrammarToo
 from adapters.loaded_model import ForwardResult, LoadedModel, PendingForward, StagedModel
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.protocol.messages import Delta, Gauges, Refused, RoundReport, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.events import Refused
+from orchestrator.protocol.rounds import Delta, Gauges, RoundReport
 from orchestrator.worker.drafting.port import Drafter, NoDrafter
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.worker.engine.batch import ScheduledSequence, rows_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.clock import Clock
-from orchestrator.protocol.messages import MemoryBound
+from orchestrator.protocol.rounds import MemoryBound
 from policies.serving.batch_bound import BatchLimits, lift_bound, loosen, tighten
 
 

@@ -8,7 +8,7 @@ from functools import reduce
 import msgspec
 
 from orchestrator.protocol.draft_messages import DrafterState, RemoteState
-from orchestrator.protocol.messages import AcceptanceWarning, Gauges, MemoryBound, SloState
+from orchestrator.protocol.rounds import AcceptanceWarning, Gauges, MemoryBound, SloState
 
 _COUNTS = (
     *("running", "waiting", "preemptions", "rounds"),

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.protocol.messages import Delta, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta
 from orchestrator.protocol.trace_messages import RoundTrace, SequenceTrace
 from orchestrator.worker.engine.batch import ScheduledSequence
 from orchestrator.worker.engine.round import Round

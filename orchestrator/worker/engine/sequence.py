@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from adapters.loaded_model import Capabilities
-from orchestrator.protocol.messages import DrafterShare, RequestStats, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import DrafterShare, RequestStats
 from orchestrator.worker.engine.constraints import RowConstraints
 from orchestrator.worker.engine.logprobs import LogprobCollector
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.protocol.messages import SloState
+from orchestrator.protocol.rounds import SloState
 from orchestrator.worker.engine.sequence import SequenceState
 from policies.running_mean import update_mean
 from policies.serving.slo import Objective, Objectives, SloObservation, at_rest, decide_slo_actions, round_bound_ms

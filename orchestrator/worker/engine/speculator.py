@@ -10,7 +10,7 @@ import msgspec
 
 from adapters.loaded_model import LoadedModel
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import DrafterShare
+from orchestrator.protocol.rounds import DrafterShare
 from orchestrator.worker.drafting.port import NOTHING, Ask, Draft, Drafter, DraftHints, TallyingDrafter
 from orchestrator.worker.engine.acceptance_monitor import AcceptanceMonitor
 from orchestrator.worker.engine.batch import ScheduledSequence, count_min_rows, rows_of

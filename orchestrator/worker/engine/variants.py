@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.drafting.variants import VariantDrafter
 
 
@@ -43,7 +43,7 @@ class SpeculationVariants:
 
     def apply_variant(self, request: Submit) -> Submit:
         """Return a request with its variant's depth; what it asks for itself holds within that bound."""
-        variant = self._depths.get(request.lane, self._default)
+        variant = self._depths.get(request.variant, self._default)
         bound = variant.most
         if request.prediction and bound > 0 and not variant.fixed:
             bound = max(bound, self._predicted)
@@ -57,4 +57,4 @@ class SpeculationVariants:
     def join_drafter(self, request: Submit) -> None:
         """A request was taken in: its drafts come from its variant's drafter."""
         if self._drafter is not None:
-            self._drafter.join(request.request_id, request.lane)
+            self._drafter.join(request.request_id, request.variant)

@@ -14,11 +14,13 @@ import psutil
 from adapters.errors import AdapterError
 from orchestrator.clock import Clock
 from orchestrator.machine.process_memory import peak_rss_bytes, sum_family_bytes
+from orchestrator.protocol.commands import Cancel, Command, MoveOut, Retune, Stop, Submit
 from orchestrator.protocol.contract import Step
 from orchestrator.protocol.draft_messages import AttachDraft, ChooseDrafters, DraftLink
+from orchestrator.protocol.events import Event, Retuned
 from orchestrator.protocol.failures import describe_failure, describe_loading_failure
-from orchestrator.protocol.messages import Cancel, Command, Event, Gauges, MoveOut, Retune, Retuned, Stop, Submit
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Gauges
 from orchestrator.worker.engine.compile_lanes import CompileLanes
 from orchestrator.worker.engine.flights import Flights
 from orchestrator.worker.engine.kv_transfer.departures import Departures

@@ -12,8 +12,8 @@ import msgspec
 from orchestrator.clock import SystemClock
 from orchestrator.machine.cores import effective_cores
 from orchestrator.protocol.contract import NODE_ADDRESS
+from orchestrator.protocol.events import Event, Progress
 from orchestrator.protocol.load_options import DraftWorkerOptions, ModelDraftOptions, SuffixOptions
-from orchestrator.protocol.messages import Event, Progress
 from orchestrator.worker.draft_server.server import DraftEngine, HostedDrafter, RunsAhead
 from orchestrator.worker.drafting.cascade import Cascade, count_draft_rows
 from orchestrator.worker.drafting.model import ModelDrafter

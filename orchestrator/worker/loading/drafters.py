@@ -71,7 +71,7 @@ class Remotes:
     def attach(self, command: AttachDraft) -> None:
         """Connect a drafter to its process; one that was exchanged meanwhile is ignored."""
         for drafter in self._drafters.get(command.name, ()):
-            drafter.attach(command.door)
+            drafter.attach(command.endpoint)
 
 
 class BuiltDrafters(NamedTuple):

@@ -19,9 +19,9 @@ from orchestrator.clock import Clock, SystemClock
 from orchestrator.machine.cores import effective_cores
 from orchestrator.machine.devices import device_name
 from orchestrator.protocol.contract import NODE_ADDRESS
+from orchestrator.protocol.events import Event, PagesEndpoint, Progress
 from orchestrator.protocol.links.endpoint import host_id
 from orchestrator.protocol.load_options import EngineOptions, IndexOptions, SuffixOptions
-from orchestrator.protocol.messages import Event, PagesDoor, Progress
 from orchestrator.protocol.ready import (
     Ready,
     ReadyDevice,
@@ -176,7 +176,7 @@ def _open_inbox(mover: KvMover, options: EngineOptions, emit: Emit) -> None:
     except OSError as error:
         sys.stderr.write(f"takes in no pages from other hosts at {host}: {error.strerror or error}\n")
         return
-    emit(PagesDoor(mover.inbox.endpoint))
+    emit(PagesEndpoint(mover.inbox.endpoint))
 
 
 def build_speculation_variants(options: EngineOptions, by_variant: VariantDrafter | None = None) -> SpeculationVariants:

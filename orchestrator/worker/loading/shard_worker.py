@@ -12,8 +12,8 @@ from adapters.contract import LayerRange, LoadedShard, LoadOptions, NumericalCla
 from adapters.model_source import check_model
 from orchestrator.machine.devices import class_mark_of, device_name, effective_device, find_device, threads_on
 from orchestrator.protocol.contract import NODE_ADDRESS
+from orchestrator.protocol.events import Progress
 from orchestrator.protocol.load_options import ShardWorkerOptions
-from orchestrator.protocol.messages import Progress
 from orchestrator.worker.loading.memory import predict_memory
 from orchestrator.worker.loading.pipeline import check_whole_runtime
 from orchestrator.worker.loading.prepared import PreparedModel, count_layers, prepare_part, silent

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 
 from adapters.contract import AdapterError
+from orchestrator.protocol.commands import Command, Stop
+from orchestrator.protocol.events import Event, Finished, MeasuredValue, Progress
 from orchestrator.protocol.failures import describe_loading_failure
 from orchestrator.protocol.findings import KINDS, Finding
-from orchestrator.protocol.messages import Command, Event, Finished, MeasuredValue, Progress, Stop
 
 OnProgress = Callable[[str, float], None]
 

@@ -21,12 +21,13 @@ from adapters.contract import DeviceLost
 from adapters.framing import ProtocolError
 from device_profiles.link import LinkProfile
 from device_profiles.units import MIB, MS_PER_S
+from orchestrator.protocol.commands import Command, Stop
 from orchestrator.protocol.contract import NODE_ADDRESS
 from orchestrator.protocol.draft_messages import DrafterState
+from orchestrator.protocol.events import EndpointOpened, Event, Failed
 from orchestrator.protocol.findings import Finding, ProbeOptions
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.links.endpoint import GREETING_S, EndpointServer, LinkLost, host_id, knock
-from orchestrator.protocol.messages import Command, EndpointOpened, Event, Failed, Stop
 from orchestrator.worker.drafting import protocol as wire
 from orchestrator.worker.drafting.port import Ask
 from orchestrator.worker.measuring.engine import MeasuringEngine
@@ -126,6 +127,6 @@ def build_probe(options: dict[str, Any]) -> MeasuringEngine:
 
 def _probe(wanted: ProbeOptions) -> Iterator[Finding]:
     try:
-        yield from measure_link(wanted.door, wanted.left, wanted.right)
+        yield from measure_link(wanted.endpoint, wanted.left, wanted.right)
     except (LinkLost, ProtocolError) as error:
         raise DeviceLost(f"the way from {wanted.left} to {wanted.right}: {error}") from error

@@ -13,8 +13,8 @@ from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from device_profiles.units import ceil_div
 from orchestrator.clock import Clock
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions, SuffixOptions
-from orchestrator.protocol.messages import Submit
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource

@@ -12,9 +12,9 @@ from adapters.contract import LoadedModel, Segment
 from device_profiles.acceptance import DepthYield, TargetTexts
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.protocol.messages import Sampling
 from orchestrator.worker.drafting.cache import count_common_prefix
 from orchestrator.worker.drafting.port import Ask, Drafter
+from policies.sampling import Sampling
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 

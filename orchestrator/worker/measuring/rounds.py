@@ -19,7 +19,7 @@ from device_profiles.measured import RoundOverhead
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
 from orchestrator.errors import OutriderError
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.measuring.watched import WatchedModel
 

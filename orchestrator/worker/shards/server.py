@@ -20,12 +20,12 @@ from adapters.contract import (
     Unsupported,
 )
 from adapters.framing import ProtocolError
+from orchestrator.protocol.commands import Command, Stop
 from orchestrator.protocol.contract import Step
+from orchestrator.protocol.events import Event, ShardReady
 from orchestrator.protocol.failures import describe_loading_failure
 from orchestrator.protocol.links.endpoint import EndpointServer, LinkLost
 from orchestrator.protocol.links.reception import Reception
-from orchestrator.protocol.messages import Command, Event, Stop
-from orchestrator.protocol.shard_messages import ShardReady
 from orchestrator.worker.shards import protocol as wire
 from orchestrator.worker.shards.remote import pack_refusal
 

@@ -185,7 +185,8 @@ def draft_of(draft: DraftView) -> dict[str, Any]:
     shown["target"] = next(iter(draft.targets), "")
     if draft.ready is not None:
         ready = msgspec.to_builtins(draft.ready)
-        shown["ready"] = {**ready, "door": draft.ready.door.addresses}
+        del ready["endpoint"]
+        shown["ready"] = {**ready, "door": draft.ready.endpoint.addresses}
     return shown
 
 

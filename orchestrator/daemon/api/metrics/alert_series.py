@@ -9,7 +9,7 @@ from device_profiles.units import MS_PER_S
 from orchestrator.daemon.api.metrics.series import Engine, Registered
 from orchestrator.daemon.control.port import StateView
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES
-from orchestrator.protocol.messages import RoundReport
+from orchestrator.protocol.rounds import RoundReport
 from policies.running_mean import update_mean
 
 _USUAL_TOKENS = 50_000

@@ -35,7 +35,7 @@ from orchestrator.daemon.api.metrics.vllm_names import VllmNames
 from orchestrator.daemon.api.metrics.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeries
 from orchestrator.daemon.api.shares import BodyBudget
 from orchestrator.daemon.control.port import Control, ReplicaView, StateView, TrialView
-from orchestrator.protocol.messages import RoundReport
+from orchestrator.protocol.rounds import RoundReport
 from policies.serving.slo import NO_OBJECTIVES, Objectives
 
 _GLANCE_S = 0.1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from orchestrator.protocol.messages import RequestStats
+from orchestrator.protocol.rounds import RequestStats
 
 _BUCKET_S = 1.0
 

@@ -10,7 +10,7 @@ from orchestrator.daemon.api.metrics.canary_series import TOKEN_S
 from orchestrator.daemon.api.metrics.request_timing import Recent
 from orchestrator.daemon.api.metrics.series import Engine, PerWorker, Present, Registered
 from orchestrator.daemon.control.port import KvMoveTotals, ReplicaView
-from orchestrator.protocol.messages import Gauges, RoundReport
+from orchestrator.protocol.rounds import Gauges, RoundReport
 from policies.serving.failover.blame import LossKind
 
 WINDOW_S = 30.0

@@ -92,7 +92,7 @@ class DraftShares:
         """Tell replicas' workers where a draft worker is, if it is ready."""
         if not worker.serving or worker.ready is None:
             return []
-        command = AttachDraft(worker.name, worker.ready.door)
+        command = AttachDraft(worker.name, worker.ready.endpoint)
         return [Send(self._targets[replica].worker, command) for replica in replicas if replica in self._targets]
 
     def match(self, pools: Mapping[str, Sequence[DraftWorker]]) -> list[Action]:

@@ -11,7 +11,7 @@ from orchestrator.daemon.control.port import DraftView
 from orchestrator.daemon.control.replicas.worker_life import WorkerLife
 from orchestrator.daemon.control.state import FAILED, READY, RESTARTING, STARTING
 from orchestrator.protocol.draft_messages import DraftLink, DraftLoad, DraftReady
-from orchestrator.protocol.messages import Event, Failed, Progress
+from orchestrator.protocol.events import Event, Failed, Progress
 from policies.serving.draft_pool import PoolWorker
 
 SUSPECTED_S: Final = 3.0

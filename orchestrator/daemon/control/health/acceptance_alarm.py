@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from orchestrator.protocol.messages import AcceptanceWarning, Gauges
+from orchestrator.protocol.rounds import AcceptanceWarning, Gauges
 from orchestrator.telemetry import get_logger
 from policies.serving.acceptance_alarm import Cause
 

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from policies.serving.failover.blame import (
     Death,
     LossKind,

@@ -14,7 +14,8 @@ from typing import Final, NamedTuple
 from orchestrator.config.target import THIS_NODE
 from orchestrator.daemon.control.port import HealthView
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import FailureKind, RoundReport
+from orchestrator.protocol.events import FailureKind
+from orchestrator.protocol.rounds import RoundReport
 from policies.serving.failover.blame import SETTLED_TOKENS, LossKind
 from policies.serving.failover.health import (
     DEVICE_WEIGHT,

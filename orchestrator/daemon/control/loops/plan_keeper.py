@@ -31,7 +31,7 @@ from orchestrator.planning.demand import ReplicaDemand, ask_for_replicas
 from orchestrator.planning.lacking import Lacks, leave_lacking
 from orchestrator.planning.proposal import PlanError, PlanProposal
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import RoundReport
+from orchestrator.protocol.rounds import RoundReport
 from policies.planning.merit import describe_merit, slow_down, sum_merits
 from policies.planning.placement.running import predict_running
 from policies.planning.plan import Prediction, ReplicaPlacement, Role, diff

@@ -28,20 +28,19 @@ from orchestrator.daemon.control.state import STARTING
 from orchestrator.daemon.control.streams.streams import Stream
 from orchestrator.errors import ContextExceeded, RequestError
 from orchestrator.protocol.draft_messages import DraftLink
-from orchestrator.protocol.messages import (
+from orchestrator.protocol.events import (
     Event,
     Failed,
-    Gauges,
     MovedIn,
     MovedOut,
-    PagesDoor,
+    PagesEndpoint,
     Progress,
     Refused,
     Retuned,
-    RoundReport,
     StillWorking,
 )
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Gauges, RoundReport
 from policies.serving.failover.blame import LossKind
 
 _NOT_SERVING = (Rank.JOINING, Rank.LEAVING, Rank.STANDBY)
@@ -91,8 +90,8 @@ def _hear(state: State, replica: Replica, said: Event, now_s: float) -> list[Act
 
 def _fold_said(state: State, replica: Replica, event: Event, now_s: float) -> list[Action]:
     """Fold an event of a replica's worker. Of one that is joining or leaving nobody waits for anything."""
-    if isinstance(event, PagesDoor):
-        state.router.moves.doors[replica.worker] = event.door
+    if isinstance(event, PagesEndpoint):
+        state.router.moves.endpoints[replica.worker] = event.endpoint
         return []
     if replica.rank in _NOT_SERVING:
         replica.state.observe(event)
@@ -226,7 +225,7 @@ def _replace_worker(state: State, replica: Replica, cause: str, kind: LossKind, 
     hopeless = replica.rank is Rank.JOINING or not any(one.life.served for one in state.replicas.with_streams)
     explained = state.blame.explained
     wait_s = state.health.wait_s(replica.parts, now_s)
-    state.router.moves.doors.pop(replica.worker, None)
+    state.router.moves.endpoints.pop(replica.worker, None)
     longest = max((len(one.submit.prompt) + one.submit.max_tokens for one in state.streams.live()), default=0)
     loss = replica.life.observe_end(
         *(cause, kind, now_s),

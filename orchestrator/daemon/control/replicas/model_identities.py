@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from adapters.model_identity import ModelIdentity
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import DraftReady
-from orchestrator.protocol.messages import Event, Retuned
+from orchestrator.protocol.events import Event, Retuned
 from orchestrator.protocol.model_pins import list_pinned, pin_options, pin_spec
 from orchestrator.protocol.ready import Ready
 

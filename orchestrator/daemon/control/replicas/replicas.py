@@ -28,8 +28,8 @@ from orchestrator.daemon.control.state import (
     unlike,
 )
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Gauges, RoundReport
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Gauges, RoundReport
 from policies.serving.replica_load import PairPaces, ReplicaPace, SeenRound, expect_pace
 from policies.serving.routing import Route
 

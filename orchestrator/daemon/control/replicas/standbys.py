@@ -21,7 +21,7 @@ from orchestrator.daemon.control.replicas.replicas import Rank, Replica, Replica
 from orchestrator.daemon.control.replicas.worker_life import WorkerLife
 from orchestrator.daemon.control.routing.router import Router
 from orchestrator.daemon.control.state import FAILED
-from orchestrator.protocol.messages import Finished
+from orchestrator.protocol.events import Finished
 from policies.serving.failover.health import Health
 from policies.serving.failover.standby import (
     NO_RULES,

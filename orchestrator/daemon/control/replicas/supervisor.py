@@ -11,8 +11,9 @@ from orchestrator.daemon.control.actions import StartWorker, StopWorker
 from orchestrator.daemon.control.events import WorkerEnded, WorkerEnding, WorkerSaid, WorkerStarted
 from orchestrator.daemon.control.replicas.worker_life import STOP_GRACE_S
 from orchestrator.errors import WorkerError
+from orchestrator.protocol.commands import Command
 from orchestrator.protocol.contract import Cluster, Worker, WorkerSpec
-from orchestrator.protocol.messages import Command, Failed
+from orchestrator.protocol.events import Failed
 from policies.serving.failover.blame import LossKind
 
 _log = logging.getLogger(__name__)

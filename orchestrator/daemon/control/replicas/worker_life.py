@@ -14,8 +14,9 @@ from orchestrator.daemon.control.actions import Action, LogLine, StartWorker, St
 from orchestrator.daemon.control.state import tell_nobody
 from orchestrator.protocol.contract import MEMORY_SHARE, WorkerSpec
 from orchestrator.protocol.draft_messages import DraftReady
-from orchestrator.protocol.messages import Event, Failed, FailureKind, RoundReport, StillWorking
+from orchestrator.protocol.events import Event, Failed, FailureKind, StillWorking
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import RoundReport
 from policies.models.kv_shares import SHARES, find_next_share, name_share
 from policies.running_mean import update_mean
 from policies.serving.failover.blame import LOSS_KINDS, LossKind

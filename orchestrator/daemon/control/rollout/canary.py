@@ -18,7 +18,7 @@ from orchestrator.clock import Clock
 from orchestrator.daemon.control.port import PROMOTED, ROLLED_BACK, TRIAL, Control, StateView, TrialDecision, TrialView
 from orchestrator.daemon.control.rollout.canary_file import TrialFile, TrialState
 from orchestrator.daemon.control.state import FAILED, STARTING
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from policies.sampling import Acceptance
 from policies.serving.canary import (
     CanaryMove,
@@ -104,7 +104,7 @@ class CanaryTrial:
             submit = msgspec.structs.replace(
                 submit, sampling=replace(submit.sampling, acceptance=self._terms.acceptance)
             )
-        return msgspec.structs.replace(submit, lane=arm.value), entry
+        return msgspec.structs.replace(submit, variant=arm.value), entry
 
     def end_entry(
         self,

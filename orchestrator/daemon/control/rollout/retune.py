@@ -8,8 +8,9 @@ import msgspec
 
 from orchestrator.daemon.control.actions import Action, FinishRetune, LogLine, Send
 from orchestrator.daemon.control.replicas.replicas import Replica
+from orchestrator.protocol.commands import Retune
 from orchestrator.protocol.contract import WorkerSpec
-from orchestrator.protocol.messages import Retune, Retuned
+from orchestrator.protocol.events import Retuned
 
 _LOADED = ("model", "max_running")
 """The options that a worker takes when it loads, and keeps."""

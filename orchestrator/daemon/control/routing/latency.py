@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from device_profiles.units import MS_PER_S
-from orchestrator.protocol.messages import RequestStats
+from orchestrator.protocol.rounds import RequestStats
 from policies.running_mean import update_mean
 from policies.serving.admission import expect_gap_s
 from policies.serving.slo import predict_ttft_ms

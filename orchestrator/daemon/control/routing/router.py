@@ -18,7 +18,7 @@ from orchestrator.daemon.control.streams.kv_moves import KvMoves
 from orchestrator.daemon.control.streams.overrides import ActiveOverrides, bounds_of, resolve_overrides
 from orchestrator.daemon.control.streams.streams import Stream, Streams
 from orchestrator.errors import RequestError, build_replaced_error
-from orchestrator.protocol.messages import Cancel, Submit
+from orchestrator.protocol.commands import Cancel, Submit
 from policies.serving.device_load import ALONE
 from policies.serving.failover.standby import OtherBits
 from policies.serving.fair_order import hold_back
@@ -219,11 +219,11 @@ class Router:
         """Return the operator's bounds for a request at a replica, as they were reckoned for the one before it where
         these are the same."""
         standing = replica.standing
-        wanted = (replica.state.ready, self._least_depth, submit.lane, bool(submit.prediction))
+        wanted = (replica.state.ready, self._least_depth, submit.variant, bool(submit.prediction))
         known = standing.bounds_for
         if standing.bounds is None or known[0] is not wanted[0] or known[1:] != wanted[1:]:
-            ready, least, lane, predicted = wanted
-            standing.bounds_for, standing.bounds = wanted, bounds_of(ready, least, lane, predicted=predicted)
+            ready, least, variant, predicted = wanted
+            standing.bounds_for, standing.bounds = wanted, bounds_of(ready, least, variant, predicted=predicted)
         return standing.bounds
 
     def find_speculation(self, submit: Submit, overrides: ActiveOverrides) -> EffectiveBound | None:

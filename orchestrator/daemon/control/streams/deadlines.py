@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from orchestrator.clock import Clock
 from orchestrator.daemon.control.streams.streams import Stream
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import DEADLINE, Delta, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import DEADLINE, Delta
 
 
 def deadline_s(submit: Submit, request_timeout_s: float, clock: Clock) -> float:

@@ -20,8 +20,9 @@ from orchestrator.daemon.control.actions import Action, AskPages, DropPages, Log
 from orchestrator.daemon.control.port import KvMoveTotals
 from orchestrator.daemon.control.replicas.replicas import Replica
 from orchestrator.daemon.control.streams.streams import Stream, Streams
+from orchestrator.protocol.commands import Cancel, KvPages, PageLink, Submit
+from orchestrator.protocol.events import MovedIn, MovedOut
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.messages import Cancel, KvPages, MovedIn, MovedOut, PageLink, Submit
 from orchestrator.protocol.ready import Ready
 from policies.serving.kv_move import CopyRate, MovePrice, may_begin, observe_copy, price_move
 from policies.serving.replica_load import ReplicaPace, predict_prefill_ms
@@ -78,13 +79,13 @@ class _Move:
 
 class KvMoves:
     """Moves of `streams`, where that is `enabled`. `share_memory`: all workers are on this host, and share its memory.
-    `doors`: where other workers send pages to one, by its number. `totals` count streams that
+    `endpoints`: where other workers send pages to one, by its number. `totals` count streams that
     had a place where they were, since the beginning, by the number of the replica that they left."""
 
     def __init__(self, streams: Streams, choose_next: ChooseNext) -> None:
         self.enabled = False
         self.share_memory = False
-        self.doors: dict[int, LinkEndpoint] = {}
+        self.endpoints: dict[int, LinkEndpoint] = {}
         self.totals: dict[int, KvMoveTotals] = {}
         self._streams = streams
         self._choose_next = choose_next
@@ -205,7 +206,7 @@ class KvMoves:
         )
         if _format_of(target) != _format_of(source):
             return price, f"pages of {target.name} are of another kind"
-        if not self.share_memory and target.worker not in self.doors:
+        if not self.share_memory and target.worker not in self.endpoints:
             return price, f"it shares no memory with {target.name}, which takes in no pages over links"
         if not may_begin(0, 0, _most_bytes(stream, ready)):
             return price, "its pages are more than shared memory may be"
@@ -230,7 +231,7 @@ class KvMoves:
         move.patience_s = price.patience_s
         link, way, asked_s = None, "through shared memory", move.patience_s
         if not self.share_memory:
-            link, way = PageLink(self.doors[target.worker], length, LINK_PATIENCE_S), "over a link"
+            link, way = PageLink(self.endpoints[target.worker], length, LINK_PATIENCE_S), "over a link"
             asked_s += LINK_PATIENCE_S
         move.linked = link is not None
         move.until_s = now_s + asked_s

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.ready import Ready
 from policies.serving.canary import CanaryVariant
 from policies.serving.overrides import EffectiveBound, OperatorBounds, Override, Scope, effective
@@ -80,13 +80,13 @@ def _find_default(bounds: OperatorBounds) -> EffectiveBound:
     return effective([Override(Scope.REQUEST)], bounds)
 
 
-def bounds_of(ready: Ready | None, least: int, lane: str = "", *, predicted: bool = False) -> OperatorBounds:
-    """Return the operator's bounds, as they are effective in a worker for requests of a lane (see Submit): without a
+def bounds_of(ready: Ready | None, least: int, variant: str = "", *, predicted: bool = False) -> OperatorBounds:
+    """Return the operator's bounds, as they are effective in a worker for requests of a variant (see Submit): without a
     drafter nobody gets drafts. `least`: see OperatorBounds; `predicted`: the requests bring predictions."""
     if ready is None:
         return OperatorBounds(least=least)
     drafting = ready.drafting
-    canary = lane == CanaryVariant.CANARY.value
+    canary = variant == CanaryVariant.CANARY.value
     most = drafting.canary_depth if canary else drafting.max_depth if drafting.drafters else 0
     fixed = drafting.canary_fixed if canary else drafting.fixed_depth
     if predicted and most > 0 and not fixed:

@@ -11,8 +11,9 @@ from typing import Final
 
 from device_profiles.units import MS_PER_S
 from orchestrator.daemon.control.steering_port import MoveView, RequestView, RoundsView
-from orchestrator.protocol.messages import Delta, DrafterShare, RequestStats, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.packed_tokens import BYTES_PER_TOKEN
+from orchestrator.protocol.rounds import Delta, DrafterShare, RequestStats
 
 _MOST_ENDED: Final = 1024
 _MOST_STRETCHES: Final = 64
@@ -175,7 +176,7 @@ class RequestHistories:
     def open(self, submit: Submit, now_s: float) -> RequestHistory:
         """A request was taken in."""
         found = RequestHistory(submit.request_id, submit.owner, len(submit.prompt), now_s)
-        found.tokens, found.lane = len(submit.committed), submit.lane
+        found.tokens, found.lane = len(submit.committed), submit.variant
         found.prediction_tokens = len(submit.prediction) // BYTES_PER_TOKEN
         self._live[submit.request_id] = found
         return found

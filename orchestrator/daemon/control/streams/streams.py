@@ -23,7 +23,8 @@ from orchestrator.daemon.control.routing.latency import RecentLatency, Running
 from orchestrator.daemon.control.streams.overrides import NO_OVERRIDES, ActiveOverrides
 from orchestrator.daemon.control.streams.request_history import RequestHistories, RequestHistory
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Delta, RequestStats, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import Delta, RequestStats
 from orchestrator.protocol.trace_messages import ResumedStream
 from policies.serving.failover.blame import SETTLED_TOKENS
 from policies.serving.fair_order import FairAccounts, WaitingRequest, order_fairly

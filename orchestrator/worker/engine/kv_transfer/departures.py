@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from adapters.errors import Unsupported
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
-from orchestrator.protocol.messages import KvPages, MovedOut, MoveOut, PageLink, SharedMemory
+from orchestrator.protocol.commands import KvPages, MoveOut, PageLink, SharedMemory
+from orchestrator.protocol.events import MovedOut
 from orchestrator.protocol.shared_memory import SharedMemoryFailed
 from orchestrator.worker.engine.flights import Flights
 from orchestrator.worker.engine.kv_transfer.mover import KvMover

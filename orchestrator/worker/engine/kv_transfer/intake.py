@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from adapters.errors import CapacityError, Unsupported
 from device_profiles.units import MS_PER_S
 from orchestrator.clock import Clock
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.events import MovedIn
 from orchestrator.protocol.links.pages import LinkBroken
-from orchestrator.protocol.messages import MovedIn, Submit
 from orchestrator.protocol.shared_memory import SharedMemoryFailed
 from orchestrator.side_lane import SideLane
 from orchestrator.worker.engine.kv_transfer.mover import KvMover

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from adapters.device_memory import read_host_memory
 from adapters.loaded_model import KvLayout, LoadedModel, MovableKv
 from device_profiles.units import human_bytes
+from orchestrator.protocol.commands import KvPages, SharedMemory
 from orchestrator.protocol.links.pages import LinkBroken
-from orchestrator.protocol.messages import KvPages, SharedMemory
 from orchestrator.protocol.shared_memory import SharedMemoryFailed, open_memory, read_all, write_all
 from orchestrator.worker.engine.kv_transfer.page_inbox import PageInbox
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from adapters.framing import ProtocolError
 from device_profiles.units import MIB
+from orchestrator.protocol.commands import PageLink
 from orchestrator.protocol.links.endpoint import LinkLost, knock
 from orchestrator.protocol.links.pages import Opening, PieceHead, send_opening, send_piece, sum_parts
-from orchestrator.protocol.messages import PageLink
 
 MOST_UNSENT_BYTES = 16 * MIB
 """Pages that wait for the link: no more are taken out of the cache while there are so many."""
@@ -74,7 +74,7 @@ class PageSender:
 
     def _run(self) -> None:
         try:
-            with knock(self._link.door) as link:
+            with knock(self._link.endpoint) as link:
                 self.why = send_opening(link, self._opening)
                 if self.why:
                     return

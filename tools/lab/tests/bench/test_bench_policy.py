@@ -18,10 +18,10 @@ from outrider_lab.simulation.recording import Recording, RecordingError, load_re
 
 from adapters.tokenizer import load_tokenizer
 from device_profiles.cost import StepCost
-from orchestrator.protocol.messages import Sampling
 from orchestrator.worker.drafting.port import Ask
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS
+from policies.sampling import Sampling
 
 SUMMARY = {"worst_vs_plain", "vs_hindsight", "vs_hill_climber", "vs_batch_table", "policy_us_per_round", "identical"}
 CATEGORIES = ["explaining", "rewriting"]

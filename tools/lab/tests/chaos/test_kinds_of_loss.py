@@ -13,7 +13,7 @@ from outrider_lab.chaos.faults.memory import find_memory_cgroup, starve
 
 from orchestrator.errors import WorkerLost
 from orchestrator.launch.local import LocalCluster
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from tests.support.workers import start_worker, tokens_until
 
 

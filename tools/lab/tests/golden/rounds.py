@@ -17,12 +17,13 @@ from outrider_lab.replay.run import replay
 from outrider_lab.simulation.recording import Recording
 
 from adapters.contract import ForwardResult, Segment
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.model import ModelDrafter
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.engine.loop import DecodeLoop
+from policies.sampling import Sampling
 from policies.speculation import DraftSummary, RoundContext
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model

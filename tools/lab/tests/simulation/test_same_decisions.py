@@ -23,8 +23,9 @@ from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.events import ControlEvent, StreamOpened, WorkerEnding, WorkerSaid, WorkerStarted
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import RequestError, WorkerLost
+from orchestrator.protocol.commands import Cancel, Command, Submit
 from orchestrator.protocol.contract import Worker, WorkerSpec
-from orchestrator.protocol.messages import Cancel, Command, Event, Submit
+from orchestrator.protocol.events import Event
 
 _TURNS = 12  # of the event loop until what was told has had its consequences
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.protocol.messages import Sampling, Submit
 from orchestrator.recommend.decode import environment_of, warm_up
 from orchestrator.recommend.record import Mode, ModeRun, Prompt, measure_decoding
 from orchestrator.worker.drafting.port import Drafter
@@ -21,13 +21,14 @@ from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.summary import FORMULAS, control_ratio, list_rows, summarise_modes
+from policies.sampling import Sampling
 
 
 def read_decode_options(config: Path | None, exactness: str, adapter: str, concurrency: int) -> EngineOptions:
     """Return what the configuration and the flags say. Raises BenchError, ConfigError."""
     from adapters import registry
     from orchestrator.config.load import default_config_path, load_config
-    from orchestrator.protocol.load_options import engine_options
+    from orchestrator.planning.worker_options import engine_options
 
     path = config or default_config_path()
     loaded = load_config(path)

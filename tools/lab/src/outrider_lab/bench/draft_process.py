@@ -15,9 +15,9 @@ import msgspec
 from orchestrator.machine.cores import pin_to_cores
 from orchestrator.protocol.contract import NODE_ADDRESS
 from orchestrator.protocol.draft_messages import DraftReady
+from orchestrator.protocol.events import Event, Failed
 from orchestrator.protocol.links.address import LinkEndpoint
 from orchestrator.protocol.load_options import DraftWorkerOptions
-from orchestrator.protocol.messages import Event, Failed
 from orchestrator.worker.loading.draft_worker import build_draft_engine
 from outrider_lab.bench.errors import BenchError
 
@@ -62,7 +62,7 @@ def _serve(options: dict[str, Any], cores: list[int], address: str, ready: Conne
 
     def tell(event: Event) -> None:
         if isinstance(event, DraftReady):
-            ready.send((event.door, event.vocabulary_fingerprint))
+            ready.send((event.endpoint, event.vocabulary_fingerprint))
         elif isinstance(event, Failed):
             ready.send(event.message)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from adapters.contract import AdapterError, Segment
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.protocol.messages import Sampling
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.models import LoadedSource, load_target
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS, PromptText
 from orchestrator.worker.measuring.steps import follow_on
 from outrider_lab.bench.errors import BenchError
+from policies.sampling import Sampling
 
 _SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, top_p=0.95, seed=1000)}
 CONCURRENCIES = (1, 8)

@@ -17,15 +17,14 @@ from adapters.contract import AdapterError
 from adapters.model_source import refuse_runtime
 from device_profiles.units import MIB
 from orchestrator.errors import OutriderError
+from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.load_options import (
     DraftOptions,
     EngineOptions,
     ModelDraftOptions,
     ModelOptions,
     SuffixOptions,
-    engine_options,
 )
-from orchestrator.protocol.messages import Sampling
 from orchestrator.recommend.decode import encode_prompts, read_prompts, warm_up
 from orchestrator.recommend.record import Prompt
 from orchestrator.worker.drafting.port import Drafter
@@ -37,6 +36,7 @@ from outrider_lab.bench.decode import measure_modes
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.selection import select_by_name
 from outrider_lab.bench.summary import FORMULAS
+from policies.sampling import Sampling
 
 EXACT = {"greedy": Sampling(), "sampled": Sampling(0.8, top_p=0.95, seed=1)}
 """What is decoded to the target's own tokens."""

@@ -12,9 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.cli.main import main
-from orchestrator.protocol import load_options as loading_options
+from orchestrator.planning import worker_options
+from orchestrator.protocol.commands import Command, Submit
 from orchestrator.protocol.contract import Engine, Step
-from orchestrator.protocol.messages import Command, Event, RoundReport, Submit
+from orchestrator.protocol.events import Event
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.worker.loading.engine import build_engine
 
 POISON_SEED = 66_600_000
@@ -67,5 +69,5 @@ def build_poisoned_engine(options: dict[str, Any]) -> Engine:
 
 
 if __name__ == "__main__":
-    loading_options.ENGINE_ENTRY = ENTRY
+    worker_options.ENGINE_ENTRY = ENTRY
     main()

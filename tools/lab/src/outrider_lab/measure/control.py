@@ -33,10 +33,11 @@ from orchestrator.daemon.control.events import (
 )
 from orchestrator.daemon.control.step import step
 from orchestrator.daemon.control.streams.admission import ControlLimits
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import Cluster, WorkerSpec
 from orchestrator.protocol.draft_messages import DrafterState, DraftLoad, DraftReady
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.messages import Delta, Gauges, RequestStats, RoundReport, Submit
+from orchestrator.protocol.rounds import Delta, Gauges, RequestStats, RoundReport
 from policies.planning.placement import plan_placement
 from policies.planning.plan import (
     Constraints,

@@ -15,8 +15,8 @@ import msgspec
 from rich.progress import Progress
 
 from orchestrator.config.load import default_config_path, load_config
-from orchestrator.protocol.load_options import engine_options
-from orchestrator.protocol.messages import Submit
+from orchestrator.planning.worker_options import engine_options
+from orchestrator.protocol.commands import Submit
 from orchestrator.recommend.decode import encode_prompts
 from orchestrator.recommend.record import ModeRun, measure_decoding
 from orchestrator.worker.loading.engine import build_loop

@@ -30,10 +30,10 @@ from adapters.tokenizer import Tokenizer
 from orchestrator.clock import SystemClock
 from orchestrator.daemon.tracing.daemon_tracing import DaemonTracing
 from orchestrator.daemon.tracing.export import ExportSettings
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.drafting.suffix import SuffixDrafter
 from orchestrator.worker.engine.loop import DecodeLoop
-from policies.sampling import ToleranceGoal
+from policies.sampling import Sampling, ToleranceGoal
 from policies.speculation.adaptive import Adaptive
 from policies.speculation.cost_model import TYPICAL, start_cost_model
 

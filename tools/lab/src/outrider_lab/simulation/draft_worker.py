@@ -33,7 +33,7 @@ class SimulatedDraftWorker:
         kind = self.kind
         return DraftReady(
             name=kind.name,
-            door=LinkEndpoint([f"simulated:{self.number}"], b""),
+            endpoint=LinkEndpoint([f"simulated:{self.number}"], b""),
             drafter=DrafterState(kind.name, "model", adapter="simulated"),
             vocabulary_size=1 << 16,
             vocabulary_fingerprint="simulated",

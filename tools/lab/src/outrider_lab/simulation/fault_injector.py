@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from orchestrator.daemon.control.events import WorkerSaid
-from orchestrator.protocol.messages import Failed
+from orchestrator.protocol.events import Failed
 from outrider_lab.simulation.faults import Fault
 from outrider_lab.simulation.processes import Processes, ProcessWorld, SimulatedProcess
 

@@ -16,9 +16,10 @@ from orchestrator.daemon.control.events import (
     WorkerSaid,
     WorkerStarted,
 )
+from orchestrator.protocol.commands import Cancel, Submit
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import AttachDraft, DraftLink
-from orchestrator.protocol.messages import Cancel, Event, MovedOut, Submit
+from orchestrator.protocol.events import Event, MovedOut
 from outrider_lab.simulation.draft_worker import SimulatedDraftWorker
 from outrider_lab.simulation.figures import TargetUse
 from outrider_lab.simulation.fleet import DraftKind, Fleet, PlacedReplica
@@ -230,7 +231,7 @@ class Processes:
                 pass
 
     def _attach(self, target: SimulatedTarget, command: AttachDraft) -> None:
-        process = self._running.get(int(command.door.addresses[0].partition(":")[2]))
+        process = self._running.get(int(command.endpoint.addresses[0].partition(":")[2]))
         draft = process.draft if process is not None else None
         if process is None or draft is None or process.host in self.away:
             self.tell(target.number, DraftLink(command.name, "lost", "nobody answers"))

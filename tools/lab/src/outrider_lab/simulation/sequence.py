@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from device_profiles.units import MS_PER_S
-from orchestrator.protocol.messages import RequestStats, Submit
+from orchestrator.protocol.commands import Submit
+from orchestrator.protocol.rounds import RequestStats
 
 
 class SimulatedSequence:

@@ -14,9 +14,11 @@ from itertools import islice
 from typing import Any, Protocol
 
 from device_profiles.units import MS_PER_S, ceil_div
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.draft_messages import DrafterState
-from orchestrator.protocol.messages import Delta, Event, Gauges, RoundReport, Submit
+from orchestrator.protocol.events import Event
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import Delta, Gauges, RoundReport
 from outrider_lab.simulation.courses import CompanyCourses, find_company
 from outrider_lab.simulation.draft_worker import SimulatedDraftWorker
 from outrider_lab.simulation.figures import TargetUse

@@ -35,7 +35,7 @@ from orchestrator.daemon.control.state import whole
 from orchestrator.daemon.control.step import State, step
 from orchestrator.daemon.control.streams.admission import ControlLimits
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Submit
+from orchestrator.protocol.commands import Submit
 from outrider_lab.simulation.courses import CourseBook
 from outrider_lab.simulation.fault_injector import FaultInjector
 from outrider_lab.simulation.faults import Fault

@@ -11,8 +11,8 @@ import msgspec
 
 from adapters.hardware import runtime_version
 from adapters.scoring import log_probabilities
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.record import ModeRun, Record, measure_decoding
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.drafters import build_drafter

@@ -19,16 +19,10 @@ from orchestrator.clock import SystemClock
 from orchestrator.config.model import ClusterConfig
 from orchestrator.errors import OutriderError
 from orchestrator.machine.cores import pin_to_cores
+from orchestrator.planning.worker_options import draft_specs, engine_options
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.load_options import (
-    DraftWorkerOptions,
-    EngineOptions,
-    ModelDraftOptions,
-    RemoteOptions,
-    draft_specs,
-    engine_options,
-)
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.load_options import DraftWorkerOptions, EngineOptions, ModelDraftOptions, RemoteOptions
 from orchestrator.recommend.decode import encode_prompts, warm_up
 from orchestrator.recommend.record import ModeRun, Prompt, measure_decoding, tpot_ms
 from orchestrator.worker.drafting.chain import ChainDrafter
@@ -43,6 +37,7 @@ from outrider_lab.bench.draft_process import start_draft_process
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.summary import figures
 from policies.models.vocabulary import Match
+from policies.sampling import Sampling
 
 OVERLAP = {"sequential": "never", "overlapped": "always"}
 """The ways of drafting that are compared, and what each is called in cluster.yaml."""

@@ -16,8 +16,8 @@ import msgspec
 from adapters.contract import LoadedModel, Segment
 from adapters.tokenizer import Tokenizer, load_tokenizer
 from orchestrator.clock import SystemClock
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions, SuffixOptions
-from orchestrator.protocol.messages import Submit
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.loading.drafters import build_drafter
 from orchestrator.worker.loading.engine import build_loop

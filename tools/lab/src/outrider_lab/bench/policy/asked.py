@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from orchestrator.config.load import default_config_path, load_config
-from orchestrator.protocol.load_options import EngineOptions, engine_options
+from orchestrator.planning.worker_options import engine_options
+from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.measuring.canary_aside import leave_out_canary
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError

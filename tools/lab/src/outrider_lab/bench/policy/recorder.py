@@ -11,8 +11,8 @@ from adapters.contract import LoadedModel
 from device_profiles.cost import StepCost
 from device_profiles.measured import RoundOverhead
 from orchestrator.clock import Clock
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.protocol.messages import Submit
 from orchestrator.worker.drafting.port import Ask, Drafter
 from orchestrator.worker.loading.models import LoadedSource
 from orchestrator.worker.measuring.rounds import RoundSample, fit_rounds

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from adapters.tokenizer import Tokenizer
-from orchestrator.protocol.messages import Sampling, Submit
+from orchestrator.protocol.commands import Submit
 from orchestrator.worker.measuring.prompts import PromptText, spread
 from outrider_lab.bench.errors import BenchError
+from policies.sampling import Sampling
 
 MIX = "mix"
 """The category of a visit with requests of all of them."""

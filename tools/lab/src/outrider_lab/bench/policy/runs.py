@@ -22,8 +22,9 @@ from typing import NamedTuple
 import msgspec
 
 from device_profiles.units import MS_PER_S
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.protocol.messages import RoundReport, Submit
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.worker.drafting.port import Drafter
 from orchestrator.worker.engine.loop import DecodeLoop
 from orchestrator.worker.loading.engine import build_loop

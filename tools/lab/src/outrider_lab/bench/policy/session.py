@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from device_profiles.cost import StepCost
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.protocol.messages import Submit
 from outrider_lab.bench.policy.arms import ADAPTIVE, CLIMBER, CONTROL, FIXED, TABLE, Timed, policy_of
 from outrider_lab.bench.policy.drafters import KINDS, Drafters
 from outrider_lab.bench.policy.requests import MIX, Requests

@@ -18,13 +18,17 @@ from adapters.tokenizer import Tokenizer, load_tokenizer
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.cluster.shared_cluster import SharedCluster
 from orchestrator.errors import OutriderError, WorkerError
+from orchestrator.planning.worker_options import engine_options, worker_specs
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.contract import Cluster, Worker
-from orchestrator.protocol.load_options import ModelOptions, engine_options, worker_specs
-from orchestrator.protocol.messages import Event, Failed, Refused, RoundReport, Sampling, Submit
+from orchestrator.protocol.events import Event, Failed, Refused
+from orchestrator.protocol.load_options import ModelOptions
 from orchestrator.protocol.ready import Ready
+from orchestrator.protocol.rounds import RoundReport
 from orchestrator.worker.loading.prepared import load_own_tokenizer, silent
 from orchestrator.worker.measuring.prompts import PromptText
 from outrider_lab.bench.errors import BenchError
+from policies.sampling import Sampling
 
 _STOP_S = 5.0
 _LOADED_WITHIN_S = 600.0

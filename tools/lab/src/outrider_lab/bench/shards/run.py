@@ -14,10 +14,10 @@ from typing import Any
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.bootstrap.clusters import build_cluster, local_cluster
 from orchestrator.protocol.contract import Cluster
-from orchestrator.protocol.messages import Sampling
 from orchestrator.worker.measuring.prompts import OWN_PROMPTS
 from outrider_lab.bench.cluster.hosts import BenchHosts, make_hosts
 from outrider_lab.bench.shards.measure import MeasuredTarget, StreamRun, TargetRun
+from policies.sampling import Sampling
 
 STREAMS = 4
 SAMPLINGS = {"greedy": Sampling(), "seeded": Sampling(temperature=0.8, seed=7)}

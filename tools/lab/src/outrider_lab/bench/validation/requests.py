@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from adapters.tokenizer import load_tokenizer
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.load_options import EngineOptions
-from orchestrator.protocol.messages import Submit
 from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import LoadedSource
 from orchestrator.worker.measuring.prompts import PromptText, read_texts

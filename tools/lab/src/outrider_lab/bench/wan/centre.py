@@ -17,8 +17,8 @@ from typing import Any
 
 from orchestrator.errors import OutriderError
 from orchestrator.machine.cores import pin_to_cores
+from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.links.address import LinkEndpoint
-from orchestrator.protocol.messages import Submit
 from orchestrator.recommend.decode import encode_prompts, warm_up
 from orchestrator.worker.drafting.chain import ChainDrafter
 from orchestrator.worker.drafting.remote.drafter import RemoteDrafter

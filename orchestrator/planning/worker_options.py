@@ -1,0 +1,315 @@
+"""From a configuration to what workers are started and loaded by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from adapters.contract import StaticShapes
+from device_profiles.profile import Exactness
+from orchestrator.config.drafts import Draft, IndexDraft, ModelDraft, SuffixDraft, draft_names
+from orchestrator.config.load import store_directory
+from orchestrator.config.model import ClusterConfig
+from orchestrator.config.slo import SloSection
+from orchestrator.config.source_text import Place, format_place
+from orchestrator.config.speculation import Speculation
+from orchestrator.config.target import Placement, Target
+from orchestrator.protocol.contract import WorkerSpec
+from orchestrator.protocol.load_options import (
+    CanaryOptions,
+    DraftOptions,
+    DraftWorkerOptions,
+    EngineOptions,
+    IndexOptions,
+    ModelDraftOptions,
+    ModelOptions,
+    RemoteOptions,
+    ShardOptions,
+    ShardWorkerOptions,
+    SuffixOptions,
+)
+from policies.sampling import ToleranceGoal
+from policies.serving.draft_pool import PoolSize
+from policies.serving.slo import Objective, Objectives
+from policies.speculation.pid import PidSettings
+
+ENGINE_ENTRY = "orchestrator.worker.loading.engine:build_engine"
+DRAFT_ENTRY = "orchestrator.worker.loading.draft_worker:build_draft_engine"
+SHARD_ENTRY = "orchestrator.worker.loading.shard_worker:build_shard_engine"
+
+CANARY_PREFIX = "canary-"
+"""What the names of the canary's own drafters begin with."""
+
+
+def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
+    """Return what the target's worker needs; `base` is the directory that relative sources start from.
+
+    A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
+    ModelRefused or DownloadFailed when that is not possible.
+    """
+    source = config.sources.bind(config.model.source)
+    depth = depth_of(config.speculation)
+    return EngineOptions(
+        model=ModelOptions(
+            source=source,
+            identity=config.sources.identities.get(source),
+            base=str(base),
+            store=str(store_directory(config)),
+            name=config.model.name,
+            adapter=config.model.adapter,
+            device=_name_first_device(config.model),
+            exactness=config.model.exactness.value,
+            weights=config.model.weights,
+            activations=config.model.activations,
+            kv_cache_precision=config.model.kv_cache_precision,
+            threads=config.devices.threads or len(config.devices.cores),
+            kv_cache_bytes=int(config.limits.kv_cache),
+            max_batch_rows=config.limits.max_batch_rows,
+            static=read_static_shapes(config.model),
+            shards=[
+                ShardOptions(
+                    shard.adapter or config.model.adapter,
+                    shard.device or config.model.device,
+                    shard.layers,
+                    shard.threads or len(shard.cores),
+                    own=shard.in_own_process,
+                    host=shard.host,
+                    cores=shard.cores,
+                )
+                for shard in config.model.shards
+            ],
+            tensor_parallel=config.model.tensor_parallel,
+            device_layers=read_device_layers(config.model),
+        ),
+        max_running=config.limits.max_running,
+        max_itl_ms=config.limits.max_itl_ms,
+        prefix_reuse=config.limits.prefix_reuse,
+        max_depth=depth,
+        tolerance=ToleranceGoal(
+            config.speculation.tolerance_acceptance_rate,
+            config.speculation.tolerance_warmup_tokens,
+            config.speculation.tolerance_max_delta,
+            config.speculation.tolerance_delta or None,
+        ),
+        drafters=_drafters(config, base) if depth else [],
+        fixed_depth=config.speculation.method == "fixed",
+        canary=_canary(config, base) if config.canary.share else None,
+        pid=PidSettings(**config.speculation.pid.model_dump()),
+        low_acceptance_rate=config.speculation.low_acceptance_rate,
+        objectives=objectives_of(config.slo),
+        across_hosts=_is_across_hosts(config),
+        predicted_depth=config.speculation.max_predicted_tokens,
+    )
+
+
+def _name_first_device(model: Target) -> str:
+    """Return the device of rank 0: where layers are split, `CUDA` is all devices of that name from the first one on."""
+    return "CUDA:0" if model.tensor_parallel > 1 and model.device == "CUDA" else model.device
+
+
+def objectives_of(slo: SloSection) -> Objectives:
+    """Return what requests are to have."""
+    return Objectives(
+        Objective(slo.ttft_ms or None, slo.ttft_percentile),
+        Objective(slo.tpot_ms or None, slo.tpot_percentile),
+        slo.max_round_ms,
+    )
+
+
+def depth_of(speculation: Speculation) -> int:
+    """Return the most drafts of a sequence in a round."""
+    return 0 if speculation.method == "off" else speculation.num_speculative_tokens
+
+
+def _canary(config: ClusterConfig, base: Path) -> CanaryOptions:
+    """Return how the canary's requests are drafted for. Drafters of its own have names of their own."""
+    speculation = config.canary_speculation
+    depth, own = depth_of(speculation), None
+    if depth and config.canary_drafts:
+        own = _drafters_of(config.canary_drafts, ("canary", "drafts"), CANARY_PREFIX, config, base)
+    elif depth and not depth_of(config.speculation):
+        own = _drafters(config, base)  # nobody else has them loaded
+    return CanaryOptions(depth, speculation.method == "fixed", own)
+
+
+def worker_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
+    """Return how the target's workers are started: one for each replica."""
+    placements = config.model.placements
+    if config.model.most_replicas == 1:
+        return [_worker_spec("target", options, config, placements[0])]
+    return [_worker_spec(f"target-{index}", options, config, placement) for index, placement in enumerate(placements)]
+
+
+def _worker_spec(name: str, options: EngineOptions, config: ClusterConfig, placement: Placement) -> WorkerSpec:
+    cores = placement.cores or config.devices.cores
+    threads = placement.threads or len(placement.cores) or options.model.threads
+    own = {format_place(at) for at, draft in config.all_drafts if getattr(draft, "threads", 0)}
+
+    def place_drafts(drafters: list[DraftOptions]) -> list[DraftOptions]:
+        return [
+            msgspec.structs.replace(draft, model=msgspec.structs.replace(draft.model, threads=threads))
+            if isinstance(draft, ModelDraftOptions) and draft.remote is None and draft.place not in own
+            else draft
+            for draft in drafters
+        ]
+
+    placed = msgspec.structs.replace(options.with_model(threads=threads), drafters=place_drafts(options.drafters))
+    if placed.canary is not None and placed.canary.drafters is not None:
+        canary = msgspec.structs.replace(placed.canary, drafters=place_drafts(placed.canary.drafters))
+        placed = msgspec.structs.replace(placed, canary=canary)
+    return WorkerSpec(
+        *(name, ENGINE_ENTRY, msgspec.to_builtins(placed)),
+        node=placement.host,
+        cores=list(cores),
+        device=options.model.device,
+        reserved_cpus=_count_reserved_cpus(config, threads),
+        parts=_shard_specs(name, placed.model, config),
+        endpoints_at=["model", "shard_endpoints"],
+    )
+
+
+def _shard_specs(target: str, model: ModelOptions, config: ClusterConfig) -> list[WorkerSpec]:
+    """Return how the workers for layers of one replica are started: those that have processes of their own."""
+    own = [(number, shard, shard.threads or model.threads) for number, shard in enumerate(model.shards) if shard.own]
+    whole = msgspec.structs.replace(model, shards=[], static=StaticShapes())
+    return [
+        WorkerSpec(
+            name=f"{target}-shard-{number}",
+            entry=SHARD_ENTRY,
+            options=msgspec.to_builtins(
+                ShardWorkerOptions(
+                    msgspec.structs.replace(whole, adapter=shard.adapter, device=shard.device, threads=threads),
+                    _is_across_hosts(config),
+                )
+            ),
+            node=shard.host,
+            cores=shard.cores,
+            device=shard.device,
+            reserved_cpus=_count_reserved_cpus(config, threads),
+        )
+        for number, shard, threads in own
+    ]
+
+
+def _is_across_hosts(config: ClusterConfig) -> bool:
+    """Return whether workers may have to reach each other from other machines."""
+    return config.cluster.on_ray and bool(config.cluster.address)
+
+
+def _count_reserved_cpus(config: ClusterConfig, threads: int) -> float:
+    """Return what a worker keeps from other tenants of the Ray cluster that it joins: its threads, one where these are
+    its runtime's choice."""
+    return float(threads or 1) if config.cluster.on_ray and config.cluster.address else 0.0
+
+
+def draft_specs(options: EngineOptions, config: ClusterConfig) -> list[WorkerSpec]:
+    """Return how the draft workers are started: one for each draft that has a process of its own. One with a pool has
+    slots for the sequences of all replicas: any number of them may be its own."""
+    shares = dict.fromkeys(list_draft_pools(config), config.model.most_replicas)
+    across_hosts = _is_across_hosts(config)
+    return [
+        WorkerSpec(
+            name=draft.name,
+            entry=DRAFT_ENTRY,
+            options=msgspec.to_builtins(
+                DraftWorkerOptions(draft, options.max_running * shares.get(draft.name, 1), across_hosts)
+            ),
+            node=draft.remote.host,
+            cores=draft.remote.cores,
+            device=draft.model.device,
+            reserved_cpus=_count_reserved_cpus(config, draft.model.threads),
+        )
+        for draft in options.all_drafters
+        if isinstance(draft, ModelDraftOptions) and draft.remote is not None
+    ]
+
+
+def list_draft_pools(config: ClusterConfig) -> dict[str, PoolSize]:
+    """Return how many workers there are of each draft that says so, by its name."""
+    own = zip(config.canary_drafts, draft_names(config.canary_drafts, CANARY_PREFIX), strict=True)
+    everybody = zip(config.drafts, draft_names(config.drafts), strict=True)
+    return {
+        name: PoolSize(draft.workers.min, draft.workers.max or draft.workers.min, draft.workers.idle_s)
+        for draft, name in (*everybody, *own)
+        if isinstance(draft, ModelDraft) and draft.process == "own" and draft.workers.min
+    }
+
+
+def _drafters(config: ClusterConfig, base: Path) -> list[DraftOptions]:
+    return _drafters_of(config.drafts, config.find_place("drafts"), "", config, base)
+
+
+def _drafters_of(
+    drafts: Sequence[Draft], at: Place, prefix: str, config: ClusterConfig, base: Path
+) -> list[DraftOptions]:
+    named = enumerate(zip(drafts, draft_names(drafts, prefix), strict=True))
+    return [_draft(name, format_place((*at, index)), draft, config, base) for index, (draft, name) in named]
+
+
+def _draft(name: str, place: str, draft: Draft, config: ClusterConfig, base: Path) -> DraftOptions:
+    match draft:
+        case SuffixDraft():
+            statistics = draft.statistics
+            if statistics not in ("auto", "none"):
+                statistics = str(base / Path(statistics).expanduser())
+            return SuffixOptions(name, draft.max_match, int(draft.memory), statistics, place)
+        case IndexDraft():
+            path = base / Path(draft.path).expanduser()
+            size = path.stat().st_size if path.exists() else 0
+            return IndexOptions(name, draft.store, str(path), place, size, int(draft.memory))
+        case _:
+            return _model_draft(name, place, draft, config, base)
+
+
+def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig, base: Path) -> ModelDraftOptions:
+    source = config.sources.bind(draft.source)
+    return ModelDraftOptions(
+        name=name,
+        place=place,
+        model=ModelOptions(
+            source=source,
+            identity=config.sources.identities.get(source),
+            base=str(base),
+            store=str(store_directory(config)),
+            name="",
+            adapter=draft.adapter,
+            device=draft.device,
+            exactness=Exactness.KERNEL.value,  # the target judges whatever it says
+            weights=draft.weights,
+            activations=draft.activations,
+            kv_cache_precision=draft.kv_cache_precision,
+            threads=draft.threads or len(draft.cores) or config.devices.threads or _count_shared_cores(draft, config),
+            kv_cache_bytes=int(draft.kv_cache),
+            max_batch_rows=config.limits.max_batch_rows,
+            static=read_static_shapes(draft),
+            device_layers=read_device_layers(draft),
+        ),
+        prefill_ms=config.limits.max_itl_ms / 2,
+        remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s, draft.cores)
+        if draft.process == "own"
+        else None,
+        cascade=draft.cascade == "auto",
+        translate=draft.mismatched_vocabulary == "translate",
+    )
+
+
+def _count_shared_cores(draft: ModelDraft, config: ClusterConfig) -> int:
+    """Return how many cores a draft shares with the target; 0 where it shares none, or all there are."""
+    return len(config.devices.cores) if draft.process == "target" else 0
+
+
+def read_device_layers(model: Target | ModelDraft) -> int | None:
+    """Return how many layers a model's device holds at most, None for all."""
+    return None if model.device_layers == "all" else model.device_layers
+
+
+def read_static_shapes(model: Target | ModelDraft) -> StaticShapes:
+    """Return how a model runs where shapes are static."""
+    return StaticShapes(
+        on=model.static_shapes == "on",
+        context_tokens=model.static_context_tokens,
+        prefill_rows=model.static_prefill_rows,
+        verify_rows=tuple(model.static_verify_rows),
+    )
