@@ -54,8 +54,8 @@ def load_planned(
             if plan is None or not plan.on_device:
                 raise
             plan = plan_device_layers(options, adapter, file, slots, failed=plan)
-            told = describe_layers(plan, options.device) if plan else ""
-            _log.warning("%s on %s %s: %s; now %s", file.name, adapter.name, options.device, error, told)
+            fewer = describe_layers(plan, options.device) if plan else ""
+            _log.warning("%s on %s %s: %s; now %s", file.name, adapter.name, options.device, error, fewer)
 
 
 def plan_device_layers(
@@ -63,24 +63,24 @@ def plan_device_layers(
 ) -> LayerPlan | None:
     """Return the plan for so many sequences; None where the device holds all layers or nothing. `failed`: a plan that
     found no memory. Raises OutOfMemory and ModelRefused where the host's memory does not hold the rest."""
-    device = next((found for found in adapter.devices() if found.name == options.device), None)
+    device = next((known for known in adapter.devices() if known.name == options.device), None)
     if device is None or device.layer_costs is None:
         if options.device_layers is not None:
             raise Unsupported(f"{adapter.name} {options.device} has all layers there; leave device_layers out")
         return None
     memory, host = read_device_memory(device), read_host_memory()
-    asked = LayerRequest(options.kv_cache_bytes, slots, options.device_layers, "model.device_layers allows no more")
+    request = LayerRequest(options.kv_cache_bytes, slots, options.device_layers, "model.device_layers allows no more")
     if failed is not None:
         why = f"{failed.on_device} found no memory"
-        asked = LayerRequest(options.kv_cache_bytes, slots, int(failed.on_device * _FEWER), why)
+        request = LayerRequest(options.kv_cache_bytes, slots, int(failed.on_device * _FEWER), why)
     room = LayerRoom(memory.total_bytes, memory.free_bytes, host.free_bytes, device.in_host_memory)
     try:
-        return plan_layers(read_layered_model(file), device.layer_costs, asked, room)
+        return plan_layers(read_layered_model(file), device.layer_costs, request, room)
     except NoLayerRoom as refusal:
         title = f"{file.name} on {adapter.name} {device.name}, with the host's memory"
-        there = memory if device.in_host_memory else DeviceMemory(host.total_bytes, host.free_bytes)
+        scarce = memory if device.in_host_memory else DeviceMemory(host.total_bytes, host.free_bytes)
         raise refuse_for_room(
-            title, there, other_bytes=refusal.needed_bytes, kv_cache_bytes=options.kv_cache_bytes
+            title, scarce, other_bytes=refusal.needed_bytes, kv_cache_bytes=options.kv_cache_bytes
         ) from refusal
 
 
@@ -91,10 +91,10 @@ def tell_device_layers(options: ModelOptions, slots: int, places: Iterable[tuple
     for name, device in dict.fromkeys(places):
         if name not in GGUF_ADAPTERS or options.source.startswith(SIMULATED_PREFIX):
             continue
-        there = msgspec.structs.replace(options, adapter=name, device=device)
+        placed = msgspec.structs.replace(options, adapter=name, device=device)
         file = resolve(options.source, Path(options.base), adapter=name)
         try:
-            plan = plan_device_layers(there, registry.get_for(name, device, options.static), file, slots)
+            plan = plan_device_layers(placed, registry.get_for(name, device, options.static), file, slots)
         except AdapterError as refusal:
             lines.append(str(refusal))
             continue

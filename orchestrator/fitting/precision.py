@@ -45,7 +45,7 @@ def choose_model_precision(
 
     Raises ModelRefused when a requested format cannot be met or nothing ever fits, and OutOfMemory when nothing fits
     now."""
-    device = next((found for found in adapter.devices() if found.name == options.device), None)
+    device = next((known for known in adapter.devices() if known.name == options.device), None)
     if device is None:
         return None
     wanted = PrecisionRequest(
@@ -92,15 +92,14 @@ def read_measured_weights(
     adapter: Adapter, device: DeviceProfile, store: ModelStore, file: ModelSource
 ) -> list[MeasuredWeights]:
     """Return what was measured of the model's prepared weights on a device."""
-    found = []
+    measured = []
     for weights in list_formats(device):
         artefact = find_prepared(variant(adapter, weights), store, file)
-        for one in read_quality(artefact) if artefact else ():
-            if one["device"] == device.name:
-                ratio = one.get("perplexity_ratio", 0.0)
-                found.append(MeasuredWeights(weights, one["step_ms"], one["greedy_agreement"], ratio))
-                break
-    return found
+        qualities = read_quality(artefact) if artefact else ()
+        if quality := next((quality for quality in qualities if quality["device"] == device.name), None):
+            ratio = quality.get("perplexity_ratio", 0.0)
+            measured.append(MeasuredWeights(weights, quality["step_ms"], quality["greedy_agreement"], ratio))
+    return measured
 
 
 def find_prepared(recipe: Variant, store: ModelStore, file: ModelSource) -> Path | None:

@@ -14,15 +14,18 @@ from orchestrator.protocol.load_options import ModelOptions
 
 @dataclass(frozen=True, slots=True)
 class ProfileKey:
-    """`fingerprint` of hardware, driver and runtime; `digest` of the model's files; `formats` as they are asked for."""
+    """See `find_profile`."""
 
     fingerprint: str
+    """Of hardware, driver and runtime."""
     adapter: str
     role: str
     exactness: str
     threads: int
     digest: str
+    """Of the model's files."""
     formats: str
+    """As they are asked for."""
 
 
 def build_profile_key(options: ModelOptions, role: str, mark: str, threads: int, digest: str) -> ProfileKey:
@@ -32,10 +35,10 @@ def build_profile_key(options: ModelOptions, role: str, mark: str, threads: int,
 
 def find_profile(store: ProfileStore, key: ProfileKey) -> MeasuredModel | None:
     """Return the profile of this key; None where there is none."""
-    for one in store.models(key.fingerprint):
-        known = (one.adapter, one.role, one.exactness, one.threads, one.model_digest, one.formats)
-        if ProfileKey(one.fingerprint, *known) == key:
-            return one
+    for profile in store.models(key.fingerprint):
+        run_as = (profile.adapter, profile.role, profile.exactness, profile.threads)
+        if ProfileKey(profile.fingerprint, *run_as, profile.model_digest, profile.formats) == key:
+            return profile
     return None
 
 

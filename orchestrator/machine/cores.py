@@ -40,10 +40,10 @@ def pin_to_cores(cores: Sequence[int]) -> None:
 
 def spans(cores: Sequence[int]) -> str:
     """Return cores as people write them ("0-3, 8")."""
-    found: list[list[int]] = []
+    ranges: list[list[int]] = []
     for core in sorted(cores):
-        if found and core == found[-1][-1] + 1:
-            found[-1][1:] = [core]
+        if ranges and core == ranges[-1][-1] + 1:
+            ranges[-1][1:] = [core]
         else:
-            found.append([core])
-    return ", ".join("-".join(map(str, span)) for span in found) or "none"
+            ranges.append([core])
+    return ", ".join("-".join(map(str, span)) for span in ranges) or "none"

@@ -33,7 +33,7 @@ class DeviceSampler:
         own = list_own_processes(self._list_workers(), self._list_others())
         used = self._meter.measure(own)
         memory = read_host_memory()
-        found = {
+        loads = {
             PROCESSOR: DeviceLoad(
                 utilisation=None if used is None else used.utilisation,
                 others=None if used is None else used.others,
@@ -47,5 +47,5 @@ class DeviceSampler:
             )
         }
         with suppress(OSError):
-            found |= read_nvidia_loads({process.pid for process in own})
-        return found
+            loads |= read_nvidia_loads({process.pid for process in own})
+        return loads

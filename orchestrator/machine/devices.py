@@ -21,47 +21,47 @@ def effective_device(adapter: str, device: str) -> str:
 
 def device_name(adapter: str, device: str) -> str:
     """Return a device's full name, as its runtime tells it."""
-    names = {found.name: found.full_name for found in registry.list_devices(adapter)}
+    names = {known.name: known.full_name for known in registry.list_devices(adapter)}
     return names.get(device, device)
 
 
 def find_device(adapter: str, device: str) -> DeviceProfile:
     """Return a runtime's device by its name. Raises AdapterUnavailable, Unsupported."""
     wanted = effective_device(adapter, device)
-    there = registry.list_devices(adapter)
-    for found in there:
-        if found.name == wanted:
-            return found
-    raise Unsupported(f"{adapter} sees no device {device!r} here; there is {', '.join(one.name for one in there)}")
+    devices = {known.name: known for known in registry.list_devices(adapter)}
+    if wanted not in devices:
+        raise Unsupported(f"{adapter} sees no device {device!r} here; there is {', '.join(devices)}")
+    return devices[wanted]
 
 
 @dataclass(frozen=True, slots=True)
 class LocalDevices:
-    """This machine's devices as all installed runtimes see them. `seen`: what they are, with each runtime that sees
-    them; `versions`: of these runtimes; `lacks`: why other runtimes see nothing. `free_bytes`: what is free on each
-    now, by each name that a runtime has for it (left out where it is not known)."""
+    """This machine's devices as all installed runtimes see them."""
 
     seen: frozenset[tuple[str, Hardware]]
+    """What they are, with each runtime that sees them."""
     versions: dict[str, str]
+    """Of these runtimes."""
     lacks: dict[str, str]
+    """Why other runtimes see nothing."""
     free_bytes: dict[str, int]
+    """What is free on each now, by each name that a runtime has for it; left out where it is not known."""
 
 
 def list_devices_here(runtimes: Sequence[str] = ()) -> LocalDevices:
     """Return the devices of this machine as these runtimes see them, all where none are named."""
-    found: list[DeviceProfile] = []
+    devices: list[DeviceProfile] = []
     lacks: dict[str, str] = {}
     for name in runtimes or registry.names():
         try:
-            found += registry.list_devices(name)
+            devices += registry.list_devices(name)
         except AdapterUnavailable as error:
             lacks[name] = str(error)
-    seen = frozenset((device.adapter, hardware(device)) for device in found)
-    memory = {device.name: read_device_memory(device) for device in found}
-    versions = {name: runtime_version(name) for name in {device.adapter for device in found}}
-    return LocalDevices(
-        seen, versions, lacks, {name: one.free_bytes for name, one in memory.items() if one.total_bytes}
-    )
+    seen = frozenset((device.adapter, hardware(device)) for device in devices)
+    memories = {device.name: read_device_memory(device) for device in devices}
+    versions = {name: runtime_version(name) for name in {device.adapter for device in devices}}
+    free_bytes = {name: memory.free_bytes for name, memory in memories.items() if memory.total_bytes}
+    return LocalDevices(seen, versions, lacks, free_bytes)
 
 
 def mark_of(device: DeviceProfile) -> str:

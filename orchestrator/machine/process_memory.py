@@ -63,8 +63,8 @@ def sum_family_bytes(process: psutil.Process) -> tuple[int, int]:
     with suppress(psutil.Error):
         family += process.children()
     now = peak = 0
-    for one in family:
+    for member in family:
         with suppress(psutil.Error):
-            now += one.memory_info().rss
-            peak += peak_rss_bytes(one.pid)
+            now += member.memory_info().rss
+            peak += peak_rss_bytes(member.pid)
     return now, peak

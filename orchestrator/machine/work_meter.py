@@ -48,11 +48,10 @@ class WorkMeter:
         children: list[psutil.Process] = []
         with suppress(*_GONE):
             children = self._process.children(recursive=True)
-        every = [self._process, *children]
-        self._waits = any(map(_waits_for_disk, every))
-        spent = [_read_cpu_s(one, own=self._own and one is self._process) for one in every]
-        moved = [_count_bytes(one, own=self._own and one is self._process) for one in every]
-        return sum(spent), sum(moved)
+        family = [(self._process, self._own), *((child, False) for child in children)]
+        self._waits = any(_waits_for_disk(process) for process, _ in family)
+        spent_s = sum(_read_cpu_s(process, own=own) for process, own in family)
+        return spent_s, sum(_count_bytes(process, own=own) for process, own in family)
 
 
 def _read_cpu_s(process: psutil.Process, *, own: bool) -> float:
