@@ -39,9 +39,9 @@ from orchestrator.launch.local_worker import (
 from orchestrator.launch.output import follow
 from orchestrator.launch.process_handle import ProcessHandle
 from orchestrator.own_packages import with_our_packages
-from orchestrator.protocol.adoption import ORPHAN_GRACE_S, Adoption
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.draft_messages import ChooseDrafters
+from orchestrator.protocol.frames import ORPHAN_GRACE_S, Adoption
 
 _READ_AHEAD_BYTES = 1024 * 1024
 _CLOSE_GRACE_S = 5.0

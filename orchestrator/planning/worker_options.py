@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -49,39 +50,31 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     A model of the hub is pinned to a commit here, so that a worker that starts again loads the same one. Raises
     ModelRefused or DownloadFailed when that is not possible.
     """
-    source = config.sources.bind(config.model.source)
-    depth = depth_of(config.speculation)
+    target, depth = config.model, depth_of(config.speculation)
+    split_cuda = target.tensor_parallel > 1 and target.device == "CUDA"  # all devices of that name, from rank 0's on
     return EngineOptions(
-        model=ModelOptions(
-            source=source,
-            identity=config.sources.identities.get(source),
-            base=str(base),
-            store=str(store_directory(config)),
-            name=config.model.name,
-            adapter=config.model.adapter,
-            device=_name_first_device(config.model),
-            exactness=config.model.exactness.value,
-            weights=config.model.weights,
-            activations=config.model.activations,
-            kv_cache_precision=config.model.kv_cache_precision,
+        model=_model_options(
+            target,
+            config,
+            base,
+            name=target.name,
+            device="CUDA:0" if split_cuda else target.device,
+            exactness=target.exactness.value,
             threads=config.devices.threads or len(config.devices.cores),
             kv_cache_bytes=int(config.limits.kv_cache),
-            max_batch_rows=config.limits.max_batch_rows,
-            static=read_static_shapes(config.model),
             shards=[
                 ShardOptions(
-                    shard.adapter or config.model.adapter,
-                    shard.device or config.model.device,
+                    shard.adapter or target.adapter,
+                    shard.device or target.device,
                     shard.layers,
                     shard.threads or len(shard.cores),
                     own=shard.in_own_process,
                     host=shard.host,
                     cores=shard.cores,
                 )
-                for shard in config.model.shards
+                for shard in target.shards
             ],
-            tensor_parallel=config.model.tensor_parallel,
-            device_layers=read_device_layers(config.model),
+            tensor_parallel=target.tensor_parallel,
         ),
         max_running=config.limits.max_running,
         max_itl_ms=config.limits.max_itl_ms,
@@ -104,9 +97,23 @@ def engine_options(config: ClusterConfig, base: Path) -> EngineOptions:
     )
 
 
-def _name_first_device(model: Target) -> str:
-    """Return the device of rank 0: where layers are split, `CUDA` is all devices of that name from the first one on."""
-    return "CUDA:0" if model.tensor_parallel > 1 and model.device == "CUDA" else model.device
+def _model_options(model: Target | ModelDraft, config: ClusterConfig, base: Path, **own: Any) -> ModelOptions:
+    """Return how a model is loaded. `own`: fields that targets and drafts have of different keys."""
+    source = config.sources.bind(model.source)
+    return ModelOptions(
+        source=source,
+        base=str(base),
+        store=str(store_directory(config)),
+        adapter=model.adapter,
+        weights=model.weights,
+        activations=model.activations,
+        kv_cache_precision=model.kv_cache_precision,
+        max_batch_rows=config.limits.max_batch_rows,
+        static=read_static_shapes(model),
+        device_layers=None if model.device_layers == "all" else model.device_layers,
+        identity=config.sources.identities.get(source),
+        **own,
+    )
 
 
 def objectives_of(slo: SloSection) -> Objectives:
@@ -264,27 +271,19 @@ def _draft(name: str, place: str, draft: Draft, config: ClusterConfig, base: Pat
 
 
 def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig, base: Path) -> ModelDraftOptions:
-    source = config.sources.bind(draft.source)
+    shared_cores = len(config.devices.cores) if draft.process == "target" else 0
     return ModelDraftOptions(
         name=name,
         place=place,
-        model=ModelOptions(
-            source=source,
-            identity=config.sources.identities.get(source),
-            base=str(base),
-            store=str(store_directory(config)),
+        model=_model_options(
+            draft,
+            config,
+            base,
             name="",
-            adapter=draft.adapter,
             device=draft.device,
             exactness=Exactness.KERNEL.value,  # the target judges whatever it says
-            weights=draft.weights,
-            activations=draft.activations,
-            kv_cache_precision=draft.kv_cache_precision,
-            threads=draft.threads or len(draft.cores) or config.devices.threads or _count_shared_cores(draft, config),
+            threads=draft.threads or len(draft.cores) or config.devices.threads or shared_cores,
             kv_cache_bytes=int(draft.kv_cache),
-            max_batch_rows=config.limits.max_batch_rows,
-            static=read_static_shapes(draft),
-            device_layers=read_device_layers(draft),
         ),
         prefill_ms=config.limits.max_itl_ms / 2,
         remote=RemoteOptions(draft.host, draft.overlap, draft.max_wait_ms, draft.answer_timeout_s, draft.cores)
@@ -293,16 +292,6 @@ def _model_draft(name: str, place: str, draft: ModelDraft, config: ClusterConfig
         cascade=draft.cascade == "auto",
         translate=draft.mismatched_vocabulary == "translate",
     )
-
-
-def _count_shared_cores(draft: ModelDraft, config: ClusterConfig) -> int:
-    """Return how many cores a draft shares with the target; 0 where it shares none, or all there are."""
-    return len(config.devices.cores) if draft.process == "target" else 0
-
-
-def read_device_layers(model: Target | ModelDraft) -> int | None:
-    """Return how many layers a model's device holds at most, None for all."""
-    return None if model.device_layers == "all" else model.device_layers
 
 
 def read_static_shapes(model: Target | ModelDraft) -> StaticShapes:

@@ -32,7 +32,6 @@ class DraftLink(msgspec.Struct, frozen=True, tag="draft_link"):
     state: Literal["connected", "lost", "hung", "garbage", "refused"]
     """It is tried again where it is lost. The last three are given up until it is attached anew."""
     reason: str = ""
-    """One line."""
 
 
 class RemoteState(msgspec.Struct, frozen=True):
@@ -45,11 +44,9 @@ class RemoteState(msgspec.Struct, frozen=True):
     late: int = 0
     """Those answered after it had gone on."""
     wait_ms: float = 0.0
-    """What rounds waited, all together."""
     answer_ms: float = 0.0
     """A running mean, from a draft request to its answer."""
     connections: int = 0
-    """How often it was connected."""
     runs_ahead: bool = False
     """It drafts while the target verifies."""
     ahead_hits: int = 0
@@ -58,7 +55,6 @@ class RemoteState(msgspec.Struct, frozen=True):
     peak_rss_bytes: int = 0
     """The most that its process held so far; 0: not known."""
     rtt_ms: float = 0.0
-    """The link's round trip as measured on it."""
     lead_tokens: int = 0
     """By so many tokens more it drafts ahead for that."""
     sent_bytes: int = 0
@@ -93,7 +89,6 @@ class DrafterState(msgspec.Struct, frozen=True):
     known."""
     memory_bytes: int = 0
     rounds: int = 0
-    """Those in which it drafted."""
     draft_ms: float = 0.0
     """What these took together."""
     drafted: int = 0
@@ -133,9 +128,7 @@ class DraftLoad(msgspec.Struct, frozen=True, tag="draft_load"):
     it does not and targets are connected."""
 
     targets: int
-    """Those connected."""
     sequences: int
-    """Those that run."""
     busy: float
     """The share of the time that its model ran."""
     crowded: float

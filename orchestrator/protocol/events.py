@@ -121,10 +121,9 @@ class HostDescribed(msgspec.Struct, frozen=True, tag="host"):
 
 
 class DevicesSampled(msgspec.Struct, frozen=True, tag="devices"):
-    """What the devices of an agent's host do."""
+    """What the devices of an agent's host do, by their names there."""
 
     loads: dict[str, DeviceLoad]
-    """By their names there."""
 
 
 class PagesEndpoint(msgspec.Struct, frozen=True, tag="pages_endpoint"):

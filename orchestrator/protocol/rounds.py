@@ -18,13 +18,11 @@ class DrafterShare(msgspec.Struct, frozen=True, array_like=True):
 
     name: str
     asked: int = 0
-    """Rounds in which it was asked."""
     answered: int = 0
-    """Those of them in which it proposed."""
+    """Rounds in which it was asked, and proposed."""
     taken: int = 0
     """Those of them in which its draft promised most."""
     proposed: int = 0
-    """Tokens that it proposed."""
     spared: int = 0
     """Rounds in which it was not asked, as a cheaper draft promised enough."""
     off: int = 0
@@ -89,11 +87,9 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     drafts: int
     """Sequences that had a draft."""
     drafted: int
-    """Draft tokens of this round."""
     accepted: int
     accepted_per_position: list[int]
     round_ms: float
-    """Of the whole round."""
     device_ms: float
     """Of the runtime's own forward inside it."""
     draft_ms: float
@@ -114,7 +110,6 @@ class RoundReport(msgspec.Struct, frozen=True, tag="round"):
     round_tokens: float = 0.0
     """Those of one round, where deltas have the tokens of several alike ones, as of a simulated worker (0: of this)."""
     tolerated: int = 0
-    """As in RequestStats."""
 
 
 class AcceptanceWarning(msgspec.Struct, frozen=True):
@@ -123,7 +118,6 @@ class AcceptanceWarning(msgspec.Struct, frozen=True):
     drafter: str
     route: str
     user: str
-    """The tag of the class, where its requests have one."""
     rate: float
     """Accepted / drafted tokens."""
     upper: float
@@ -132,7 +126,6 @@ class AcceptanceWarning(msgspec.Struct, frozen=True):
     drafted: int
     """Of so many tokens, the last ones."""
     cause: Cause
-    """The likely one."""
 
 
 class SloState(msgspec.Struct, frozen=True):
@@ -147,9 +140,7 @@ class SloState(msgspec.Struct, frozen=True):
     """Of the default bound of prefills."""
     max_running: int
     levers: list[str]
-    """The SLO actions."""
     why: str
-    """One line."""
 
 
 class MemoryBound(msgspec.Struct, frozen=True):
@@ -160,7 +151,6 @@ class MemoryBound(msgspec.Struct, frozen=True):
     most_rows: int
     """The most that one has as a rule."""
     sequences: int
-    """The most that run."""
     holds_s: float
     """From the last such forward on."""
     last: str
@@ -191,11 +181,9 @@ class Gauges(msgspec.Struct, frozen=True, tag="gauges"):
     tolerance_recalibrations: int = 0
     """How often they followed a drift."""
     low_acceptance: list[AcceptanceWarning] = []
-    """The warnings that stand."""
     slo: SloState | None = None
     """None where there are no objectives."""
     out_of_memory: int = 0
-    """Forwards that ran out of memory."""
     not_finite: int = 0
     """Requests that ended for their logits."""
     memory_bound: MemoryBound | None = None

@@ -8,12 +8,10 @@ import msgspec
 
 
 class TraceContext(msgspec.Struct, frozen=True, array_like=True):
-    """Where spans of a request belong, as W3C Trace Context has it."""
+    """Where spans of a request belong, as W3C Trace Context has it: a traceparent and a tracestate."""
 
     parent: str
-    """A traceparent."""
     state: str = ""
-    """A tracestate."""
     round_share: float = 0.0
     """The share of rounds (0 to 1) whose times the worker is to tell."""
 
@@ -53,18 +51,14 @@ class RoundTrace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ResumedStream(NamedTuple):
-    """A traced stream of which a replica has committed something again."""
+    """A traced stream of which a replica has committed something again: it `left` one, and is `at` another now."""
 
     trace: TraceContext
     stream: str
-    """The request's id."""
     why: str
     """"lost" (its worker was), "not_finite" (its logits were no numbers) or "moved"."""
     left: str
-    """The replica that it was on."""
     at: str
-    """The replica that it is on."""
     attempt: int
     """It was sent there as the so-manieth."""
     pause_ms: float
-    """How long it stood still."""
