@@ -40,14 +40,14 @@ def build(
 ) -> None:
     """Let the target write, and count what it says most often: drafts that cost microseconds. A run that was stopped
     goes on where it was. Ctrl-C counts what there is."""
-    from orchestrator.generating.build import Asked, build_statistics
+    from orchestrator.generating.build import StatisticsJob, build_statistics
     from orchestrator.generating.generate import Settings
     from orchestrator.generating.progress import ConsoleShow
 
     if prompts is not None and texts is not None:
         raise ConfigError("--prompts and --texts: give one of them")
     settings = Settings(tokens, minutes * 60.0, concurrency, max_tokens)
-    job = Asked(
+    job = StatisticsJob(
         *(settings, config, model, data, output, max_entries),
         prompts=_read_prompts(prompts) if prompts is not None else (),
         documents=_read_documents(texts) if texts is not None else (),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from adapters.tokenizer import load_tokenizer
 from orchestrator.config.load import default_config_path
@@ -23,6 +22,7 @@ from orchestrator.generating.counts import (
 )
 from orchestrator.generating.data import DataError, Shards, TargetFacts, Text
 from orchestrator.generating.generate import Generator, Settings, interruptible
+from orchestrator.generating.progress import ConsoleShow
 from orchestrator.generating.prompts import KINDS, Wishes, wish, wish_given, wish_over
 from orchestrator.generating.target import describe_target, read_writer_options
 from orchestrator.protocol.load_options import EngineOptions
@@ -32,19 +32,9 @@ from orchestrator.worker.loading.engine import build_loop
 from orchestrator.worker.loading.models import load_target
 from orchestrator.worker.loading.statistics import place_statistics
 
-TellTokens = Callable[[int], None]
-
-
-class Show(Protocol):
-    """How a run is shown: a stage of unknown length, and tokens of so many."""
-
-    def stage(self, name: str) -> AbstractContextManager[Any]: ...
-
-    def tokens(self, done: int, wanted: int) -> AbstractContextManager[TellTokens]: ...
-
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StatisticsJob:
     """What to build. `data` and `output` None: in the model store. `prompts` and `documents`: what the operator gave to
     write about; neither: broad prompts. `entries` bounds the table."""
 
@@ -64,7 +54,7 @@ class Asked:
         return blake2b(whole.encode(), digest_size=8).hexdigest() if self.prompts or self.documents else ""
 
 
-def build_statistics(job: Asked, show: Show) -> dict[str, Any]:
+def build_statistics(job: StatisticsJob, show: ConsoleShow) -> dict[str, Any]:
     """Let the target write what is missing, count all there is, write the statistics and return what they are. A run
     that is interrupted once counts what there is. Raises ConfigError, DataError, and what loading a target raises."""
     options = read_writer_options(job.config, job.model, job.settings.concurrency)
@@ -79,7 +69,7 @@ def _count_tokens(shards: Shards) -> int:
     return sum(len(text.top_ids) for text in shards.texts())
 
 
-def _write_texts(job: Asked, options: EngineOptions, shards: Shards | None, show: Show) -> Shards:
+def _write_texts(job: StatisticsJob, options: EngineOptions, shards: Shards | None, show: ConsoleShow) -> Shards:
     with show.stage("loading the target"):
         target = load_target(options, lambda _stage, _fraction: None)
     try:
@@ -99,7 +89,7 @@ def _write_texts(job: Asked, options: EngineOptions, shards: Shards | None, show
     return shards
 
 
-def _choose_wishes(job: Asked) -> Wishes:
+def _choose_wishes(job: StatisticsJob) -> Wishes:
     if job.prompts:
         return wish_given(job.prompts)
     return wish_over(job.documents) if job.documents else wish
@@ -109,7 +99,7 @@ def _default_path(options: EngineOptions, facts: TargetFacts) -> Path:
     return place_statistics(Path(options.model.store).expanduser(), facts.name, facts.vocabulary_fingerprint)
 
 
-def _count_texts(job: Asked, options: EngineOptions, shards: Shards) -> dict[str, Any]:
+def _count_texts(job: StatisticsJob, options: EngineOptions, shards: Shards) -> dict[str, Any]:
     facts = shards.target()
     texts = list(shards.texts())
     everything = list_positions(texts)

@@ -41,12 +41,12 @@ class Frame:
         """Find it by rendering two chats that differ in those words only. Raises DataError without a template."""
         if not tokenizer.has_chat_template:
             raise DataError("the target has no chat template: prompts cannot be put to it")
-        seven, two = (tokenizer.encode_chat([{"role": "user", "content": word}]) for word in ("7", "x"))
-        return cls(_common(seven, two), _common(seven[::-1], two[::-1])[::-1])
+        digit, letter = (tokenizer.encode_chat([{"role": "user", "content": word}]) for word in ("7", "x"))
+        return cls(_common(digit, letter), _common(digit[::-1], letter[::-1])[::-1])
 
 
-def _common(left: list[int], two: list[int]) -> list[int]:
-    length = next((i for i, (a, b) in enumerate(zip(left, two, strict=False)) if a != b), min(len(left), len(two)))
+def _common(left: list[int], right: list[int]) -> list[int]:
+    length = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
     return left[:length]
 
 

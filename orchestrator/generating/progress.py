@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 
 class ConsoleShow:
-    """See orchestrator.generating.build.Show: on standard error."""
+    """Shows a run on standard error."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)

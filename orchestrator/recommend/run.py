@@ -53,11 +53,43 @@ class RecommendJob:
 
 @dataclass(slots=True)
 class _Loaded:
-    """The candidates that could be loaded, each a way to decode, and why the others could not."""
+    """The candidates that could be loaded beside one target, each a way to decode, and why the others could not."""
 
+    config: ClusterConfig
+    base: Path
+    target: LoadedSource
+    tell: Tell
     ways: list[Way]
     candidates: dict[str, Candidate] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+
+    def load_all(self, job: RecommendJob) -> None:
+        """Load every draft alone, then the chains of those that can be loaded."""
+        try:
+            for candidate in list_candidates(self.config, job.stores, job.models):
+                self._load(candidate)
+            for candidate in chain_candidates(self.config, list(self.candidates.values())):
+                self._load(candidate)
+        except BaseException:
+            close_drafters(self.ways)
+            raise
+
+    def _load(self, candidate: Candidate) -> None:
+        name, tell = candidate.name, self.tell
+        tell(f"loading {name}", -1.0)
+        try:
+            options = _build_options(self.config, self.base, candidate.drafts)
+            drafter = build_drafter(options, self.target, lambda stage, _: tell(f"loading {name}: {stage}", -1.0))
+        except (AdapterError, OutriderError) as error:
+            self.refused[name] = _without_place(str(error))
+            return
+        way = Way(name, options, drafter)
+        if reason := _list_failed([way]).get(name):
+            self.refused[name] = reason
+            close_drafters([way])
+            return
+        self.ways.append(way)
+        self.candidates[name] = candidate
 
 
 def recommend_drafts(job: RecommendJob, tell: Tell) -> dict[str, Any]:
@@ -72,7 +104,8 @@ def recommend_drafts(job: RecommendJob, tell: Tell) -> dict[str, Any]:
     target = load_target(plain, lambda stage, _: tell(f"the target: {stage}", -1.0))
     try:
         prompts = _read(job, target)
-        loaded = _load_candidates(config, job, target, Way(NONE, plain), tell)
+        loaded = _Loaded(config, job.base, target, tell, [Way(NONE, plain), Way(CONTROL, plain)])
+        loaded.load_all(job)
         try:
             runs = _decode(target, loaded.ways, prompts, job.max_tokens, tell)
             failed = _list_failed(loaded.ways)
@@ -95,39 +128,6 @@ def _build_options(config: ClusterConfig, base: Path, drafts: Sequence[AnyDraft]
     """Return a worker's options with these drafts. No way may find another's prefill done."""
     options = engine_options(config.model_copy(update={"drafts": list(drafts)}), base)
     return msgspec.structs.replace(options, prefix_reuse=False, max_running=1)
-
-
-def _load_candidates(config: ClusterConfig, job: RecommendJob, target: LoadedSource, plain: Way, tell: Tell) -> _Loaded:
-    """Load every draft alone, then the chains of those that can be loaded."""
-    loaded = _Loaded([plain, Way(CONTROL, plain.options)])
-    try:
-        for candidate in list_candidates(config, job.stores, job.models):
-            _load(candidate, config, job.base, target, loaded, tell)
-        for candidate in chain_candidates(config, list(loaded.candidates.values())):
-            _load(candidate, config, job.base, target, loaded, tell)
-    except BaseException:
-        close_drafters(loaded.ways)
-        raise
-    return loaded
-
-
-def _load(
-    candidate: Candidate, config: ClusterConfig, base: Path, target: LoadedSource, loaded: _Loaded, tell: Tell
-) -> None:
-    tell(f"loading {candidate.name}", -1.0)
-    try:
-        options = _build_options(config, base, candidate.drafts)
-        drafter = build_drafter(options, target, lambda stage, _: tell(f"loading {candidate.name}: {stage}", -1.0))
-    except (AdapterError, OutriderError) as error:
-        loaded.refused[candidate.name] = _without_place(str(error))
-        return
-    way = Way(candidate.name, options, drafter)
-    if reason := _list_failed([way]).get(candidate.name):
-        loaded.refused[candidate.name] = reason
-        close_drafters([way])
-        return
-    loaded.ways.append(way)
-    loaded.candidates[candidate.name] = candidate
 
 
 def _without_place(reason: str) -> str:
