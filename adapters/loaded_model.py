@@ -61,13 +61,13 @@ class Capabilities:
     """What a loaded model can do.
 
     `numerical_class`: how rows are computed, as the compiled model has it. `row_invariant`: a row's logits are expected
-    to be the same to the bit whatever else is in the batch (adapters/invariance.py measures it). `paid_rows`: minimum
+    to be the same to the bit whatever else is in the batch (adapters/invariance.py measures it). `min_rows`: minimum
     rows that every segment is charged for (2 where exactness needs a second row: then the first draft token is free).
 
     `apart_tokens`: a runtime may compute a row faster alone than as one of several of its segment, with other last
     bits. The kernel of a row must then follow from the request alone. Rows behind a prompt of at most `apart_tokens`
     tokens use this single-row kernel (`Segment.apart`), other rows do not. Such rows are charged one by one, but a
-    forward of a single row is charged `paid_rows`.
+    forward of a single row is charged `min_rows`.
 
     `static_widths`: where shapes are static, the numbers of rows that there are graphs for, in ascending order. Each
     sequence is run in forwards of these widths, and a row that is left over costs like one that is used.
@@ -86,7 +86,7 @@ class Capabilities:
     block_tokens: int
     total_blocks: int
     row_invariant: bool
-    paid_rows: int
+    min_rows: int
     weights: str
     numerical_class: NumericalClass
     exactness: Exactness

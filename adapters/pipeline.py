@@ -166,7 +166,7 @@ def _join_capabilities(all_of: Sequence[Capabilities]) -> Capabilities:
         block_tokens=block_tokens,
         total_blocks=min(shard.total_blocks * shard.block_tokens // block_tokens for shard in all_of),
         row_invariant=all(shard.row_invariant for shard in all_of),
-        paid_rows=max(shard.paid_rows for shard in all_of),
+        min_rows=max(shard.min_rows for shard in all_of),
         weights=" + ".join(dict.fromkeys(shard.weights for shard in all_of)),
         device="+".join(shard.device for shard in all_of),
         apart_tokens=min(shard.apart_tokens for shard in all_of),

@@ -65,7 +65,7 @@ def describe_capabilities(
         block_tokens=rules.block_tokens,
         total_blocks=rules.blocks,
         row_invariant=options.exactness is Exactness.BIT,
-        paid_rows=max(rules.pad_to, rules.multiple),
+        min_rows=max(rules.pad_to, rules.multiple),
         weights=weights,
         numerical_class=numerical_class,
         exactness=options.exactness,

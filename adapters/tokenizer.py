@@ -15,7 +15,7 @@ import msgspec
 from adapters.chat_template import ChatTemplate, Message, TemplateError, guard_messages
 from adapters.contract import ModelRefused
 from adapters.control_tokens import ControlTokens
-from adapters.least_tokens import LeastTokens, measure_least_tokens
+from adapters.min_tokens import MinTokens, measure_min_tokens
 from adapters.token_bytes import TokenTextDecoder, join_bytes, list_token_bytes
 from adapters.tokenizer_files import (
     FORMAT,
@@ -60,7 +60,7 @@ class _Vocabulary:
     eos_id: int | None
     bos_id: int | None
     add_bos: bool
-    least: LeastTokens | None
+    least: MinTokens | None
     encode_whole: Callable[[str], list[int]] | None = None
 
 
@@ -113,7 +113,7 @@ class Tokenizer:
             eos_id=meta.eos_id,
             bos_id=meta.bos_id,
             add_bos=meta.add_bos and meta.bos_id is not None,
-            least=measure_least_tokens(parsed, pieces),
+            least=measure_min_tokens(parsed, pieces),
             encode_whole=_whole_encoder(Library, parsed, meta),
         )
         if template is None:
@@ -138,7 +138,7 @@ class Tokenizer:
             eos_id=256,
             bos_id=None,
             add_bos=False,
-            least=LeastTokens(pieces),
+            least=MinTokens(pieces),
         )
         return cls(vocabulary, ChatTemplate(_BYTE_TEMPLATE, bos_token="", eos_token=_BYTE_CONTROLS[256]))
 
@@ -203,7 +203,7 @@ class Tokenizer:
         until that is found out. Raises TemplateEnded where it was ended this time."""
         return "" if self._template is None else self._template.find_fault()
 
-    def count_least_tokens(self, text: str, enough: int) -> int:
+    def count_min_tokens(self, text: str, enough: int) -> int:
         """Return a number of tokens that `text` has at the least, without encoding it; more than `enough` is not
         counted. 0 where nothing can be said."""
         least = self._vocabulary.least

@@ -198,7 +198,7 @@ def test_a_prefix_outlives_its_slot_until_the_room_is_needed(prepared: Prepared,
     assert small.attach(1, first) == 2 * size  # and used again, they are the younger ones
     assert np.array_equal(bits(run(small, 1, first, [1], start=2 * size)), bits(expected[2 * size :]))
     small.release(1)
-    filler, padded = text(small, size, seed=3), max(2, caps.paid_rows)
+    filler, padded = text(small, size, seed=3), max(2, caps.min_rows)
     slot, taken = 2, 0
     while taken < room - 2:  # all but the two blocks of the younger prefix
         held = small.count_cached_positions(slot)

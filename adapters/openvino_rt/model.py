@@ -83,7 +83,7 @@ class PagedModel(PooledModel):
             block_tokens=block_tokens,
             total_blocks=blocks,
             row_invariant=options.exactness is Exactness.BIT and numerical_class.kv_cache is not Precision.INT8,
-            paid_rows=max(numerical_class.segment_rows, numerical_class.forward_rows),
+            min_rows=max(numerical_class.segment_rows, numerical_class.forward_rows),
             weights=weights,
             numerical_class=numerical_class,
             exactness=options.exactness,

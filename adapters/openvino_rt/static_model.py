@@ -95,7 +95,7 @@ class StaticModel(PooledModel):
             block_tokens=cache.block,
             total_blocks=cache.blocks,
             row_invariant=exact,
-            paid_rows=self._cover.widths[0],
+            min_rows=self._cover.widths[0],
             weights=weights,
             numerical_class=replace(numerical_class, kv_cache=cache.precision, segment_rows=self._cover.widths[0]),
             exactness=options.exactness,

@@ -96,7 +96,7 @@ class ToyModel(PooledModel):
             block_tokens=BLOCK_TOKENS,
             total_blocks=blocks,
             row_invariant=True,
-            paid_rows=1,
+            min_rows=1,
             weights="fp32",
             numerical_class=numerical_class,
             exactness=options.exactness,

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from adapters.contract import AdapterUnavailable
-from adapters.devices_there import check_device
+from adapters.device_check import check_device
 from adapters.names import LLAMA_CPP
 from adapters.vocabulary import SIMULATED_PREFIX
 from orchestrator.config.load import load_text

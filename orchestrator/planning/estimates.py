@@ -14,7 +14,7 @@ from orchestrator.planning.models import PlannedModel
 from policies.planning.plan import Option, Role
 
 KV_BYTES = 2  # a 16-bit KV cache, which exactness `bit` needs
-_PAID_ROWS = 2  # docs/adr/0002-two-rows-per-segment.md
+_MIN_ROWS = 2  # docs/adr/0002-two-rows-per-segment.md
 _FIXED_BYTES = 1 * GIB  # assumed: a process with its libraries and, on GPUs, its context
 _PROCESS_BYTES = GIB // 2  # of a process that serves here, as the runtimes' loaders count it: they see what is free
 _LOGITS_ROWS = 64  # rows of a forward whose logits are in memory at once
@@ -156,7 +156,7 @@ def _size_option(model: PlannedModel, role: Role, runtime: str, weights: str, co
         fixed_bytes=_FIXED_BYTES,
         workspace_bytes=4 * (_ROW_FLOATS * shape.mlp * _CHUNK_ROWS + shape.vocabulary * _LOGITS_ROWS),
         kv_bytes_per_token=shape.kv_elements * KV_BYTES,
-        paid_rows=_PAID_ROWS,
+        min_rows=_MIN_ROWS,
         source="datasheet",
     )
 

@@ -179,7 +179,7 @@ def _option(one: MeasuredModel, role: Role, model: PlannedModel) -> Option:
         overhead_sequence_ms=one.overhead.sequence_ms,
         load_s=one.load_s,
         row_invariant=one.row_invariant,
-        paid_rows=1,  # a measured cost pads by itself
+        min_rows=1,  # a measured cost pads by itself
     )
 
 

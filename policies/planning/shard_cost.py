@@ -64,7 +64,7 @@ class TargetTimes:
         if key not in self._known:
             bit = self._load.exactness is Exactness.BIT
             sequences, context = ceil(self._sequences / micro_batches), context_tokens(self._load)
-            rows = [sequences * max(depth + 1, part.option.paid_rows if bit else 1) for part in self._parts]
+            rows = [sequences * max(depth + 1, part.option.min_rows if bit else 1) for part in self._parts]
             pairs = zip(self._parts, rows, strict=True)
             times = [part.ms(count, sequences, context, changes=changes) for part, count in pairs]
             self._known[key] = (sum(times), max(times), max(rows))

@@ -46,22 +46,22 @@ def rows_within(
     return max(least, int(room_ms / (row_ms * _MARGIN)))
 
 
-def share_prefill_rows(wanted: Sequence[int], rows: int, *, paid_rows: int) -> list[tuple[int, int]]:
+def share_prefill_rows(wanted: Sequence[int], rows: int, *, min_rows: int) -> list[tuple[int, int]]:
     """Return which of some prefills get rows, by their place, and how many. The oldest comes first; each can use so
-    many as it `wanted` (above 0), and is charged for `paid_rows` at least.
+    many as it `wanted` (above 0), and is charged for `min_rows` at least.
 
     Half of the rows are for the oldest, so that it always gets on. The rest is for the shortest, so that a long prompt
     does not hold up short ones. Rows that they leave are the oldest's.
     """
-    if not wanted or rows < paid_rows:
+    if not wanted or rows < min_rows:
         return []
     shortest = sorted(range(1, len(wanted)), key=lambda place: wanted[place])
-    half = min(wanted[0], rows if not shortest else max(rows // 2, paid_rows))
-    left = rows - max(half, paid_rows)
+    half = min(wanted[0], rows if not shortest else max(rows // 2, min_rows))
+    left = rows - max(half, min_rows)
     given: list[tuple[int, int]] = []
     for place in shortest:
-        if left < paid_rows:
+        if left < min_rows:
             break
         given.append((place, min(wanted[place], left)))
-        left -= max(given[-1][1], paid_rows)
+        left -= max(given[-1][1], min_rows)
     return [(0, min(wanted[0], half + max(0, left))), *given]

@@ -61,9 +61,9 @@ def waits_for_replays(first_token_s: Sequence[float], came_s: Sequence[float]) -
 
 
 def share_rows(
-    replays: Sequence[int], prompts: Sequence[int], rows: int, *, bound: PrefillRows | None, paid_rows: int
+    replays: Sequence[int], prompts: Sequence[int], rows: int, *, bound: PrefillRows | None, min_rows: int
 ) -> PrefillShares:
-    """Share `rows` between replays and prompts, which can use so many each (above 0); each is charged for `paid_rows`
+    """Share `rows` between replays and prompts, which can use so many each (above 0); each is charged for `min_rows`
     at least. `bound`: None where no sequence decodes.
 
     Replays come first. Where there are both, replays have half of the rows, and prompts the rest with all that replays
@@ -73,8 +73,8 @@ def share_rows(
     if bound is not None:
         replay_rows, rows = min(rows, bound.replays), min(rows, bound.every)
     if prompts:
-        replay_rows = max(rows // 2, min(rows, paid_rows))
-    taken = share_replay_rows(replays, replay_rows, paid_rows=paid_rows)
+        replay_rows = max(rows // 2, min(rows, min_rows))
+    taken = share_replay_rows(replays, replay_rows, min_rows=min_rows)
     given = [(place, count) for place, count in enumerate(taken) if count]
-    left = rows - sum([max(count, paid_rows) for _, count in given])
-    return PrefillShares(given, share_prefill_rows(prompts, left, paid_rows=paid_rows))
+    left = rows - sum([max(count, min_rows) for _, count in given])
+    return PrefillShares(given, share_prefill_rows(prompts, left, min_rows=min_rows))

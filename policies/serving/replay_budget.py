@@ -69,15 +69,15 @@ def bound_replay_rows(budget: ReplayBudget, *, bound_ms: float, most: int) -> in
     return min(most, max(_LEAST_ROWS, int(room_ms / budget.row_ms)))
 
 
-def share_replay_rows(wanted: Sequence[int], rows: int, *, paid_rows: int) -> list[int]:
+def share_replay_rows(wanted: Sequence[int], rows: int, *, min_rows: int) -> list[int]:
     """Return the rows that each of some replays gets, in their order; they `wanted` so many (above 0).
 
     The first gets all that it can use: one stream that goes on is worth more than two that nearly do. Each that gets
-    any is charged for `paid_rows` at least.
+    any is charged for `min_rows` at least.
     """
     given = []
     for need in wanted:
-        taken = min(need, rows) if rows >= paid_rows else 0
+        taken = min(need, rows) if rows >= min_rows else 0
         given.append(taken)
-        rows -= max(taken, paid_rows) if taken else 0
+        rows -= max(taken, min_rows) if taken else 0
     return given

@@ -35,18 +35,18 @@ def curve(
     sequences: int,
     context_tokens: float,
     most: int,
-    paid_rows: int = 1,
+    min_rows: int = 1,
 ) -> list[float]:
     """Return the expected tokens per second at every depth from 0 to `most`, the same for all `sequences`.
 
-    `acceptance`: the chance that draft i is accepted if all before it are (not empty). `paid_rows`: the least rows that
+    `acceptance`: the chance that draft i is accepted if all before it are (not empty). `min_rows`: the least rows that
     a sequence is charged for.
     """
     return [
         MS_PER_S
         * sequences
         * estimate_round_tokens(acceptance, depth)
-        / cost.ms(sequences * max(depth + 1, paid_rows), sequences, context_tokens)
+        / cost.ms(sequences * max(depth + 1, min_rows), sequences, context_tokens)
         for depth in range(most + 1)
     ]
 

@@ -25,8 +25,8 @@ from adapters.contract import (
     Segment,
     Unsupported,
 )
+from adapters.device_check import check_device
 from adapters.device_memory import read_device_memory
-from adapters.devices_there import check_device
 from adapters.hardware import runtime_version
 from adapters.libllama import FORK, VARIABLE, LibraryPlace, find_library, find_mainline
 from adapters.llama_cpp.adapter import LlamaCppAdapter

@@ -65,7 +65,7 @@ def test_logits_are_those_of_the_formulas(tmp_path, shared_store, name):
     rest = model.forward([Segment(1, 0, tokens(9), (0, 0)), Segment(0, 70, tokens(90)[70:], (0, 20))]).logits
     assert np.sqrt(np.mean((np.concatenate([first, rest]) - expected) ** 2)) < 0.001 * expected.std()
     assert model.capabilities.static_widths == (1, 4, 32)  # all of them agree on CPU
-    assert model.capabilities.paid_rows == 1
+    assert model.capabilities.min_rows == 1
     assert find_variance(model) == ""
     model.close()
 
@@ -185,7 +185,7 @@ def test_kernel_exactness_keeps_every_width_and_says_so(tmp_path, shared_store):
     static = StaticShapes(on=True, prefill_rows=16, verify_rows=(5, 2))
     model = load(source, shared_store, static=static, exactness=Exactness.KERNEL)
     assert model.capabilities.static_widths == (2, 5, 16)
-    assert model.capabilities.paid_rows == 2
+    assert model.capabilities.min_rows == 2
     assert not model.capabilities.row_invariant
     model.close()
 

@@ -43,8 +43,8 @@ class Watched(Tokenizer):
         self.encoded += 1
         return super().encode_chat(*arguments, **named)
 
-    def count_least_tokens(self, text: str, enough: int) -> int:
-        return 1 if text.startswith(("wait", LARGE[:100])) else super().count_least_tokens(text, enough)
+    def count_min_tokens(self, text: str, enough: int) -> int:
+        return 1 if text.startswith(("wait", LARGE[:100])) else super().count_min_tokens(text, enough)
 
 
 def parts_of(text: str) -> list[dict[str, Any]]:

@@ -19,9 +19,9 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from adapters import devices_there
+from adapters import device_check
 from adapters.contract import AdapterUnavailable, Unsupported
-from adapters.devices_there import check_device
+from adapters.device_check import check_device
 from orchestrator.config.drafts import ModelDraft
 from orchestrator.config.load import load_text
 from orchestrator.config.without_file import configure_model
@@ -228,17 +228,17 @@ def test_a_store_that_cannot_be_written_and_a_socket_without_a_directory_are_fou
 
 def test_a_device_of_torch_is_judged_by_its_driver_without_loading_torch(monkeypatch, tmp_path):
     loaded = {name for name in sys.modules if name == "torch"}
-    monkeypatch.setattr(devices_there, "_DRIVERS", (tmp_path / "driver",))
+    monkeypatch.setattr(device_check, "_DRIVERS", (tmp_path / "driver",))
     with pytest.raises(Unsupported, match="no driver"):
         check_device("torch_device", "CUDA:0")
     (tmp_path / "driver").touch()
-    monkeypatch.setattr(devices_there, "with_nvml", lambda ask: ask(SimpleNamespace(nvmlDeviceGetCount=lambda: 2)))
+    monkeypatch.setattr(device_check, "with_nvml", lambda ask: ask(SimpleNamespace(nvmlDeviceGetCount=lambda: 2)))
     assert check_device("torch_device", "CUDA:1")
     with pytest.raises(Unsupported, match="has 2, numbered from 0"):
         check_device("torch_device", "CUDA:2")
     with pytest.raises(Unsupported, match="CPU, CUDA:0"):
         check_device("torch_device", "GPU")
-    monkeypatch.setattr(devices_there, "find_spec", lambda name: None)
+    monkeypatch.setattr(device_check, "find_spec", lambda name: None)
     with pytest.raises(AdapterUnavailable, match="torch is not installed"):
         check_device("torch_device", "CPU")
     assert {name for name in sys.modules if name == "torch"} == loaded

@@ -9,7 +9,7 @@ import pytest
 
 from adapters import hardware, registry
 from adapters.contract import AdapterUnavailable, ModelRefused, Unsupported
-from adapters.devices_there import check_device
+from adapters.device_check import check_device
 from adapters.llama_cpp.fork import ForkLibrary
 from orchestrator.config.load import load_config
 from orchestrator.errors import ConfigError

@@ -30,14 +30,14 @@ def test_parts_never_need_more_blocks_than_is_said(block_tokens, pad_to, even_be
             )
         )
         batch.append(Segment(slot, max(0, held - rolled_back), [5] * known, (0, 1)))
-    assert pool.count_needed_blocks(batch) <= most_blocks(parts, paid_rows=pad_to, block_tokens=block_tokens)
+    assert pool.count_needed_blocks(batch) <= most_blocks(parts, min_rows=pad_to, block_tokens=block_tokens)
 
 
 prompts = st.lists(st.tuples(st.integers(1, 400), st.booleans()), min_size=1, max_size=12)
 
 
 @given(prompts, st.integers(16, 1024), st.integers(1, 2))
-def test_no_forward_has_more_logits_than_memory_was_planned_for(prompts, max_rows, paid_rows):
+def test_no_forward_has_more_logits_than_memory_was_planned_for(prompts, max_rows, min_rows):
     running = []
     for number, (length, scored) in enumerate(prompts):
         submit = Submit(str(number), [5 + number] * length, 4, logprobs=0 if scored else None, prompt_logprobs=scored)
@@ -46,7 +46,7 @@ def test_no_forward_has_more_logits_than_memory_was_planned_for(prompts, max_row
     left = {sequence.submit.request_id for sequence in running}
     for _ in range(2000):
         every = PrefillRows(max_rows, max_rows)
-        parts = schedule_rows(running, max_rows=max_rows, prefill_rows=every, paid_rows=paid_rows)
+        parts = schedule_rows(running, max_rows=max_rows, prefill_rows=every, min_rows=min_rows)
         wanted = sum(last - first for first, last in (part.wanted for part in parts))
         assert wanted <= count_logits_rows(max_rows, len(running), 0)
         assert parts, "somebody gets on"

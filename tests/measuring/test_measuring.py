@@ -127,7 +127,7 @@ def suffix():
 
 def test_a_text_that_repeats_its_prompt_accepts_all_drafts():
     known = texts((*PATTERN, *PATTERN, *PATTERN))
-    found = replay_drafter(suffix, known, paid_rows=1, clock=SystemClock())
+    found = replay_drafter(suffix, known, min_rows=1, clock=SystemClock())
     assert [one.depth for one in found.by_depth] == list(DEPTHS)
     for one in found.by_depth:
         assert one.accepted == one.offered
@@ -138,7 +138,7 @@ def test_a_text_that_repeats_its_prompt_accepts_all_drafts():
 
 def test_a_text_of_new_tokens_accepts_nothing():
     known = texts(range(100, 140))
-    found = replay_drafter(suffix, known, paid_rows=1, clock=SystemClock())
+    found = replay_drafter(suffix, known, min_rows=1, clock=SystemClock())
     assert [one.tokens for one in found.by_depth] == [1.0] * len(DEPTHS)
 
 

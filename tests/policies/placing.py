@@ -97,7 +97,7 @@ def _options(draw: st.DrawFn, profile: str, role: Role, model: ModelFacts, runti
         fixed_bytes=draw(st.sampled_from((0, 20))) * MIB,
         overhead_ms=draw(st.sampled_from((0.0, 0.5))),
         row_invariant=draw(st.sampled_from((True, True, True, False))),
-        paid_rows=draw(st.sampled_from((1, 2))),
+        min_rows=draw(st.sampled_from((1, 2))),
     )
 
 

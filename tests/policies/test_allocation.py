@@ -122,21 +122,21 @@ def test_reach_is_a_chain_of_chances_down_to_the_floor(confidences, factor, most
 
 
 @given(st.floats(0.05, 0.95), st.integers(1, 16), st.integers(1, 2), st.floats(0.0, 2000.0))
-def test_the_guard_finds_the_depth_of_most_tokens_a_second(chance, sequences, paid_rows, context):
+def test_the_guard_finds_the_depth_of_most_tokens_a_second(chance, sequences, min_rows, context):
     """One price of time, the rate itself, leads every sequence to the depth at which the rate is greatest."""
-    rates = curve((chance,), COST, sequences=sequences, context_tokens=context, most=12, paid_rows=paid_rows)
+    rates = curve((chance,), COST, sequences=sequences, context_tokens=context, most=12, min_rows=min_rows)
     best = cap(rates)
     assert rates[best] == max(rates)
     for depth, rate in enumerate(rates):
-        ms = COST.ms(sequences * max(1 + depth, paid_rows), sequences, context)
+        ms = COST.ms(sequences * max(1 + depth, min_rows), sequences, context)
         assert rate == pytest.approx(1000.0 * sequences * estimate_round_tokens(chance, depth) / ms)
-    base = sequences * paid_rows
+    base = sequences * min_rows
     value = rates[best] / 1000.0
-    chances = cumulate_acceptance([chance] * 12, 1.0, 12, paid_rows - 1, floor_of(COST, base, value))
+    chances = cumulate_acceptance([chance] * 12, 1.0, 12, min_rows - 1, floor_of(COST, base, value))
     added_ms = COST.estimate_added_ms(base, 12 * sequences, sequences, context)
-    depths = share_out([chances] * sequences, [paid_rows - 1] * sequences, added_ms, value)
+    depths = share_out([chances] * sequences, [min_rows - 1] * sequences, added_ms, value)
     tokens = sum(1.0 + sum(chances[:depth]) for depth in depths)
-    rows = sum(max(depth + 1, paid_rows) for depth in depths)
+    rows = sum(max(depth + 1, min_rows) for depth in depths)
     assert tokens / COST.ms(rows, sequences, context) >= 0.999 * value
 
 

@@ -12,9 +12,9 @@ from tests.support.made_clusters import build_goal, fleet, small
 def test_only_bit_exactness_is_charged_for_rows_that_are_padded():
     cluster, wish = small(0, devices=5, layers=8)
 
-    def predict(exactness, paid_rows):
+    def predict(exactness, min_rows):
         load = replace(wish.workload, exactness=exactness, drafters=())
-        options = tuple(replace(option, paid_rows=paid_rows) for option in cluster.options)
+        options = tuple(replace(option, min_rows=min_rows) for option in cluster.options)
         found = plan_placement(replace(cluster, options=options), replace(wish, workload=load))
         assert len(found.replicas[0].shards) > 1
         return found.goodput_tokens_per_s

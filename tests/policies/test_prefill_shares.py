@@ -13,11 +13,11 @@ BOUNDS = st.none() | st.builds(PrefillRows, st.integers(0, 512), st.integers(0, 
 
 
 @given(WANTED, WANTED, st.integers(0, 512), BOUNDS, st.integers(1, 4))
-def test_nobody_gets_more_than_it_can_use_and_all_no_more_than_there_is(replays, prompts, rows, bound, paid_rows):
-    found = share_rows(replays, prompts, rows, bound=bound, paid_rows=paid_rows)
+def test_nobody_gets_more_than_it_can_use_and_all_no_more_than_there_is(replays, prompts, rows, bound, min_rows):
+    found = share_rows(replays, prompts, rows, bound=bound, min_rows=min_rows)
     assert all(0 < count <= replays[place] for place, count in found.replays)
     assert all(0 < count <= prompts[place] for place, count in found.prompts)
-    charged = [max(count, paid_rows) for _, count in (*found.replays, *found.prompts)]
+    charged = [max(count, min_rows) for _, count in (*found.replays, *found.prompts)]
     most = rows if bound is None else min(rows, max(bound.every, bound.replays if not prompts else 0))
     assert sum(charged) <= most
     for places in ([place for place, _ in found.replays], [place for place, _ in found.prompts]):
@@ -25,13 +25,13 @@ def test_nobody_gets_more_than_it_can_use_and_all_no_more_than_there_is(replays,
 
 
 @given(WANTED, WANTED, st.integers(0, 512), BOUNDS, st.integers(1, 4))
-def test_replays_and_prompts_both_get_on(replays, prompts, rows, bound, paid_rows):
-    found = share_rows(replays, prompts, rows, bound=bound, paid_rows=paid_rows)
+def test_replays_and_prompts_both_get_on(replays, prompts, rows, bound, min_rows):
+    found = share_rows(replays, prompts, rows, bound=bound, min_rows=min_rows)
     most = rows if bound is None else min(rows, bound.every)
-    assert bool(found.prompts) == bool(prompts and most >= (2 if replays else 1) * paid_rows)
+    assert bool(found.prompts) == bool(prompts and most >= (2 if replays else 1) * min_rows)
     if not prompts:
         most = rows if bound is None else min(rows, bound.replays)
-    assert bool(found.replays) == bool(replays and most >= paid_rows)
+    assert bool(found.replays) == bool(replays and most >= min_rows)
 
 
 @given(st.lists(st.floats(0.0, 100.0), max_size=6), st.lists(st.floats(0.0, 100.0), max_size=6))

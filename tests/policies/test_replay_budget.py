@@ -77,10 +77,10 @@ def test_cheap_rows_use_the_share():
 
 
 @given(st.lists(st.integers(1, 300), max_size=12), st.integers(0, 512), st.integers(1, 4))
-def test_rows_go_to_the_first_that_wait(wanted, rows, paid_rows):
-    given_rows = share_replay_rows(wanted, rows, paid_rows=paid_rows)
-    assert sum(max(one, paid_rows) for one in given_rows if one) <= rows
+def test_rows_go_to_the_first_that_wait(wanted, rows, min_rows):
+    given_rows = share_replay_rows(wanted, rows, min_rows=min_rows)
+    assert sum(max(one, min_rows) for one in given_rows if one) <= rows
     short = [index for index, one in enumerate(given_rows) if one < wanted[index]]
     assert all(given_rows[index] == 0 for index in short[1:])
-    if wanted and rows >= paid_rows:
+    if wanted and rows >= min_rows:
         assert given_rows[0]

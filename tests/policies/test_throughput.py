@@ -84,7 +84,7 @@ def test_other_work_on_a_device_stretches_everything_on_it() -> None:
 
 
 def test_bit_exactness_charges_for_its_rows() -> None:
-    steep = replace(FLAT, cost=StepCost((1.0, 2.0), (10.0, 14.0)), paid_rows=2)
+    steep = replace(FLAT, cost=StepCost((1.0, 2.0), (10.0, 14.0)), min_rows=2)
     target = TargetSide((ModelPart(steep),))
     assert verify_ms(target, LOAD, 0) == pytest.approx(14.0)
     assert verify_ms(target, replace(LOAD, exactness=Exactness.KERNEL), 0) == pytest.approx(10.0)

@@ -149,7 +149,7 @@ def _verification(program: Program, case: _Case, name: str, depth: int) -> int:
     entries, rows = [(total, 1.0)], 0
     for device in case.devices:
         option = case.target[device.profile]
-        mine = sequences * max(depth + 1, option.paid_rows if load.exactness is Exactness.BIT else 1)
+        mine = sequences * max(depth + 1, option.min_rows if load.exactness is Exactness.BIT else 1)
         rows = max(rows, mine)
         whole = ModelPart(option, 1.0, device.utilisation).ms(mine, sequences, context_tokens(load))
         fixed = ModelPart(option, 0.0, device.utilisation).ms(mine, sequences, context_tokens(load))

@@ -158,7 +158,7 @@ def _count_content(raw: msgspec.Raw, param: str, tokenizer: TokenizerPort, enoug
     parts have are counted too."""
     first = _begin(raw)[:1]
     if first == b'"':
-        return tokenizer.count_least_tokens(_decode(_decode_text, raw, "a text is no JSON", "invalid_json"), enough)
+        return tokenizer.count_min_tokens(_decode(_decode_text, raw, "a text is no JSON", "invalid_json"), enough)
     if first != b"[":
         return 0
     parts = _decode(_decode_parts, raw, "a message's content is no list of text parts", "invalid_value", param)
@@ -187,7 +187,7 @@ def _count_texts(texts: list[str], tokenizer: TokenizerPort, enough: int) -> int
     for text in texts:
         if count > enough:
             break
-        count += tokenizer.count_least_tokens(text, enough - count)
+        count += tokenizer.count_min_tokens(text, enough - count)
     return count
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from adapters import registry
 from adapters.contract import AdapterUnavailable, Exactness, ModelRefused, StaticShapes, Unsupported
-from adapters.devices_there import check_device
+from adapters.device_check import check_device
 from adapters.hf_hub import HUB_PREFIX
 from adapters.model_checks import check_library
 from adapters.model_source import resolve

@@ -273,7 +273,7 @@ class DraftCache:
         group: list[_Feed] = []
         rows = 0
         for feed in feeds:
-            more = max(len(feed.tokens), caps.paid_rows)
+            more = max(len(feed.tokens), caps.min_rows)
             if group and rows + more > caps.max_batch_rows:
                 yield group
                 group, rows = [], 0

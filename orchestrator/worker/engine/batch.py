@@ -67,7 +67,7 @@ class ScheduledSequence:
 
 
 def schedule_rows(
-    running: Sequence[SequenceState], *, max_rows: int, prefill_rows: PrefillRows, paid_rows: int
+    running: Sequence[SequenceState], *, max_rows: int, prefill_rows: PrefillRows, min_rows: int
 ) -> list[ScheduledSequence]:
     """Share the rows of one forward: first every decoding sequence, then replays, then other prefills.
 
@@ -77,9 +77,9 @@ def schedule_rows(
     parts: list[ScheduledSequence] = []
     left = max_rows
     for sequence in running:
-        if sequence.uncached == 1 and left >= paid_rows:
+        if sequence.uncached == 1 and left >= min_rows:
             parts.append(ScheduledSequence(sequence, 1, emits_logits=True))
-            left -= paid_rows
+            left -= min_rows
     filling = [sequence for sequence in running if sequence.uncached > 1]
     filling = _computing_what_no_other_does(sorted(filling, key=lambda sequence: not sequence.replays))
     filling = _list_scored_together(filling)
@@ -90,7 +90,7 @@ def schedule_rows(
         [_count_wanted_rows(sequence) for sequence in prompts],
         left,
         bound=prefill_rows if parts else None,
-        paid_rows=paid_rows,
+        min_rows=min_rows,
     )
     for of, given in ((replays, shares.replays), (prompts, shares.prompts)):
         for place, rows in given:
@@ -141,18 +141,18 @@ def _same_rows(ahead: SequenceState, behind: SequenceState) -> bool:
     )
 
 
-def count_min_rows(part: ScheduledSequence, alone: bool, paid_rows: int) -> int:
+def count_min_rows(part: ScheduledSequence, alone: bool, min_rows: int) -> int:
     """Return the rows that a part is charged for at least; `alone`: nothing else is in the forward."""
-    return 1 if part.apart and not alone else paid_rows
+    return 1 if part.apart and not alone else min_rows
 
 
-def rows_of(parts: Sequence[ScheduledSequence], paid_rows: int) -> int:
+def rows_of(parts: Sequence[ScheduledSequence], min_rows: int) -> int:
     """Return the rows that a forward of these parts is charged for, drafts included."""
     alone = len(parts) == 1
-    return sum(max(count_min_rows(part, alone, paid_rows), part.rows) for part in parts)
+    return sum(max(count_min_rows(part, alone, min_rows), part.rows) for part in parts)
 
 
-def most_blocks(parts: Sequence[ScheduledSequence], *, paid_rows: int, block_tokens: int) -> int:
+def most_blocks(parts: Sequence[ScheduledSequence], *, min_rows: int, block_tokens: int) -> int:
     """Return no less than the free blocks that parts without drafts need: found in less time than what they do need,
     for where there are plenty."""
-    return sum(ceil_div(part.num_query_tokens + paid_rows, block_tokens) + 1 for part in parts)
+    return sum(ceil_div(part.num_query_tokens + min_rows, block_tokens) + 1 for part in parts)

@@ -17,7 +17,7 @@ def find_refusal(request: Submit, target: LoadedModel) -> Refused | None:
     caps = target.capabilities
     longest = len(request.prompt) + request.max_tokens
     held = caps.total_blocks * caps.block_tokens
-    fits = ceil_div(longest + caps.paid_rows, caps.block_tokens) <= caps.total_blocks
+    fits = ceil_div(longest + caps.min_rows, caps.block_tokens) <= caps.total_blocks
     if fits and longest <= caps.max_context_tokens:
         return None
     text = f"prompt and max_tokens make {longest} tokens"

@@ -65,9 +65,9 @@ class Scheduler:
         drafts: bool = True,
     ) -> None:
         caps = target.capabilities
-        self.max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.paid_rows)
+        self.max_running = min(max_running, caps.slots, caps.max_batch_rows // caps.min_rows)
         self.preemptions = 0
-        self.memory = MemoryGuard(BatchLimits(caps.max_batch_rows, self.max_running, caps.paid_rows), clock)
+        self.memory = MemoryGuard(BatchLimits(caps.max_batch_rows, self.max_running, caps.min_rows), clock)
         self.levels = SloMonitor(objectives, clock, max_running=self.max_running, drafts=drafts)
         self._followed = (objectives, drafts)
         self._cost = cost
@@ -182,7 +182,7 @@ class Scheduler:
     def _start_admitted(self, reserved: Reserved) -> list[SequenceState]:
         caps = self._target.capabilities
         blocks = [
-            ceil_div(len(sequence.tokens) + caps.paid_rows, caps.block_tokens)
+            ceil_div(len(sequence.tokens) + caps.min_rows, caps.block_tokens)
             for sequence in islice(self._waiting, self.max_running)
         ]
         count = count_admissible_requests(
@@ -220,10 +220,10 @@ class Scheduler:
                 self._in_turn(),
                 max_rows=self.memory.rows,
                 prefill_rows=self._count_prefill_rows(),
-                paid_rows=caps.paid_rows,
+                min_rows=caps.min_rows,
             )
             free = self._target.free_blocks()
-            if free >= most_blocks(parts, paid_rows=caps.paid_rows, block_tokens=caps.block_tokens):
+            if free >= most_blocks(parts, min_rows=caps.min_rows, block_tokens=caps.block_tokens):
                 return parts, preempted
             missing = self._target.count_needed_blocks([part.segment() for part in parts]) - free
             if missing <= 0:
@@ -263,7 +263,7 @@ class Scheduler:
         context_tokens = sum(sequence.cached for sequence in ready) / len(ready)
 
         def round_ms(sequences: int) -> float:
-            rows = sequences * self._target.capabilities.paid_rows
+            rows = sequences * self._target.capabilities.min_rows
             return self._cost().ms(rows, sequences, context_tokens)
 
         bound_ms = self.levels.update_round_bound_ms(round_ms(len(ready)))
@@ -275,7 +275,7 @@ class Scheduler:
         """Return the rows that drafts may add to a forward: those that it has left, and that keep what decodes in it
         within the round's latency budget."""
         caps = self._target.capabilities
-        left = max(0, self.memory.rows - rows_of(parts, caps.paid_rows))
+        left = max(0, self.memory.rows - rows_of(parts, caps.min_rows))
         deciding = [part for part in parts if part.emits_logits]
         if not self.levels.follows or not deciding:
             return left
@@ -306,14 +306,14 @@ class Scheduler:
 
     def _size(self, parts: Sequence[ScheduledSequence]) -> tuple[int, int, float]:
         """Return the rows, without drafts, the sequences, and the mean of the positions that they hold."""
-        alone, paid_rows = len(parts) == 1, self._target.capabilities.paid_rows
-        rows = sum(count_min_rows(part, alone, paid_rows) for part in parts)
+        alone, min_rows = len(parts) == 1, self._target.capabilities.min_rows
+        rows = sum(count_min_rows(part, alone, min_rows) for part in parts)
         return rows, len(parts), sum(part.sequence.cached for part in parts) / max(1, len(parts))
 
     def make_smaller(self, parts: Sequence[ScheduledSequence], reason: str) -> bool:
         """A forward of these parts ran out of memory: the next ones are smaller, and the youngest give way where fewer
         may run then. `reason`: why, in words. False: there is no smaller one."""
-        if not self.memory.tighten(rows_of(parts, self._target.capabilities.paid_rows), len(parts), reason):
+        if not self.memory.tighten(rows_of(parts, self._target.capabilities.min_rows), len(parts), reason):
             return False
         self._send_back(max(0, len(self._running) - self.memory.sequences))
         return True
@@ -386,5 +386,5 @@ class Scheduler:
             return 0.0
         rows, sequences, context_tokens = self._size(decoding)
         if with_drafts:
-            rows = rows_of(decoding, self._target.capabilities.paid_rows)
+            rows = rows_of(decoding, self._target.capabilities.min_rows)
         return cost.ms(rows, sequences, context_tokens)

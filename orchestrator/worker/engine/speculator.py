@@ -155,7 +155,7 @@ class Speculator:
         paused = self._pause.finish()
         if paused.rounds:
             filled = any(part.is_prefill for part in paused.last_parts)
-            rows = 0 if filled else rows_of(paused.last_parts, self._target.capabilities.paid_rows)
+            rows = 0 if filled else rows_of(paused.last_parts, self._target.capabilities.min_rows)
             self._policy.observe_pause(paused.rounds, rows)
             for key, tokens in paused.tokens.items():
                 self._drafter.extend(key, tokens)
@@ -232,7 +232,7 @@ class Speculator:
         places, base_rows = [], 0
         for part in deciding:
             sequence = part.sequence
-            charged = count_min_rows(part, alone, caps.paid_rows)
+            charged = count_min_rows(part, alone, caps.min_rows)
             free = max(0, charged - part.num_query_tokens)
             most = min(self._bound_draft_tokens(sequence), sequence.depth_bound, room + free) if part.drafts else 0
             places.append(

@@ -21,8 +21,8 @@ from adapters.contract import (
     Unsupported,
     cut_layers,
 )
+from adapters.device_check import check_device
 from adapters.device_memory import read_host_memory
-from adapters.devices_there import check_device
 from adapters.model_checks import check_use
 from adapters.model_digests import digest_simulated_model, parse_simulated_script
 from adapters.model_identity import ModelIdentity

@@ -58,7 +58,7 @@ def prompts_of(loaded: LoadedSource) -> list[Submit]:
     submits = []
     for number, (_, text) in enumerate(TEXTS):
         prompt = tokenizer.encode_chat([{"role": "user", "content": text}])
-        tokens = min(OUTPUT_TOKENS, room - len(prompt) - caps.paid_rows)
+        tokens = min(OUTPUT_TOKENS, room - len(prompt) - caps.min_rows)
         if tokens > 0:
             submits.append(Submit(f"{number}", prompt, tokens, stop_tokens=sorted(tokenizer.eos_ids)))
     return submits
@@ -138,7 +138,7 @@ def _decode_loops(
         alike = msgspec.structs.replace(engine, max_running=loop.at_once)
         made = build_loop(target, alike, drafter, Adaptive(start_cost_model(cost)))
         decodings.append(Decoding(made, watched, loop.submits, clock))
-        longest = max(len(submit.prompt) + submit.max_tokens for submit in loop.submits) + caps.paid_rows
+        longest = max(len(submit.prompt) + submit.max_tokens for submit in loop.submits) + caps.min_rows
         blocks += made.max_running * (ceil_div(longest, caps.block_tokens) + 1)
         slot += loop.at_once
     parts = _PARTS if blocks <= caps.total_blocks and slot <= caps.slots else 1

@@ -209,7 +209,7 @@ def _suffix_pairs(
         if not isinstance(draft, SuffixOptions):
             continue
         make = partial(_make_suffix, draft, bench.job.model, loaded)
-        fixed = replay_drafter(make, texts, paid_rows=loaded.model.capabilities.paid_rows, clock=bench.clock)
+        fixed = replay_drafter(make, texts, min_rows=loaded.model.capabilities.min_rows, clock=bench.clock)
         of = (texts.target, texts.target_digest, draft.name, texts.workload)
         yield PairAcceptance(*of, "fixed", 1, fixed.by_depth, fixed.draft_ms, _now())
         engine = msgspec.structs.replace(bench.job.engine, model=bench.job.model, drafters=[draft])
@@ -264,7 +264,7 @@ def _describe_model(
         overhead=overhead,
         load_s=load_s,
         row_invariant=loaded.row_invariant,
-        paid_rows=caps.paid_rows,
+        paid_rows=caps.min_rows,
         numerical_class=str(caps.numerical_class),
         class_fingerprint=loaded.class_fingerprint,
         class_reason=describe_choice(loaded.classes) if loaded.classes else "",

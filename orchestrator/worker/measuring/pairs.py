@@ -28,14 +28,14 @@ class Replayed:
 
 
 class _Counts:
-    def __init__(self, depth: int, paid_rows: int = 1) -> None:
-        self.depth, self.paid_rows, self.rounds = depth, paid_rows, 0
+    def __init__(self, depth: int, min_rows: int = 1) -> None:
+        self.depth, self.min_rows, self.rounds = depth, min_rows, 0
         self.offered, self.accepted = [0] * depth, [0] * depth
         self.changes, self.last = 0, -1
 
     def add(self, offered: int, accepted: int) -> None:
         self.rounds += 1
-        rows = max(1 + offered, self.paid_rows)
+        rows = max(1 + offered, self.min_rows)
         self.changes += self.last not in (-1, rows)
         self.last = rows
         for index in range(offered):
@@ -48,12 +48,12 @@ class _Counts:
         return DepthYield(self.depth, shares[0], shares[1], self.rounds, self.changes / rounds)
 
 
-def replay_drafter(make: Callable[[], Drafter], texts: TargetTexts, *, paid_rows: int, clock: Clock) -> Replayed:
+def replay_drafter(make: Callable[[], Drafter], texts: TargetTexts, *, min_rows: int, clock: Clock) -> Replayed:
     """Let a new drafter of each depth draft along the texts, one after another, and verify all that it drafts.
-    `paid_rows`: of a sequence at least."""
+    `min_rows`: of a sequence at least."""
     by_depth, drafting_s, asks = [], 0.0, 0
     for depth in DEPTHS:
-        counts, drafter = _Counts(depth, paid_rows), make()
+        counts, drafter = _Counts(depth, min_rows), make()
         for number, (prompt, output) in enumerate(zip(texts.prompts, texts.outputs, strict=True)):
             key, done = f"{number}", min(1, len(output))  # the first token comes with the prompt
             drafter.begin(key, [*prompt], Sampling())

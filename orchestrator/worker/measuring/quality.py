@@ -152,7 +152,7 @@ def feed_tokens(model: LoadedModel, tokens: list[int]) -> Rows:
 
 def _step_ms(model: LoadedModel, tokens: list[int]) -> tuple[float, int]:
     """Return the median time of a decode step behind a text, and its rows."""
-    rows = model.capabilities.paid_rows
+    rows = model.capabilities.min_rows
     feed_tokens(model, tokens)
     times = []
     for _ in range(_TIMED_STEPS):

@@ -47,7 +47,7 @@ def quick_cost(model: LoadedModel, clock: Clock, *, budget_s: float) -> StepCost
 def _fits(model: LoadedModel, shape: tuple[int, int]) -> bool:
     sequences, rows = shape
     caps = model.capabilities
-    return sequences <= caps.slots and sequences * max(rows, caps.paid_rows, _HELD) <= caps.max_batch_rows
+    return sequences <= caps.slots and sequences * max(rows, caps.min_rows, _HELD) <= caps.max_batch_rows
 
 
 def _segment(model: LoadedModel, slot: int, start: int, rows: int, *, prompt: bool) -> Segment:

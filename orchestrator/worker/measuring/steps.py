@@ -82,14 +82,14 @@ def measure_steps(model: LoadedModel, clock: Clock, progress: OnProgress, *, bud
     if not decode or not prefill:
         raise CapacityError(f"a KV cache of {caps.total_blocks} blocks is too small to measure anything in: enlarge it")
     fit = fit_steps(decode, *read_min_rows(caps))
-    return Steps(fit, fit_steps(prefill, caps.paid_rows), (*decode, *prefill))
+    return Steps(fit, fit_steps(prefill, caps.min_rows), (*decode, *prefill))
 
 
 def read_min_rows(caps: Capabilities) -> tuple[int, int]:
     """Return the least rows that each sequence of a decoding forward is run with, and the whole of it (see
     StepCost)."""
     apart = caps.apart_tokens > 0  # then only a forward of a single row is padded
-    return (1, caps.paid_rows) if apart else (caps.paid_rows, 1)
+    return (1, caps.min_rows) if apart else (caps.min_rows, 1)
 
 
 def _passes(

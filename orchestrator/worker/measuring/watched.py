@@ -35,12 +35,12 @@ class WatchedModel(SomeSlots):
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
         result = super().forward(batch)
-        before, self.forward_was = self.forward_was, forward_of(batch, self.capabilities.paid_rows)
+        before, self.forward_was = self.forward_was, forward_of(batch, self.capabilities.min_rows)
         self.changed = before.run_rows != self.forward_was.run_rows
         return result
 
 
-def forward_of(batch: Sequence[Segment], paid_rows: int) -> Forward:
+def forward_of(batch: Sequence[Segment], min_rows: int) -> Forward:
     """Return what a forward of these segments is of: those of which the first row is wanted decode."""
     decoding = [segment for segment in batch if segment.rows[0] == 0 < segment.rows[1]]
     prompts = [segment for segment in batch if not segment.rows[0] == 0 < segment.rows[1]]
@@ -51,7 +51,7 @@ def forward_of(batch: Sequence[Segment], paid_rows: int) -> Forward:
         context_tokens=_mean_start(decoding),
         prompt_rows=sum(len(segment.tokens) for segment in prompts),
         prompt_behind=_mean_start(prompts),
-        run_rows=sum(max(len(segment.tokens), 1 if segment.apart and not alone else paid_rows) for segment in batch),
+        run_rows=sum(max(len(segment.tokens), 1 if segment.apart and not alone else min_rows) for segment in batch),
     )
 
 

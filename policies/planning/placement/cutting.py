@@ -193,7 +193,7 @@ def _cost(option: Option, task: CutTask, aim: CutGoal, prompts: float) -> tuple[
     """Return (fixed, by the layer) of a round with its share of prefill, and the same of its verification alone."""
     load = task.ground.wanted.workload
     layers, sequences = load.target.layers, ceil(task.sequences / aim.micro_batches)
-    paid = option.paid_rows if load.exactness is Exactness.BIT else 1
+    paid = option.min_rows if load.exactness is Exactness.BIT else 1
     context = context_tokens(load)
     changes = changes_of(aim.drafter, task.sequences) if aim.drafter is not None and aim.depth else 0.0
     mean = sum(

@@ -72,7 +72,7 @@ class Option:
     share of it. `overhead_ms` and `overhead_sequence_ms`: what a forward (and each sequence in it) takes beside, as
     sampling and calling. Memory: `layer_bytes` for each layer's weights, `end_bytes` for embedding and output layer,
     `fixed_bytes` for process and runtime, `workspace_bytes` for the largest forward, `kv_bytes_per_token` over all
-    layers. `paid_rows`: rows that a sequence is charged for at least under exactness `bit`. `row_invariant`: whether a
+    layers. `min_rows`: rows that a sequence is charged for at least under exactness `bit`. `row_invariant`: whether a
     row's logits keep their bits whatever shares its batch. `prepared`: whether a worker loads it as it is; else it
     converts the model first.
     """
@@ -93,7 +93,7 @@ class Option:
     overhead_sequence_ms: float = 0.0
     load_s: float = 0.0
     row_invariant: bool = True
-    paid_rows: int = 1
+    min_rows: int = 1
     source: Source = "measured"
     prepared: bool = True
 

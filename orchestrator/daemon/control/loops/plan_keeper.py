@@ -231,8 +231,8 @@ class PlanKeeper:
         if not sequences or sequences != done.sequences or engine is None:
             return
         workload = self.proposal.wanted.workload
-        paid_rows = max(part.option.paid_rows for part in self._costs[engine])
-        if done.rows > sequences * (workload.depth_bound + 1 + paid_rows):
+        min_rows = max(part.option.min_rows for part in self._costs[engine])
+        if done.rows > sequences * (workload.depth_bound + 1 + min_rows):
             return
         held = [one.stats.prompt_tokens + one.stats.generated for one in done.deltas if one.stats is not None]
         context = sum(held) / len(held) if held else context_tokens(workload)

@@ -56,7 +56,7 @@ class Case:
 class Lengths:
     """What fits a model: tokens of the shortest and the longest answer, and characters of a long prompt."""
 
-    least_tokens: int
+    min_tokens: int
     most_tokens: int
     long_prompt_chars: int
 
@@ -77,7 +77,7 @@ def _make_case(number: int, model: str, drawn: random.Random, texts: Sequence[st
         if drawn.random() < 0.5
         else {"temperature": 0.8, "top_p": 0.95, "seed": drawn.randrange(1, 1 << 30)}
     )
-    most = drawn.randint(lengths.least_tokens, lengths.most_tokens)
+    most = drawn.randint(lengths.min_tokens, lengths.most_tokens)
     common = {"model": model, "max_tokens": most, **sampling}
     scored = drawn.random() < 0.5
     # Every shape comes among any eight requests, whatever is drawn.

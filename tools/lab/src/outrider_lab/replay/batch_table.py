@@ -30,7 +30,7 @@ def table_of(costs: Costs, *, most: int, sizes: Sequence[int] = (1, 2, 4, 8, 16,
                     sequences=size,
                     context_tokens=0.0,
                     most=most,
-                    paid_rows=costs.paid_rows,
+                    min_rows=costs.paid_rows,
                 )
             ),
         )

@@ -157,7 +157,7 @@ class _Builder:
         options = [_find_option(proposal, shard, Role.TARGET) for shard in replica.shards]
         forward = sum_shards(options, replica.shards, proposal.wanted.workload.target.layers)
         bit = proposal.wanted.workload.exactness.value == "bit"
-        paid = max(one.paid_rows for one in options) if bit else 1
+        paid = max(one.min_rows for one in options) if bit else 1
         costs = Costs(forward, draft_ms=_SUFFIX_MS, change_ms=forward.changing_ms, paid_rows=paid)
         depth = self._asked.depth_bound if self._speculates else 0
         suffix, known = self._acceptance.find("suffix", 0.7, depth or 1)

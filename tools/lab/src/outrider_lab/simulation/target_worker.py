@@ -398,7 +398,7 @@ class SimulatedTarget:
             )
         # No chunk reaches over a prompt's end.
         wanted = [one.unread - one.base if one.unread > one.base else one.unread for one in replays]
-        shares = share_rows(wanted, [one.unread for one in prompts], most, bound=bound, paid_rows=1)
+        shares = share_rows(wanted, [one.unread for one in prompts], most, bound=bound, min_rows=1)
         return [
             *((replays[place], rows) for place, rows in shares.replays),
             *((prompts[place], rows) for place, rows in shares.prompts),

@@ -31,7 +31,7 @@ def measure_replay_costs(
     """Return what forwards cost, measured. Raises what forwards raise."""
     steps = measure_steps(model, clock, told, budget_s=budget_s)
     caps = model.capabilities
-    paid = 1 if caps.apart_tokens else caps.paid_rows  # the least rows of a forward are in the cost
+    paid = 1 if caps.apart_tokens else caps.min_rows  # the least rows of a forward are in the cost
     return Costs(steps.decode.cost, paid_rows=paid, widths=tuple(caps.static_widths), most_rows=caps.max_batch_rows)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adapters.least_tokens import measure_least_tokens
+from adapters.min_tokens import measure_min_tokens
 from adapters.tokenizer import Tokenizer
 from tests.adapters import test_tokenizer as gguf
 from tests.adapters import test_tokenizer_hf as hf
@@ -40,19 +40,19 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
 @given(text=TEXTS)
 def test_there_are_never_fewer_tokens(tokenizers, kind, text):
     tokenizer = tokenizers[kind]
-    least = tokenizer.count_least_tokens(text, EXACT)
+    least = tokenizer.count_min_tokens(text, EXACT)
     assert least <= len(tokenizer.encode(text, special=True))
     assert least <= len(tokenizer.encode(text, special=False))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_digits_and_letters_count_for_something(tokenizers, kind):
-    assert tokenizers[kind].count_least_tokens("0123456789" * 1000, EXACT) >= 1000
-    assert tokenizers[kind].count_least_tokens("xyz" * 1000, EXACT) > 100
+    assert tokenizers[kind].count_min_tokens("0123456789" * 1000, EXACT) >= 1000
+    assert tokenizers[kind].count_min_tokens("xyz" * 1000, EXACT) > 100
 
 
 def test_no_more_is_counted_than_is_enough(tokenizers):
-    assert 64 < tokenizers["bytes"].count_least_tokens("0" * 10**7, 64) <= 10**6
+    assert 64 < tokenizers["bytes"].count_min_tokens("0" * 10**7, 64) <= 10**6
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,9 @@ def test_no_more_is_counted_than_is_enough(tokenizers):
     ],
 )
 def test_where_text_is_dropped_on_the_way_nothing_is_claimed(parsed):
-    assert measure_least_tokens(parsed, [bytes([value]) for value in range(256)]) is None
+    assert measure_min_tokens(parsed, [bytes([value]) for value in range(256)]) is None
 
 
 def test_characters_that_fall_into_one_unknown_token_claim_nothing():
     model = {"model": {"unk_token": "<unk>", "fuse_unk": True}}
-    assert measure_least_tokens(model, [b"a", b"b"]) is None
+    assert measure_min_tokens(model, [b"a", b"b"]) is None

@@ -22,7 +22,7 @@ _ROUNDING = 1.0 - 1e-9
 _IN_UTF8 = {*range(0x80), *range(0x80, 0xC0), *range(0xC2, 0xF5)}
 
 
-class LeastTokens:
+class MinTokens:
     """Counts over a vocabulary whose tokens stand for these bytes, in any order. `composes`: a text is brought into
     NFC before it is cut into tokens. `spaces`: U+2581 is a space to it."""
 
@@ -64,7 +64,7 @@ def _may_join(character: str) -> bool:
     return unicodedata.category(character)[0] == "M" or "\u1160" <= character <= "\u11ff"
 
 
-def measure_least_tokens(parsed: Mapping[str, Any], pieces: Sequence[bytes]) -> LeastTokens | None:
+def measure_min_tokens(parsed: Mapping[str, Any], pieces: Sequence[bytes]) -> MinTokens | None:
     """Return what counts for a tokenizer.json; None where its tokens do not stand for all bytes of a text."""
     if any(token.get("lstrip") or token.get("rstrip") for token in parsed.get("added_tokens") or ()):
         return None
@@ -79,7 +79,7 @@ def measure_least_tokens(parsed: Mapping[str, Any], pieces: Sequence[bytes]) -> 
     if not whole and model.get("unk_token") and model.get("fuse_unk"):
         return None
     composes = any(step.get("type") == "NFC" for step in steps)
-    return LeastTokens(pieces, composes=composes, spaces=METASPACE in json.dumps(steps + cuts, ensure_ascii=False))
+    return MinTokens(pieces, composes=composes, spaces=METASPACE in json.dumps(steps + cuts, ensure_ascii=False))
 
 
 def _keeps_bytes(step: Mapping[str, Any]) -> bool:
