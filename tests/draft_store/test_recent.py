@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.daemon.draft_store.codec import MAX_ENTRY_TOKENS
 from orchestrator.daemon.draft_store.recent import KEPT_S, MOST_USERS, RecentOutputs, join_answers
-from orchestrator.daemon.draft_store.service import LEAST_TOKENS, MOST_ANSWERS, MOST_TOKENS
+from orchestrator.daemon.draft_store.service import MIN_TOKENS, MOST_ANSWERS, MOST_TOKENS
 from orchestrator.protocol.packed_tokens import pack_tokens, unpack_tokens
 
 
@@ -19,7 +19,7 @@ class Clock:
         return self.now_s
 
 
-def answer(number: int, length: int = LEAST_TOKENS) -> list[int]:
+def answer(number: int, length: int = MIN_TOKENS) -> list[int]:
     return [number] * length
 
 
@@ -27,7 +27,7 @@ def test_answers_are_the_users_of_one_key_newest_first_and_bounded():
     recent = RecentOutputs(Clock())
     for number in range(MOST_ANSWERS + 2):
         recent.keep("key", "ann", answer(number))
-    recent.keep("key", "ann", answer(99, LEAST_TOKENS - 1))
+    recent.keep("key", "ann", answer(99, MIN_TOKENS - 1))
     recent.keep("key", "", answer(98))
     found = [unpack_tokens(one)[0] for one in recent.find("key", "ann")]
     assert found == [5, 4, 3, 2], "too short ones are not kept, and the oldest go"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from orchestrator.clock import Clock
 from orchestrator.daemon.control.port import RecentOutputsView
 from orchestrator.daemon.draft_store.codec import MAX_ENTRY_TOKENS
-from orchestrator.daemon.draft_store.service import LEAST_TOKENS, MOST_ANSWERS, MOST_TOKENS
+from orchestrator.daemon.draft_store.service import MIN_TOKENS, MOST_ANSWERS, MOST_TOKENS
 from orchestrator.protocol.packed_tokens import BYTES_PER_TOKEN, pack_tokens
 
 MOST_USERS = 512
@@ -38,7 +38,7 @@ class RecentOutputs:
 
     def keep(self, owner: str, user: str, answer: Sequence[int]) -> None:
         """Remember an answer to the user with this tag, of the key of this id."""
-        if not user or len(answer) < LEAST_TOKENS:
+        if not user or len(answer) < MIN_TOKENS:
             return
         now_s = self._clock.monotonic_s()
         found = self._users.setdefault((owner, user), _Answers(now_s))

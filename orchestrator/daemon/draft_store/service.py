@@ -26,7 +26,7 @@ MOST_ANSWERS = 4
 """Answers that a request is given at most."""
 MOST_TOKENS = 2048
 """Tokens of them, all together: each costs the worker about a microsecond."""
-LEAST_TOKENS = 8
+MIN_TOKENS = 8
 """An answer that is shorter is not kept."""
 _TAIL_TOKENS = 8
 _MOST_LOOKUPS = 64
@@ -118,7 +118,7 @@ class DraftStoreService:
 
     def remember(self, blocks: Sequence[str], prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Keep an answer, beside whatever else is done; where too many wait it is dropped."""
-        if self._closed or not blocks or len(answer) < LEAST_TOKENS:
+        if self._closed or not blocks or len(answer) < MIN_TOKENS:
             return
         # The prompt's end goes before it, so that its first tokens can be drafted, too.
         text = [*prompt[-_TAIL_TOKENS:], *answer][:MAX_ENTRY_TOKENS]

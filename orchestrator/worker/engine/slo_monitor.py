@@ -21,7 +21,7 @@ WINDOW_S = 30.0
 _LOOK_EVERY_S = 0.25
 _MOST_SAMPLES = 256
 _LEAST_TTFTS = 4
-_LEAST_TOKENS = 32  # that a running request got: a prompt beside fewer says little of what its TPOT will be
+_MIN_TOKENS = 32  # that a running request got: a prompt beside fewer says little of what its TPOT will be
 _LEAST_STEPS = 4
 _NEWEST = 0.05  # weight of the newest round in running means
 
@@ -84,7 +84,7 @@ class SloMonitor:
                 self._ttfts_ms.add(now_s, (sequence.first_token_s - sequence.submitted_s) * MS_PER_S)
         if ended:
             tokens = sequence.generated - sequence.pace_tokens
-            if tokens >= _LEAST_TOKENS or (tokens > 0 and sequence.pace_s == sequence.first_token_s):
+            if tokens >= _MIN_TOKENS or (tokens > 0 and sequence.pace_s == sequence.first_token_s):
                 self._tpots_ms.add(now_s, (now_s - sequence.pace_s) * MS_PER_S / tokens)
             if sequence.steps >= _LEAST_STEPS:
                 self._tokens_a_step.add(now_s, 1.0 + sequence.accepted / sequence.steps)
@@ -191,7 +191,7 @@ class SloMonitor:
         if sequence.pace_tokens == 0:
             return None
         tokens, spent_ms = sequence.generated - sequence.pace_tokens, (now_s - sequence.pace_s) * MS_PER_S
-        if tokens < _LEAST_TOKENS and spent_ms < _LEAST_TOKENS * (self._objectives.tpot.ms or math.inf):
+        if tokens < _MIN_TOKENS and spent_ms < _MIN_TOKENS * (self._objectives.tpot.ms or math.inf):
             return None
         return spent_ms / max(1, tokens)
 
