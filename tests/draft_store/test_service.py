@@ -12,7 +12,7 @@ from orchestrator.clock import SystemClock
 from orchestrator.daemon.draft_store.breaker import Breaker
 from orchestrator.daemon.draft_store.codec import MAX_ENTRY_TOKENS, DamagedValue, decode_answer, encode_answer
 from orchestrator.daemon.draft_store.port import Entry, StoreFailed
-from orchestrator.daemon.draft_store.service import LEAST_TOKENS, MOST_TOKENS, DraftStoreService, StoreTerms
+from orchestrator.daemon.draft_store.service import MIN_TOKENS, MOST_TOKENS, DraftStoreService, StoreTerms
 from orchestrator.daemon.draft_store.sketch import SKETCH_BLOCKS, count_least_shared, sketch_prompt
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.packed_tokens import unpack_tokens
@@ -115,7 +115,7 @@ async def test_a_full_queue_drops_and_counts():
     for number in range(300):
         service.remember(blocks, PROMPT, [*ANSWER, number])
     assert service.view().dropped == 300 - 256
-    service.remember(blocks, PROMPT, ANSWER[: LEAST_TOKENS - 1])
+    service.remember(blocks, PROMPT, ANSWER[: MIN_TOKENS - 1])
     assert service.view().dropped == 300 - 256
     shelf.open.set()
     await service.close()
