@@ -21,17 +21,14 @@ class BorrowedSlots:
 
     @property
     def stages(self) -> int:
-        """See the contract."""
         return self._model.stages
 
     @property
     def spec(self) -> ModelSpec:
-        """See the contract."""
         return self._model.spec
 
     @property
     def capabilities(self) -> Capabilities:
-        """See the contract."""
         return self._model.capabilities
 
     def move(self, slot: int, other: BorrowedSlots, into: int) -> None:
@@ -41,52 +38,42 @@ class BorrowedSlots:
             other._own[into] = self._own.pop(slot)
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
         return self.start_forward(batch).result()
 
     def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
-        """See the contract."""
         for segment in batch:
             self._take(segment.slot)
         return self._model.start_forward(self._rename(batch))
 
     def count_cached_positions(self, slot: int) -> int:
-        """See the contract."""
         return self._model.count_cached_positions(self._own[slot]) if slot in self._own else 0
 
     def free_blocks(self) -> int:
-        """See the contract."""
         return self._model.free_blocks()
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
         for segment in batch:
             self._take(segment.slot)
         return self._model.count_needed_blocks(self._rename(batch))
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
         return self._model.attach(self._take(slot), tokens)
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
         if slot in self._own:
             self._model.share(self._own[slot], tokens)
 
     def release(self, slot: int) -> None:
-        """See the contract."""
         if (own := self._own.pop(slot, None)) is not None:
             self._model.release(own)
             self._free.append(own)
 
     def discard(self, slot: int) -> None:
-        """See the contract."""
         if (own := self._own.pop(slot, None)) is not None:
             self._model.discard(own)
             self._free.append(own)
 
     def close(self) -> None:
-        """See the contract."""
         self._model.close()
 
     def _take(self, slot: int) -> int:

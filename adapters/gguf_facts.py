@@ -141,17 +141,14 @@ class GgufFacts:
         return sum(self.heads * length for kv_heads, length in sizes if kv_heads)
 
     def count_elements(self, layers: LayerRange) -> int:
-        """See `DecoderSizes`."""
         first, last = layers.first == 0, layers.end == self.layers
         ends = self.embedding_elements if first or (last and not self.head_elements) else 0
         return ends + (self.head_elements if last else 0) + self.count_layer_elements(layers)
 
     def count_layer_elements(self, layers: LayerRange) -> int:
-        """See `DecoderSizes`."""
         return sum(self.layer_elements[layers.first : layers.end])
 
     def count_kv_elements(self, layers: LayerRange) -> int:
-        """See `DecoderSizes`."""
         each = zip(self.kv_heads, self.key_lengths, self.value_lengths, strict=True)
         return sum(heads * (key + value) for heads, key, value in list(each)[layers.first : layers.end])
 

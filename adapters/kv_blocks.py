@@ -76,7 +76,6 @@ class BlockPool:
         return had
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See adapters.contract.LoadedModel.attach."""
         self._check_slot(slot)
         if self.count_cached_positions(slot):
             raise Unsupported(
@@ -114,7 +113,6 @@ class BlockPool:
         return list(zip(table[count:], own, strict=True))
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See adapters.contract.LoadedModel.share."""
         count = self._count_shared(slot, tokens)
         if count * self.block_tokens <= self._fixed.get(slot, 0):
             return

@@ -41,15 +41,12 @@ class PipelineModel:
 
     @property
     def stages(self) -> int:
-        """See the contract."""
         return len(self._stages)
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
         return self.start_forward(batch).result()
 
     def start_forward(self, batch: Sequence[Segment]) -> PendingForward:
-        """See the contract."""
         for stage in self._stages:
             stage.check(batch)
         for stage in self._stages:
@@ -61,23 +58,22 @@ class PipelineModel:
         return _Started(self, results)
 
     def count_cached_positions(self, slot: int) -> int:
-        """See the contract."""
         return min(stage.count_cached_positions(slot) for stage in self._stages)
 
     def free_blocks(self) -> int:
-        """See the contract. Blocks are of `capabilities.block_tokens`."""
+        """Blocks are of `capabilities.block_tokens`."""
         unit = self.capabilities.block_tokens
         return min(stage.free_blocks() * stage.capabilities.block_tokens // unit for stage in self._stages)
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
-        """See the contract. Blocks are of `capabilities.block_tokens`."""
+        """Blocks are of `capabilities.block_tokens`."""
         unit = self.capabilities.block_tokens
         return max(
             ceil_div(stage.count_needed_blocks(batch) * stage.capabilities.block_tokens, unit) for stage in self._stages
         )
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract. Ranges that remember different lengths begin with the shortest."""
+        """Ranges that remember different lengths begin with the shortest."""
         held = [stage.attach(slot, tokens) for stage in self._stages]
         common = min(held)
         if any(count != common for count in held):
@@ -89,12 +85,10 @@ class PipelineModel:
         return held[0]
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
         for stage in self._stages:
             stage.share(slot, tokens)
 
     def fork(self, slot: int, source: int, positions: int, shared: int) -> None:
-        """See the contract."""
         done: list[Stage] = []
         try:
             for stage in self._stages:
@@ -106,17 +100,14 @@ class PipelineModel:
             raise
 
     def release(self, slot: int) -> None:
-        """See the contract."""
         for stage in self._stages:
             stage.release(slot)
 
     def discard(self, slot: int) -> None:
-        """See the contract."""
         for stage in self._stages:
             stage.discard(slot)
 
     def close(self) -> None:
-        """See the contract."""
         for stage in self._stages:
             stage.close()
 
@@ -129,7 +120,7 @@ class _Started:
     results: list[Future[ShardResult]]
 
     def result(self) -> ForwardResult:
-        """See the contract. Where a stage's device is lost, the model is."""
+        """Where a stage's device is lost, the model is."""
         try:
             results = [pending.result() for pending in self.results]
         except DeviceLost as error:

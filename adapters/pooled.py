@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 from adapters.contract import (
     BlockRules,
     Capabilities,
+    ForwardResult,
+    Hidden,
     KvLayout,
     LoadOptions,
     NumericalClass,
     Segment,
+    ShardResult,
     Unsupported,
 )
 from adapters.kv_blocks import BlockPool
@@ -83,7 +86,6 @@ class PooledSlots:
 
     @property
     def block_rules(self) -> BlockRules:
-        """See the contract."""
         return self._pool.rules
 
     def _check(self, batch: Sequence[Segment]) -> None:
@@ -92,23 +94,18 @@ class PooledSlots:
         self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
 
     def count_cached_positions(self, slot: int) -> int:
-        """See the contract."""
         return self._pool.count_cached_positions(slot)
 
     def free_blocks(self) -> int:
-        """See the contract."""
         return self._pool.free
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
         return self._pool.count_needed_blocks(batch)
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
         return self._pool.attach(slot, tokens)
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
         self._pool.share(slot, tokens)
 
 
@@ -117,25 +114,28 @@ class PooledModel(PooledSlots):
 
     kv_layout: KvLayout
 
+    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
+        result = self.forward_layers(batch, None)
+        return ForwardResult(result.output, result.device_ms)
+
+    def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
+        raise NotImplementedError
+
     def release(self, slot: int) -> None:
-        """See the contract."""
         if suspects := self._pool.release(slot):
             self._erase(suspects)
 
     def discard(self, slot: int) -> None:
-        """See the contract."""
         suspects = self._pool.discard(slot)
         self.release(slot)  # what the runtime's model frees beside the pool's blocks
         if suspects:
             self._erase(suspects)
 
     def fork(self, slot: int, source: int, positions: int, shared: int) -> None:
-        """See the contract."""
         if copies := self._pool.fork(slot, source, positions, shared):
             self._copy_blocks([block for block, _ in copies], [block for _, block in copies])
 
     def export_kv(self, slot: int, positions: int, start_page: int = 0) -> Iterator[Bytes]:
-        """See the contract."""
         table = self._check_export(slot, positions, start_page)
         for cache in range(len(self.kv_layout.page_bytes)):
             yield self._read_pages(cache, slot, table, start_page)
@@ -151,7 +151,6 @@ class PooledModel(PooledSlots):
         return table
 
     def import_kv(self, slot: int, positions: int, pages: Bytes, start_pages: Sequence[int] = (0,)) -> None:
-        """See the contract."""
         layout, limit = self.kv_layout, self.capabilities.max_context_tokens
         if not 0 < positions <= limit:
             raise Unsupported(f"slot {slot}: {positions} positions are not within the context of {limit}")

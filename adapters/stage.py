@@ -76,19 +76,15 @@ class Stage:
         self._pool.check(batch, max_rows=caps.max_batch_rows, max_context=caps.max_context_tokens)
 
     def count_cached_positions(self, slot: int) -> int:
-        """See the contract."""
         return self._pool.count_cached_positions(slot)
 
     def free_blocks(self) -> int:
-        """See the contract."""
         return self._pool.free
 
     def count_needed_blocks(self, batch: Sequence[Segment]) -> int:
-        """See the contract."""
         return self._pool.count_needed_blocks(batch)
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
         positions = self._pool.attach(slot, tokens)
         if positions:
             begin = list(tokens[: positions + 1])
@@ -104,13 +100,11 @@ class Stage:
             )
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract."""
         self._pool.share(slot, tokens)
         shared = list(tokens)
         self._tell(lambda: self.shard.share(slot, shared))
 
     def fork(self, slot: int, source: int, positions: int, shared: int) -> None:
-        """See the contract."""
         shard = self.shard
         if not isinstance(shard, ForkableKv):
             raise Unsupported(f"{self.layers}: sequences cannot go on in several ways there")
@@ -118,12 +112,10 @@ class Stage:
         self._tell(lambda: shard.fork(slot, source, positions, shared))
 
     def release(self, slot: int) -> None:
-        """See the contract."""
         self._pool.release(slot)
         self._tell(lambda: self.shard.release(slot))
 
     def discard(self, slot: int) -> None:
-        """See the contract."""
         self._pool.discard(slot)
         self._tell(lambda: self.shard.discard(slot))
 

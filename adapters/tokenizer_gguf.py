@@ -29,7 +29,6 @@ _NO_ID = {0xFFFFFFFF, -1}  # what converters write for a token that a model has 
 
 
 def write_gguf_tokenizer(header: GgufHeader, target: Path, progress: Progress) -> None:
-    """See `adapters.tokenizer_recipe.TokenizerRecipe`."""
     progress("reading the vocabulary", 0.0)
     tokens, kinds = _vocabulary(header)
     meta = _meta(header, tokens, kinds)

@@ -35,7 +35,6 @@ _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<\uff5c.*\uff5c>|<unused\d+>|<pad>|<mask>
 
 
 def write_hf_tokenizer(source: Path, target: Path, progress: Progress) -> None:
-    """See `adapters.tokenizer_recipe.TokenizerRecipe`."""
     progress("reading the vocabulary", 0.0)
     config = read_json(source / CONFIG_FILE)
     _, spec = read_spec(config, f"{title(source)}/{CONFIG_FILE}")

@@ -22,9 +22,7 @@ class Variant:
         return self.adapter.name
 
     def recipe(self) -> str:
-        """See `adapters.model_store.Recipe`."""
         return self.adapter.recipe(self.weights)
 
     def prepare(self, source: Path, target: Path, progress: Progress) -> None:
-        """See `adapters.model_store.Recipe`."""
         self.adapter.prepare(source, target, progress, self.weights)

@@ -23,7 +23,6 @@ class EightBitWeights:
 
     @property
     def spec(self) -> DecoderSpec:
-        """See `adapters.decoder.spec.Weights`."""
         return self._weights.spec
 
     @property
@@ -33,11 +32,9 @@ class EightBitWeights:
 
     @property
     def output_ids(self) -> tuple[int, ...]:
-        """See `adapters.decoder.spec.Weights`."""
         return self._weights.output_ids
 
     def tensor(self, name: str) -> Tensor:
-        """See `adapters.decoder.spec.Weights`."""
         return eight_bits(self._weights.tensor(name))
 
 

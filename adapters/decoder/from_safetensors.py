@@ -92,7 +92,6 @@ class SafetensorsWeights:
         return "+".join(kinds)
 
     def tensor(self, name: str) -> Dense:
-        """See `adapters.decoder.spec.Weights`."""
         stored = self._tensors.get(name)
         if stored is None:
             raise ModelRefused(f"{self._where}: it has no tensor {name}")

@@ -49,7 +49,7 @@ class Reference:
             hidden = hidden + (self._norm(mlp, f"{layer}.post_mlp_norm") if spec.post_norms else mlp)
         for text, count in zip(texts, counts, strict=True):
             text.held += count
-        head = self._tensor("embedding" if spec.tied_embeddings else "head")
+        head = self._tensor(spec.head_name)
         logits = _softcap(self._norm(hidden, "final_norm") @ head.T, spec.logit_softcap)
         return [np.asarray(part, np.float32) for part in np.split(logits, cuts)]
 

@@ -51,7 +51,6 @@ class _Converted:
         self.label = stored.lower() if stored.lower() == precision else f"{precision} (from {stored})"
 
     def tensor(self, name: str) -> Tensor:
-        """See `adapters.decoder.spec.Weights`."""
         if self._kept is not None:
             kept = self._kept.tensor(name)
             if isinstance(kept, Grouped) and kept.bits == 4:

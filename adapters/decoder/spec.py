@@ -33,6 +33,9 @@ from adapters.contract import LayerRange
 
 MOST_LAYERS, MOST_HEAD_DIM = 10_000, 10_000
 """More, in a model's file, is damage, and would be answered with all memory."""
+PROJECTIONS = ("query", "key", "value")
+"""The matrices that read what attention is given."""
+_MATRICES = (*PROJECTIONS, "output", "gate", "up", "down")
 MOST_COUNT = 1 << 31
 """Of anything that a file counts: positions, rows, heads."""
 
@@ -130,6 +133,22 @@ class DecoderSpec:
         return self.draft_outputs or self.vocabulary_size
 
     @property
+    def head_name(self) -> str:
+        """The tensor that makes logits of rows."""
+        return "embedding" if self.tied_embeddings else "head"
+
+    @property
+    def projection_rows(self) -> tuple[int, int, int]:
+        """How many rows the matrices of PROJECTIONS have."""
+        keys = self.kv_heads * self.head_dim
+        return self.heads * self.head_dim, keys, keys
+
+    @property
+    def rope_kinds(self) -> tuple[Rope, ...]:
+        """Each rope once, in the order of the layers."""
+        return tuple(dict.fromkeys(self.ropes))
+
+    @property
     def all_layers(self) -> LayerRange:
         """Return the range of all layers."""
         return LayerRange(0, self.layers)
@@ -146,16 +165,13 @@ class DecoderSpec:
 
     @property
     def read_elements(self) -> int:
-        """See `DecoderSizes`."""
         return self.count_layer_elements(self.all_layers) + self.outputs * self.hidden
 
     @property
     def attention_elements(self) -> int:
-        """See `DecoderSizes`."""
         return self.layers * self.heads * self.head_dim
 
     def count_kv_elements(self, layers: LayerRange) -> int:
-        """See `DecoderSizes`."""
         return 2 * (layers.end - layers.first) * self.kv_heads * self.head_dim
 
     def count_elements(self, layers: LayerRange) -> int:
@@ -163,13 +179,12 @@ class DecoderSpec:
         with the first layer, and with the head, which may be the embedding, where it ends with the last."""
         outer = {"embedding"} if layers.first == 0 else set()
         if layers.end == self.layers:
-            outer.add("embedding" if self.tied_embeddings else "head")
+            outer.add(self.head_name)
         return sum(math.prod(self.shape_of(name)) for name in outer) + self.count_layer_elements(layers)
 
     def count_layer_elements(self, layers: LayerRange) -> int:
         """Return how many of `count_elements` are the layers' own."""
-        matrices = ("query", "key", "value", "output", "gate", "up", "down")
-        return (layers.end - layers.first) * sum(math.prod(self.shape_of(name)) for name in matrices)
+        return (layers.end - layers.first) * sum(math.prod(self.shape_of(name)) for name in _MATRICES)
 
     def keep_layers(self, layers: LayerRange) -> DecoderSpec:
         """Return the spec of these layers alone, numbered from 0."""
@@ -178,8 +193,8 @@ class DecoderSpec:
 
     def list_tensors(self) -> list[str]:
         """Return the canonical name of every tensor that such a model computes with, and of no other."""
-        roles = ["query", "key", "value", "output", "gate", "up", "down", "attention_norm", "mlp_norm"]
-        roles += ["query_bias", "key_bias", "value_bias"] if self.qkv_bias else []
+        roles = [*_MATRICES, "attention_norm", "mlp_norm"]
+        roles += [f"{role}_bias" for role in PROJECTIONS] if self.qkv_bias else []
         roles += ["query_norm", "key_norm"] if self.qk_norm else []
         roles += ["post_attention_norm", "post_mlp_norm"] if self.post_norms else []
         inside = [f"{layer}.{role}" for layer in range(self.layers) for role in roles]
@@ -187,7 +202,7 @@ class DecoderSpec:
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         """Return the shape of the tensor of a canonical name."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        queries, keys, _ = self.projection_rows
         shapes: dict[str, tuple[int, ...]] = {
             "embedding": (self.vocabulary_size, self.hidden),
             "head": (self.outputs, self.hidden),

@@ -115,12 +115,11 @@ class LlamaCppAdapter:
         )
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        """See the contract. Of models with a KV cache alone."""
+        """Of models with a KV cache alone."""
         _check_formats(options)
         return self._find_library().list_classes(options.device, options.exactness)
 
     def list_classes(self, prepared: Path, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        """See the contract."""
         _check_formats(options)
         facts = read_facts(prepared)
         library = self._choose_library(facts)
@@ -129,7 +128,6 @@ class LlamaCppAdapter:
         return library.list_unpadded_classes(options.exactness, attends=facts["attends"])
 
     def name_other_library(self, prepared: Path) -> str:
-        """See the contract."""
         library = self._choose_library(read_facts(prepared))
         return library.version if library.has_faults is not self._find_library().has_faults else ""
 
@@ -154,7 +152,6 @@ class LlamaCppAdapter:
         progress(f"look at {source.name}", 1.0)
 
     def read_ahead(self, file: Path, device: str) -> None:
-        """See the contract."""
         self.drop_ahead()
         if device != CPU:  # how many layers a GPU is to have is not known yet
             return
@@ -166,17 +163,14 @@ class LlamaCppAdapter:
 
     @property
     def ahead_bytes(self) -> int:
-        """See the contract."""
         return self._ahead.held_bytes if self._ahead is not None else 0
 
     def drop_ahead(self) -> None:
-        """See the contract."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> LlamaModel | RecurrentModel:
-        """See the contract."""
         facts = read_facts(prepared)
         library = self._choose_library(facts)
         library.check_device(options.device)

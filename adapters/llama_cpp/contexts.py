@@ -128,7 +128,6 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
         """Let an empty context hold what was kept; returns how many positions that are."""
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
         if not self._model:
             raise DeviceLost("the model was closed")
         self._check(batch)
@@ -229,7 +228,6 @@ class ContextModel(PooledSlots, ABC, Generic[Kept]):
             self._close(sequence)
 
     def close(self) -> None:
-        """See the contract."""
         for sequence in self._sequences.values():
             self._close(sequence)
         self._sequences.clear()

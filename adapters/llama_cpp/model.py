@@ -67,14 +67,12 @@ class LlamaModel(ContextModel[Rows], PooledModel):
         self._kept.pop(block, None)
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract."""
         positions = self._pool.attach(slot, tokens)
         if positions:
             self._begin(slot, positions)
         return positions
 
     def fork(self, slot: int, source: int, positions: int, shared: int) -> None:
-        """See the contract."""
         self._pool.fork(slot, source, positions, shared)
         self._begin(slot, positions)
 
@@ -95,7 +93,6 @@ class LlamaModel(ContextModel[Rows], PooledModel):
         self._sequences[slot] = HeldSequence(kept=rows)
 
     def release(self, slot: int) -> None:
-        """See the contract."""
         remembered = self._copied.list_remembered(slot)
         if remembered and self._model:
             rows = self._read(self._sequences[slot])
@@ -105,12 +102,11 @@ class LlamaModel(ContextModel[Rows], PooledModel):
         self._drop(slot)
 
     def discard(self, slot: int) -> None:
-        """See the contract."""
         self._copied.discard(slot)
         self._drop(slot)
 
     def export_kv(self, slot: int, positions: int, start_page: int = 0) -> Iterator[Bytes]:
-        """See the contract. The library writes all caches at once."""
+        """The library writes all caches at once."""
         table = self._check_export(slot, positions, start_page)
         first = start_page * BLOCK_TOKENS
         for rows in self._read(self._sequences[slot]):
@@ -119,7 +115,6 @@ class LlamaModel(ContextModel[Rows], PooledModel):
             yield pages.reshape(-1)
 
     def import_kv(self, slot: int, positions: int, pages: Bytes, start_pages: Sequence[int] = (0,)) -> None:
-        """See the contract."""
         own = self._sequences.get(slot)
         before = self._read(own) if own is not None else None
         held = self.count_cached_positions(slot)
@@ -142,7 +137,6 @@ class LlamaModel(ContextModel[Rows], PooledModel):
         ]
 
     def close(self) -> None:
-        """See the contract."""
         super().close()
         self._kept.clear()
 

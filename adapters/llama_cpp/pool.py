@@ -26,7 +26,7 @@ class CopiedBlocks(BlockPool):
         self._bad_lines: set[int] = set()
 
     def attach(self, slot: int, tokens: Sequence[int]) -> int:
-        """See the contract. Where there is no room for all that is remembered, it is less."""
+        """Where there is no room for all that is remembered, it is less."""
         if not super().attach(slot, tokens):
             return 0
         table = self._tables[slot]
@@ -52,7 +52,7 @@ class CopiedBlocks(BlockPool):
         return self._held[slot]
 
     def fork(self, slot: int, source: int, positions: int, shared: int) -> list[tuple[int, int]]:
-        """See the contract. All blocks of the source are to be copied."""
+        """All blocks of the source are to be copied."""
         fixed = self._fixed.get(source, 0)
         pairs = super().fork(slot, source, positions, 0)
         self._fixed[source] = max(fixed, shared // self.block_tokens * self.block_tokens)
@@ -63,7 +63,7 @@ class CopiedBlocks(BlockPool):
         return pairs
 
     def share(self, slot: int, tokens: Sequence[int]) -> None:
-        """See the contract. Of several slots with the same positions the first one's are remembered."""
+        """Of several slots with the same positions the first one's are remembered."""
         whole = self._count_shared(slot, tokens)
         table = self._tables.get(slot, [])
         good = next((at for at in range(whole) if self._lines[table[at]] in self._bad_lines), whole)
@@ -78,7 +78,6 @@ class CopiedBlocks(BlockPool):
         return []
 
     def discard(self, slot: int) -> list[int]:
-        """See the contract."""
         self._bad_lines.update(self._lines[block] for block in self._tables.get(slot, ()))
         self._drop_all(slot)
         for block, line in enumerate(self._lines):

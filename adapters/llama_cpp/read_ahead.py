@@ -45,7 +45,6 @@ class Weights:
         return bool(self.identity) and now == self
 
     def read(self, tell: Callable[[float], bool]) -> int:
-        """See `NativeLibrary.load_model`."""
         return self.library.load_model(self.file, self.device, self.layers, tell, repack=self.repack)
 
 

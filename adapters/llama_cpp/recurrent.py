@@ -58,11 +58,10 @@ class RecurrentModel(ContextModel[State]):
         return kept[0]
 
     def release(self, slot: int) -> None:
-        """See the contract."""
         self._drop(slot)
 
     def discard(self, slot: int) -> None:
-        """See the contract. Nobody shares it, and its context is closed."""
+        """Nobody shares it, and its context is closed."""
         self._drop(slot)
 
 

@@ -112,7 +112,6 @@ class OnnxRuntimeAdapter:
         return measure_onnx_rates(_runtime(), device, threads)
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        """See the contract."""
         if options.activations not in (None, Precision.FP32):
             raise Unsupported(f"activations {options.activations}: on ONNX Runtime they are fp32; leave them at auto")
         if options.kv_cache not in (None, Precision.FP32):
@@ -160,12 +159,10 @@ class OnnxRuntimeAdapter:
         progress(stage, 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> OrtModel:
-        """See the contract."""
         choose_provider(options.device, _runtime().get_available_providers())  # a device that is not here is said first
         return self.load_layers(prepared, options, LayerRange(0, read_facts(prepared)["layers"]), progress)
 
     def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> OrtModel:
-        """See the contract."""
         choice = choose_provider(options.device, _runtime().get_available_providers())
         chosen = options.numerical_class or self.classes(options)[0][0]
         facts = read_facts(prepared)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from adapters.contract import LayerRange
 from adapters.decoder.limits import refuse_decoder
-from adapters.decoder.spec import DecoderSpec, Rope, Weights
+from adapters.decoder.spec import PROJECTIONS, DecoderSpec, Rope, Weights
 from adapters.decoder.weight_file import WeightFile
 from adapters.onnx_rt.initializers import ALIGNMENT_BYTES, Initializers, Matrix
 from adapters.source_meter import SourceMeter
@@ -186,7 +186,7 @@ class _Builder:
         self._product(wanted, self._initializers.add_head(table), "head", out="logits")
 
     def _rope_tables(self) -> None:
-        for rope in dict.fromkeys(self._spec.ropes):
+        for rope in self._spec.rope_kinds:
             for name, of_angles in zip(self._tables_of(rope), (np.cos, np.sin), strict=True):
                 self._initializers.add_table(name, partial(self._compute_table, rope, of_angles))
 
@@ -197,7 +197,7 @@ class _Builder:
         return made
 
     def _tables_of(self, rope: Rope) -> tuple[str, str]:
-        number = list(dict.fromkeys(self._spec.ropes)).index(rope)
+        number = self._spec.rope_kinds.index(rope)
         return (f"cos.{number}", f"sin.{number}") if number else ("cos", "sin")
 
     def _embed(self, table: Matrix) -> str:
@@ -241,9 +241,8 @@ class _Builder:
 
     def _attention(self, layer: int, normed: str) -> str:
         spec = self._spec
-        parts = ("query", "key", "value")
-        bias = [f"{layer}.{part}_bias" for part in parts] if spec.qkv_bias else []
-        qkv = self._products(normed, [f"{layer}.{part}" for part in parts], f"{layer}.qkv", bias)
+        bias = [f"{layer}.{part}_bias" for part in PROJECTIONS] if spec.qkv_bias else []
+        qkv = self._products(normed, [f"{layer}.{part}" for part in PROJECTIONS], f"{layer}.qkv", bias)
         inputs = self._norm_heads(layer, qkv) if spec.qk_norm else [qkv, "", ""]
         attended = self._node(
             "GroupQueryAttention",
@@ -266,11 +265,8 @@ class _Builder:
 
     def _norm_heads(self, layer: int, qkv: str) -> list[str]:
         """Norm each head of query and key: the attention operator has inputs for it, but no kernel on CPU."""
-        spec = self._spec
-        sizes = self._constant(
-            f"{layer}.sizes", [count * spec.head_dim for count in (spec.heads, *[spec.kv_heads] * 2)]
-        )
-        names = [f"{layer}.{part}.split" for part in ("query", "key", "value")]
+        sizes = self._constant(f"{layer}.sizes", [*self._spec.projection_rows])
+        names = [f"{layer}.{part}.split" for part in PROJECTIONS]
         self._node("Split", [qkv, sizes], *names, axis=-1)
         return [*(self._norm_head(layer, part) for part in ("query", "key")), names[2]]
 

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from adapters.contract import (
     BlockRules,
     DeviceLost,
-    ForwardResult,
     Hidden,
     LayerRange,
     LoadOptions,
@@ -107,13 +106,7 @@ class OrtModel(PooledModel):
             rules, self.spec, options, numerical_class, weights=weights, device=device
         )
 
-    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
-        result = self.forward_layers(batch, None)
-        return ForwardResult(result.output, result.device_ms)
-
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
-        """See the contract."""
         if self._session is None:
             raise DeviceLost("the model was closed")
         self._check(batch)
@@ -225,7 +218,6 @@ class OrtModel(PooledModel):
             raise failure from error
 
     def release(self, slot: int) -> None:
-        """See the contract."""
         super().release(slot)
         if self._session is not None:
             self._memory.clear(slot)
@@ -243,7 +235,6 @@ class OrtModel(PooledModel):
         self._memory.erase(blocks)
 
     def close(self) -> None:
-        """See the contract."""
         self._calls.clear()
         self._session = None
         self._memory.close()

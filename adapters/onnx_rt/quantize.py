@@ -29,7 +29,6 @@ class QuantizedOnnxWeights:
         self._quantizers = {4: _quantizer(4), 8: _quantizer(8)}
 
     def tensor(self, name: str) -> Tensor:
-        """See `adapters.decoder.spec.Weights`."""
         tensor = self._weights.tensor(name)
         if isinstance(tensor, Grouped) or tensor.values.ndim == 1:
             return tensor

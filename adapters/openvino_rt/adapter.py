@@ -153,15 +153,12 @@ class OpenVinoAdapter:
         run_conversion([*command, str(weights)] if weights else command, name, progress)
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        """See the contract."""
         return list_numerical_classes(device_profile(core_with(options.device), options.device), options)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> PagedModel:
-        """See the contract."""
         return self.load_layers(prepared, options, LayerRange(0, read_facts(prepared)["layers"]), progress)
 
     def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> PagedModel:
-        """See the contract."""
         core = core_with(options.device)
         facts = read_facts(prepared)
         check_layers(layers, facts["layers"])

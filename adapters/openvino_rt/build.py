@@ -68,7 +68,6 @@ class _Builder(Layers):
         return self.ov.Model([ops.result(logits)], self.sinks, inputs, f"{spec.family}_decoder")
 
     def attention(self, hidden: Any, layer: int) -> Any:
-        """See `Layers`."""
         spec = self.spec
         query, key, value = self.heads(hidden, layer)
         query, key = self._rotate(query, spec.ropes[layer]), self._rotate(key, spec.ropes[layer])

@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from adapters.decoder.spec import Weights
+from adapters.decoder.spec import PROJECTIONS, Weights
 from adapters.openvino_rt.constants import Constants
 from adapters.openvino_rt.ir_file import IrFile
-
-_PROJECTIONS = ("query", "key", "value")
 
 
 class Nodes:
@@ -100,7 +98,7 @@ class Layers(Nodes, ABC):
         """Return query, key and value by head, (B, H or K, S, D), normed where the model norms them."""
         ops, spec = self.ops, self.spec
         made = []
-        for part, role in zip(self._project_qkv(hidden, layer), _PROJECTIONS, strict=True):
+        for part, role in zip(self._project_qkv(hidden, layer), PROJECTIONS, strict=True):
             count = spec.heads if role == "query" else spec.kv_heads
             rows = ops.reshape(part, self.ints([0, 0, count, spec.head_dim]), True)
             if spec.qk_norm and role != "value":
@@ -118,16 +116,15 @@ class Layers(Nodes, ABC):
     def _project_qkv(self, hidden: Any, layer: int) -> list[Any]:
         """Query, key and value as one product, which is dispatched once, where their formats go together."""
         ops, spec = self.ops, self.spec
-        biases = [f"{layer}.{role}_bias" for role in _PROJECTIONS] if spec.qkv_bias else []
+        biases = [f"{layer}.{role}_bias" for role in PROJECTIONS] if spec.qkv_bias else []
         parts = [
             ops.matmul(hidden, weight, False, True)
-            for weight in self.constants.weights([f"{layer}.{role}" for role in _PROJECTIONS])
+            for weight in self.constants.weights([f"{layer}.{role}" for role in PROJECTIONS])
         ]
         if len(parts) > 1:
             return [ops.add(part, self.weight(bias)) for part, bias in zip(parts, biases, strict=False)] or parts
         joined = parts[0]
         if biases:
             joined = ops.add(joined, self.weight(*biases))
-        rows = [heads * spec.head_dim for heads in (spec.heads, spec.kv_heads, spec.kv_heads)]
-        split = ops.variadic_split(joined, self.scalar(-1, np.int64), self.ints(rows))
-        return [split.output(index) for index in range(len(_PROJECTIONS))]
+        split = ops.variadic_split(joined, self.scalar(-1, np.int64), self.ints([*spec.projection_rows]))
+        return [split.output(index) for index in range(len(PROJECTIONS))]

@@ -18,7 +18,6 @@ from adapters.contract import (
     BlockRules,
     Capabilities,
     DeviceLost,
-    ForwardResult,
     Hidden,
     KvLayout,
     LayerRange,
@@ -112,13 +111,7 @@ class PagedModel(PooledModel):
             raise classify_openvino_failure(error) from error
         return shapes[0][1], blocks
 
-    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
-        result = self.forward_layers(batch, None)
-        return ForwardResult(result.output, result.device_ms)
-
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
-        """See the contract."""
         if self._request is None:
             raise DeviceLost("the model was closed")
         self._check(batch)
@@ -221,7 +214,6 @@ class PagedModel(PooledModel):
             cache.data.reshape(cache.shape[0], -1)[list(blocks)] = 0
 
     def close(self) -> None:
-        """See the contract."""
         self._caches.clear()
         self._request = None
         self._compiled = None

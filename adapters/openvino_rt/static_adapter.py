@@ -79,11 +79,9 @@ class StaticOpenVinoAdapter:
         progress(stage, 1.0)
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        """See the contract."""
         return list_static_classes(device_profile(core_with(options.device), options.device), options)
 
     def footprint(self, prepared: Path, options: LoadOptions) -> Footprint:
-        """See adapters.contract.FixedShapes."""
         profile = device_profile(core_with(options.device), options.device)
         chosen = options.numerical_class or list_static_classes(profile, options)[0][0]
         plan = plan_shapes(options, read_facts(prepared), chosen.activations)
@@ -97,7 +95,6 @@ class StaticOpenVinoAdapter:
         )
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> StaticModel:
-        """See the contract."""
         core = core_with(options.device)
         facts = read_facts(prepared)
         profile = device_profile(core, options.device)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adapters.decoder.spec import Dense, Rope, Tensor, Weights
+from adapters.decoder.spec import Dense, Tensor, Weights
 from adapters.openvino_rt.ir_file import IrFile
 from adapters.openvino_rt.layers import Layers, Nodes
 from adapters.source_meter import SourceMeter
@@ -53,13 +53,9 @@ def write_static(weights: Weights, target: Path, meter: SourceMeter) -> None:
         "hidden": spec.hidden,
         "embedding_bfloat16": isinstance(embedding, Dense) and embedding.bfloat16,
         "windows": sorted(set(spec.windows)),
-        "ropes": [[*rope.inverse_frequencies, rope.magnitude] for rope in _ropes(spec.ropes)],
+        "ropes": [[*rope.inverse_frequencies, rope.magnitude] for rope in spec.rope_kinds],
     }
     (target / PLAN_FILE).write_text(json.dumps(plan), encoding="utf-8")
-
-
-def _ropes(by_layer: tuple[Rope, ...]) -> list[Rope]:
-    return list(dict.fromkeys(by_layer))
 
 
 def _write_embedding(tensor: Tensor, path: Path) -> None:
@@ -84,7 +80,7 @@ class _Body(Layers):
     def __init__(self, weights: Weights, file: IrFile) -> None:
         super().__init__(weights, file)
         spec, kind = self.spec, self.ov.Type.f32
-        self.ropes, self.windows = _ropes(spec.ropes), sorted(set(spec.windows))
+        self.ropes, self.windows = spec.rope_kinds, sorted(set(spec.windows))
         self.hidden = self.input("hidden", [1, -1, spec.hidden], kind)
         self.places = self.input("places", [-1], self.ov.Type.i32)
         self.biases = [self.input(f"bias.{index}", [1, 1, -1, -1], kind) for index in range(len(self.windows))]
@@ -153,5 +149,5 @@ class _Head(Nodes):
         """Return the whole graph."""
         spec = self.spec
         rows = self.input("rows", [1, -1, spec.hidden], self.ov.Type.f32)
-        logits = self.logits(rows, self.weight("embedding" if spec.tied_embeddings else "head"))
+        logits = self.logits(rows, self.weight(spec.head_name))
         return self.ov.Model([self.ops.result(logits)], [rows], f"{spec.family}_head")

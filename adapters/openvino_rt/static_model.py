@@ -156,7 +156,6 @@ class StaticModel(PooledModel):
         return np.concatenate([self._layers(width, 0, start, tokens[start:end]).copy() for start, end in pieces])
 
     def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
         if self._closed:
             raise DeviceLost("the model was closed")
         self._check(batch)
@@ -222,7 +221,6 @@ class StaticModel(PooledModel):
             raise classify_openvino_failure(error) from error
 
     def release(self, slot: int) -> None:
-        """See the contract."""
         super().release(slot)
         if not self._closed:
             self._memory.clear(slot)
@@ -240,7 +238,6 @@ class StaticModel(PooledModel):
         self._memory.erase(blocks)
 
     def close(self) -> None:
-        """See the contract."""
         self._closed = True
         self._bodies.clear()
         self._heads.clear()

@@ -40,7 +40,6 @@ class SimulatedAdapter:
         ]
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        """See the contract."""
         for precision in (options.activations, options.kv_cache):
             if precision not in (None, Precision.FP32):
                 raise Unsupported(f"{precision}: the simulated model is in fp32; leave it at auto")

@@ -16,7 +16,6 @@ from adapters.contract import (
     BlockRules,
     Capabilities,
     DeviceLost,
-    ForwardResult,
     Hidden,
     KvLayout,
     LayerRange,
@@ -104,13 +103,8 @@ class ToyModel(PooledModel):
             apart_tokens=APART_TOKENS if numerical_class.apart else 0,
         )
 
-    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
-        result = self.forward_layers(batch, None)
-        return ForwardResult(result.output, result.device_ms)
-
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
-        """See the contract. A hidden state is the hash of everything up to its token, in four numbers."""
+        """A hidden state is the hash of everything up to its token, in four numbers."""
         if self._dead:
             raise DeviceLost("simulated: the model was closed or its device was lost")
         self._check(batch)
@@ -199,7 +193,6 @@ class ToyModel(PooledModel):
         return int(before), int(token)
 
     def close(self) -> None:
-        """See the contract."""
         self._dead = True
 
 

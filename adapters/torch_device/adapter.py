@@ -112,7 +112,6 @@ class TorchAdapter:
         )
 
     def classes(self, options: LoadOptions) -> Sequence[Sequence[NumericalClass]]:
-        """See the contract."""
         return _classes(self._profile(options.device), options)
 
     def _profile(self, device: str) -> DeviceProfile:
@@ -169,11 +168,9 @@ class TorchAdapter:
         progress(stage, 1.0)
 
     def load(self, prepared: Path, options: LoadOptions, progress: Progress) -> TorchModel:
-        """See the contract."""
         return self.load_layers(prepared, options, LayerRange(0, read_facts(prepared)["layers"]), progress)
 
     def load_layers(self, prepared: Path, options: LoadOptions, layers: LayerRange, progress: Progress) -> TorchModel:
-        """See the contract."""
         import_torch()
         check_layers(layers, read_facts(prepared)["layers"])
         places = self._list_ranks(options)
@@ -184,7 +181,6 @@ class TorchAdapter:
         return model
 
     def list_rank_places(self, options: LoadOptions) -> Sequence[str]:
-        """See the contract."""
         return tuple(map(str, self._list_ranks(options)))
 
     def _list_ranks(self, options: LoadOptions) -> Sequence[RankPlace]:

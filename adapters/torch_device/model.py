@@ -15,7 +15,6 @@ import torch
 from adapters.contract import (
     BlockRules,
     DeviceLost,
-    ForwardResult,
     Hidden,
     KvLayout,
     LayerRange,
@@ -146,13 +145,7 @@ class TorchModel(PooledModel):
             self.block_rules, spec, options, numerical_class, weights=weights, device=options.device
         )
 
-    def forward(self, batch: Sequence[Segment]) -> ForwardResult:
-        """See the contract."""
-        result = self.forward_layers(batch, None)
-        return ForwardResult(result.output, result.device_ms)
-
     def forward_layers(self, batch: Sequence[Segment], hidden: Hidden | None) -> ShardResult:
-        """See the contract."""
         if self._runner is None:
             raise DeviceLost("the model was closed")
         self._check(batch)
@@ -196,7 +189,6 @@ class TorchModel(PooledModel):
             self._memory.erase(blocks)
 
     def close(self) -> None:
-        """See the contract."""
         if self._runner is not None:
             self._runner.close()
         self._runner = self._memory = None

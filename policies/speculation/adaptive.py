@@ -44,28 +44,22 @@ class Adaptive:
 
     @property
     def cost(self) -> CostModel:
-        """See the port."""
         return self.state.cost
 
     @property
     def rest(self) -> Rest:
-        """See the port."""
         return find_rest(self.state, self._last) if self._last is not None else Rest.NONE
 
     def begin(self, key: str, most: int, *, sure: bool = False) -> None:
-        """See the port."""
         self.state = start_request(self.state, key, most, sure=sure)
 
     def end(self, key: str) -> None:
-        """See the port."""
         self.state = end_request(self.state, key)
 
     def reset_gain(self) -> None:
-        """See the port."""
         self.state = self.state._replace(switch=ON)
 
     def decide_draft_limits(self, now: RoundContext) -> DraftLimits:
-        """See the port."""
         limits = decide_draft_limits(self.state, now)
         self._asks = sum([limit > 0 for limit in limits])
         if not self._asks:
@@ -77,12 +71,10 @@ class Adaptive:
         return DraftLimits(limits, least, cheap_only, base_ms(self.state, now), row_ms)
 
     def decide_depths(self, now: RoundContext, proposals: Sequence[DraftSummary]) -> list[int]:
-        """See the port."""
         self._decision = decide_depths(self.state, now, proposals)
         return self._decision.depths
 
     def observe_round(self, now: RoundContext, done: RoundOutcome) -> None:
-        """See the port."""
         decision = self._decision._replace(depths=list(done.depths), asks=self._asks)
         self.state = observe_round(
             self.state, now, done.proposals, decision, done.verdicts, times=done.times, tokens_made=done.tokens
@@ -90,10 +82,8 @@ class Adaptive:
         self._last = now
 
     def decide_pause(self) -> int:
-        """See the port."""
         return decide_pause(self.state, self._last) if self._last is not None else 0
 
     def observe_pause(self, rounds: int, rows: int) -> None:
-        """See the port."""
         if self._last is not None:
             self.state = observe_pause(self.state, self._last, rounds, rows)
