@@ -55,7 +55,7 @@ def build(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=dtype)
     names = tensor_names(spec)
-    offset = _unit_offset_norms(spec)
+    offset = any(family.name == spec.family and family.unit_offset_norms for family in FAMILIES.values())
     quantised: dict[str, Quantised] = {}
     for canonical, tensor in tensors:
         name = names[canonical][0]
@@ -88,10 +88,6 @@ def _config(spec: DecoderSpec) -> dict[str, Any]:
         "final_logit_softcapping": spec.logit_softcap or None,
         "pad_token_id": None,
     }
-
-
-def _unit_offset_norms(spec: DecoderSpec) -> bool:
-    return any(family.name == spec.family and family.unit_offset_norms for family in FAMILIES.values())
 
 
 def _values(tensor: Stored, dtype: Any, device: Any) -> Any:
