@@ -128,31 +128,6 @@ def find_job_server(daemon: Daemon) -> str:
 
 
 @pytest.mark.ray
-@NEEDS_JOB_SERVER
-def test_a_batch_is_a_job_of_the_daemon_s_own_ray(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 40)
-    source, output = write_input(tmp_path / "in.jsonl", [line_of(number) for number in range(20)]), tmp_path / "out"
-    with running(configure_jobs(tmp_path)) as daemon:
-        address = find_job_server(daemon)
-        program = [sys.executable, "-m", "orchestrator.cli.main", "submit", "batch", "--address", address]
-        files = ["--input", str(source), "--output", str(output)]
-
-        def run(*more: str) -> subprocess.CompletedProcess[str]:
-            return subprocess.run([*program, *files, *more], capture_output=True, text=True, check=False, timeout=280)
-
-        first = run("--submission-id", "j1", "--url", f"{daemon.url}/v1")
-        assert first.returncode == 0, first.stderr
-        assert "20 of 20 lines" in first.stdout
-        assert count_results(output) == 20
-        again = run("--submission-id", "j1", "--url", f"{daemon.url}/v1")
-        assert "is there already" in again.stderr
-        assert again.returncode == 0
-        failed = run("--patience", "0", "--url", "http://127.0.0.1:9/v1", "--output", str(tmp_path / "other"))
-        assert failed.returncode == 1
-        assert "has not answered" in failed.stdout
-
-
-@pytest.mark.ray
 @pytest.mark.slow
 @NEEDS_JOB_SERVER
 def test_a_job_whose_process_is_killed_once_and_its_worker_twice_writes_each_line_once(tmp_path, monkeypatch):

@@ -37,25 +37,30 @@ def collect(stream: Any, into: list[str], started: threading.Event) -> None:
             started.set()
 
 
-@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_a_killed_worker_costs_a_pause_and_no_token(tmp_path, runtime):
-    with running(configuration(tmp_path, script="base_ms=10", runtime=runtime)) as daemon:
-        expected = daemon.client.completions.create(**LONG).choices[0].text
-        before = daemon.status()["ready"]["pid"]
-        pieces: list[str] = []
-        started = threading.Event()
-        stream = daemon.client.completions.create(**LONG, stream=True)
-        reader = threading.Thread(target=collect, args=(stream, pieces, started))
-        reader.start()
-        assert started.wait(120)
-        os.kill(before, signal.SIGKILL)
-        reader.join(240)
-        assert "".join(pieces) == expected
-        after = daemon.status()
-        assert after["ready"]["pid"] != before
-        assert after["totals"]["restarts"] == 1
+def kill_worker_in_a_stream(daemon: Daemon) -> int:
+    """See that the stream loses no token, and return the process of the next worker."""
+    expected = daemon.client.completions.create(**LONG).choices[0].text
+    before = daemon.status()
+    pieces: list[str] = []
+    started = threading.Event()
+    stream = daemon.client.completions.create(**LONG, stream=True)
+    reader = threading.Thread(target=collect, args=(stream, pieces, started))
+    reader.start()
+    assert started.wait(120)
+    os.kill(before["ready"]["pid"], signal.SIGKILL)
+    reader.join(240)
+    assert "".join(pieces) == expected
+    after = daemon.status()
+    assert after["ready"]["pid"] != before["ready"]["pid"]
+    assert after["totals"]["restarts"] == before["totals"]["restarts"] + 1
+    return int(after["ready"]["pid"])
+
+
+def test_a_killed_worker_costs_a_pause_and_no_token(tmp_path):
+    with running(configuration(tmp_path, script="base_ms=10")) as daemon:
+        pid = kill_worker_in_a_stream(daemon)
         assert daemon.stop() == 0
-        assert not psutil.pid_exists(after["ready"]["pid"])
+        assert not psutil.pid_exists(pid)
 
 
 @pytest.mark.parametrize("fault", ["segfault", "device_lost", "capacity"])
