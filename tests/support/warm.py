@@ -144,8 +144,7 @@ def _import_all() -> ModuleType:
 
     prepare()
     with contextlib.suppress(ImportError):  # a daemon that plans looks at the devices of each runtime
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
+        import torch  # noqa: F401 -- not transformers, with which the hub's library would read its environment too early
     return main
 
 
