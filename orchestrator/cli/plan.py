@@ -117,7 +117,7 @@ def propose_plans(
     beside those before it. Raises OutriderError or AdapterError."""
     from orchestrator.config.sketch import is_cluster_file, load_sketch
     from orchestrator.daemon.bootstrap.plan_board import PlanBoard
-    from orchestrator.planning.proposal import PlanError
+    from orchestrator.planning.wanted import PlanError
 
     if cluster is not None and load_sketch(cluster).target is not None:
         return {"": _propose_sketch(config, cluster, profiles, None)}
@@ -160,7 +160,8 @@ def _propose_sketch(
 
     from device_profiles.store import ProfileStore
     from orchestrator.config.sketch import load_sketch
-    from orchestrator.planning.proposal import build_request_from_sketch, propose_sketch
+    from orchestrator.planning.proposal import propose_sketch
+    from orchestrator.planning.wanted import build_request_from_sketch
 
     known = ProfileStore(profiles) if profiles is not None else None
     sketch = load_sketch(cluster)
@@ -179,7 +180,8 @@ def _propose_target(
 
     from device_profiles.store import ProfileStore
     from orchestrator.daemon.bootstrap.planning import add_device_layers, build_local_request, propose_local
-    from orchestrator.planning.proposal import build_request_from_config, propose_here
+    from orchestrator.planning.proposal import propose_here
+    from orchestrator.planning.wanted import build_request_from_config
 
     if target.plans_hosts and profiles is None:
         from orchestrator.config.load import default_config_path
@@ -215,7 +217,7 @@ def _load_plan(
     """Return a plan, and which of its replicas do not run, where a daemon runs it. Raises OutriderError."""
     import msgspec
 
-    from orchestrator.planning.proposal import PlanError
+    from orchestrator.planning.wanted import PlanError
     from policies.planning.plan import Plan
 
     if name == PROPOSED:

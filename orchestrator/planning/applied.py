@@ -10,7 +10,8 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import AUTO, TargetShard
 from orchestrator.planning.core_split import CoresByHost, pin_target, place_on_cores
 from orchestrator.planning.here import Allowed
-from orchestrator.planning.proposal import PlanProposal, PlanRequest
+from orchestrator.planning.proposal import PlanProposal
+from orchestrator.planning.wanted import PlanRequest
 from policies.planning.plan import Option, Role, Shard
 
 

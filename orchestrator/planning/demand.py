@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import Placement
-from orchestrator.planning.proposal import PlanRequest
+from orchestrator.planning.wanted import PlanRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ _CORES_FOR_BANDWIDTH = 0.5  # assumed: half of a processor's cores reach its mem
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A device by its datasheet. Implements planning.source.DeviceSource."""
+    """A device by its datasheet. See planning.source.DeviceSource."""
 
     sheet: Datasheet
 
@@ -67,8 +67,9 @@ class Stated:
     def options(
         self, target: PlannedModel, drafts: Sequence[PlannedModel], exactness: Exactness, cores: int
     ) -> list[Option]:
-        """See planning.source.DeviceSource. All of a device's runtimes are expected to do the same, so the first stands
-        for them. There are none where no runtime runs a decoder on it."""
+        """Return how these models run on it, on a host with so many cores; their `profile` is still to be named. All of
+        a device's runtimes are expected to do the same, so the first stands for them. There are none where no runtime
+        runs a decoder on it."""
         found = list(_options(self.sheet, target, Role.TARGET, cores))
         for draft in drafts:
             found += _options(self.sheet, draft, Role.DRAFT, cores)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 
 from orchestrator.planning.correction import scale_option
 from orchestrator.planning.estimates import EstimableDevice
-from orchestrator.planning.proposal import PlanError, PlanProposal, build_proposal, estimate_targets
+from orchestrator.planning.proposal import PlanProposal, build_proposal, estimate_targets
+from orchestrator.planning.wanted import PlanError
 from policies.planning.merit import describe_merit, sum_merits
 from policies.planning.plan import Option, Role
 from policies.serving.drift import worth_moving

@@ -5,35 +5,29 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Final
 
-from adapters.names import SHARDING_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.known_devices import load_known_devices
 from device_profiles.measured import Hardware
-from device_profiles.profile import Exactness
 from device_profiles.store import ProfileStore
-from orchestrator.config.drafts import ModelDraft, draft_names
 from orchestrator.config.hosts import host_names
-from orchestrator.config.load import store_directory
-from orchestrator.config.model import ClusterConfig
-from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
-from orchestrator.config.target import AUTO, THIS_NODE, Target
-from orchestrator.errors import OutriderError
-from orchestrator.planning.beside import ReservedDraft, beside_the_plan, sum_reserved_bytes
+from orchestrator.config.target import THIS_NODE
+from orchestrator.planning.beside import sum_reserved_bytes
 from orchestrator.planning.estimates import EstimableDevice, Stated, estimate_option
 from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.lacking import leave_lacking, list_lacking, list_unfit_runtimes
-from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
-from orchestrator.planning.neighbours import TakenPlace, describe_taken, leave_taken, share_time
+from orchestrator.planning.models import PlannedModel
+from orchestrator.planning.neighbours import describe_taken, leave_taken, share_time
 from orchestrator.planning.sketched import build_sketched_cluster
 from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware, add_devices, choose_present, load_measured_hardware
 from orchestrator.planning.wanted import (
     SUFFIX,
-    DraftCandidate,
+    NoProfile,
+    PlanError,
+    PlanRequest,
     build_measured_drafter,
     build_measured_drafters,
     build_plan_goal,
@@ -49,40 +43,6 @@ _MOST_PLANS = 3
 
 
 _NOTHING: Final[Mapping[str, str]] = {}
-
-
-class PlanError(OutriderError):
-    """Nothing can be planned; the message says why, and the way out."""
-
-
-class NoProfile(PlanError):
-    """The target was measured nowhere where it may be."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlanRequest:
-    """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
-    served in another way, which is not planned; `beside`: what is loaded for that. `one_host`: a target in layer shards
-    is on one, as workers without a cluster run it; `shard_runtimes` alone run shards.
-    `no_drafts`: why the target can have none, "" where it can.
-    `price_per_hour`: of this machine with its devices, 0 where not known. `taken`: what the daemon's other targets
-    take. There are to be `least_replicas`, and at most `replicas`."""
-
-    target: PlannedModel
-    drafts: tuple[DraftCandidate, ...]
-    suffix: bool
-    exactness: Exactness
-    depth_bound: int
-    replicas: int
-    placement: PlacementSection
-    canary: bool = False
-    beside: tuple[ReservedDraft, ...] = ()
-    price_per_hour: float = 0.0
-    least_replicas: int = 1
-    taken: tuple[TakenPlace, ...] = ()
-    one_host: bool = False
-    shard_runtimes: tuple[str, ...] = SHARDING_ADAPTERS
-    no_drafts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,69 +282,6 @@ def _no_profile(asked: PlanRequest, store: ProfileStore, found: Sequence[Measure
     )
 
 
-def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> PlanRequest:
-    """Return what a sketch asks for; a sketch without a target takes cluster.yaml's.
-
-    Raises PlanError, and what `build_request_from_config` raises.
-    """
-    if sketch.target is None:
-        if config is None:
-            raise PlanError("the sketch has no `target` and there is no cluster.yaml; write one of them")
-        return replace(
-            build_request_from_config(config, base, sketch.placement), beside=()
-        )  # it is loaded here, not there
-    drafts = tuple(DraftCandidate(build_sketched_model(one), (one.acceptance,), cascade=True) for one in sketch.drafts)
-    return PlanRequest(
-        build_sketched_model(sketch.target),
-        drafts,
-        True,
-        sketch.exactness,
-        sketch.num_speculative_tokens,
-        sketch.replicas,
-        sketch.placement or (config.placement if config is not None else PlacementSection()),
-    )
-
-
-def build_request_from_config(
-    config: ClusterConfig, base: Path, placement: PlacementSection | None = None, *, digests: bool = True
-) -> PlanRequest:
-    """Return what cluster.yaml asks for, without `digests` for a plan that rests on no profile. Raises ModelRefused or
-    DownloadFailed."""
-    placement = placement or config.placement
-    off = config.speculation.method == "off"
-    model, store = config.model, store_directory(config)
-
-    def find_model(name: str, one: Target | ModelDraft) -> PlannedModel:
-        adapter = "" if one.adapter == AUTO and config.plans_hosts else one.adapter
-        return model_at_hand(one.source, name, base, one.weights, store, adapter=adapter, digests=digests)
-
-    return PlanRequest(
-        find_model(model.name, model),
-        tuple(
-            DraftCandidate(
-                find_model("", one),
-                (placement.draft_acceptance,),
-                index,
-                name,
-                one.cascade == "auto" and one.mismatched_vocabulary == "refuse",
-                one.process == "target" and AUTO not in (one.adapter, one.device),
-            )
-            for index, (one, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True))
-            if isinstance(one, ModelDraft)
-        ),
-        any(one.method == "suffix" for one in config.drafts),
-        model.exactness,
-        0 if off else config.speculation.num_speculative_tokens,
-        len(model.placements),
-        placement,
-        bool(config.canary.share),
-        beside_the_plan(config, base),
-        config.devices.price_per_hour,
-        model.bounds.min if model.bounds is not None else 1,
-        no_drafts=config.no_drafts,
-    )
-
-
 def build_proposal(
     cluster: Inventory, asked: PlanRequest, behind: Mapping[str, DeviceSource], pairs: Sequence[PairAcceptance] = ()
 ) -> PlanProposal:
@@ -415,17 +312,7 @@ def _settle_plan(cluster: Inventory, asked: PlanRequest, pairs: Sequence[PairAcc
             )
             for draft in asked.drafts
         ]
-        goal = build_plan_goal(
-            asked.placement,
-            asked.target,
-            drafters,
-            exactness=asked.exactness,
-            depth_bound=asked.depth_bound,
-            replicas=asked.replicas,
-            least_replicas=asked.least_replicas,
-            one_host=asked.one_host,
-            shard_runtimes=asked.shard_runtimes,
-        )
+        goal = build_plan_goal(asked, drafters)
         found = plan_placement(cluster, goal)
         chosen = found.replicas[0].depth
         if not pairs or chosen in (0, depth):

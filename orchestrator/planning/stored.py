@@ -20,7 +20,7 @@ _UNKNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class MeasuredHardware:
     """One physical device, with all that was measured of it: a processor may have been measured with several
-    runtimes, each under its own fingerprint. Implements planning.source.DeviceSource."""
+    runtimes, each under its own fingerprint. See planning.source.DeviceSource."""
 
     hardware: Hardware
     devices: tuple[MeasuredDevice, ...]
@@ -74,7 +74,8 @@ class MeasuredHardware:
     def options(
         self, target: PlannedModel, drafts: Sequence[PlannedModel], exactness: Exactness, cores: int
     ) -> list[Option]:
-        """See planning.source.DeviceSource. What was measured with more threads than there are `cores` is left out."""
+        """Return how these models run on it; their `profile` is still to be named. What was measured with more threads
+        than there are `cores` is left out."""
         found = [
             _option(one, Role.TARGET, target)
             for one in self.models

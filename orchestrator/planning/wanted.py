@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from adapters.names import SHARDING_ADAPTERS
 from device_profiles.acceptance import PairAcceptance
 from device_profiles.profile import Exactness
+from orchestrator.config.drafts import ModelDraft, draft_names
+from orchestrator.config.load import store_directory
+from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
-from orchestrator.config.target import THIS_NODE
-from orchestrator.planning.models import PlannedModel
+from orchestrator.config.sketch import Sketch
+from orchestrator.config.target import AUTO, THIS_NODE, Target
+from orchestrator.errors import OutriderError
+from orchestrator.planning.beside import ReservedDraft, beside_the_plan
+from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
+from orchestrator.planning.neighbours import TakenPlace
 from policies.models.quantization import AS_FILE
 from policies.planning.cascade_yield import MOST_CHECKED
 from policies.planning.plan import CheaperDrafter, Constraints, DrafterFacts, Objective, PlanGoal, TermWeights, Workload
@@ -39,29 +48,115 @@ class DraftCandidate:
     placed: bool = False
 
 
-def build_plan_goal(
-    placement: PlacementSection,
-    target: PlannedModel,
-    drafters: Sequence[DrafterFacts],
-    *,
-    exactness: Exactness,
-    depth_bound: int,
-    replicas: int,
-    least_replicas: int = 1,
-    one_host: bool = False,
-    shard_runtimes: tuple[str, ...] = (),
-) -> PlanGoal:
+class PlanError(OutriderError):
+    """Nothing can be planned; the message says why, and the way out."""
+
+
+class NoProfile(PlanError):
+    """The target was measured nowhere where it may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """The models to place, and how. `suffix`: drafts from the text itself are allowed. `canary`: some requests are
+    served in another way, which is not planned; `beside`: what is loaded for that. `one_host`: a target in layer shards
+    is on one, as workers without a cluster run it; `shard_runtimes` alone run shards.
+    `no_drafts`: why the target can have none, "" where it can.
+    `price_per_hour`: of this machine with its devices, 0 where not known. `taken`: what the daemon's other targets
+    take. There are to be `least_replicas`, and at most `replicas`."""
+
+    target: PlannedModel
+    drafts: tuple[DraftCandidate, ...]
+    suffix: bool
+    exactness: Exactness
+    depth_bound: int
+    replicas: int
+    placement: PlacementSection
+    canary: bool = False
+    beside: tuple[ReservedDraft, ...] = ()
+    price_per_hour: float = 0.0
+    least_replicas: int = 1
+    taken: tuple[TakenPlace, ...] = ()
+    one_host: bool = False
+    shard_runtimes: tuple[str, ...] = SHARDING_ADAPTERS
+    no_drafts: str = ""
+
+
+def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base: Path) -> PlanRequest:
+    """Return what a sketch asks for; a sketch without a target takes cluster.yaml's.
+
+    Raises PlanError, and what `build_request_from_config` raises.
+    """
+    if sketch.target is None:
+        if config is None:
+            raise PlanError("the sketch has no `target` and there is no cluster.yaml; write one of them")
+        return replace(
+            build_request_from_config(config, base, sketch.placement), beside=()
+        )  # it is loaded here, not there
+    drafts = tuple(DraftCandidate(build_sketched_model(one), (one.acceptance,), cascade=True) for one in sketch.drafts)
+    return PlanRequest(
+        build_sketched_model(sketch.target),
+        drafts,
+        True,
+        sketch.exactness,
+        sketch.num_speculative_tokens,
+        sketch.replicas,
+        sketch.placement or (config.placement if config is not None else PlacementSection()),
+    )
+
+
+def build_request_from_config(
+    config: ClusterConfig, base: Path, placement: PlacementSection | None = None, *, digests: bool = True
+) -> PlanRequest:
+    """Return what cluster.yaml asks for, without `digests` for a plan that rests on no profile. Raises ModelRefused or
+    DownloadFailed."""
+    placement = placement or config.placement
+    off = config.speculation.method == "off"
+    model, store = config.model, store_directory(config)
+
+    def find_model(name: str, one: Target | ModelDraft) -> PlannedModel:
+        adapter = "" if one.adapter == AUTO and config.plans_hosts else one.adapter
+        return model_at_hand(one.source, name, base, one.weights, store, adapter=adapter, digests=digests)
+
+    return PlanRequest(
+        find_model(model.name, model),
+        tuple(
+            DraftCandidate(
+                find_model("", one),
+                (placement.draft_acceptance,),
+                index,
+                name,
+                one.cascade == "auto" and one.mismatched_vocabulary == "refuse",
+                one.process == "target" and AUTO not in (one.adapter, one.device),
+            )
+            for index, (one, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True))
+            if isinstance(one, ModelDraft)
+        ),
+        any(one.method == "suffix" for one in config.drafts),
+        model.exactness,
+        0 if off else config.speculation.num_speculative_tokens,
+        len(model.placements),
+        placement,
+        bool(config.canary.share),
+        beside_the_plan(config, base),
+        config.devices.price_per_hour,
+        model.bounds.min if model.bounds is not None else 1,
+        no_drafts=config.no_drafts,
+    )
+
+
+def build_plan_goal(request: PlanRequest, drafters: Sequence[DrafterFacts]) -> PlanGoal:
     """Return it as the planner takes it. The API is the daemon's: on this node, where the plan is for one with it."""
-    weights = placement.score_weights.model_dump()
+    placement = request.placement
     return PlanGoal(
         Workload(
-            target=target.facts,
-            drafters=tuple(drafters) if depth_bound else (),
+            target=request.target.facts,
+            drafters=tuple(drafters) if request.depth_bound else (),
             concurrency=placement.concurrency,
             prompt_tokens=placement.prompt_tokens,
             output_tokens=placement.output_tokens,
-            exactness=exactness,
-            depth_bound=depth_bound,
+            exactness=request.exactness,
+            depth_bound=request.depth_bound,
         ),
         Constraints(
             pin_target=placement.pin_target,
@@ -71,14 +166,14 @@ def build_plan_goal(
             replicas_apart=placement.replicas_apart,
             zones=placement.zones,
             sharding=placement.sharding,
-            one_host=one_host,
-            shard_runtimes=shard_runtimes,
-            max_replicas=replicas,
-            min_replicas=least_replicas,
+            one_host=request.one_host,
+            shard_runtimes=request.shard_runtimes,
+            max_replicas=request.replicas,
+            min_replicas=request.least_replicas,
             standby=placement.standby,
             keep_free=placement.keep_free,
         ),
-        TermWeights(**weights),
+        TermWeights(**placement.score_weights.model_dump()),
         Objective(placement.objective),
         placement.currency,
         THIS_NODE,

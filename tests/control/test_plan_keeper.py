@@ -21,7 +21,8 @@ from orchestrator.daemon.control.loops.plan_keeper import DriftPolicy, PlanKeepe
 from orchestrator.errors import WorkerError
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
 from orchestrator.planning.models import model_at_hand
-from orchestrator.planning.proposal import PlanProposal, PlanRequest, build_proposal, propose_here
+from orchestrator.planning.proposal import PlanProposal, build_proposal, propose_here
+from orchestrator.planning.wanted import PlanRequest
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.rounds import Delta, RequestStats, RoundReport
 from policies.serving.drift import FIRST_PAUSE_S, PATIENCE

@@ -17,14 +17,9 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.target import THIS_NODE
 from orchestrator.daemon.bootstrap.planning import PlanMaking
 from orchestrator.planning.here import PresentHost, PresentLinks
-from orchestrator.planning.proposal import (
-    PlanError,
-    PlanProposal,
-    build_request_from_config,
-    propose_here,
-    propose_hosts,
-)
+from orchestrator.planning.proposal import PlanProposal, propose_here, propose_hosts
 from orchestrator.planning.stored import load_measured_hardware
+from orchestrator.planning.wanted import PlanError, build_request_from_config
 from tests.support.config import parse_config
 from tests.support.profiles import GIB, store_simulated_profiles
 

@@ -15,14 +15,8 @@ from orchestrator.daemon.bootstrap.start_specs import build_start_specs
 from orchestrator.planning.applied import apply_plan, build_option_filter, list_unplaced_drafts, whole_targets
 from orchestrator.planning.basis import basis
 from orchestrator.planning.basis import plain as plain_data
-from orchestrator.planning.proposal import (
-    PlanError,
-    PlanProposal,
-    build_request_from_config,
-    build_request_from_sketch,
-    propose_here,
-    propose_sketch,
-)
+from orchestrator.planning.proposal import PlanProposal, propose_here, propose_sketch
+from orchestrator.planning.wanted import PlanError, build_request_from_config, build_request_from_sketch
 from tests.support.config import parse_config
 from tests.support.profiles import GIB, store_simulated_profiles
 

@@ -27,7 +27,8 @@ from orchestrator.planning.profiling.duration import measure_pace, predict_durat
 from orchestrator.planning.profiling.progress import MeasuringProgress
 from orchestrator.planning.profiling.work import profile_store
 from orchestrator.planning.promise import predict_promise
-from orchestrator.planning.proposal import PlanError, PlanRequest, build_proposal, propose_here
+from orchestrator.planning.proposal import build_proposal, propose_here
+from orchestrator.planning.wanted import PlanError, PlanRequest
 from tests.support.profiles import store_simulated_profiles
 from tests.support.simulated_time import SimulatedClock
 

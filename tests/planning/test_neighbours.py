@@ -12,7 +12,7 @@ from orchestrator.config.load import load_config
 from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.bootstrap.plan_board import PlanBoard
 from orchestrator.daemon.bootstrap.planning import PlanMaking, StartPlan, make_plan
-from orchestrator.planning.proposal import PlanError
+from orchestrator.planning.wanted import PlanError
 from policies.planning.plan import Plan
 from tests.support.profiles import store_simulated_profiles
 

@@ -13,7 +13,8 @@ from device_profiles.store import ProfileStore
 from orchestrator.config.target import THIS_NODE
 from orchestrator.planning.applied import apply_plan
 from orchestrator.planning.here import PresentHost, PresentLinks
-from orchestrator.planning.proposal import PlanError, PlanProposal, build_request_from_config, propose_hosts
+from orchestrator.planning.proposal import PlanProposal, propose_hosts
+from orchestrator.planning.wanted import PlanError, build_request_from_config
 from tests.support.config import parse_config
 from tests.support.profiles import GIB, store_simulated_profiles
 

@@ -9,8 +9,8 @@ import pytest
 from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.planning.models import model_at_hand
-from orchestrator.planning.proposal import PlanProposal, PlanRequest, propose_here
-from orchestrator.planning.wanted import DraftCandidate
+from orchestrator.planning.proposal import PlanProposal, propose_here
+from orchestrator.planning.wanted import DraftCandidate, PlanRequest
 from policies.planning.placement.running import predict_running
 from tests.support.profiles import store_simulated_profiles
 

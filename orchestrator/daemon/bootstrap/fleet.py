@@ -28,8 +28,9 @@ from orchestrator.planning.applied import build_option_filter
 from orchestrator.planning.here import PresentHost, PresentLinks
 from orchestrator.planning.neighbours import TakenPlace
 from orchestrator.planning.profiling.work import measuring_alone, profile_store
-from orchestrator.planning.proposal import PlanProposal, build_request_from_config, propose_hosts
+from orchestrator.planning.proposal import PlanProposal, propose_hosts
 from orchestrator.planning.sketched import build_default_links, build_stated_links
+from orchestrator.planning.wanted import build_request_from_config
 from orchestrator.protocol.contract import Cluster
 
 OnProgress = Callable[[str, float], None]

@@ -24,7 +24,8 @@ from orchestrator.planning.estimates import EstimableDevice
 from orchestrator.planning.profiling.run import Watch, measure_until
 from orchestrator.planning.profiling.work import Work, measuring_alone, predict_needed_bytes, profile_store
 from orchestrator.planning.promise import predict_promise
-from orchestrator.planning.proposal import PlanError, PlanProposal
+from orchestrator.planning.proposal import PlanProposal
+from orchestrator.planning.wanted import PlanError
 from policies.planning.plan import Role
 
 IDLE_S: Final = 10.0

@@ -29,7 +29,8 @@ from orchestrator.planning.basis import list_doubts
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
 from orchestrator.planning.demand import ReplicaDemand, ask_for_replicas
 from orchestrator.planning.lacking import Lacks, leave_lacking
-from orchestrator.planning.proposal import PlanError, PlanProposal
+from orchestrator.planning.proposal import PlanProposal
+from orchestrator.planning.wanted import PlanError
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.rounds import RoundReport
 from policies.planning.merit import describe_merit, slow_down, sum_merits

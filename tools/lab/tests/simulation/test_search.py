@@ -14,7 +14,7 @@ from outrider_lab.simulation.trace import open_trace
 
 from orchestrator.config.sketch import Sketch, parse_sketch
 from orchestrator.daemon.control.streams.admission import ControlLimits
-from orchestrator.planning.proposal import PlanRequest, build_request_from_sketch
+from orchestrator.planning.wanted import PlanRequest, build_request_from_sketch
 
 SKETCH = """
 hosts:

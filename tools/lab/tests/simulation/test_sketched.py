@@ -8,7 +8,7 @@ from pathlib import Path
 from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits, build_fleet
 
 from orchestrator.config.sketch import parse_sketch
-from orchestrator.planning.proposal import build_request_from_sketch
+from orchestrator.planning.wanted import build_request_from_sketch
 
 SKETCH = """
 hosts:

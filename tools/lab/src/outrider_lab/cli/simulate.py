@@ -232,7 +232,7 @@ def read_sketch(cluster: Path, config: Path | None) -> tuple[Any, Any]:
     """Return a sketch and what it asks for. Raises OutriderError."""
     from orchestrator.config.load import load_config
     from orchestrator.config.sketch import is_cluster_file, load_sketch
-    from orchestrator.planning.proposal import build_request_from_sketch
+    from orchestrator.planning.wanted import build_request_from_sketch
 
     path = config or (cluster if is_cluster_file(cluster) else None)
     loaded = load_config(path, there=False) if path is not None else None

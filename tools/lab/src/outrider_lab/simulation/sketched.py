@@ -17,8 +17,9 @@ from device_profiles.store import ProfileStore
 from device_profiles.units import MILLION, S_PER_HOUR
 from orchestrator.config.hosts import ClusterHost, host_names
 from orchestrator.config.sketch import Sketch
-from orchestrator.planning.proposal import PlanProposal, PlanRequest, propose_sketch
+from orchestrator.planning.proposal import PlanProposal, propose_sketch
 from orchestrator.planning.sketched import build_default_links, build_stated_links
+from orchestrator.planning.wanted import PlanRequest
 from outrider_lab.replay.recorded import Costs, RecordedRequest
 from outrider_lab.simulation.courses import CourseBook, draw_requests
 from outrider_lab.simulation.fleet import DraftKind, Fleet, PlacedReplica, ReplicaKind

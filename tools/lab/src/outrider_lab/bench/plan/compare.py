@@ -14,7 +14,7 @@ from rich.progress import track
 
 from orchestrator.config.model import ClusterConfig
 from orchestrator.planning.profiling.work import Work, profile_store
-from orchestrator.planning.proposal import build_request_from_config
+from orchestrator.planning.wanted import build_request_from_config
 from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.load_options import EngineOptions
 from orchestrator.worker.loading.models import load_target

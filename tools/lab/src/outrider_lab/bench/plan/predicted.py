@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from adapters.device_memory import read_host_memory
 from device_profiles.store import ProfileStore
 from orchestrator.planning.applied import whole_targets
-from orchestrator.planning.proposal import PlanProposal, PlanRequest, propose_here
-from orchestrator.planning.wanted import SUFFIX, build_measured_drafter
+from orchestrator.planning.proposal import PlanProposal, propose_here
+from orchestrator.planning.wanted import SUFFIX, PlanRequest, build_measured_drafter
 from outrider_lab.bench.errors import BenchError
 from outrider_lab.bench.plan.runs import CONTROL_BEHIND, CONTROL_ROWS, PLAIN, POLICY, Configuration, RunLoad
 from policies.planning.draft_yield import compute_draft_length_shares

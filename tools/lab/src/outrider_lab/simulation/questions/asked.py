@@ -15,7 +15,8 @@ from device_profiles.store import ProfileStore
 from orchestrator.config.hosts import host_names
 from orchestrator.config.sketch import Sketch, parse_sketch
 from orchestrator.daemon.control.streams.admission import ControlLimits
-from orchestrator.planning.proposal import PlanProposal, PlanRequest, build_request_from_sketch, propose_sketch
+from orchestrator.planning.proposal import PlanProposal, propose_sketch
+from orchestrator.planning.wanted import PlanRequest, build_request_from_sketch
 from outrider_lab.simulation.courses import CourseBook, draw_requests
 from outrider_lab.simulation.faults import FaultSchedule
 from outrider_lab.simulation.fleet import DraftKind, Fleet, PlacedReplica, ReplicaKind

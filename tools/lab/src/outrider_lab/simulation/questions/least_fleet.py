@@ -13,7 +13,7 @@ from device_profiles.store import ProfileStore
 from orchestrator.config.hosts import ClusterHost
 from orchestrator.config.sketch import Sketch
 from orchestrator.daemon.control.streams.admission import ControlLimits
-from orchestrator.planning.proposal import PlanError, PlanRequest
+from orchestrator.planning.wanted import PlanError, PlanRequest
 from outrider_lab.simulation.questions.answer import Answer
 from outrider_lab.simulation.run import Scenario, SimulationError, simulate
 from outrider_lab.simulation.sketched import AcceptanceBook, SimulatedLimits, build_fleet
