@@ -116,10 +116,10 @@ def test_a_request_is_a_tree_below_its_clients_span(daemon, receiver):
 
 def test_every_span_and_attribute_is_documented(daemon, receiver):
     receiver.wait(trace_of(ask(daemon, n=2)))
-    spans = {one.name: set[str]() for one in names.SPANS}
-    for attribute in names.ATTRIBUTES:
-        for span in attribute.spans:
-            spans[span].add(attribute.name)
+    spans = {name: set[str]() for name, *_ in names.SPANS}
+    for attribute, of, _ in names.ATTRIBUTES:
+        for span in of:
+            spans[span].add(attribute)
     for seen in receiver.spans:
         name = names.REQUEST if seen.span.kind == Span.SPAN_KIND_SERVER else seen.name
         assert set(seen.attributes) <= spans[name], seen.name
@@ -283,11 +283,11 @@ def test_sampling_a_receiver_that_fails_and_metrics(tmp_path):
         ]
         assert {one.trace_id for one in receiver.spans} == {trace_id}
         counted = {one.name: one for one in receiver.metrics}
-        assert set(counted) == {one.name for one in names.METRICS}
-        for metric in names.METRICS:
-            (point,) = counted[metric.name].histogram.data_points
+        assert set(counted) == {name for name, *_ in names.METRICS}
+        for name, _, bounds_s in names.METRICS:
+            (point,) = counted[name].histogram.data_points
             assert point.count == 3  # requests without spans count
-            assert tuple(point.explicit_bounds) == metric.bounds_s
+            assert tuple(point.explicit_bounds) == bounds_s
             assert {one.key for one in point.attributes} <= set(names.METRIC_ATTRIBUTES)
 
 

@@ -21,16 +21,16 @@ def test_the_page_has_every_name():
 
 def test_names_that_are_not_our_own_are_those_of_the_conventions():
     known = values_of(gen_ai_attributes) | values_of(http_attributes) | values_of(error_attributes)
-    foreign = {one.name for one in names.ATTRIBUTES if not one.name.startswith("outrider.")}
+    foreign = {name for name, *_ in names.ATTRIBUTES if not name.startswith("outrider.")}
     assert len(foreign) > 10
     assert foreign <= known
-    assert {one.name for one in names.METRICS} <= values_of(gen_ai_metrics)
+    assert {name for name, *_ in names.METRICS} <= values_of(gen_ai_metrics)
     operations = {one.value for one in gen_ai_attributes.GenAiOperationNameValues}
     assert set(names.OPERATIONS.values()) <= operations
 
 
 def test_attributes_belong_to_spans_that_there_are():
-    spans = {one.name for one in names.SPANS}
-    assert {span for one in names.ATTRIBUTES for span in one.spans} == spans
-    assert {one.parent for one in names.SPANS} - {""} <= spans
-    assert len({one.name for one in names.ATTRIBUTES}) == len(names.ATTRIBUTES)
+    spans = {name for name, *_ in names.SPANS}
+    assert {span for _, of, _ in names.ATTRIBUTES for span in of} == spans
+    assert {parent for _, parent, _ in names.SPANS} - {""} <= spans
+    assert len({name for name, *_ in names.ATTRIBUTES}) == len(names.ATTRIBUTES)

@@ -26,10 +26,8 @@ class RequestHistograms:
 
     def __init__(self, meter: Meter) -> None:
         self._histograms = {
-            one.name: meter.create_histogram(
-                one.name, "s", one.meaning, explicit_bucket_boundaries_advisory=list(one.bounds_s)
-            )
-            for one in names.METRICS
+            name: meter.create_histogram(name, "s", meaning, explicit_bucket_boundaries_advisory=list(bounds_s))
+            for name, meaning, bounds_s in names.METRICS
         }
 
     def observe(self, about: Mapping[str, str], duration_s: float, result: RequestResult | None) -> None:
