@@ -30,7 +30,7 @@ class Daemon:
     ] = None
     as_json: Annotated[bool, typer.Option("--json", help="Print what the daemon said.")] = False
 
-    def find(self) -> Place:
+    def find_place(self) -> Place:
         """Return where to ask it: what is named, else OUTRIDER_URL, else the admin socket of cluster.yaml. Raises
         ConfigError."""
         return self.url or self.socket or socket_of(self.config, self.port)
@@ -39,7 +39,7 @@ class Daemon:
         self, route: str, body: dict[str, Any] | None = None, *, answer_s: float | None = ANSWER_S
     ) -> dict[str, Any]:
         """Return what it answers, as `query_daemon` does; with --json that is printed, and the command is over."""
-        answer = query_daemon(self.find(), route, body, answer_s=answer_s)
+        answer = query_daemon(self.find_place(), route, body, answer_s=answer_s)
         if self.as_json:
             print_json(answer)
             raise typer.Exit

@@ -23,7 +23,7 @@ def failover(
     it. A standby is loaded first where it is not; until then the worker goes on. --back undoes it."""
     if (to is None) is not back:
         raise typer.BadParameter("name the replica or the standby with --to, or say --back")
-    daemon.find()  # what is wrong with a configuration is said before anything is asked
+    daemon.find_place()  # what is wrong with a configuration is said before anything is asked
     what = f"move the requests of {worker} to {to}" if to else f"give {worker} its requests back"
     confirm(what, yes=yes)
     daemon.ask("/admin/failover", {"worker": worker, "to": to, "model": model})

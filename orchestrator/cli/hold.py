@@ -54,7 +54,7 @@ def drain(
 ) -> None:
     """Empty a host, a device or a worker: its requests move to where they can go on to the bit, or end there. Waits
     until none is left; ends with 1 where some are left after the time, and it goes on draining then."""
-    place = daemon.find()
+    place = daemon.find_place()
     confirm(f"take all work from {' '.join(name)}", yes=yes)
     held = query_daemon(place, _HOLD, _build_hold(name, "draining", model))
     left = _wait_drained(place, held, model, timeout_s, quiet=daemon.as_json)

@@ -43,7 +43,7 @@ def logs(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, as the daemon wrote it.")] = False,
 ) -> None:
     """Show the daemon's log, of which it keeps the newest 8 MiB in memory. It has no prompts, answers and keys."""
-    path = daemon.find()
+    path = daemon.find_place()
     chosen: dict[str, Any] = {"level": level, "request": request, "worker": worker}
     age = {"last_s": read_age_s(since, time.time())} if since else {}
     show = (lambda entry: print(json.dumps(entry))) if as_json else build_printer()

@@ -45,7 +45,7 @@ def add(
     model: ModelName = None,
 ) -> None:
     """Refuse requests like this one: the same prompt, sampled in the same way. Those that run are ended."""
-    daemon.find()  # what is wrong with a configuration is said before anything is asked
+    daemon.find_place()  # what is wrong with a configuration is said before anything is asked
     confirm(f"refuse requests like {request} for {minutes:g} minutes, and end those that run", yes=yes)
     asked = {"request": request, "minutes": minutes, "model": model}
     answer = daemon.ask("/admin/quarantine/add", asked)

@@ -39,7 +39,7 @@ def cancel(
     yes: Yes = False,
 ) -> None:
     """End a live request: its client gets an error that says so, and its place is free at once."""
-    daemon.find()  # what is wrong with a configuration is said before anything is asked
+    daemon.find_place()  # what is wrong with a configuration is said before anything is asked
     confirm(f"end the request {request}", yes=yes)
     answer = daemon.ask("/admin/requests/cancel", {"request": request})
     print(f"cancelled: {', '.join(answer['cancelled'])}")

@@ -120,7 +120,7 @@ def _confirm(changes: list[str], *, yes: bool) -> None:
 
 def _tell(done: list[Step], *, as_json: bool) -> None:
     if as_json:
-        print_json({"done": [step.describe() for step in done]})
+        print_json({"done": [step.to_status() for step in done]})
         return
     for step in done:
         print(f"{step.what}: {step.subject}")

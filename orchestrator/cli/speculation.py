@@ -39,7 +39,7 @@ def status(
     model: ModelName = None,
 ) -> None:
     """Show the operator's bounds, and which overrides stand, who asked for them and when."""
-    first, *further = _choose(query_daemon(daemon.find()), model)
+    first, *further = _choose(query_daemon(daemon.find_place()), model)
     found = {**first, "models": further} if further else first
     if as_json:
         print_json(found)
@@ -61,7 +61,7 @@ def _command(name: str, override: dict[str, Any] | None, what: str) -> None:
     @app.command(name, help=what)
     @daemon_command
     def command(daemon: Daemon, user: User = "", engine: EngineNumber = None, model: ModelName = None) -> None:
-        _set_override(override, _scope(user, engine, model), daemon.find())
+        _set_override(override, _scope(user, engine, model), daemon.find_place())
 
 
 def _command_of_tokens(name: str, field: str, what: str) -> None:
@@ -74,7 +74,7 @@ def _command_of_tokens(name: str, field: str, what: str) -> None:
         engine: EngineNumber = None,
         model: ModelName = None,
     ) -> None:
-        _set_override({field: tokens}, _scope(user, engine, model), daemon.find())
+        _set_override({field: tokens}, _scope(user, engine, model), daemon.find_place())
 
 
 _command("off", {"method": "off"}, "Decode plainly: every drafter is left alone.")

@@ -23,7 +23,7 @@ def status(
 ) -> None:
     """Show the effective state: model, device, precision, depth, streams, acceptance. With --watch and --json: one line
     of JSON each time."""
-    path = daemon.find()
+    path = daemon.find_place()
     if not watch:
         show_status(path, as_json=daemon.as_json)
     elif daemon.as_json:

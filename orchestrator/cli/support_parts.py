@@ -32,7 +32,7 @@ class Part:
 def collect_parts(daemon: Daemon) -> Iterator[Part]:
     """Yield all parts. What cannot be had has a problem instead of a text."""
     try:
-        path = daemon.find()
+        path = daemon.find_place()
         status = query_daemon(path)
     except OutriderError as error:
         yield Part("status.json", "the daemon's state", problem=str(error))

@@ -30,7 +30,7 @@ def top(
         ) from None
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise StatusError("`outrider top` needs a terminal; for programs there is `outrider status --watch --json`")
-    place = daemon.find()
+    place = daemon.find_place()
     look_at_fleet(place)  # says in a line where none answers
     TopApp(partial(look_at_fleet, place), interval).run()
 

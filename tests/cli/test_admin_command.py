@@ -30,7 +30,7 @@ def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
     @daemon_command
     def find(daemon: Daemon, *, last: Annotated[bool, typer.Option("--last")] = False) -> None:
         """Find."""
-        typer.echo(f"{daemon.find()} {last}")
+        typer.echo(f"{daemon.find_place()} {last}")
 
     return made
 

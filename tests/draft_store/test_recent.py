@@ -29,12 +29,12 @@ def test_answers_are_the_users_of_one_key_newest_first_and_bounded():
         recent.keep("key", "ann", answer(number))
     recent.keep("key", "ann", answer(99, MIN_TOKENS - 1))
     recent.keep("key", "", answer(98))
-    found = [unpack_tokens(one)[0] for one in recent.find("key", "ann")]
+    found = [unpack_tokens(one)[0] for one in recent.find_answers("key", "ann")]
     assert found == [5, 4, 3, 2], "too short ones are not kept, and the oldest go"
-    assert recent.find("other key", "ann") == recent.find("key", "bob") == recent.find("key", "") == []
+    assert recent.find_answers("other key", "ann") == recent.find_answers("key", "bob") == recent.find_answers("key", "") == []
     assert recent.view().given == 1
     recent.keep("key", "ann", answer(7, 3 * MAX_ENTRY_TOKENS))
-    assert len(unpack_tokens(recent.find("key", "ann")[0])) == MAX_ENTRY_TOKENS
+    assert len(unpack_tokens(recent.find_answers("key", "ann")[0])) == MAX_ENTRY_TOKENS
 
 
 def test_those_who_asked_last_are_remembered_and_not_for_ever():
@@ -43,10 +43,10 @@ def test_those_who_asked_last_are_remembered_and_not_for_ever():
     for number in range(MOST_USERS + 1):
         recent.keep("", f"user {number}", answer(number))
     assert recent.view().users == MOST_USERS
-    assert recent.find("", "user 0") == []
-    assert recent.find("", "user 1") == [pack_tokens(answer(1))]
+    assert recent.find_answers("", "user 0") == []
+    assert recent.find_answers("", "user 1") == [pack_tokens(answer(1))]
     clock.now_s = KEPT_S + 1
-    assert recent.find("", "user 1") == []
+    assert recent.find_answers("", "user 1") == []
     assert recent.view().users == MOST_USERS - 1
 
 

@@ -58,10 +58,10 @@ async def test_those_that_share_most_come_first_then_the_latest(kind: Kind):
     store = kind.open()
     for number, blocks in enumerate((["a", "b"], ["a"], ["a", "b", "c"], ["a"], ["x"])):
         await store.keep(Entry(f"e{number}", blocks, b"%d" % number))
-    assert await store.find(["a", "b", "c"], 1, 4) == [b"2", b"0", b"3", b"1"]
-    assert await store.find(["a", "b", "c"], 2, 4) == [b"2", b"0"]
-    assert await store.find(["a", "b", "c"], 1, 1) == [b"2"]
-    assert await store.find(["nothing"], 1, 4) == []
+    assert await store.find_answers(["a", "b", "c"], 1, 4) == [b"2", b"0", b"3", b"1"]
+    assert await store.find_answers(["a", "b", "c"], 2, 4) == [b"2", b"0"]
+    assert await store.find_answers(["a", "b", "c"], 1, 1) == [b"2"]
+    assert await store.find_answers(["nothing"], 1, 4) == []
 
 
 async def test_an_answer_is_kept_once_and_is_the_latest_then(kind: Kind):
@@ -76,16 +76,16 @@ async def test_the_oldest_go_where_there_are_too_many_or_too_large_ones(kind: Ki
     store = kind.open(bounds)
     for number in range(8):
         await store.keep(Entry(f"e{number}", [f"b{number}", "all"], b"%010d" % number))
-    found = [len(await store.find([f"b{number}"], 1, 4)) for number in range(8)]
+    found = [len(await store.find_answers([f"b{number}"], 1, 4)) for number in range(8)]
     assert found == [0, 0, 0, 0, 0, 1, 1, 1]
-    assert len(await store.find(["all"], 1, 8)) == 3
+    assert len(await store.find_answers(["all"], 1, 8)) == 3
 
 
 async def test_an_answer_expires(kind: Kind):
     store = kind.open(StoreBounds(100, 1 << 20, 0.2))
     await store.keep(Entry("old", ["a"], b"old"))
     async with asyncio.timeout(30):
-        while await store.find(["a"], 1, 4):  # noqa: ASYNC110 -- time itself is waited for
+        while await store.find_answers(["a"], 1, 4):  # noqa: ASYNC110 -- time itself is waited for
             await asyncio.sleep(0.02)
     await store.keep(Entry("new", ["b"], b"new"))
     assert await kind.open().find(["a"], 1, 4) == []
@@ -115,7 +115,7 @@ async def test_redis_that_is_full_says_so_and_still_answers(redis_server: RedisS
         try:
             with pytest.raises(StoreRefused, match="maxmemory"):
                 await store.keep(Entry("more", ["a"], b"more"))
-            assert await store.find(["a"], 1, 4) == [b"kept"]
+            assert await store.find_answers(["a"], 1, 4) == [b"kept"]
         finally:
             client.config_set("maxmemory", 0)
     await store.close()
@@ -144,7 +144,7 @@ async def test_a_user_with_a_password_and_no_more_rights_than_it_needs(redis_ser
     url = redis_server.url.replace("unix://", "unix://drafter@")
     store = RedisDraftStore(url, RedisPassword(secret), ROOM, 20.0)
     await store.keep(Entry("mine", ["p"], b"mine"))
-    assert await store.find(["p"], 1, 4) == [b"mine"]
+    assert await store.find_answers(["p"], 1, 4) == [b"mine"]
     await store.close()
     for password in (RedisPassword(wrong), RedisPassword(tmp_path / "missing"), RedisPassword(variable="NO_SUCH_NAME")):
         refused = RedisDraftStore(url, password, ROOM, 20.0)
@@ -162,9 +162,9 @@ async def test_keys_of_other_kinds_cost_what_they_hide(redis_server: RedisServer
         store = RedisDraftStore(redis_server.url, NO_PASSWORD, ROOM, 20.0)
         await store.keep(Entry("one", ["a", "b"], b"one"))
         client.set(f"{PREFIX}b:a", b"no list")
-        assert await store.find(["a", "b"], 1, 4) == [b"one"]
+        assert await store.find_answers(["a", "b"], 1, 4) == [b"one"]
         await store.keep(Entry("two", ["a", "b"], b"two"))
-        assert await store.find(["a"], 1, 4) == [b"two"]
+        assert await store.find_answers(["a"], 1, 4) == [b"two"]
         client.delete(f"{PREFIX}order")
         client.set(f"{PREFIX}order", b"no set")
         with pytest.raises(StoreRefused):
@@ -177,9 +177,9 @@ async def test_a_file_that_is_no_database_is_put_aside(tmp_path: Path):
     path.write_bytes(os.urandom(8192))
     store = DiskDraftStore(path, ROOM, SystemClock())
     with pytest.raises(StoreFailed, match="put aside"):
-        await store.find(["a"], 1, 4)
+        await store.find_answers(["a"], 1, 4)
     await store.keep(Entry("one", ["a"], b"one"))
-    assert await store.find(["a"], 1, 4) == [b"one"]
+    assert await store.find_answers(["a"], 1, 4) == [b"one"]
     assert (tmp_path / "drafts.sqlite.damaged").stat().st_size == 8192
     await store.close()
 
@@ -188,5 +188,5 @@ async def test_a_directory_that_cannot_be_written_is_said_in_a_line(tmp_path: Pa
     (tmp_path / "file").write_text("no directory")
     store = DiskDraftStore(tmp_path / "file" / "drafts.sqlite", ROOM, SystemClock())
     with pytest.raises(StoreFailed, match=r"^drafts\.sqlite: "):
-        await store.find(["a"], 1, 4)
+        await store.find_answers(["a"], 1, 4)
     await store.close()

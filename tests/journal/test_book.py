@@ -80,7 +80,7 @@ def recover_all(directory: Path) -> dict[str, KeptAnswer]:
     """What the next daemon finds."""
     book = book_in(directory)
     book.recover()
-    found = {name: one for name in ("a", "b", "c") if (one := book.find(request_id=name, owner="me")) is not None}
+    found = {name: one for name in ("a", "b", "c") if (one := book.find_answer(request_id=name, owner="me")) is not None}
     book.close()
     return found
 
@@ -128,9 +128,9 @@ async def test_a_text_that_ended_wants_no_more_tokens(tmp_path):
 async def test_answers_are_their_owners(tmp_path):
     book = book_in(None)
     mine, theirs = open_answer(book, "a", key="k"), open_answer(book, "b", key="k", owner="other")
-    assert book.find(key="k", owner="me") is mine
-    assert book.find(key="k", owner="other") is theirs
-    assert book.find(request_id="b", owner="me") is None
+    assert book.find_answer(key="k", owner="me") is mine
+    assert book.find_answer(key="k", owner="other") is theirs
+    assert book.find_answer(request_id="b", owner="me") is None
 
 
 async def let_pass(book: AnswerBook, clock: Hand, seconds: int) -> None:
@@ -149,8 +149,8 @@ async def test_what_nobody_asks_for_is_forgotten_in_time_and_leaves_the_disk(tmp
     book.record(unread, 0, Delta("", [424_242]))
     book.flush()
     await let_pass(book, clock, 61)
-    assert book.find(request_id="b", owner="me") is None
-    assert book.find(request_id="a", owner="me") is read
+    assert book.find_answer(request_id="b", owner="me") is None
+    assert book.find_answer(request_id="a", owner="me") is read
     await let_pass(book, clock, 61)
     assert not any(b"\xce\x00\x06\x79\x32" in file.read_bytes() for file in tmp_path.iterdir())  # 424242
     assert set(recover_all(Path(shutil.copytree(tmp_path, tmp_path.with_name("copy"))))) == {"a"}
@@ -168,13 +168,13 @@ async def test_time_in_which_the_machine_slept_lets_nothing_expire(tmp_path):
     await let_pass(book, clock, 30)
     for asleep_s in (61.0, 86_400.0):
         clock.now_s += asleep_s
-        assert book.find(request_id="a", owner="me") is answer
+        assert book.find_answer(request_id="a", owner="me") is answer
         await book.tend()
-        assert book.find(request_id="a", owner="me") is answer
+        assert book.find_answer(request_id="a", owner="me") is answer
     await let_pass(book, clock, 29)
-    assert book.find(request_id="a", owner="me") is answer
+    assert book.find_answer(request_id="a", owner="me") is answer
     await let_pass(book, clock, 2)
-    assert book.find(request_id="a", owner="me") is None
+    assert book.find_answer(request_id="a", owner="me") is None
 
 
 async def test_files_are_for_their_user_alone_and_take_their_reserve_and_no_more(tmp_path):

@@ -131,7 +131,7 @@ async def test_on_a_full_disk_the_oldest_ended_answers_give_way_and_come_back(di
         book.flush()
         assert list_kinds(book) == []  # what gave way has been told whole, and its client is likely to be gone
         assert find_written(disk) == {"b", "c"}
-        assert book.find(request_id="a", owner="me") is not None  # this daemon has it in memory
+        assert book.find_answer(request_id="a", owner="me") is not None  # this daemon has it in memory
     await let_pass(book, clock, 6)
     assert set(recover_all(disk / "journal")) == {"a", "b", "c"}
 

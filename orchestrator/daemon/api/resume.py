@@ -140,7 +140,7 @@ class KeptAnswers:
         if not key and since is None:
             return False
         owner = _digest(read_credential(headers))
-        return self._book.find(key=key, request_id=since.request_id if since else "", owner=owner) is not None
+        return self._book.find_answer(key=key, request_id=since.request_id if since else "", owner=owner) is not None
 
     def find(self, headers: Headers, body: CompletionRequest | ChatRequest, route: str) -> Resumption | None:
         """Return the answer that a request asks for again; None of a new one. Raises RequestError where it is another
@@ -151,7 +151,7 @@ class KeptAnswers:
         since = _read_event(event) if event else None
         owner = _digest(read_credential(headers))
         self._book.expire()
-        answer = self._book.find(key=key, request_id=since.request_id if since else "", owner=owner)
+        answer = self._book.find_answer(key=key, request_id=since.request_id if since else "", owner=owner)
         if answer is not None and answer.body != digest_body(body, route):
             raise RequestError(
                 "the key or the event belongs to another request: send the same body again, or another key",
@@ -189,7 +189,7 @@ class KeptAnswers:
         if not key and not (names and body.stream and wants_names(headers)):
             return None
         owner, digest = _digest(read_credential(headers)), digest_body(body, route)
-        known = self._book.find(key=key, owner=owner) if key else None
+        known = self._book.find_answer(key=key, owner=owner) if key else None
         if known is not None and known.body == digest:  # its twin came while this one was being looked at
             return Resumption(known)
         created_s = int(self._clock.wall_s())

@@ -62,7 +62,7 @@ def describe_traced(
     each choice; `again`: they were sent to workers before."""
     trace = _find_trace(scope)
     if trace is not None:
-        trace.describe(TracedRequest(model, submits[0], len(submits), stream, submits[0] if again else None))
+        trace.describe_request(TracedRequest(model, submits[0], len(submits), stream, submits[0] if again else None))
     return trace
 
 

@@ -112,7 +112,7 @@ class _StartMeasuring:
         if doubt := one.describe_doubt(self._store):
             _log.info("%s: the profile is measured again: %s", one.title, doubt)
         progress.begin(one.title)
-        watch = Watch(progress.observe, self._keep)
+        watch = Watch(progress.observe_stage, self._keep)
         try:
             await measure_until(cluster, one.spec(self._store, refresh=False), watch, self._wait_end())
         except WorkerError as error:

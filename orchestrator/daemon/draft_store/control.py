@@ -56,7 +56,7 @@ class RecallingControl:
         if service is not None and (ready := self._inner.view().ready) is not None:
             blocks = service.sketch(submit, ready)
             alike = await service.recall(blocks)
-        own = self._recent.find(submit.owner, submit.user)
+        own = self._recent.find_answers(submit.owner, submit.user)
         submit = msgspec.structs.replace(submit, recalled=join_answers(own, alike))
         answer = list(submit.committed)
         async with aclosing(self._inner.generate(submit)) as deltas:

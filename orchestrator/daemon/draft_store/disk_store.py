@@ -57,7 +57,7 @@ class DiskDraftStore:
         self._lane = SideLane("draft store", gives_way=False)
         self._open: sqlite3.Connection | None = None
 
-    async def find(self, blocks: Sequence[str], least: int, most: int) -> list[bytes]:
+    async def find_answers(self, blocks: Sequence[str], least: int, most: int) -> list[bytes]:
         """See the port."""
         return await self._do(lambda base: self._find(base, blocks, least, most))
 

@@ -37,9 +37,9 @@ class Entry:
 
 
 class DraftStore(Protocol):
-    """Keeps answers within its bounds. Used by one task at a time for `keep`, by any number for `find`."""
+    """Keeps answers within its bounds. Used by one task at a time for `keep`, by any number for `find_answers`."""
 
-    async def find(self, blocks: Sequence[str], least: int, most: int) -> list[bytes]:
+    async def find_answers(self, blocks: Sequence[str], least: int, most: int) -> list[bytes]:
         """Return the values of at most `most` answers that share at least `least` of these blocks: those that share
         most first, then the latest. Raises StoreFailed."""
         ...

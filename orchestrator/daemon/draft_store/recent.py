@@ -48,7 +48,7 @@ class RecentOutputs:
         if len(self._users) > MOST_USERS:
             self._users.popitem(last=False)
 
-    def find(self, owner: str, user: str) -> list[bytes]:
+    def find_answers(self, owner: str, user: str) -> list[bytes]:
         """Return what this user was answered of late, as packed tokens, the newest first."""
         found = self._users.get((owner, user))
         if not user or found is None:

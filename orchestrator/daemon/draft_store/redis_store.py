@@ -154,7 +154,7 @@ class RedisDraftStore:
         self._find = self._redis.register_script(_FIND)
         self._keep = self._redis.register_script(_KEEP)
 
-    async def find(self, blocks: Sequence[str], least: int, most: int) -> list[bytes]:
+    async def find_answers(self, blocks: Sequence[str], least: int, most: int) -> list[bytes]:
         """See the port."""
         found = await self._ask(self._find, [PREFIX, least, most, *blocks])
         return [one for one in found if isinstance(one, bytes)] if isinstance(found, list) else []

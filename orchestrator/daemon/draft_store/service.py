@@ -154,7 +154,7 @@ class DraftStoreService:
 
     async def _find(self, blocks: Sequence[str]) -> list[bytes]:
         try:
-            values = await self._store.find(blocks, count_least_shared(blocks), MOST_ANSWERS)
+            values = await self._store.find_answers(blocks, count_least_shared(blocks), MOST_ANSWERS)
         except StoreFailed as error:
             self._observe_failure(error)
             return []

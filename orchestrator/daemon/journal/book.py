@@ -79,7 +79,7 @@ class KeptChoice:
             self.finish, self.ends_bare = part.finish, part.bare or not part.tokens
         self.wake()
 
-    def describe(self, number: int, index: int) -> CommittedTokens:
+    def to_committed(self, number: int, index: int) -> CommittedTokens:
         """Return all that is known of it."""
         told = (self.stats, self.logprobs, self.prompt_logprobs, self.speculation)
         return CommittedTokens(number, index, self.tokens, self.finish, *told, self.bounds, self.ends_bare)
@@ -149,10 +149,10 @@ class KeptAnswer:
         scores = sum(len(choice.logprobs or ()) + len(choice.prompt_logprobs or ()) for choice in self.choices)
         return _ENTRY_BYTES + _TOKEN_BYTES * (prompts + tokens) + _SCORE_BYTES * scores
 
-    def describe(self) -> Opened:
+    def to_record(self) -> Opened:
         """Return all that is known of it."""
         submits = [choice.submit for choice in self.choices]
-        parts = [choice.describe(self.number, index) for index, choice in enumerate(self.choices) if choice.bounds]
+        parts = [choice.to_committed(self.number, index) for index, choice in enumerate(self.choices) if choice.bounds]
         told = (self.number, self.request_id, self.key, self.owner, self.body, self.created_s, submits, parts)
         return Opened(*told, model=self.model)
 
@@ -221,7 +221,7 @@ class AnswerBook:
         self._begin_segment()
         return [answer for answer in self._answers.values() if not answer.complete]
 
-    def find(self, *, key: str = "", request_id: str = "", owner: str) -> KeptAnswer | None:
+    def find_answer(self, *, key: str = "", request_id: str = "", owner: str) -> KeptAnswer | None:
         """Return the answer with this key or this id, of the one who asked for it."""
         found = self._keys.get((owner, key)) if key else self._ids.get(request_id)
         return found if found is not None and found.owner == owner else None
@@ -247,7 +247,7 @@ class AnswerBook:
         self._next += 1
         self._enter(answer)
         self._bytes += answer.measure_bytes()
-        self._append([answer.describe()])
+        self._append([answer.to_record()])
         return answer
 
     def record(self, answer: KeptAnswer, index: int, delta: Delta) -> None:
@@ -351,7 +351,7 @@ class AnswerBook:
         self._begun_s = self._clock.monotonic_s()
         self._pending.clear()  # it is in what is kept, and would be there twice
         answers = list(self._answers.values())
-        bodies = [encode_body(answer.describe()) for answer in answers]
+        bodies = [encode_body(answer.to_record()) for answer in answers]
         left_out: list[int] = []
 
         def choose(room_bytes: int) -> list[bytes]:

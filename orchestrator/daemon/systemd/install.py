@@ -31,7 +31,7 @@ class Step:
     subject: str
     problem: str = ""
 
-    def describe(self) -> dict[str, Any]:
+    def to_status(self) -> dict[str, Any]:
         """Return it as plain data."""
         return {"what": self.what, "subject": self.subject, "problem": self.problem or None}
 

@@ -59,7 +59,7 @@ class Receiver:
         """Whether to try no more: the daemon ends, and the receiver did not answer before."""
         return self.closing and kind in self._failing
 
-    def observe(self, kind: str, *, sent: bool) -> None:
+    def observe_export(self, kind: str, *, sent: bool) -> None:
         """Take in how sending spans or metrics went."""
         with self._lock:
             known = kind in self._failing
@@ -88,7 +88,7 @@ class CountedSpanExporter(SpanExporter):
         result = SpanExportResult.FAILURE
         if not self._receiver.gives_up("spans"):
             result = self._inner.export(spans)
-            self._receiver.observe("spans", sent=result is SpanExportResult.SUCCESS)
+            self._receiver.observe_export("spans", sent=result is SpanExportResult.SUCCESS)
         if result is SpanExportResult.SUCCESS:
             self.exported += len(spans)
         else:
@@ -150,7 +150,7 @@ class WatchedMetricExporter(OTLPMetricExporter):
         if self._receiver.gives_up("metrics"):
             return MetricExportResult.FAILURE
         result = super().export(metrics_data, timeout_millis, **kwargs)
-        self._receiver.observe("metrics", sent=result is MetricExportResult.SUCCESS)
+        self._receiver.observe_export("metrics", sent=result is MetricExportResult.SUCCESS)
         return result
 
 

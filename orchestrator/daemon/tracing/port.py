@@ -46,7 +46,7 @@ class RequestTrace(Protocol):
         """Return a request as workers are to have it: with its context, if it is sampled."""
         ...
 
-    def describe(self, request: TracedRequest) -> None:
+    def describe_request(self, request: TracedRequest) -> None:
         """It was taken in."""
         ...
 

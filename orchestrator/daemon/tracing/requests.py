@@ -30,7 +30,7 @@ class RequestHistograms:
             for name, meaning, bounds_s in names.METRICS
         }
 
-    def observe(self, about: Mapping[str, str], duration_s: float, result: RequestResult | None) -> None:
+    def observe_request(self, about: Mapping[str, str], duration_s: float, result: RequestResult | None) -> None:
         """A request has ended. One that failed counts with its duration alone."""
         found: dict[str, float | None] = {names.REQUEST_DURATION: duration_s}
         if result is not None and names.ERROR_TYPE not in about:
@@ -95,7 +95,7 @@ class RequestSpans:
         """See tracing.port."""
         return msgspec.structs.replace(submit, trace=self._trace) if self._sampled else submit
 
-    def describe(self, request: TracedRequest) -> None:
+    def describe_request(self, request: TracedRequest) -> None:
         """See tracing.port."""
         submit, model = request.submit, request.model
         self._about |= {names.REQUEST_MODEL: model, names.RESPONSE_MODEL: model}
@@ -152,7 +152,7 @@ class RequestSpans:
         if status >= HTTPStatus.BAD_REQUEST:
             self._about[names.ERROR_TYPE] = error or str(int(status))
         now_s = self._clock.monotonic_s()
-        self._histograms.observe(self._about, now_s - self._started_s, result)
+        self._histograms.observe_request(self._about, now_s - self._started_s, result)
         if not self._sampled:
             return
         for sequence in self._sequences.values():

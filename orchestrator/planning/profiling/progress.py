@@ -41,9 +41,9 @@ class MeasuringProgress:
     def begin(self, title: str) -> None:
         """A piece begins."""
         self._title = title
-        self.observe("start", -1.0)
+        self.observe_stage("start", -1.0)
 
-    def observe(self, stage: str, fraction: float) -> None:
+    def observe_stage(self, stage: str, fraction: float) -> None:
         """The piece that was begun last has come to this stage."""
         self._stage, self._fraction = stage, fraction
         self._repeat()
