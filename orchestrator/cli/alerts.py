@@ -38,14 +38,14 @@ def _show(answer: dict[str, Any]) -> None:
         print_lines("no alert fires")
         return
     rows = []
-    for one in shown:
-        of = ", ".join(f"{name} {value}" for name, value in one["labels"].items())
-        value = "-" if one["value"] is None else f"{one['value']:.3g}"
-        rows.append((one["alert"], one["state"], one["severity"], of, value, one["since"]))
+    for alert in shown:
+        of = ", ".join(f"{name} {value}" for name, value in alert["labels"].items())
+        value = "-" if alert["value"] is None else f"{alert['value']:.3g}"
+        rows.append((alert["alert"], alert["state"], alert["severity"], of, value, alert["since"]))
     print_table(("alert", "state", "severity", "of", "value", "since"), rows)
-    told = {one["alert"]: one for one in answer["alerts"]}
-    for name, one in told.items():
-        lines = [name, f"  {one['meaning']}", f"  look: {one['look']}", f"  remedy: {one['remedy']}"]
+    firing = {alert["alert"]: alert for alert in answer["alerts"]}
+    for name, alert in firing.items():
+        lines = [name, f"  {alert['meaning']}", f"  look: {alert['look']}", f"  remedy: {alert['remedy']}"]
         print_lines("\n".join(lines))
-    if not told:
+    if not firing:
         print_lines("no alert fires now")

@@ -23,8 +23,13 @@ def show_effective(config: ClusterConfig, path: Path, socket: Path | None, *, as
     running = _ask_daemon(config, socket)
     if as_json:
         rows = [
-            {"key": one.name, "value": one.value, "origin": one.origin, "running": _find_other(one, running)}
-            for one in settings
+            {
+                "key": setting.name,
+                "value": setting.value,
+                "origin": setting.origin,
+                "running": _find_other(setting, running),
+            }
+            for setting in settings
         ]
         print_json({"file": str(path), "daemon": running is not None, "values": rows})
         return
@@ -33,12 +38,12 @@ def show_effective(config: ClusterConfig, path: Path, socket: Path | None, *, as
 
 def _print(settings: list[Setting], path: Path, running: dict[str, str] | None) -> None:
     rows = []
-    for one in settings:
-        other = _find_other(one, running)
+    for setting in settings:
+        other = _find_other(setting, running)
         more = [] if running is None else [other if other is not None else ""]
-        rows.append((one.name, one.value, one.origin, *more))
+        rows.append((setting.name, setting.value, setting.origin, *more))
     print_table(("key", "value", "from", *(["runs now"] if running is not None else [])), rows)
-    count = sum(_find_other(one, running) is not None for one in settings)
+    count = sum(_find_other(setting, running) is not None for setting in settings)
     if running is None:
         line = "no daemon of this file runs here, or none answers"
     elif count:
@@ -63,9 +68,9 @@ def _ask_daemon(config: ClusterConfig, socket: Path | None) -> dict[str, str] | 
     from orchestrator.config.load import admin_socket_path
 
     try:
-        told = query_daemon(socket or admin_socket_path(config, config.api.port), "/admin/configuration")
+        answer = query_daemon(socket or admin_socket_path(config, config.api.port), "/admin/configuration")
     except StatusError:
         return None
-    values: dict[str, str] = told["values"]
-    flags = {key: f"{values[key]} (--{key.partition('.')[2]})" for key in told["flags"]}
+    values: dict[str, str] = answer["values"]
+    flags = {key: f"{values[key]} (--{key.partition('.')[2]})" for key in answer["flags"]}
     return {**values, **flags}

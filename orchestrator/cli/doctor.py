@@ -87,7 +87,7 @@ def examine(path: Path | None = None) -> list[Check]:
         *_rooms(),
         *configuration,
         *_machine(store),
-        _store(loaded, None if any(one.verdict == "fail" for one in configuration) else path),
+        _store(loaded, None if any(check.verdict == "fail" for check in configuration) else path),
         *_journal(loaded, path),
         *_artefacts(store),
         *_nvidia_library(),
@@ -128,8 +128,8 @@ def _configuration(path: Path | None) -> tuple[ClusterConfig, list[Check]]:
     ]
 
 
-def _judge(name: str, found: str, good: bool, todo: str, *, worst: Verdict = "warn") -> Check:
-    return Check(name, "ok", found) if good else Check(name, worst, found, todo)
+def _judge(name: str, finding: str, good: bool, todo: str, *, worst: Verdict = "warn") -> Check:
+    return Check(name, "ok", finding) if good else Check(name, worst, finding, todo)
 
 
 def _find_version(name: str) -> str | None:
@@ -143,8 +143,8 @@ def _frameworks() -> list[Check]:
     checks = []
     for name, (severity, todo) in FRAMEWORKS.items():
         build, version = find_build(name) or ("", "")
-        found = version if build == name else f"{version} ({build})" if build else ""
-        checks.append(_judge(name, found or "not installed", bool(found), todo, worst=severity))
+        shown = version if build == name else f"{version} ({build})" if build else ""
+        checks.append(_judge(name, shown or "not installed", bool(shown), todo, worst=severity))
     return checks
 
 
@@ -278,8 +278,8 @@ def _format_facts(facts: DeviceFacts) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _least(name: str, found: int, least: int, todo: str) -> Check:
-    return _judge(name, human_bytes(found), found >= least, todo)
+def _least(name: str, size_bytes: int, least: int, todo: str) -> Check:
+    return _judge(name, human_bytes(size_bytes), size_bytes >= least, todo)
 
 
 def _print(checks: list[Check]) -> None:

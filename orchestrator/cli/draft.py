@@ -52,14 +52,14 @@ def _choose(daemon: Daemon, names: list[str] | None, engine: int | None, model: 
 
 
 def _show(answer: dict[str, Any]) -> None:
-    several = any("model" in one for one in answer["replicas"])
+    several = any("model" in replica for replica in answer["replicas"])
     rows = []
-    for one in answer["replicas"]:
-        chosen = "as configured" if one["chosen"] is None else ", ".join(one["chosen"]) or _OFF
-        whose = [one["model"]] if several else []
-        for drafter in one["drafters"] or [None]:
-            told = ("-",) * 4 if drafter is None else _describe_drafter(drafter)
-            rows.append((str(one["engine"]), one["replica"], *whose, chosen, *told))
+    for replica in answer["replicas"]:
+        chosen = "as configured" if replica["chosen"] is None else ", ".join(replica["chosen"]) or _OFF
+        whose = [replica["model"]] if several else []
+        for drafter in replica["drafters"] or [None]:
+            cells = ("-",) * 4 if drafter is None else _describe_drafter(drafter)
+            rows.append((str(replica["engine"]), replica["replica"], *whose, chosen, *cells))
     models = ["model"] * several
     print_table(("engine", "replica", *models, "chosen", "drafter", "method", "state", "accepted"), rows)
     print_lines("`outrider draft swap NAME|off` and `draft reset` change it, from the next round on")

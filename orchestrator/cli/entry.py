@@ -32,22 +32,22 @@ def read_options(arguments: list[str]) -> StatusOptions | None:
     """Return what `outrider status` is asked for; None where that is for the full command line to read."""
     if arguments[:1] != ["status"] or "OUTRIDER_URL" in os.environ:
         return None
-    found = StatusOptions()
+    options = StatusOptions()
     rest = iter(arguments[1:])
     for name in rest:
         if name == "--json":
-            found = found._replace(as_json=True)
+            options = options._replace(as_json=True)
             continue
         value = next(rest, "")
         if name == "--port" and value.isdecimal():
-            found = found._replace(port=int(value))
+            options = options._replace(port=int(value))
         elif name == "--config" and value:
-            found = found._replace(config=Path(value))
+            options = options._replace(config=Path(value))
         elif name == "--socket" and value:
-            found = found._replace(socket=Path(value))
+            options = options._replace(socket=Path(value))
         else:
             return None
-    return found
+    return options
 
 
 def _show(options: StatusOptions) -> bool:

@@ -24,19 +24,19 @@ def explain(
     for, how deep it was drafted for over time and what was accepted, what each drafter did, and the workers that it
     left."""
     answer = daemon.ask(f"/admin/explain/{quote(request, safe='')}")
-    for one in answer["requests"]:
-        _print_history(one, answer.get("canary"))
+    for history in answer["requests"]:
+        _print_history(history, answer.get("canary"))
     for route in answer["routes"]:
         _print_route(route, answer.get("model", ""))
 
 
-def _print_history(one: dict[str, Any], canary: dict[str, Any] | None) -> None:
-    print_lines(*describe_history(one), *describe_variant(one, canary))
-    _print_drafters(one)
-    if not one["rounds"]:
+def _print_history(request: dict[str, Any], canary: dict[str, Any] | None) -> None:
+    print_lines(*describe_history(request), *describe_variant(request, canary))
+    _print_drafters(request)
+    if not request["rounds"]:
         return
     rows = []
-    for stretch in one["rounds"][-_SHOWN_STRETCHES:]:
+    for stretch in request["rounds"][-_SHOWN_STRETCHES:]:
         rounds, drafted, accepted = stretch["rounds"], stretch["drafted"], stretch["accepted"]
         rate = f"{accepted / drafted:.0%}" if drafted else "-"
         counts = (f"{stretch['at_s']:.2f} s", str(rounds), str(stretch["tokens"]))
@@ -44,15 +44,15 @@ def _print_history(one: dict[str, Any], canary: dict[str, Any] | None) -> None:
     print_table(("until", "rounds", "tokens", "drafted a round", "accepted a round", "accepted"), rows)
 
 
-def _print_drafters(one: dict[str, Any]) -> None:
-    if not one.get("drafters"):
+def _print_drafters(request: dict[str, Any]) -> None:
+    if not request.get("drafters"):
         return
     rows = []
-    for share in one["drafters"]:
-        asked, taken = f"{share['asked']} rounds", f"{share['taken']} rounds"
+    for share in request["drafters"]:
+        asks, taken = f"{share['asked']} rounds", f"{share['taken']} rounds"
         proposed, tokens = f"{share['proposed']} tokens", f"{share['drafted']} tokens"
         rate = f"{share['accepted']} ({share['accepted'] / share['drafted']:.0%})" if share["drafted"] else "0"
-        rows.append((share["name"], asked, proposed, taken, tokens, rate, describe_leaving(share)))
+        rows.append((share["name"], asks, proposed, taken, tokens, rate, describe_leaving(share)))
     print_table(("drafter", "asked", "proposed", "taken", "verified", "accepted", "why not more"), rows)
 
 
@@ -67,71 +67,78 @@ def describe_leaving(share: dict[str, Any]) -> str:
     return ", ".join(f"{reason}: {rounds}" for reason, rounds in reasons.items() if rounds > 0) or "-"
 
 
-def describe_unasked(one: dict[str, Any]) -> str:
+def describe_unasked(request: dict[str, Any]) -> str:
     """Return in a line in how many rounds nobody was asked; "" where that is not known, or there was none."""
-    rounds = sum(part["rounds"] for part in one["rounds"])
-    asked = max((share["asked"] + share["spared"] + share["off"] for share in one.get("drafters", [])), default=0)
-    if not asked or asked >= rounds:
+    rounds = sum(part["rounds"] for part in request["rounds"])
+    most_asked = max(
+        (share["asked"] + share["spared"] + share["off"] for share in request.get("drafters", [])), default=0
+    )
+    if not most_asked or most_asked >= rounds:
         return ""
-    return f"in {rounds - asked} of {rounds} rounds no drafter was asked: drafts did not pay, or there was no room"
+    return f"in {rounds - most_asked} of {rounds} rounds no drafter was asked: drafts did not pay, or there was no room"
 
 
-def describe_history(one: dict[str, Any]) -> list[str]:
+def describe_history(request: dict[str, Any]) -> list[str]:
     """Return in lines what became of a request."""
-    ended = f"ended after {one['took_s']:.2f} s ({one['outcome']})" if one["took_s"] is not None else one["state"]
-    whose = f", key {one['key']}" if one["key"] else ""
-    lines = [f"{one['request_id']}: {ended}, {one['tokens']} tokens behind {one['prompt_tokens']} of prompt{whose}"]
-    first = "" if one["first_token_ms"] is None else f", first token after {one['first_token_ms']:.0f} ms"
-    lines.append(f"queue {one['queue_ms']:.0f} ms, prefill {one['prefill_ms']:.0f} ms{first}")
+    ended, took_s = request["state"], request["took_s"]
+    if took_s is not None:
+        ended = f"ended after {took_s:.2f} s ({request['outcome']})"
+    whose = f", key {request['key']}" if request["key"] else ""
+    counts = f"{request['tokens']} tokens behind {request['prompt_tokens']} of prompt{whose}"
+    lines = [f"{request['request_id']}: {ended}, {counts}"]
+    first = "" if request["first_token_ms"] is None else f", first token after {request['first_token_ms']:.0f} ms"
+    lines.append(f"queue {request['queue_ms']:.0f} ms, prefill {request['prefill_ms']:.0f} ms{first}")
     drafted, accepted, rounds = (
-        sum(part[name] for part in one["rounds"]) for name in ("drafted", "accepted", "rounds")
+        sum(part[name] for part in request["rounds"]) for name in ("drafted", "accepted", "rounds")
     )
     if drafted:
         lines.append(f"drafts: {drafted} tokens in {rounds} rounds, {accepted} accepted ({accepted / drafted:.0%})")
-    if one["prediction_tokens"]:
-        lines.append(describe_prediction(one))
-    if one["tolerated"]:
-        share = one["tolerated"] / max(1, one["tokens"])
-        lines.append(f"tolerance: {one['tolerated']} tokens ({share:.1%}) are not the target's own choice")
-    if unasked := describe_unasked(one):
+    if request["prediction_tokens"]:
+        lines.append(describe_prediction(request))
+    if request["tolerated"]:
+        share = request["tolerated"] / max(1, request["tokens"])
+        lines.append(f"tolerance: {request['tolerated']} tokens ({share:.1%}) are not the target's own choice")
+    if unasked := describe_unasked(request):
         lines.append(unasked)
-    lines += [f"left {move['replica']} after {move['at_s']:.2f} s: {move['why']}" for move in one["moves"]]
+    lines += [f"left {move['replica']} after {move['at_s']:.2f} s: {move['why']}" for move in request["moves"]]
     return lines
 
 
-def describe_variant(one: dict[str, Any], canary: dict[str, Any] | None) -> list[str]:
+def describe_variant(request: dict[str, Any], canary: dict[str, Any] | None) -> list[str]:
     """Return in a line which variant of a canary served a request, and how the trial stands; nothing without one."""
-    if canary is None or not one["lane"]:
+    if canary is None or not request["lane"]:
         return []
     stands = f"{canary['phase'].replace('_', ' ')} {canary['reason']}" if canary["reason"] else canary["outlook"]
-    return [f"variant: {one['lane']}; the canary's trial: {stands}"]
+    return [f"variant: {request['lane']}; the canary's trial: {stands}"]
 
 
-def describe_prediction(one: dict[str, Any]) -> str:
+def describe_prediction(request: dict[str, Any]) -> str:
     """Return in a line what the request's own prediction brought."""
-    verified, right = one["predicted"], one["predicted_right"]
-    share = f" ({right / one['tokens']:.0%} of the output)" if one["tokens"] else ""
-    return f"prediction: {one['prediction_tokens']} tokens, {verified} of them verified, {right} accepted{share}"
+    verified, right = request["predicted"], request["predicted_right"]
+    share = f" ({right / request['tokens']:.0%} of the output)" if request["tokens"] else ""
+    return f"prediction: {request['prediction_tokens']} tokens, {verified} of them verified, {right} accepted{share}"
 
 
 def _print_route(route: dict[str, Any], model: str) -> None:
     print_lines(*([f"model: {model}"] if model else []), *describe_route(route))
-    names = [term["name"] for term in next((one["terms"] for one in route["rated"] if one["terms"]), [])]
+    names = [
+        term["name"] for term in next((candidate["terms"] for candidate in route["rated"] if candidate["terms"]), [])
+    ]
     rows = []
-    for one in route["rated"]:
-        costs = [f"{term['cost_ms']:.0f}" for term in one["terms"]] or ["-"] * len(names)
-        price = "-" if one["price_ms"] is None else f"{one['price_ms']:.0f}"
-        rows.append((one["name"], one["draft"] or "none", price, *costs, one["why_not"] or "chosen"))
+    for candidate in route["rated"]:
+        costs = [f"{term['cost_ms']:.0f}" for term in candidate["terms"]] or ["-"] * len(names)
+        price = "-" if candidate["price_ms"] is None else f"{candidate['price_ms']:.0f}"
+        rows.append((candidate["name"], candidate["draft"] or "none", price, *costs, candidate["why_not"] or "chosen"))
     print_table(("replica", "draft", "ms", *names, "why not"), rows)
 
 
 def describe_route(route: dict[str, Any]) -> list[str]:
     """Return in lines what was asked for, and what was chosen why."""
-    asked = route["request"]
+    request = route["request"]
     line = f"{route['request_id']}, attempt {route['attempt']}, {route['age_s']:.1f} s ago: "
-    line += f"{asked['prompt_tokens']} tokens of prompt, {asked['output_tokens']} expected"
-    bounds = [("first token", asked["first_in_ms"]), ("end", asked["ends_in_ms"])]
+    line += f"{request['prompt_tokens']} tokens of prompt, {request['output_tokens']} expected"
+    bounds = [("first token", request["first_in_ms"]), ("end", request["ends_in_ms"])]
     line += "".join(f", {name} within {bound:.0f} ms" for name, bound in bounds if bound is not None)
-    line += "" if asked["drafts"] else ", without drafts"
+    line += "" if request["drafts"] else ", without drafts"
     pair = f"{route['replica'] or 'nothing'} with {route['draft'] or 'no draft'}"
     return [line, f"chosen: {pair}; {route['reason']}"]

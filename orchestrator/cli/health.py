@@ -19,19 +19,19 @@ def health(daemon: Daemon, model: ModelName = None) -> None:
 
 def show_health(answer: dict[str, Any]) -> None:
     """Print the parts that are not healthy."""
-    for one in answer["models"]:
-        if one["phase"] != "ready":
-            name = f"the model '{one['model']}'" if one["model"] else "the model"
-            print_lines(f"{name} is {one['phase']}: {one['detail']}")
+    for model in answer["models"]:
+        if model["phase"] != "ready":
+            name = f"the model '{model['model']}'" if model["model"] else "the model"
+            print_lines(f"{name} is {model['phase']}: {model['detail']}")
     if not answer["parts"]:
         print_lines("all parts are healthy")
         return
-    several = any("model" in one for one in answer["parts"])
+    several = any("model" in part for part in answer["parts"])
     rows = []
-    for one in answer["parts"]:
-        wait = f"{one['wait_s']:.0f} s" if one["wait_s"] else "-"
-        whose = [one["model"]] if several else []
-        rows.append((one["kind"], one["name"], *whose, one["state"].replace("_", "-"), wait, one["why"]))
+    for part in answer["parts"]:
+        wait = f"{part['wait_s']:.0f} s" if part["wait_s"] else "-"
+        whose = [part["model"]] if several else []
+        rows.append((part["kind"], part["name"], *whose, part["state"].replace("_", "-"), wait, part["why"]))
     print_table(("part", "name", *(["model"] * several), "state", "nothing starts for", "last failure"), rows)
-    if any(one["state"] in ("draining", "cordoned") for one in answer["parts"]):
+    if any(part["state"] in ("draining", "cordoned") for part in answer["parts"]):
         print_lines("`outrider uncordon NAME` lets one work again")

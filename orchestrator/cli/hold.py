@@ -60,8 +60,8 @@ def drain(
     left = _wait_drained(place, held, model, timeout_s, quiet=daemon.as_json)
     if daemon.as_json:
         drained = not left and timeout_s > 0.0
-        told = {"kind": held["kind"], "name": held["name"], "drained": drained, "requests": left}
-        print_json(told)
+        summary = {"kind": held["kind"], "name": held["name"], "drained": drained, "requests": left}
+        print_json(summary)
     elif timeout_s and not left:
         print(f"{held['kind']} {held['name']} is drained; `outrider uncordon {held['name']}` lets it work again")
     if left and timeout_s:
@@ -84,11 +84,11 @@ def _wait_drained(place: Place, held: dict[str, Any], model: str | None, timeout
     shown = -1
     while True:
         parts = query_daemon(place, name_model(model, "/admin/parts"))["parts"]
-        mine = [one for one in parts if (one["kind"], one["name"]) == (held["kind"], held["name"])]
-        left = [request for one in mine for request in one["requests"]]
+        mine = [part for part in parts if (part["kind"], part["name"]) == (held["kind"], held["name"])]
+        left = [request for part in mine for request in part["requests"]]
         if not quiet and len(left) != shown:
             shown = len(left)
             sys.stderr.write(f"{held['kind']} {held['name']}: {shown} requests left\n")
-        if all(one["held"] == _DRAINED for one in mine) or time.monotonic() >= deadline_s:
+        if all(part["held"] == _DRAINED for part in mine) or time.monotonic() >= deadline_s:
             return left
         time.sleep(_LOOK_S)

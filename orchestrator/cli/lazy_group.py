@@ -46,11 +46,11 @@ class LazyGroup(TyperGroup):
         return build_command(getattr(import_module(module), attribute), cmd_name)
 
 
-def build_command(found: typer.Typer | Callable[..., Any], name: str) -> _Command:
+def build_command(definition: typer.Typer | Callable[..., Any], name: str) -> _Command:
     """Return the command of a `Typer` or of a function."""
     parent = typer.Typer(add_completion=False)
-    if isinstance(found, typer.Typer):
-        parent.add_typer(found, name=name)
+    if isinstance(definition, typer.Typer):
+        parent.add_typer(definition, name=name)
         return get_group(parent).commands[name]
-    parent.command(name)(found)
+    parent.command(name)(definition)
     return get_command(parent)

@@ -28,21 +28,21 @@ def complete_part(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_model(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return models."""
-    return _begin_with(incomplete, [one["model"] for one in _list_targets(_ask(ctx)) if one["model"]])
+    return _begin_with(incomplete, [target["model"] for target in _list_targets(_ask(ctx)) if target["model"]])
 
 
 def list_names(status: dict[str, Any] | None, kind: str) -> list[str]:
     """Return the names of the parts of a kind that a daemon tells of."""
-    found: list[str] = []
-    for one in _list_targets(status):
+    names: list[str] = []
+    for target in _list_targets(status):
         if kind == "worker":
-            found += [part["name"] for key in ("replicas", "standbys", "drafts") for part in one[key]]
+            names += [part["name"] for key in ("replicas", "standbys", "drafts") for part in target[key]]
         elif kind == "device":
-            found += [device["name"] for device in one["devices"]]
+            names += [device["name"] for device in target["devices"]]
         elif kind == "host":
-            found += [host["name"] or host["host"] for host in one["hosts"]]
-            found += [device["name"].partition("/")[0] for device in one["devices"]]
-    return sorted(set(found))
+            names += [host["name"] or host["host"] for host in target["hosts"]]
+            names += [device["name"].partition("/")[0] for device in target["devices"]]
+    return sorted(set(names))
 
 
 def _list_targets(status: dict[str, Any] | None) -> list[dict[str, Any]]:
@@ -58,9 +58,9 @@ def _ask(ctx: typer.Context) -> dict[str, Any] | None:
     given = ctx.params
     try:
         path = given.get("socket") or guess_socket(given.get("config"), given.get("port"))
-        found: dict[str, Any] | None = (
+        status: dict[str, Any] | None = (
             None if path is None else json.loads(fetch_page(path, "/admin/status", answer_s=_WITHIN_S))
         )
     except (OutriderError, ValueError):
         return None
-    return found
+    return status

@@ -80,8 +80,8 @@ COMPLETION_VARIABLE = "_OUTRIDER_COMPLETE"
 """What a shell sets where it wants to complete a line, as typer's scripts do."""
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         print(f"outrider {version('outrider')}")
         raise typer.Exit
 

@@ -70,15 +70,17 @@ def prune(config: ConfigFile = None, yes: Yes = False, as_json: AsJson = False) 
     path = config or default_config_path()
     usage = measure_store_use(load_config(path, sources=False), path.resolve().parent)
     if usage.unused:
-        for one in usage.unused:
-            sys.stderr.write(f"{one.path}: {human_bytes(one.size_bytes)} of {one.source}: {one.why}\n")
+        for artefact in usage.unused:
+            sys.stderr.write(
+                f"{artefact.path}: {human_bytes(artefact.size_bytes)} of {artefact.source}: {artefact.why}\n"
+            )
         confirm(f"remove {human_bytes(usage.unused_bytes)} of prepared models", yes=yes)
     store = ModelStore(usage.root)
-    removed = [one for one in usage.unused if store.remove(one.path)]
-    freed = sum(one.size_bytes for one in removed)
-    kept = [str(one.path) for one in usage.unused if one not in removed]
+    removed = [artefact for artefact in usage.unused if store.remove(artefact.path)]
+    freed = sum(artefact.size_bytes for artefact in removed)
+    kept = [str(artefact.path) for artefact in usage.unused if artefact not in removed]
     if as_json:
-        print_json({"removed": [str(one.path) for one in removed], "freed_bytes": freed, "kept": kept})
+        print_json({"removed": [str(artefact.path) for artefact in removed], "freed_bytes": freed, "kept": kept})
         return
     print(f"removed {len(removed)} of {len(usage.unused)} prepared models, {human_bytes(freed)}")
     for name in kept:

@@ -123,7 +123,7 @@ def propose_plans(
         return {"": _propose_sketch(config, cluster, profiles, None)}
     if config is None and cluster is not None and is_cluster_file(cluster):  # the sketch itself says what is placed
         config = cluster
-    loaded, base = _load(config, there=cluster is None)
+    loaded, base = _load(config, present=cluster is None)
     names = [target.model.name for target in loaded.targets]
     if model is not None and model not in names:
         known = " and ".join(map(repr, names))
@@ -166,7 +166,7 @@ def _propose_sketch(
     known = ProfileStore(profiles) if profiles is not None else None
     sketch = load_sketch(cluster)
     if placed is None:
-        loaded, base = (None, Path()) if config is None else _load(config, there=False)
+        loaded, base = (None, Path()) if config is None else _load(config, present=False)
         return propose_sketch(sketch, build_request_from_sketch(sketch, loaded, base), known)
     target, base, taken = placed
     return propose_sketch(sketch, replace(build_request_from_sketch(sketch, target, base), taken=taken), known)
@@ -192,23 +192,23 @@ def _propose_target(
         return asyncio.run(propose_for_hosts(target, config or default_config_path(), taken))
     if target.planned and profiles is None:
         return propose_local(target, base, build_local_request(target, base, taken))
-    asked = replace(build_request_from_config(target, base), taken=taken)
+    request = replace(build_request_from_config(target, base), taken=taken)
     if profiles is not None:
-        return propose_here(asked, ProfileStore(profiles), {})
+        return propose_here(request, ProfileStore(profiles), {})
     from orchestrator.machine.devices import list_devices_here
     from orchestrator.planning.profiling.work import profile_store
 
     here = list_devices_here()
     store, free = profile_store(target), here.free_bytes
-    proposal = propose_here(asked, store, free, seen=here.seen, lacks=here.lacks, versions=here.versions)
+    proposal = propose_here(request, store, free, seen=here.seen, lacks=here.lacks, versions=here.versions)
     return add_device_layers(target, base, proposal)
 
 
-def _load(path: Path | None, *, there: bool) -> tuple[ClusterConfig, Path]:
+def _load(path: Path | None, *, present: bool) -> tuple[ClusterConfig, Path]:
     from orchestrator.config.load import default_config_path, load_config
 
     path = path or default_config_path()
-    return load_config(path, there=there), path.resolve().parent
+    return load_config(path, present=present), path.resolve().parent
 
 
 def _load_plan(

@@ -48,28 +48,28 @@ def print_proposal(proposal: PlanProposal, running: Sequence[str] = (), *, expla
         console.print(f"the plan that runs: {'; '.join(running)}", markup=False)
 
 
-def print_diff(found: PlanDiff, before: str, after: str, currency: str) -> None:
+def print_diff(diff: PlanDiff, before: str, after: str, currency: str) -> None:
     """Print what is different between two plans, whose prices are in that currency."""
     console = wide_console()
-    if not found.changes:
+    if not diff.changes:
         console.print("nothing would change", markup=False)
     else:
         rows = [
             (change.part, change.before or "-", change.after or "-", "starts anew" if change.restart else "stays")
-            for change in found.changes
+            for change in diff.changes
         ]
         print_table(("what", "before", "after", "worker"), rows, title=f"{before} -> {after}")
-    gain = f" ({found.gain:+.0%})" if found.before_tokens_per_s else ""
+    gain = f" ({diff.gain:+.0%})" if diff.before_tokens_per_s else ""
     console.print(
-        f"predicted {found.before_tokens_per_s:.1f} -> {found.after_tokens_per_s:.1f} tokens/s{gain}", markup=False
+        f"predicted {diff.before_tokens_per_s:.1f} -> {diff.after_tokens_per_s:.1f} tokens/s{gain}", markup=False
     )
     for before_value, after_value, unit in (
-        (found.before_cost_per_million_tokens, found.after_cost_per_million_tokens, f"{currency} a million tokens"),
-        (found.before_joules_per_token, found.after_joules_per_token, "J a token"),
+        (diff.before_cost_per_million_tokens, diff.after_cost_per_million_tokens, f"{currency} a million tokens"),
+        (diff.before_joules_per_token, diff.after_joules_per_token, "J a token"),
     ):
         if before_value or after_value:
-            told = " -> ".join(f"{value:.3g}" if value else "not known" for value in (before_value, after_value))
-            console.print(f"predicted {told} {unit}", markup=False)
+            figures = " -> ".join(f"{value:.3g}" if value else "not known" for value in (before_value, after_value))
+            console.print(f"predicted {figures} {unit}", markup=False)
 
 
 def print_library() -> None:
@@ -79,7 +79,7 @@ def print_library() -> None:
     rows = []
     for sheet in load_known_devices().values():
         rates = ", ".join(f"{precision} {figure.value:g}" for precision, figure in sheet.matmul_tflops.items())
-        cells = (f"{one.value:g}" if one else "-" for one in (sheet.memory_gb, sheet.bandwidth_gb_per_s))
+        cells = (f"{figure.value:g}" if figure else "-" for figure in (sheet.memory_gb, sheet.bandwidth_gb_per_s))
         rows.append((sheet.name, sheet.full_name, *cells, rates, f"{sheet.power_w.value:g}" if sheet.power_w else "-"))
     columns = ("device", "what it is", "memory GB", "GB/s", "TFLOP/s", "W")
     print_table(columns, rows, title="known devices (from datasheets, not measured)")
@@ -93,7 +93,7 @@ def _print_placements(console: Console, proposal: PlanProposal) -> None:
         rows += [(f"{role}{name}", *_shard_cells(shard)) for role, shard in _roles(replica)]
         if replica.draft is None or not replica.depth:
             better = f"plain decoding is predicted to be better for {proposal.plan.objective}"
-            rows.append((f"drafts{name}", f"none: {proposal.asked.no_drafts or better}", *[""] * 5))
+            rows.append((f"drafts{name}", f"none: {proposal.request.no_drafts or better}", *[""] * 5))
         elif replica.draft.shard is None:
             rows.append((f"drafts{name}", f"{replica.draft.drafter}, in the target's worker", *[""] * 5))
     standby = proposal.plan.standby
@@ -142,38 +142,40 @@ def _print_predictions(plan: Plan) -> None:
 
 def _describe_taken(cost: float, joules: float, currency: str) -> list[str]:
     """Return what tokens cost and what energy they take, as far as it is known."""
-    told = [f"{cost:.3g} {currency} a million tokens"] if cost else []
-    return [*told, *([f"{joules:.3g} J a token"] if joules else [])]
+    parts = [f"{cost:.3g} {currency} a million tokens"] if cost else []
+    return [*parts, *([f"{joules:.3g} J a token"] if joules else [])]
 
 
-def _prediction_rows(found: Prediction, currency: str) -> Iterator[tuple[str, str]]:
-    error = f" ± {found.error:.0%}" if found.error else ""
-    yield "goodput", f"{found.goodput_tokens_per_s:.1f} tokens/s{error}, prefill included, {found.sequences} at once"
-    yield "each stream", f"{found.stream_tokens_per_s:.1f} tokens/s, TPOT {found.tpot_ms:.1f} ms"
-    way = (
-        f", {found.client_ms:.1f} of it on the way from the API to the target and back; the tokens behind it come at "
-        "the target's pace"
+def _prediction_rows(prediction: Prediction, currency: str) -> Iterator[tuple[str, str]]:
+    error = f" ± {prediction.error:.0%}" if prediction.error else ""
+    at_once = f"prefill included, {prediction.sequences} at once"
+    yield "goodput", f"{prediction.goodput_tokens_per_s:.1f} tokens/s{error}, {at_once}"
+    yield "each stream", f"{prediction.stream_tokens_per_s:.1f} tokens/s, TPOT {prediction.tpot_ms:.1f} ms"
+    way = f", {prediction.client_ms:.1f} of it on the way from the API to the target and back"
+    way = f"{way}; the tokens behind it come at the target's pace" if prediction.client_ms else ""
+    yield "time to first token", f"{prediction.ttft_ms:.0f} ms{way}"
+    gain = prediction.goodput_tokens_per_s / prediction.plain_tokens_per_s if prediction.plain_tokens_per_s else 1.0
+    yield (
+        "depth at the start",
+        f"{prediction.depth}; {gain:.2f} x plain decoding ({prediction.plain_tokens_per_s:.1f} tokens/s)",
     )
-    yield "time to first token", f"{found.ttft_ms:.0f} ms{way if found.client_ms else ''}"
-    gain = found.goodput_tokens_per_s / found.plain_tokens_per_s if found.plain_tokens_per_s else 1.0
-    yield "depth at the start", f"{found.depth}; {gain:.2f} x plain decoding ({found.plain_tokens_per_s:.1f} tokens/s)"
     yield (
         "a round",
         (
-            f"{found.round_ms:.2f} ms for {found.tokens_per_round:.2f} tokens a sequence: "
-            f"verify {found.verify_ms:.2f}, draft {found.draft_ms:.2f}, link {found.link_ms:.2f}, "
-            f"prefill {found.prefill_ms:.2f}{_SELDOM_ASKED if found.link_ms else ''}"
+            f"{prediction.round_ms:.2f} ms for {prediction.tokens_per_round:.2f} tokens a sequence: "
+            f"verify {prediction.verify_ms:.2f}, draft {prediction.draft_ms:.2f}, link {prediction.link_ms:.2f}, "
+            f"prefill {prediction.prefill_ms:.2f}{_SELDOM_ASKED if prediction.link_ms else ''}"
         ),
     )
-    if found.uncascaded_draft_ms > found.draft_ms:
+    if prediction.uncascaded_draft_ms > prediction.draft_ms:
         yield (
             "cascade",
             (
                 f"the draft model checks cheaper drafters' tokens in its own steps: drafting takes "
-                f"{found.draft_ms:.2f} ms a round, {found.uncascaded_draft_ms:.2f} without"
+                f"{prediction.draft_ms:.2f} ms a round, {prediction.uncascaded_draft_ms:.2f} without"
             ),
         )
-    cost, joules = found.cost_per_million_tokens, found.joules_per_token
+    cost, joules = prediction.cost_per_million_tokens, prediction.joules_per_token
     yield "cost", "".join(_describe_taken(cost, 0.0, currency)) or "not known: no price"
     yield "energy", "".join(_describe_taken(0.0, joules, currency)) or "not known: no power"
 
@@ -187,36 +189,40 @@ def _print_scores(plan: Plan) -> None:
 
 def _print_rejected(console: Console, plan: Plan) -> None:
     columns = (
-        ("tokens/s", [one.goodput_tokens_per_s for one in plan.rejected]),
-        (f"{plan.currency} a million", [one.cost_per_million_tokens for one in plan.rejected]),
-        ("J a token", [one.joules_per_token for one in plan.rejected]),
+        ("tokens/s", [candidate.goodput_tokens_per_s for candidate in plan.rejected]),
+        (f"{plan.currency} a million", [candidate.cost_per_million_tokens for candidate in plan.rejected]),
+        ("J a token", [candidate.joules_per_token for candidate in plan.rejected]),
     )
     known = [name for name, values in columns if any(values)]
     rows = []
-    ordered = sorted(plan.rejected, key=lambda one: (-_weigh(one, plan.objective), one.what))
-    for one in ordered[:_MOST_REJECTED]:
-        figures = (one.goodput_tokens_per_s, one.cost_per_million_tokens, one.joules_per_token)
+    ordered = sorted(plan.rejected, key=lambda candidate: (-_weigh(candidate, plan.objective), candidate.what))
+    for candidate in ordered[:_MOST_REJECTED]:
+        figures = (candidate.goodput_tokens_per_s, candidate.cost_per_million_tokens, candidate.joules_per_token)
         shown = (value for value, (name, _) in zip(figures, columns, strict=True) if name in known)
         cells = [f"{value:.3g}" if value else "" for value in shown]
-        rows.append((one.what, str(one.role), *cells, one.why))
+        rows.append((candidate.what, str(candidate.role), *cells, candidate.why))
     title = f"alternatives not chosen, the best for {plan.objective} first"
     print_table(("what", "role", *known, "why"), rows, title=title)
     if len(ordered) > _MOST_REJECTED:
         console.print(f"and {len(ordered) - _MOST_REJECTED} more: --json has all of them", markup=False)
 
 
-def _weigh(one: RejectedCandidate, objective: Objective) -> float:
+def _weigh(candidate: RejectedCandidate, objective: Objective) -> float:
     """Return what orders the alternatives by the objective: more is better, 0 where nothing was predicted."""
-    taken = {"latency": one.tpot_ms, "cost": one.cost_per_million_tokens, "energy": one.joules_per_token}
+    taken = {
+        "latency": candidate.tpot_ms,
+        "cost": candidate.cost_per_million_tokens,
+        "energy": candidate.joules_per_token,
+    }
     if objective not in taken:
-        return one.goodput_tokens_per_s
+        return candidate.goodput_tokens_per_s
     return 1.0 / taken[objective] if taken[objective] else 0.0
 
 
 def _print_basis(console: Console, proposal: PlanProposal) -> None:
-    for one in basis(proposal):
-        console.print(f"{one.device}: {one.source}", markup=False)
-        for line in one.figures:
+    for part in basis(proposal):
+        console.print(f"{part.device}: {part.source}", markup=False)
+        for line in part.figures:
             console.print(f"  {line}", markup=False, soft_wrap=True)
     for line in proposal.assumed:
         console.print(f"assumed: {line}", markup=False)
@@ -231,12 +237,12 @@ def _next_steps(proposal: PlanProposal, *, explain: bool) -> Iterator[str]:
         )
     later = (
         f"`outrider serve` measures it at its start, within `placement.profile_budget_s` "
-        f"({proposal.asked.placement.profile_budget_s:g} s), or later while nobody asks; `outrider profile` does it now"
+        f"({proposal.request.placement.profile_budget_s:g} s), or later while nobody asks; `outrider profile` does it now"
     )
     yield from (f"{line}: {later}." for line in list_estimates(proposal))
     yield from (f"{line}: run `outrider profile` to measure it again." for line in list_doubtful_profiles(proposal))
-    if proposal.asked.canary:
-        beside = [one.describe_reserve(proposal.asked.replicas) for one in proposal.asked.beside]
+    if proposal.request.canary:
+        beside = [draft.describe_reserve(proposal.request.replicas) for draft in proposal.request.beside]
         yield "; ".join(["the canary is not planned: all figures are of the other requests", *beside])
     if not explain:
         yield f"{len(proposal.plan.rejected)} alternatives were not chosen: --explain says why."

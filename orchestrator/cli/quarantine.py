@@ -23,14 +23,14 @@ def list_refused(daemon: Daemon, model: ModelName = None) -> None:
     if not answer["quarantined"]:
         print_lines("no request is refused")
         return
-    several = any("model" in one for one in answer["quarantined"])
+    several = any("model" in refused for refused in answer["quarantined"])
     columns = (*(["model"] * several), "request", "prompt tokens", "workers ended", "until", "last end")
     rows = []
-    for one in answer["quarantined"]:
-        until = datetime.fromtimestamp(one["until_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-        counts = (str(one["prompt_tokens"]), str(one["deaths"]))
-        whose = [one["model"]] if several else []
-        rows.append((one["digest"], *whose, one["request_id"], *counts, until, one["cause"]))
+    for refused in answer["quarantined"]:
+        until = datetime.fromtimestamp(refused["until_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        counts = (str(refused["prompt_tokens"]), str(refused["deaths"]))
+        whose = [refused["model"]] if several else []
+        rows.append((refused["digest"], *whose, refused["request_id"], *counts, until, refused["cause"]))
     print_table(("digest", *columns), rows, unbroken=1)
     print_lines("`outrider quarantine release DIGEST` lets one run again")
 
@@ -47,8 +47,8 @@ def add(
     """Refuse requests like this one: the same prompt, sampled in the same way. Those that run are ended."""
     daemon.find_place()  # what is wrong with a configuration is said before anything is asked
     confirm(f"refuse requests like {request} for {minutes:g} minutes, and end those that run", yes=yes)
-    asked = {"request": request, "minutes": minutes, "model": model}
-    answer = daemon.ask("/admin/quarantine/add", asked)
+    body = {"request": request, "minutes": minutes, "model": model}
+    answer = daemon.ask("/admin/quarantine/add", body)
     digest = answer["quarantined"][0]["digest"]
     print(f"refused: {digest}; `outrider quarantine release {digest}` lets it run again")
 

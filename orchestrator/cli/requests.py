@@ -20,14 +20,19 @@ def requests(daemon: Daemon, model: ModelName = None) -> None:
     if not answer["requests"]:
         print_lines("no request is running")
         return
-    several = any("model" in one for one in answer["requests"])
+    several = any("model" in request for request in answer["requests"])
     columns = ("state", "age", "replica", "prompt", "tokens", "depth", "queue", "key")
     rows = []
-    for one in answer["requests"]:
-        whose = [one["model"]] if several else []
-        times = (f"{one['age_s']:.1f} s", one["replica"] or "-", str(one["prompt_tokens"]), str(one["tokens"]))
-        drafts = (f"{one['depth']:.1f}", f"{one['queue_ms']:.0f} ms", one["key"] or "-")
-        rows.append((one["request_id"], *whose, one["state"], *times, *drafts))
+    for request in answer["requests"]:
+        whose = [request["model"]] if several else []
+        times = (
+            f"{request['age_s']:.1f} s",
+            request["replica"] or "-",
+            str(request["prompt_tokens"]),
+            str(request["tokens"]),
+        )
+        drafts = (f"{request['depth']:.1f}", f"{request['queue_ms']:.0f} ms", request["key"] or "-")
+        rows.append((request["request_id"], *whose, request["state"], *times, *drafts))
     print_table(("id", *(["model"] * several), *columns), rows, unbroken=1)
     print_lines("`outrider explain ID` says why, `outrider cancel ID` ends one")
 

@@ -82,8 +82,8 @@ def _configure(model: str, changes: dict[str, Any]) -> tuple[ClusterConfig, Path
     ConfigError."""
     from orchestrator.config.without_file import configure_model
 
-    found = configure_model(model, Path.cwd(), changes)
-    return found.config, found.path, found.text
+    served = configure_model(model, Path.cwd(), changes)
+    return served.config, served.path, served.text
 
 
 def _tell_text(text: str, config: ClusterConfig) -> None:

@@ -85,12 +85,12 @@ def show(
 ) -> None:
     """Print each file that `install` would write, and how it compares with what is there. Changes nothing."""
     root = root.absolute()
-    found = [(file, file.compare(root)) for file in _choose_files(root, model, gpu, commands, systemd)]
+    standings = [(file, file.compare(root)) for file in _choose_files(root, model, gpu, commands, systemd)]
     if as_json:
-        told = [{"path": str(file.path), "standing": how, "text": file.text} for file, how in found]
-        print_json({"files": told})
+        shown = [{"path": str(file.path), "standing": how, "text": file.text} for file, how in standings]
+        print_json({"files": shown})
         return
-    for file, how in found:
+    for file, how in standings:
         print(f"### {file.path} ({how})")
         print(file.text)
 

@@ -40,21 +40,21 @@ def status(
 ) -> None:
     """Show the operator's bounds, and which overrides stand, who asked for them and when."""
     first, *further = _choose(query_daemon(daemon.find_place()), model)
-    found = {**first, "models": further} if further else first
+    shown = {**first, "models": further} if further else first
     if as_json:
-        print_json(found)
+        print_json(shown)
     else:
-        _print(found)
+        _print(shown)
 
 
 def _choose(answer: dict[str, Any], model: str | None) -> list[dict[str, Any]]:
     """Return what holds for each model, or for the one that is named. Raises StatusError."""
     every = [answer, *answer["models"]]
-    found = [one for one in every if model in (None, one["model"])]
-    if not found:
-        there = " and ".join(repr(one["model"]) for one in every)
-        raise StatusError(f"there is no model '{model}' here; there is {there}")
-    return [one["speculation"] | ({"model": one["model"]} if len(every) > 1 else {}) for one in found]
+    chosen = [target for target in every if model in (None, target["model"])]
+    if not chosen:
+        known = " and ".join(repr(target["model"]) for target in every)
+        raise StatusError(f"there is no model '{model}' here; there is {known}")
+    return [target["speculation"] | ({"model": target["model"]} if len(every) > 1 else {}) for target in chosen]
 
 
 def _command(name: str, override: dict[str, Any] | None, what: str) -> None:
@@ -99,8 +99,8 @@ def _set_override(config: dict[str, Any] | None, scope: dict[str, Any], socket: 
 
 
 def _print(speculation: dict[str, Any]) -> None:
-    for one in (speculation, *speculation.get("models", [])):
-        if "model" in one:
-            print(f"model {one['model']}:")
-        for name, value in speculation_rows(one):
+    for part in (speculation, *speculation.get("models", [])):
+        if "model" in part:
+            print(f"model {part['model']}:")
+        for name, value in speculation_rows(part):
             print(f"{name}: {value}")

@@ -94,7 +94,9 @@ def warning_rows(replicas: list[dict[str, Any]]) -> list[tuple[str, str]]:
 def pair_gauges(replicas: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     """Return the gauges of every replica that told some, and whose they are where there are several."""
     several = len(replicas) > 1
-    return [(f" of replica {one['engine']}" * several, one["gauges"]) for one in replicas if one["gauges"]]
+    return [
+        (f" of replica {replica['engine']}" * several, replica["gauges"]) for replica in replicas if replica["gauges"]
+    ]
 
 
 def _warning_line(warning: dict[str, Any]) -> str:

@@ -41,7 +41,7 @@ def describe_whole(adapter: str) -> str:
 
 def list_sharding() -> str:
     """Return our adapters that run shards of real models, for people."""
-    *others, last = (one for one in SHARDING_ADAPTERS if one != "simulated")
+    *others, last = (name for name in SHARDING_ADAPTERS if name != "simulated")
     return f"{', '.join(others)} or {last}"
 
 
@@ -56,8 +56,8 @@ def _check(name: str, own: tuple[str, ...], info: ValidationInfo) -> str:
     if name in others:
         return name
     known = [*own, *others]
-    told = "; ".join(["" if others else "; no other distribution brings an adapter", *refused])
-    raise ValueError(f"must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, not {name!r}{told}")
+    notes = "; ".join(["" if others else "; no other distribution brings an adapter", *refused])
+    raise ValueError(f"must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, not {name!r}{notes}")
 
 
 def _describe(own: tuple[str, ...]) -> dict[str, Any]:

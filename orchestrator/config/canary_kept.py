@@ -15,30 +15,30 @@ _KEYS = tuple(CanarySpeculation.model_fields)
 def differences(config: ClusterConfig) -> list[str]:
     """Return what is other in the canary, a line each: "speculation.method: auto -> off"."""
     ours, theirs = config.speculation, config.canary_speculation
-    found = [
+    changes = [
         f"speculation.{key}: {getattr(ours, key)} -> {getattr(theirs, key)}"
         for key in _KEYS
         if getattr(ours, key) != getattr(theirs, key)
     ]
     if config.canary_drafts:
         named = [", ".join(map(_format_draft, drafts)) or "none" for drafts in (config.drafts, config.canary_drafts)]
-        found.append(f"drafts: {named[0]} -> {named[1]}")
-    return found
+        changes.append(f"drafts: {named[0]} -> {named[1]}")
+    return changes
 
 
 def to_keep(config: ClusterConfig, path: Path) -> list[str]:
     """Return the changes, each with the file's line that it is about. Raises ConfigError."""
     lines = parse_text(read_text(path), path)[1]
     ours, theirs = config.speculation, config.canary_speculation
-    found = [
+    changes = [
         _change(("speculation", key), str(getattr(theirs, key)), path, lines)
         for key in _KEYS
         if getattr(ours, key) != getattr(theirs, key)
     ]
     if config.canary_drafts:
         new = f"what stands under canary.drafts (line {lines.get(('canary', 'drafts'), 1)})"
-        found.append(_change(("drafts",), new, path, lines))
-    return [*found, f"{path.name}:{lines.get(('canary',), 1)}: canary: take the section out"]
+        changes.append(_change(("drafts",), new, path, lines))
+    return [*changes, f"{path.name}:{lines.get(('canary',), 1)}: canary: take the section out"]
 
 
 def _change(place: Place, new: str, path: Path, lines: Lines) -> str:
@@ -51,5 +51,5 @@ def _change(place: Place, new: str, path: Path, lines: Lines) -> str:
 
 def _format_draft(draft: AnyDraft) -> str:
     """Return a draft in few words: its method, and what is set in it."""
-    told = sorted(draft.model_fields_set - {"method"}, key=list(type(draft).model_fields).index)
-    return f"{draft.method} ({', '.join(f'{key} {getattr(draft, key)}' for key in told)})" if told else draft.method
+    keys = sorted(draft.model_fields_set - {"method"}, key=list(type(draft).model_fields).index)
+    return f"{draft.method} ({', '.join(f'{key} {getattr(draft, key)}' for key in keys)})" if keys else draft.method

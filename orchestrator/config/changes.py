@@ -42,11 +42,11 @@ Judge = Callable[[Place], str]
 
 def list_changes(old: ClusterConfig, new: ClusterConfig, judge: Judge | None = None) -> list[Change]:
     """Return what differs, in the order of the language."""
-    found = []
+    changes = []
     for change in _compare((), old, new):
         why = judge(change.place) if judge is not None and change.effect is not Effect.RESTART else ""
-        found.append(replace(change, effect=Effect.RESTART, why=why) if why else change)
-    return found
+        changes.append(replace(change, effect=Effect.RESTART, why=why) if why else change)
+    return changes
 
 
 def apply_changes(old: ClusterConfig, new: ClusterConfig, changes: Sequence[Change]) -> ClusterConfig:
@@ -73,9 +73,9 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, BaseModel):
         shown = {name: getattr(value, name) for name in type(value).model_fields}
         defaults = type(value).model_fields
-        return {name: to_plain(one) for name, one in shown.items() if one != defaults[name].default}
+        return {name: to_plain(part) for name, part in shown.items() if part != defaults[name].default}
     if isinstance(value, list | tuple):
-        return [to_plain(one) for one in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, ByteSize):
         return size_text(value)
     return value
@@ -89,18 +89,18 @@ def _compare(place: Place, old: Any, new: Any) -> Iterator[Change]:
         for key, before, after in _list_below(old, new):
             yield from _compare((*place, key), before, after)
         return
-    told = (
+    texts = (
         format_setting(old) if old is not None else "(left out)",
         format_setting(new) if new is not None else "(left out)",
     )
-    yield Change(place, *told, max(_list_effects(place, old, new), key=ORDER.index))
+    yield Change(place, *texts, max(_list_effects(place, old, new), key=ORDER.index))
 
 
 def _goes_on_below(place: Place, old: Any, new: Any) -> bool:
     """Return whether what stands below a place can be compared by itself."""
     if isinstance(old, Section):
         return type(old) is type(new)
-    return place == ("models",) and [one.name for one in old] == [one.name for one in new]
+    return place == ("models",) and [target.name for target in old] == [target.name for target in new]
 
 
 def _list_below(old: Any, new: Any) -> Iterator[tuple[str | int, Any, Any]]:
@@ -114,7 +114,7 @@ def _list_below(old: Any, new: Any) -> Iterator[tuple[str | int, Any, Any]]:
 
 def _list_effects(place: Place, old: Any, new: Any) -> Iterator[Effect]:
     """Yield the effects of what a value holds: one, but for a whole section that is there on one side only."""
-    section = next((one for one in (old, new) if isinstance(one, Section)), None)
+    section = next((side for side in (old, new) if isinstance(side, Section)), None)
     if find_line(place) is not None or section is None:
         yield find_effect(place)
         return

@@ -130,8 +130,8 @@ DRAFTS: dict[str, type[Section]] = {"suffix": SuffixDraft, "index": IndexDraft, 
 
 def choose_answer_store(drafts: Sequence[AnyDraft]) -> tuple[str, DraftStoreOptions] | None:
     """Return where a target's answers are kept outside its workers, and how that is used; None: nowhere."""
-    suffix = (one for one in drafts if isinstance(one, SuffixDraft))
-    return next(((one.store, one.store_options) for one in suffix if one.store != MEMORY), None)
+    suffix = (draft for draft in drafts if isinstance(draft, SuffixDraft))
+    return next(((draft.store, draft.store_options) for draft in suffix if draft.store != MEMORY), None)
 
 
 def draft_names(drafts: Sequence[AnyDraft], prefix: str = "") -> list[str]:

@@ -40,16 +40,16 @@ class Setting:
 
 def list_settings(config: ClusterConfig, path: Path, lines: Lines) -> list[Setting]:
     """Return every value, in the order of the language. Raises ConfigError where no admin socket can be."""
-    found = []
+    settings = []
     for setting in _walk((), config, path, lines, given=True):
         derived = _derive(setting, config, path)
-        found.append(derived or setting)
-    return found
+        settings.append(derived or setting)
+    return settings
 
 
 def list_values(config: ClusterConfig) -> dict[str, str]:
     """Return every value by its key, without secrets."""
-    return {one.name: one.value for one in _walk((), config, Path(), {}, given=False)}
+    return {setting.name: setting.value for setting in _walk((), config, Path(), {}, given=False)}
 
 
 def _walk(place: Place, value: Any, path: Path, lines: Lines, *, given: bool) -> Iterator[Setting]:
@@ -58,9 +58,9 @@ def _walk(place: Place, value: Any, path: Path, lines: Lines, *, given: bool) ->
         for name in type(value).model_fields:
             mine = given and name in value.model_fields_set
             yield from _walk((*place, name), getattr(value, name), path, lines, given=mine)
-    elif isinstance(value, list | tuple) and any(isinstance(one, Section) for one in value):
-        for index, one in enumerate(value):
-            yield from _walk((*place, index), one, path, lines, given=given)
+    elif isinstance(value, list | tuple) and any(isinstance(item, Section) for item in value):
+        for index, item in enumerate(value):
+            yield from _walk((*place, index), item, path, lines, given=given)
     else:
         yield Setting(place, format_setting(value), _find_origin(place, value, path, lines, given=given))
 

@@ -40,8 +40,8 @@ def create_key(
         max_tokens_per_minute=max_tokens_per_minute,
         created=_now(),
     )
-    with _changing(path) as (text, found, write):
-        if any(line.record.name == name and not line.record.revoked for line in found):
+    with _changing(path) as (text, lines, write):
+        if any(line.record.name == name and not line.record.revoked for line in lines):
             raise ConfigError(f"{path}: has a key {name!r} already; revoke it first, or take another name")
         ending = "" if not text or text.endswith("\n") else "\n"
         write((text or _HEAD) + ending + _encode(record) + "\n")
@@ -50,8 +50,8 @@ def create_key(
 
 def revoke_key(path: Path, wanted: str) -> KeyRecord:
     """Revoke a key by its name or id; its record stays. Raises ConfigError."""
-    with _changing(path, there=True) as (text, found, write):
-        live = [line for line in found if not line.record.revoked]
+    with _changing(path, must_exist=True) as (text, lines, write):
+        live = [line for line in lines if not line.record.revoked]
         named = [line for line in live if line.record.name == wanted] or [
             line for line in live if line.record.key_id == wanted
         ]
@@ -64,8 +64,8 @@ def revoke_key(path: Path, wanted: str) -> KeyRecord:
 
 def hash_plain_keys(path: Path) -> list[KeyRecord]:
     """Put each key that stands in the file as it is away for its digest; all go on working. Raises ConfigError."""
-    with _changing(path, there=True) as (text, found, write):
-        changed = {line.number: _give_name(line) for line in found if line.plain}
+    with _changing(path, must_exist=True) as (text, lines, write):
+        changed = {line.number: _give_name(line) for line in lines if line.plain}
         if changed:
             write(_with_lines(text, changed))
     return list(changed.values())
@@ -92,12 +92,12 @@ def _now() -> str:
 
 
 @contextmanager
-def _changing(path: Path, *, there: bool = False) -> Iterator[tuple[str, list[KeyLine], Callable[[str], None]]]:
-    """Give the file's text, its records, and what writes a new text. Raises ConfigError. `there`: it must exist."""
+def _changing(path: Path, *, must_exist: bool = False) -> Iterator[tuple[str, list[KeyLine], Callable[[str], None]]]:
+    """Give the file's text, its records, and what writes a new text. Raises ConfigError. `must_exist`: it is an error where there is none."""
     try:
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCK_S, mode=0o600):
             about = path.stat() if path.exists() else None
-            if about is None and there:
+            if about is None and must_exist:
                 raise ConfigError(f"{path}: is not there; make it with `outrider keys create NAME`")
             text = path.read_text(encoding="utf-8") if about is not None else ""
             yield text, parse_keys(text, path), lambda new: _write(path, new, about)

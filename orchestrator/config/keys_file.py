@@ -102,32 +102,32 @@ def read_keys(path: Path) -> list[KeyLine]:
         raise ConfigError(f"{path}: is no UTF-8 text; make it with `outrider keys create NAME`") from error
     if about.st_mode & stat.S_IRWXO:
         raise ConfigError(f"{path}: is open to every user of this machine; chmod o= it")
-    found = parse_keys(text, path)
-    if not found:
+    lines = parse_keys(text, path)
+    if not lines:
         raise ConfigError(f"{path}: holds no key; make one with `outrider keys create NAME`, or remove api.keys_file")
-    return found
+    return lines
 
 
 def parse_keys(text: str, path: Path) -> list[KeyLine]:
     """Return the records of a text. Raises ConfigError with the line of `path`."""
-    found: list[KeyLine] = []
+    lines: list[KeyLine] = []
     names: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        told = line.strip()
-        if not told or told.startswith("#"):
+        written = line.strip()
+        if not written or written.startswith("#"):
             continue
-        if not told.startswith("{"):
-            if not (told.isascii() and told.isprintable()) or " " in told:
+        if not written.startswith("{"):
+            if not (written.isascii() and written.isprintable()) or " " in written:
                 raise ConfigError(f"{path}:{number}: a key is printable ASCII without spaces")
-            found.append(KeyLine(KeyRecord(name="", hash=hash_key(told)), number, plain=True))
+            lines.append(KeyLine(KeyRecord(name="", hash=hash_key(written)), number, plain=True))
             continue
-        record = _read_record(told, f"{path}:{number}:")
+        record = _read_record(written, f"{path}:{number}:")
         if not record.revoked:
             if record.name in names:
                 raise ConfigError(f"{path}:{number}: line {names[record.name]} has the name {record.name!r} too")
             names[record.name] = number
-        found.append(KeyLine(record, number))
-    return found
+        lines.append(KeyLine(record, number))
+    return lines
 
 
 def check_name(name: str) -> str:
@@ -135,9 +135,9 @@ def check_name(name: str) -> str:
     return "" if _NAME.fullmatch(name) else "a name is up to 64 letters, digits, '.', '_' and '-', a letter first"
 
 
-def _read_record(told: str, where: str) -> KeyRecord:
+def _read_record(written: str, where: str) -> KeyRecord:
     try:
-        record: KeyRecord = _decode_record(told)
+        record: KeyRecord = _decode_record(written)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{where} is no record of a key: {error}; make keys with `outrider keys create`") from None
     problem = check_name(record.name)

@@ -38,27 +38,27 @@ _NAME_BYTES = 8
 _ON_ALL_HOSTS = " This host needs the model at the same place as the hosts that run it: the daemon translates text."
 
 
-def load_config(path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:
+def load_config(path: Path, *, sources: bool = True, present: bool = True) -> ClusterConfig:
     """Read and check a cluster.yaml. Raises ConfigError, one line a problem.
 
     `sources=False` leaves out the model's files and the keys: whoever asks a running daemon does not need them.
-    `there=False`: its hosts need not be there. Libraries of runtimes that it names are this process's from then on.
+    `present=False`: its hosts need not be there. Libraries of runtimes that it names are this process's from then on.
     """
     config, lines = parse_config(read_text(path), path)
     if sources:
         check_runtimes(config.adapters, SourceFile(path, lines))
     use_runtimes(config.adapters, path.resolve().parent)
-    return check_config(config, path, lines, sources=sources, there=there)
+    return check_config(config, path, lines, sources=sources, present=present)
 
 
-def load_text(text: str, path: Path, *, sources: bool = True, there: bool = True) -> ClusterConfig:
+def load_text(text: str, path: Path, *, sources: bool = True, present: bool = True) -> ClusterConfig:
     """Return the configuration that a text is, checked as `load_config` does. Raises ConfigError."""
     config, lines = parse_config(text, path)
-    return check_config(config, path, lines, sources=sources, there=there)
+    return check_config(config, path, lines, sources=sources, present=present)
 
 
 def check_config(
-    config: ClusterConfig, path: Path, lines: Lines, *, sources: bool = True, there: bool = True
+    config: ClusterConfig, path: Path, lines: Lines, *, sources: bool = True, present: bool = True
 ) -> ClusterConfig:
     """Find what contradicts itself in a configuration, or cannot be on this machine. Returns it without the drafts of
     models that can have none, where `sources` are looked at. Raises ConfigError."""
@@ -75,7 +75,7 @@ def check_config(
             check_drafts(target, file)
         check_runtimes(config.adapters, file)
         check_cluster(config, file)
-        if there:
+        if present:
             check_cluster_hosts(config, file)
         for target, decoder in zip(config.targets, decoders, strict=True):
             check_target(target, decoder, file)
@@ -93,7 +93,7 @@ def check_config(
 
 def list_draft_notes(config: ClusterConfig, path: Path, lines: Lines) -> list[str]:
     """Return a line for each target that has drafts in the file, and is served without them."""
-    configured = (config.drafts, *(one.drafters for one in config.models))
+    configured = (config.drafts, *(model.drafters for model in config.models))
     notes = []
     for drafts, target in zip(configured, config.targets, strict=True):
         if drafts and target.no_drafts:
@@ -106,19 +106,19 @@ def list_draft_notes(config: ClusterConfig, path: Path, lines: Lines) -> list[st
 
 def default_config_path() -> Path:
     """Return ./cluster.yaml or /etc/outrider/cluster.yaml. Raises ConfigError when neither is there."""
-    found = find_config_path()
-    if found is None:
+    path = find_config_path()
+    if path is None:
         raise ConfigError(f"no configuration: write {USUAL_PLACES[0]} or name one with --config")
-    return found
+    return path
 
 
 def load_or_default(path: Path | None) -> ClusterConfig:
     """Return the configuration of this file, or of the usual places; where there is none the defaults, with a model
     that nobody serves. For what asks of ports and directories alone. Raises ConfigError."""
-    found = path or find_config_path()
-    if found is None:
+    file = path or find_config_path()
+    if file is None:
         return ClusterConfig(model=Target(source=f"{SIMULATED_PREFIX}toy", adapter="simulated"))
-    return load_config(found, sources=False)
+    return load_config(file, sources=False)
 
 
 def admin_socket_path(config: ClusterConfig, port: int) -> Path:

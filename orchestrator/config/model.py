@@ -311,10 +311,10 @@ class ClusterConfig(Section):
         """Return what its sources were found to be, where somebody has looked."""
         return self._sources
 
-    def with_sources(self, found: FoundSources) -> ClusterConfig:
+    def with_sources(self, sources: FoundSources) -> ClusterConfig:
         """Return the same configuration, with what its sources were found to be."""
         copy = self.model_copy()
-        copy._sources = found
+        copy._sources = sources
         return copy
 
     @property
@@ -329,8 +329,8 @@ class ClusterConfig(Section):
         if not self.models:
             return (self._leave_off_drafts(),)
         first = self.model_copy(update={"models": ()})
-        views = (first, *(first._view_further(*one) for one in enumerate(self.models)))
-        return tuple(one._leave_off_drafts() for one in views)
+        views = (first, *(first._view_further(*further) for further in enumerate(self.models)))
+        return tuple(view._leave_off_drafts() for view in views)
 
     def without_drafts(self, reasons: Mapping[int, str]) -> ClusterConfig:
         """Return the same configuration, whose `targets` of these numbers have no drafts, and why."""
@@ -349,23 +349,23 @@ class ClusterConfig(Section):
         off = self.speculation.model_copy(update={"method": "off"})
         return self.model_copy(update={"drafts": (), "canary": Canary(), "speculation": off})
 
-    def _view_further(self, index: int, one: FurtherTarget) -> ClusterConfig:
+    def _view_further(self, index: int, further: FurtherTarget) -> ClusterConfig:
         view = self.model_copy(
             update={
-                "model": one.target,
-                "drafts": one.drafters,
+                "model": further.target,
+                "drafts": further.drafters,
                 "canary": Canary(),
-                "speculation": one.speculation or self.speculation,
-                "slo": one.slo or self.slo,
-                "placement": one.placement or self.placement,
-                "failover": one.failover or self.failover.model_copy(update={"standby": ()}),
+                "speculation": further.speculation or self.speculation,
+                "slo": further.slo or self.slo,
+                "placement": further.placement or self.placement,
+                "failover": further.failover or self.failover.model_copy(update={"standby": ()}),
                 "devices": self.devices.model_copy(
-                    update={"cores": one.cores, "threads": one.threads or self.devices.threads}
+                    update={"cores": further.cores, "threads": further.threads or self.devices.threads}
                 ),
-                "limits": self.limits.model_copy(update=one.own_limits),
+                "limits": self.limits.model_copy(update=further.own_limits),
             }
         )
-        view._further = (index, one)
+        view._further = (index, further)
         return view
 
     @property
@@ -377,8 +377,8 @@ class ClusterConfig(Section):
         """Return where in the file a value stands, or would, that is at `place` in this configuration."""
         if self._further is None:
             return place
-        index, one = self._further
-        return ("models", index, *mine) if (mine := one.find_own(*place)) else place
+        index, further = self._further
+        return ("models", index, *mine) if (mine := further.find_own(*place)) else place
 
     @property
     def planned(self) -> bool:
@@ -390,17 +390,17 @@ class ClusterConfig(Section):
     @property
     def plans_hosts(self) -> bool:
         """True where a plan is made over hosts of a Ray cluster: `model.replicas` does not say where they run."""
-        placed = any(one.host for one in self.model.placements)
+        placed = any(placement.host for placement in self.model.placements)
         wanted = self.cluster.discover or bool(self.hosts)
         return self.planned and wanted and bool(self.cluster.address) and not placed
 
     @property
     def all_drafts(self) -> list[tuple[tuple[str | int, ...], AnyDraft]]:
         """Return every draft, the canary's too, with its place in the file."""
-        found: list[tuple[tuple[str | int, ...], AnyDraft]] = []
-        found += [(self.find_place("drafts", index), draft) for index, draft in enumerate(self.drafts)]
-        found += [(("canary", "drafts", index), draft) for index, draft in enumerate(self.canary_drafts)]
-        return found
+        drafts: list[tuple[tuple[str | int, ...], AnyDraft]] = []
+        drafts += [(self.find_place("drafts", index), draft) for index, draft in enumerate(self.drafts)]
+        drafts += [(("canary", "drafts", index), draft) for index, draft in enumerate(self.canary_drafts)]
+        return drafts
 
     @property
     def canary_drafts(self) -> tuple[Draft, ...]:

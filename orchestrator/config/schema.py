@@ -18,14 +18,14 @@ _UNITS = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 def json_schema() -> dict[str, Any]:
     """Return the schema (draft 2020-12); descriptions are the docstrings of the models."""
     schema = ClusterConfig.model_json_schema()
-    sections = {one.__name__: one for one in _list_sections(Section)}
+    sections = {section.__name__: section for section in _list_sections(Section)}
     for name, section in ((ClusterConfig.__name__, schema), *schema["$defs"].items()):
         properties = section.get("properties", {})
-        told = _read_docstrings(sections[name]) if name in sections else {}
+        docstrings = _read_docstrings(sections[name]) if name in sections else {}
         for key, described in properties.items():
             of_section = schema["$defs"].get(described.get("$ref", "").rpartition("/")[2], {}).get("description")
-            if key in told and told[key] != of_section:
-                described.setdefault("description", told[key])
+            if key in docstrings and docstrings[key] != of_section:
+                described.setdefault("description", docstrings[key])
             if _holds_sections(described.get("default")):
                 del described["default"]  # a section's defaults stand at its own keys
             if described.get("examples") == SIZE_EXAMPLES:
@@ -38,24 +38,24 @@ def json_schema() -> dict[str, Any]:
 
 
 def _list_sections(base: type[Section]) -> Iterator[type[Section]]:
-    for one in base.__subclasses__():
-        yield one
-        yield from _list_sections(one)
+    for subclass in base.__subclasses__():
+        yield subclass
+        yield from _list_sections(subclass)
 
 
 def _read_docstrings(section: type[Section]) -> dict[str, str]:
     """Return the docstrings of a section's keys, its parents' among them: the strings that follow the annotations."""
-    told: dict[str, str] = {}
-    for one in reversed(section.__mro__):
-        if not issubclass(one, Section):
+    docstrings: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        if not issubclass(base, Section):
             continue
-        definition = ast.parse(textwrap.dedent(inspect.getsource(one))).body[0]
+        definition = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(definition, ast.ClassDef)  # noqa: S101 -- what inspect returns for a class
         for key, text in pairwise(definition.body):
             match key, text:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
-                    told[name] = inspect.cleandoc(words)
-    return told
+                    docstrings[name] = inspect.cleandoc(words)
+    return docstrings
 
 
 def _holds_sections(default: object) -> bool:

@@ -34,13 +34,13 @@ def choose_socket(configured: str, port: int) -> Path:
 def guess_socket(config: Path | None, port: int | None) -> Path | None:
     """Return the socket that a plainly written cluster.yaml names, unchecked; None where that needs a full reading.
     `config` None: the usual places. Raises ConfigError as `choose_socket` does."""
-    found = config or find_config_path()
-    if found is None:
+    file = config or find_config_path()
+    if file is None:
         return choose_socket("", DEFAULT_PORT if port is None else port)
     import yaml
 
     try:
-        data = yaml.load(found.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # safe
+        data = yaml.load(file.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # safe
     except (OSError, ValueError, yaml.YAMLError):
         return None
     api = data.get("api", {}) if isinstance(data, dict) else None
@@ -62,11 +62,11 @@ def _private_directory() -> Path:
     private = Path(tempfile.gettempdir()) / f"outrider-{os.getuid()}"
     try:
         private.mkdir(mode=0o700, exist_ok=True)
-        found = private.lstat()
+        about = private.lstat()
     except OSError as error:
         raise ConfigError(f"{private}: {error.strerror}; set api.admin_socket") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
         raise ConfigError(f"{private}: is no directory of this user; remove it, or set api.admin_socket")
-    if found.st_mode & 0o077:
+    if about.st_mode & 0o077:
         raise ConfigError(f"{private}: is open to other users; chmod 700 it, or set api.admin_socket")
     return private

@@ -141,7 +141,7 @@ def _note_lines(node: yaml.Node, place: Place, lines: Lines, path: Path, above: 
     a key that stands twice or is no text, a value inside itself, aliases without end."""
     line = node.start_mark.line + 1
     lines.setdefault(place, line)
-    if any(node is one for one in above):
+    if any(node is outer for outer in above):
         raise ConfigError(f"{path}:{lines[place]}: {format_place(place)}: contains itself")
     if len(lines) > MOST_PLACES:
         raise ConfigError(f"{path}:{line}: has more than {MOST_PLACES} values once its aliases are unfolded")

@@ -69,7 +69,7 @@ def check_drafts(config: ClusterConfig, file: SourceFile) -> None:
 def check_canary(config: ClusterConfig, file: SourceFile) -> None:
     """Refuse a canary that is no other than the rest, and what cannot be tried that way. Raises ConfigError."""
     canary, place = config.canary, ("canary",)
-    ours_off, theirs_off = (_is_off(one) for one in (config.speculation, config.canary_speculation))
+    ours_off, theirs_off = (_is_off(speculation) for speculation in (config.speculation, config.canary_speculation))
     shared = bool(canary.share) and not canary.drafts and ours_off  # nobody else has them loaded
     for at, draft in _list_models(config):
         for key in ("adapter", "device"):  # plans are made for the others
@@ -150,7 +150,7 @@ def _check_replicas(config: ClusterConfig, file: SourceFile) -> None:
             if why:
                 raise file.refuse(config.find_place("model", "replicas", key), why)
     placements = _list_placements(config)
-    if config.devices.cores and (config.model.most_replicas > 1 or any(one.cores for _, one in placements)):
+    if config.devices.cores and (config.model.most_replicas > 1 or any(placement.cores for _, placement in placements)):
         replicas = format_place(config.find_place("model", "replicas"))
         why = f"are one worker's; give each replica its own in {replicas}, as in [{{cores: [0, 1]}}, {{cores: [2, 3]}}]"
         raise file.refuse(config.find_place("devices", "cores"), why)
@@ -187,7 +187,7 @@ def _refuse_places(config: ClusterConfig, bounds: ReplicaBounds) -> str:
 def _check_cores(config: ClusterConfig, file: SourceFile) -> None:
     """Refuse cores that are named twice, or that this host lacks where workers run on it."""
     named = [(config.find_place("devices", "cores"), config.devices.cores)]
-    named += [((*at, "cores"), one.cores) for at, one in (*_list_placements(config), *_list_models(config))]
+    named += [((*at, "cores"), part.cores) for at, part in (*_list_placements(config), *_list_models(config))]
     here = not config.cluster.on_ray or not config.cluster.address
     usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None
     for place, cores in named:

@@ -67,16 +67,16 @@ def read_headers_file(path: Path) -> dict[str, str]:
         raise ConfigError(f"{path}: is no ASCII text; write 'NAME: VALUE' lines") from error
     if mode & stat.S_IRWXO:
         raise ConfigError(f"{path}: is open to every user of this machine; chmod o= it")
-    found: dict[str, str] = {}
+    headers: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        told = line.strip()
-        if not told or told.startswith("#"):
+        written = line.strip()
+        if not written or written.startswith("#"):
             continue
-        header = _HEADER.fullmatch(told)
+        header = _HEADER.fullmatch(written)
         if header is None:
             raise ConfigError(f"{path}:{number}: is no header; write 'NAME: VALUE'")
-        found[header["name"]] = header["value"].strip()
-    return found
+        headers[header["name"]] = header["value"].strip()
+    return headers
 
 
 def check_tracing(tracing: TracingSection, file: SourceFile) -> None:

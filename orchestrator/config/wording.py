@@ -36,20 +36,20 @@ _RANGE_ERRORS = ("greater_than_equal", "less_than_equal")
 def problems(error: ValidationError, path: Path, lines: Lines, root: type[BaseModel] = ClusterConfig) -> str:
     """Return one line a problem: the file, the line, and what is described."""
     # By line; within one line a mistyped key goes before the key that is therefore missing.
-    found = sorted(
+    ordered = sorted(
         (_line(detail, lines), detail["type"] == "missing", describe_error(detail, root)) for detail in _own(error)
     )
-    return "\n".join(f"{path}:{line}: {message}" for line, _, message in found)
+    return "\n".join(f"{path}:{line}: {message}" for line, _, message in ordered)
 
 
 def _own(error: ValidationError) -> list[ErrorDetails]:
     """Return what is wrong, without lists that are only too short because an item in them is wrong."""
-    found = error.errors()
+    details = error.errors()
     return [
-        one
-        for one in found
-        if one["type"] != "too_short"
-        or not any(other is not one and other["loc"][: len(one["loc"])] == one["loc"] for other in found)
+        detail
+        for detail in details
+        if detail["type"] != "too_short"
+        or not any(other is not detail and other["loc"][: len(detail["loc"])] == detail["loc"] for other in details)
     ]
 
 
@@ -179,4 +179,7 @@ def _replicas_at(place: Place) -> int:
 
 def _section_of(field: FieldInfo) -> type[BaseModel] | None:
     candidates = (field.annotation, *getattr(field.annotation, "__args__", ()))
-    return next((one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return next(
+        (candidate for candidate in candidates if isinstance(candidate, type) and issubclass(candidate, BaseModel)),
+        None,
+    )

@@ -15,13 +15,15 @@ from orchestrator.planning.wanted import PlanRequest
 from policies.planning.plan import Option, Role, Shard
 
 
-def build_option_filter(config: ClusterConfig, asked: PlanRequest) -> Allowed:
+def build_option_filter(config: ClusterConfig, request: PlanRequest) -> Allowed:
     """Return which options cluster.yaml leaves to the plan."""
 
     def fits(option: Option, device: str) -> bool:
         if option.role is Role.TARGET:
             return _fits(config.model.adapter, config.model.device, option, device)
-        drafts = [config.drafts[one.index] for one in asked.drafts if one.model.name == option.model]
+        drafts = [
+            config.drafts[candidate.index] for candidate in request.drafts if candidate.model.name == option.model
+        ]
         return any(
             _fits(draft.adapter, draft.device, option, device) for draft in drafts if isinstance(draft, ModelDraft)
         )
@@ -58,7 +60,9 @@ def apply_plan(
         changes["canary"] = config.canary.model_copy(update={"drafts": placed})
     if on_ray:  # it was planned for that host
         placements = changes["model"].placements
-        placed_there = [one.model_copy(update={"host": one.host or target.host}) for one in placements]
+        placed_there = [
+            placement.model_copy(update={"host": placement.host or target.host}) for placement in placements
+        ]
         changes["model"] = changes["model"].model_copy(update={"replicas": config.model.place(placed_there)})
         changes["drafts"] = tuple(_place_draft(draft, target.host) for draft in changes["drafts"])
     if target.threads and not config.devices.threads and not config.devices.cores:
@@ -78,10 +82,10 @@ def list_unplaced_drafts(config: ClusterConfig, proposal: PlanProposal) -> list[
     return [f"drafts[{index}]" for index in range(len(config.drafts))]
 
 
-def whole_targets(asked: PlanRequest) -> PlanRequest:
+def whole_targets(request: PlanRequest) -> PlanRequest:
     """Return what is asked for without layer shards."""
-    placement = asked.placement.model_copy(update={"sharding": "never"})
-    return replace(asked, placement=placement)
+    placement = request.placement.model_copy(update={"sharding": "never"})
+    return replace(request, placement=placement)
 
 
 def _cut(config: ClusterConfig, proposal: PlanProposal, shard: Shard, host: str) -> TargetShard:
@@ -107,9 +111,9 @@ def _place_draft(draft: Draft, node: str) -> Draft:
     return draft.model_copy(update={"host": node})
 
 
-def _fits(adapter: str, device: str, option: Option, there: str) -> bool:
+def _fits(adapter: str, device: str, option: Option, name: str) -> bool:
     simulated = option.runtime == "simulated" and device == "CPU"  # the default, which simulated devices do not have
-    return adapter in (AUTO, option.runtime) and (device in (AUTO, there) or simulated)
+    return adapter in (AUTO, option.runtime) and (device in (AUTO, name) or simulated)
 
 
 def _draft(
@@ -119,7 +123,7 @@ def _draft(
     if not isinstance(draft, ModelDraft) or AUTO not in (draft.adapter, draft.device):
         return draft
     chosen = proposal.plan.replicas[number].draft
-    mine = next((one.model.name for one in proposal.asked.drafts if one.index == index), "")
+    mine = next((candidate.model.name for candidate in proposal.request.drafts if candidate.index == index), "")
     if chosen is None or chosen.shard is None or chosen.drafter != mine:
         return None
     update: dict[str, Any] = {

@@ -36,17 +36,17 @@ def plain(proposal: PlanProposal) -> dict[str, Any]:
         "cost_per_million_tokens": plan.cost_per_million_tokens or None,
         "joules_per_token": plan.joules_per_token or None,
         "price_per_hour": plan.price_per_hour or None,
-        "basis": [asdict(one) for one in basis(proposal)],
+        "basis": [asdict(part) for part in basis(proposal)],
         "assumed": list(proposal.assumed),
-        "no_drafts": proposal.asked.no_drafts,
+        "no_drafts": proposal.request.no_drafts,
         "workload": asdict(proposal.wanted.workload),
-        "beside": [one.describe_reserve(proposal.asked.replicas) for one in proposal.asked.beside],
+        "beside": [draft.describe_reserve(proposal.request.replicas) for draft in proposal.request.beside],
     }
 
 
 def basis(proposal: PlanProposal) -> list[Basis]:
     """Return it for each device that the plan uses, in order."""
-    found: dict[str, Basis] = {}
+    parts: dict[str, Basis] = {}
     for shard in proposal.plan.shards:
         source = proposal.behind[shard.profile]
         sheet = source.sheet
@@ -61,18 +61,22 @@ def basis(proposal: PlanProposal) -> list[Basis]:
                 f"estimate: {efficiency.bandwidth:.0%} of the bandwidth, {efficiency.compute:.0%} of the rate, "
                 f"{efficiency.layer_ms:g} ms a layer beside ({efficiency.source})"
             )
-            found[shard.device] = Basis(shard.device, "datasheet", efficiency.error, tuple(lines))
+            parts[shard.device] = Basis(shard.device, "datasheet", efficiency.error, tuple(lines))
             continue
-        options = [one for one in proposal.cluster.options if key_of(one) == key_of(shard)]
-        error = max((one.cost.error for one in options), default=0.0)
+        options = [option for option in proposal.cluster.options if key_of(option) == key_of(shard)]
+        error = max((option.cost.error for option in options), default=0.0)
         if shard.source == "estimate":
-            found[shard.device] = Basis(shard.device, "estimate", error, (_describe_estimate(source),))
+            parts[shard.device] = Basis(shard.device, "estimate", error, (_describe_estimate(source),))
             continue
         behind = profiles_behind(proposal, key_of(shard))
-        doubts = [f"{one.doubt}: to be measured again" for one in behind if one.doubt]
-        lines = [f"stored profile of {shard.profile}", *doubts, *(line for one in behind for line in _of_class(one))]
-        found[shard.device] = Basis(shard.device, "measured", error, tuple(lines))
-    return list(found.values())
+        doubts = [f"{profile.doubt}: to be measured again" for profile in behind if profile.doubt]
+        lines = [
+            f"stored profile of {shard.profile}",
+            *doubts,
+            *(line for profile in behind for line in _of_class(profile)),
+        ]
+        parts[shard.device] = Basis(shard.device, "measured", error, tuple(lines))
+    return list(parts.values())
 
 
 def _describe_estimate(source: DeviceSource) -> str:
@@ -85,41 +89,47 @@ def _describe_estimate(source: DeviceSource) -> str:
     )
 
 
-def _of_class(one: MeasuredModel) -> list[str]:
+def _of_class(profile: MeasuredModel) -> list[str]:
     """Return which numerical class was measured, why that one, and why not the others."""
-    if not one.numerical_class:
+    if not profile.numerical_class:
         return []
-    mark = f", fingerprint {one.class_fingerprint}" if one.class_fingerprint else ""
-    rejected = [f"class not taken: {other}" for other in one.classes_rejected]
-    return [f"class: {one.numerical_class}{mark}; {one.class_reason or 'the first of the runtime'}", *rejected]
+    mark = f", fingerprint {profile.class_fingerprint}" if profile.class_fingerprint else ""
+    rejected = [f"class not taken: {other}" for other in profile.classes_rejected]
+    return [f"class: {profile.numerical_class}{mark}; {profile.class_reason or 'the first of the runtime'}", *rejected]
 
 
 def profiles_behind(proposal: PlanProposal, key: Key) -> list[MeasuredModel]:
     """Return the stored profiles behind a target's costs."""
     profile, runtime, weights, threads = key
-    source, target = proposal.behind[profile], proposal.asked.target
+    source, target = proposal.behind[profile], proposal.request.target
     return [
-        one
-        for one in (source.models if isinstance(source, MeasuredHardware) else ())
-        if (one.adapter, one.weights, one.threads) == (runtime, weights, threads)
-        and one.role == Role.TARGET
-        and one.exactness == proposal.asked.exactness
-        and one.model_digest == target.digest
+        model
+        for model in (source.models if isinstance(source, MeasuredHardware) else ())
+        if (model.adapter, model.weights, model.threads) == (runtime, weights, threads)
+        and model.role == Role.TARGET
+        and model.exactness == proposal.request.exactness
+        and model.model_digest == target.digest
     ]
 
 
 def list_doubtful_profiles(proposal: PlanProposal) -> list[str]:
     """Return in a line each which of the profiles that a plan rests on are to be measured again, and why."""
-    return sorted({f"{_name_profile(one, shard)}: {one.doubt}" for shard, one in _list_behind(proposal) if one.doubt})
+    return sorted(
+        {
+            f"{_name_profile(profile, shard)}: {profile.doubt}"
+            for shard, profile in _list_behind(proposal)
+            if profile.doubt
+        }
+    )
 
 
 def list_doubts(proposal: PlanProposal) -> tuple[str, ...]:
     """Return in a line each which of a plan's figures were measured while other programs took the device, were not
     measured to the end, or are estimates."""
     doubtful = {
-        f"{_name_profile(one, shard)}: {why}"
-        for shard, one in _list_behind(proposal)
-        for why in (one.unfinished, one.disturbed)
+        f"{_name_profile(profile, shard)}: {why}"
+        for shard, profile in _list_behind(proposal)
+        for why in (profile.unfinished, profile.disturbed)
         if why
     }
     return (*list_estimates(proposal), *sorted(doubtful))
@@ -129,7 +139,7 @@ def list_estimates(proposal: PlanProposal) -> list[str]:
     """Return in a line each where a plan's target was not measured."""
     return sorted(
         {
-            f"{shard.device}: {proposal.asked.target.name} in {shard.runtime} has no profile, and is planned by an "
+            f"{shard.device}: {proposal.request.target.name} in {shard.runtime} has no profile, and is planned by an "
             "estimate"
             for shard in proposal.plan.shards
             if shard.source == "estimate"
@@ -137,21 +147,21 @@ def list_estimates(proposal: PlanProposal) -> list[str]:
     )
 
 
-def _name_profile(one: MeasuredModel, shard: Shard) -> str:
-    return f"{shard.device}: the profile of {one.model} in {one.adapter}"
+def _name_profile(profile: MeasuredModel, shard: Shard) -> str:
+    return f"{shard.device}: the profile of {profile.model} in {profile.adapter}"
 
 
 def _list_behind(proposal: PlanProposal) -> Iterator[tuple[Shard, MeasuredModel]]:
     """Yield the stored profiles behind a plan's targets and draft models."""
-    digests = {draft.model.name: draft.model.digest for draft in proposal.asked.drafts}
+    digests = {draft.model.name: draft.model.digest for draft in proposal.request.drafts}
     for replica in proposal.plan.replicas:
         for shard in replica.shards:
-            yield from ((shard, one) for one in profiles_behind(proposal, key_of(shard)))
+            yield from ((shard, profile) for profile in profiles_behind(proposal, key_of(shard)))
         draft = replica.draft
         source = proposal.behind.get(draft.shard.profile) if draft is not None and draft.shard is not None else None
         if draft is None or draft.shard is None or not isinstance(source, MeasuredHardware):
             continue
         wanted = (Role.DRAFT, draft.shard.runtime, draft.shard.threads, digests.get(draft.drafter, ""))
-        for one in source.models:
-            if (one.role, one.adapter, one.threads, one.model_digest) == wanted:
-                yield draft.shard, one
+        for model in source.models:
+            if (model.role, model.adapter, model.threads, model.model_digest) == wanted:
+                yield draft.shard, model

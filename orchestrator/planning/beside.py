@@ -45,17 +45,17 @@ def beside_the_plan(config: ClusterConfig, base: Path) -> tuple[ReservedDraft, .
     store = store_directory(config)
     return tuple(
         ReservedDraft(
-            model_at_hand(one.source, "", base, one.weights, store, adapter=one.adapter),
-            one.adapter,
-            one.device,
-            int(one.kv_cache),
+            model_at_hand(draft.source, "", base, draft.weights, store, adapter=draft.adapter),
+            draft.adapter,
+            draft.device,
+            int(draft.kv_cache),
         )
-        for one in drafts
-        if isinstance(one, ModelDraft)
+        for draft in drafts
+        if isinstance(draft, ModelDraft)
     )
 
 
-def sum_reserved_bytes(found: MeasuredHardware, beside: Sequence[ReservedDraft], replicas: int) -> int:
+def sum_reserved_bytes(hardware: MeasuredHardware, beside: Sequence[ReservedDraft], replicas: int) -> int:
     """Return the bytes of a device that are not the plan's."""
-    mine = [one for one in beside if found.device_for(one.adapter) == one.device]
-    return replicas * sum(one.memory_bytes(found.kind) for one in mine)
+    mine = [draft for draft in beside if hardware.device_for(draft.adapter) == draft.device]
+    return replicas * sum(draft.memory_bytes(hardware.kind) for draft in mine)

@@ -29,13 +29,13 @@ def place_on_cores(config: ClusterConfig, proposal: PlanProposal, cores_by_host:
 
     What the configuration names stays. Where one worker alone computes on a processor, it may run on any core.
     """
-    found: dict[tuple[int, bool], tuple[int, ...]] = {}
+    cores: dict[tuple[int, bool], tuple[int, ...]] = {}
     for host, groups in cores_by_host.items():
         needs = _list_needs(config, proposal, host)
         if len(needs) > 1:
-            found |= zip(needs, split_cores(list(needs.values()), groups), strict=True)
+            cores |= zip(needs, split_cores(list(needs.values()), groups), strict=True)
     numbers = range(len(proposal.plan.replicas))
-    return [ReplicaCores(found.get((number, False), ()), found.get((number, True), ())) for number in numbers]
+    return [ReplicaCores(cores.get((number, False), ()), cores.get((number, True), ())) for number in numbers]
 
 
 def _list_needs(config: ClusterConfig, proposal: PlanProposal, host: str) -> dict[tuple[int, bool], CoreNeed]:
@@ -72,6 +72,6 @@ def _find_target_cores(config: ClusterConfig, number: int) -> list[int]:
 
 
 def _find_draft(config: ClusterConfig, proposal: PlanProposal, drafter: str) -> ModelDraft | None:
-    index = next((one.index for one in proposal.asked.drafts if one.model.name == drafter), None)
-    found = config.drafts[index] if index is not None else None
-    return found if isinstance(found, ModelDraft) else None
+    index = next((candidate.index for candidate in proposal.request.drafts if candidate.model.name == drafter), None)
+    draft = config.drafts[index] if index is not None else None
+    return draft if isinstance(draft, ModelDraft) else None

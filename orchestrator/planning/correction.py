@@ -18,16 +18,18 @@ Corrections = Mapping[Key, float]
 """By profile, runtime, weights and threads of a target: measured time over predicted time."""
 
 
-def key_of(one: Shard | Option) -> Key:
+def key_of(part: Shard | Option) -> Key:
     """Return what a correction is known by."""
-    return (one.profile, one.runtime, one.weights, one.threads)
+    return (part.profile, part.runtime, part.weights, part.threads)
 
 
 def correct_costs(cluster: Inventory, corrections: Corrections) -> Inventory:
     """Return the cluster with the targets' costs multiplied by what they turned out to be."""
     options = tuple(
-        scale_option(one, corrections[key_of(one)]) if one.role is Role.TARGET and key_of(one) in corrections else one
-        for one in cluster.options
+        scale_option(option, corrections[key_of(option)])
+        if option.role is Role.TARGET and key_of(option) in corrections
+        else option
+        for option in cluster.options
     )
     return replace(cluster, options=options)
 
@@ -37,16 +39,16 @@ def apply_health(
 ) -> Inventory:
     """Return the cluster with the health of its devices: a share of 1 and a reason, by host or by "HOST/DEVICE" with
     the device's name in any of its runtimes."""
-    runtimes = {one.runtime for one in cluster.options}
+    runtimes = {option.runtime for option in cluster.options}
 
     def judge(device: Device) -> Device:
         names = {device.id, device.host} | {
             f"{device.host}/{behind[device.profile].device_for(runtime)}" for runtime in runtimes
         }
-        found = min((health[name] for name in names & health.keys()), default=(1.0, ""))
-        return replace(device, health=found[0], health_why=found[1])
+        worst = min((health[name] for name in names & health.keys()), default=(1.0, ""))
+        return replace(device, health=worst[0], health_why=worst[1])
 
-    return replace(cluster, devices=tuple(judge(one) for one in cluster.devices))
+    return replace(cluster, devices=tuple(judge(device) for device in cluster.devices))
 
 
 def apply_loads(
@@ -58,32 +60,32 @@ def apply_loads(
     """Return the cluster with what its devices do now, by "HOST/DEVICE" in any of its runtimes' names: the share of
     their time that other programs take, the memory that can be had, what waits, and heat. What our own workers hold can
     be had, but for what is `reserved`, and no more than is stated. Nothing is known of a device that has no load."""
-    runtimes = sorted({one.runtime for one in cluster.options})
+    runtimes = sorted({option.runtime for option in cluster.options})
 
     def load_device(device: Device) -> Device:
         source = behind[device.profile]
         names = [device.id, *(f"{device.host}/{source.device_for(runtime)}" for runtime in runtimes)]
-        load = next((found for name in names if (found := find_device_load(loads, name)) is not None), None)
+        load = next((known for name in names if (known := find_device_load(loads, name)) is not None), None)
         if load is None:
             return replace(device, utilisation=0.0, queue_depth=0.0)
         memory = device.memory_bytes
         if load.memory_total_bytes:
-            there = max(0, load.memory_free_bytes + load.memory_ours_bytes - reserved(source))
-            memory = min(memory, there) if device.memory_stated else there
+            usable = max(0, load.memory_free_bytes + load.memory_ours_bytes - reserved(source))
+            memory = min(memory, usable) if device.memory_stated else usable
         now = replace(device, utilisation=load.others or 0.0, queue_depth=load.queue_depth, memory_bytes=memory)
         hot = describe_heat(load, hot=False)
         if not hot or device.health <= HOT_HEALTH:
             return now
         return replace(now, health=HOT_HEALTH, health_why=f"{device.id} slows itself down: {hot}")
 
-    return replace(cluster, devices=tuple(load_device(one) for one in cluster.devices))
+    return replace(cluster, devices=tuple(load_device(device) for device in cluster.devices))
 
 
-def scale_option(one: Option, factor: float) -> Option:
+def scale_option(option: Option, factor: float) -> Option:
     """Return an option that takes so many times as long."""
     return replace(
-        one,
-        cost=one.cost.scale_by(factor),
-        overhead_ms=factor * one.overhead_ms,
-        overhead_sequence_ms=factor * one.overhead_sequence_ms,
+        option,
+        cost=option.cost.scale_by(factor),
+        overhead_ms=factor * option.overhead_ms,
+        overhead_sequence_ms=factor * option.overhead_sequence_ms,
     )

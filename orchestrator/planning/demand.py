@@ -18,11 +18,11 @@ class ReplicaDemand:
     requests: int
 
 
-def ask_for_replicas(asked: PlanRequest, demand: ReplicaDemand) -> PlanRequest:
+def ask_for_replicas(request: PlanRequest, demand: ReplicaDemand) -> PlanRequest:
     """Return what is asked of a plan where load wants this. It is never planned for fewer requests than configured."""
-    concurrency = max(asked.placement.concurrency, demand.requests)
-    placement = asked.placement.model_copy(update={"concurrency": concurrency})
-    return replace(asked, replicas=demand.most, least_replicas=demand.least, placement=placement)
+    concurrency = max(request.placement.concurrency, demand.requests)
+    placement = request.placement.model_copy(update={"concurrency": concurrency})
+    return replace(request, replicas=demand.most, least_replicas=demand.least, placement=placement)
 
 
 def start_replicas(config: ClusterConfig, count: int) -> ClusterConfig:

@@ -70,10 +70,10 @@ class Stated:
         """Return how these models run on it, on a host with so many cores; their `profile` is still to be named. All of
         a device's runtimes are expected to do the same, so the first stands for them. There are none where no runtime
         runs a decoder on it."""
-        found = list(_options(self.sheet, target, Role.TARGET, cores))
+        options = list(_options(self.sheet, target, Role.TARGET, cores))
         for draft in drafts:
-            found += _options(self.sheet, draft, Role.DRAFT, cores)
-        return found
+            options += _options(self.sheet, draft, Role.DRAFT, cores)
+        return options
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,60 +54,62 @@ class PresentLinks:
 
 def cluster_present(
     hosts: Sequence[PresentHost],
-    found: Sequence[MeasuredHardware],
+    measured: Sequence[MeasuredHardware],
     target: PlannedModel,
     drafts: Sequence[PlannedModel],
     exactness: Exactness,
     *,
     links: PresentLinks,
     allowed: Allowed | None = None,
-    left: Callable[[MeasuredHardware], int] = lambda one: 0,
+    left: Callable[[MeasuredHardware], int] = lambda hardware: 0,
 ) -> tuple[Inventory, dict[str, MeasuredHardware]]:
     """Return hosts with all their devices that were measured, and by profile what stands behind its figures.
 
     `allowed`: whether an option on a runtime's device may be chosen. `left`: how much of a device's memory is for
     something else.
     """
-    names = _name_profiles(found)
+    names = _name_profiles(measured)
     devices: list[Device] = []
     inventory: list[Host] = []
     options: dict[str, list[Option]] = {}
     behind: dict[str, MeasuredHardware] = {}
     for host in hosts:
-        mine = [one for one in found if one.hardware in host.hardware and _may_use(host, one)]
-        cores = host.cores or max((one.cores for one in mine), default=0)
+        mine = [hardware for hardware in measured if hardware.hardware in host.hardware and _may_use(host, hardware)]
+        cores = host.cores or max((hardware.cores for hardware in mine), default=0)
         inventory.append(Host(host.node, host.zone, cores, host.price_per_hour))
-        for one in mine:
-            profile = names[one.hardware] + (f", {host.cores} of its cores" if host.cores and one.cores else "")
-            behind[profile] = one
+        for hardware in mine:
+            profile = names[hardware.hardware] + (
+                f", {host.cores} of its cores" if host.cores and hardware.cores else ""
+            )
+            behind[profile] = hardware
             prices, stated = _by_unit(host.device_prices), _by_unit(host.stated_bytes)
-            units = [name_compute_unit(seen.device) for seen in one.devices]
+            units = [name_compute_unit(seen.device) for seen in hardware.devices]
             price = max((prices.get(unit, 0.0) for unit in units), default=0.0)
-            told = next((stated[unit] for unit in units if unit in stated), None)
-            free = _by_unit(host.free_bytes).get(name_compute_unit(one.name), one.hardware.memory_bytes)
-            memory = max(0, (free if told is None else told) - left(one))
-            device = build_device(one, name_present(host, one), host.node, profile, memory, price)
-            devices.append(replace(device, memory_stated=told is not None))
+            stated_bytes = next((stated[unit] for unit in units if unit in stated), None)
+            free = _by_unit(host.free_bytes).get(name_compute_unit(hardware.name), hardware.hardware.memory_bytes)
+            memory = max(0, (free if stated_bytes is None else stated_bytes) - left(hardware))
+            device = build_device(hardware, name_present(host, hardware), host.node, profile, memory, price)
+            devices.append(replace(device, memory_stated=stated_bytes is not None))
             options.setdefault(
                 profile,
                 [
                     replace(option, profile=profile)
-                    for option in one.options(target, drafts, exactness, cores)
-                    if allowed is None or allowed(option, one.device_for(option.runtime))
+                    for option in hardware.options(target, drafts, exactness, cores)
+                    if allowed is None or allowed(option, hardware.device_for(option.runtime))
                 ],
             )
     flat = tuple(option for some in options.values() for option in some)
     return Inventory(tuple(inventory), tuple(devices), flat, links.between, links.default), behind
 
 
-def name_present(host: PresentHost, one: MeasuredHardware) -> str:
+def name_present(host: PresentHost, hardware: MeasuredHardware) -> str:
     """Return the id of a host's device."""
-    return f"{host.node}/{one.name}"
+    return f"{host.node}/{hardware.name}"
 
 
-def _may_use(host: PresentHost, one: MeasuredHardware) -> bool:
+def _may_use(host: PresentHost, hardware: MeasuredHardware) -> bool:
     named = {name_compute_unit(name) for name in host.devices}
-    return not named or any(name_compute_unit(device.device) in named for device in one.devices)
+    return not named or any(name_compute_unit(device.device) in named for device in hardware.devices)
 
 
 def _by_unit(figures: Mapping[str, T]) -> dict[str, T]:
@@ -115,14 +117,14 @@ def _by_unit(figures: Mapping[str, T]) -> dict[str, T]:
     return {name_compute_unit(name): value for name, value in figures.items()}
 
 
-def _name_profiles(found: Sequence[MeasuredHardware]) -> dict[Hardware, str]:
+def _name_profiles(measured: Sequence[MeasuredHardware]) -> dict[Hardware, str]:
     """Return a name for each kind of hardware. Kinds that are called alike differ in cores, memory or more."""
     names: dict[Hardware, str] = {}
-    for one in found:
-        name = f"{one.hardware.name} {one.name}"
-        if name in names.values() and one.cores:
-            name = f"{name}, {one.cores} cores"
+    for hardware in measured:
+        name = f"{hardware.hardware.name} {hardware.name}"
+        if name in names.values() and hardware.cores:
+            name = f"{name}, {hardware.cores} cores"
         while name in names.values():
             name += "'"
-        names[one.hardware] = name
+        names[hardware.hardware] = name
     return names

@@ -14,15 +14,15 @@ Lacks = Mapping[tuple[str, str], str]
 """Why a runtime cannot be used on a device, in a line, by the device's id ("HOST/DEVICE") and the runtime."""
 
 
-def list_lacking(hosts: Sequence[PresentHost], found: Collection[MeasuredHardware]) -> dict[tuple[str, str], str]:
+def list_lacking(hosts: Sequence[PresentHost], measured: Collection[MeasuredHardware]) -> dict[tuple[str, str], str]:
     """Return what hosts lack of the runtimes that their devices were `found` to be measured with."""
     return {
-        (name_present(host, one), runtime): host.lacks.get(runtime, "it does not see the device")
+        (name_present(host, hardware), runtime): host.lacks.get(runtime, "it does not see the device")
         for host in hosts
-        for one in found
-        if host.seen is not None and one.hardware in host.hardware
-        for runtime in sorted({seen.adapter for seen in one.devices})
-        if (runtime, one.hardware) not in host.seen or runtime in host.lacks
+        for hardware in measured
+        if host.seen is not None and hardware.hardware in host.hardware
+        for runtime in sorted({seen.adapter for seen in hardware.devices})
+        if (runtime, hardware.hardware) not in host.seen or runtime in host.lacks
     }
 
 
@@ -42,19 +42,19 @@ def leave_lacking(
     """Return the cluster without these runtimes on these devices, what stands behind its figures (and stood before),
     and a line for each that a plan could have taken else. Devices that lack the same share a profile, as before."""
     options: dict[str, list[Option]] = {}
-    for one in cluster.options:
-        options.setdefault(one.profile, []).append(one)
+    for option in cluster.options:
+        options.setdefault(option.profile, []).append(option)
     devices: list[Device] = []
     kept: dict[str, list[Option]] = {}
     sources = dict(behind)
-    told: list[str] = []
+    notes: list[str] = []
     for device in cluster.devices:
         mine = options.get(device.profile, [])
-        out = sorted({one.runtime for one in mine if (device.id, one.runtime) in lacks})
-        told += [f"{device.id}: {one} is left out there: {lacks[device.id, one]}" for one in out]
+        out = sorted({option.runtime for option in mine if (device.id, option.runtime) in lacks})
+        notes += [f"{device.id}: {runtime} is left out there: {lacks[device.id, runtime]}" for runtime in out]
         profile = f"{device.profile}, without {' and '.join(out)}" if out else device.profile
         devices.append(replace(device, profile=profile))
         sources[profile] = behind[device.profile]
-        kept[profile] = [replace(one, profile=profile) for one in mine if one.runtime not in out]
-    flat = tuple(one for some in kept.values() for one in some)
-    return replace(cluster, devices=tuple(devices), options=flat), sources, told
+        kept[profile] = [replace(option, profile=profile) for option in mine if option.runtime not in out]
+    flat = tuple(option for some in kept.values() for option in some)
+    return replace(cluster, devices=tuple(devices), options=flat), sources, notes

@@ -28,14 +28,18 @@ class TakenPlace:
         """Return what it takes of a device's memory; None where it is elsewhere."""
         if self.fixed is None:
             return self.memory_bytes if device.id == self.device else None
-        there = self.host in ("", device.host) and source.device_for(self.fixed.adapter) == self.fixed.device
-        return self.fixed.memory_bytes(device.kind) if there else None
+        is_here = self.host in ("", device.host) and source.device_for(self.fixed.adapter) == self.fixed.device
+        return self.fixed.memory_bytes(device.kind) if is_here else None
 
 
 def list_plan_places(target: str, plan: Plan, *, first: bool) -> list[TakenPlace]:
     """Return what a plan of another target takes."""
     shards = [shard for replica in plan.replicas for shard in replica.shards]
-    shards += [one.draft.shard for one in plan.replicas if one.draft is not None and one.draft.shard is not None]
+    shards += [
+        replica.draft.shard
+        for replica in plan.replicas
+        if replica.draft is not None and replica.draft.shard is not None
+    ]
     return [TakenPlace(target, shard.device, shard.memory.total, first=first) for shard in shards]
 
 
@@ -49,7 +53,7 @@ def leave_taken(
 
     def leave(device: Device) -> Device:
         source = behind[device.profile]
-        known = [sum(one.count_bytes(device, source) or 0 for one in places) for places in (before, taken)]
+        known = [sum(place.count_bytes(device, source) or 0 for place in places) for places in (before, taken)]
         return replace(device, memory_bytes=max(0, device.memory_bytes + known[0] - known[1]))
 
     return replace(cluster, devices=tuple(map(leave, cluster.devices))) if taken or before else cluster
@@ -72,7 +76,7 @@ def describe_taken(
     """Yield in a line what others take of each device."""
     for device in cluster.devices:
         source = behind[device.profile]
-        size = sum(one.count_bytes(device, source) or 0 for one in taken)
+        size = sum(place.count_bytes(device, source) or 0 for place in taken)
         sharers = _list_sharers(device, source, taken)
         if sharers:
             left = f"1/{1 + len(sharers)} of its time is planned with"
@@ -80,4 +84,6 @@ def describe_taken(
 
 
 def _list_sharers(device: Device, source: DeviceSource, taken: Iterable[TakenPlace]) -> list[str]:
-    return list(dict.fromkeys(one.target for one in taken if one.first and one.count_bytes(device, source) is not None))
+    return list(
+        dict.fromkeys(place.target for place in taken if place.first and place.count_bytes(device, source) is not None)
+    )

@@ -28,29 +28,29 @@ class Promise:
         return worth_moving(self.now, self.most)
 
 
-def predict_promise(planned: PlanProposal, one: EstimableDevice) -> Promise:
+def predict_promise(planned: PlanProposal, estimable: EstimableDevice) -> Promise:
     """Return what the target could reach on a device: by its estimate, if that errs on the slow side as far as
     estimates do. `planned`: by all that was measured, for the requests at once that count. Raises PlanError where
     nothing can be planned by what was measured."""
-    now = _find_merit(build_proposal(planned.cluster, planned.asked, planned.behind, planned.pairs))
-    options = [scale_option(each, 1.0 / (1.0 + each.cost.error)) for each in _estimate(planned, one)]
+    now = _find_merit(build_proposal(planned.cluster, planned.request, planned.behind, planned.pairs))
+    options = [scale_option(each, 1.0 / (1.0 + each.cost.error)) for each in _estimate(planned, estimable)]
     drafts = [each for each in planned.cluster.options if each.role is not Role.TARGET]
     cluster = replace(planned.cluster, options=(*drafts, *options))
     try:
-        most = _find_merit(build_proposal(cluster, planned.asked, planned.behind, planned.pairs))
+        most = _find_merit(build_proposal(cluster, planned.request, planned.behind, planned.pairs))
     except PlanError:  # as where it has no room there
         most = 0.0
-    plan, requests = planned.plan, planned.asked.placement.concurrency
+    plan, requests = planned.plan, planned.request.placement.concurrency
     most_told, now_told = (describe_merit(plan.objective, merit, plan.currency) for merit in (most, now))
     return Promise(now, most, f"up to {most_told}, where {now_told} is predicted, with {requests} at once")
 
 
-def _estimate(planned: PlanProposal, one: EstimableDevice) -> list[Option]:
+def _estimate(planned: PlanProposal, estimable: EstimableDevice) -> list[Option]:
     used = {device.profile for device in planned.cluster.devices}
-    found = estimate_targets(planned.asked.target, planned.behind, [replace(one, prepared=True)])
-    return [each for each in found if each.profile in used]
+    options = estimate_targets(planned.request.target, planned.behind, [replace(estimable, prepared=True)])
+    return [each for each in options if each.profile in used]
 
 
 def _find_merit(proposal: PlanProposal) -> float:
-    predictions = [one.prediction for one in proposal.plan.replicas]
+    predictions = [replica.prediction for replica in proposal.plan.replicas]
     return sum_merits(proposal.plan.objective, predictions, proposal.wanted.workload.concurrency)[0]

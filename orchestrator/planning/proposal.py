@@ -54,27 +54,27 @@ class PlanProposal:
     cluster: Inventory
     wanted: PlanGoal
     behind: Mapping[str, DeviceSource]
-    asked: PlanRequest
+    request: PlanRequest
     assumed: tuple[str, ...] = ()
     pairs: tuple[PairAcceptance, ...] = ()
 
 
-def propose_sketch(sketch: Sketch, asked: PlanRequest, store: ProfileStore | None = None) -> PlanProposal:
+def propose_sketch(sketch: Sketch, request: PlanRequest, store: ProfileStore | None = None) -> PlanProposal:
     """Return a plan for a cluster that is not there, of devices of the library and of `store`. Raises ConfigError or
     PlanError."""
     sources: dict[str, DeviceSource] = {name: Stated(sheet) for name, sheet in load_known_devices().items()}
-    for one in load_measured_hardware(store) if store is not None else ():
-        sources[one.hardware.name] = one
-    drafts = [draft.model for draft in asked.drafts]
-    cluster, behind = build_sketched_cluster(sketch, sources, asked.target, drafts, asked.exactness)
+    for hardware in load_measured_hardware(store) if store is not None else ():
+        sources[hardware.hardware.name] = hardware
+    drafts = [draft.model for draft in request.drafts]
+    cluster, behind = build_sketched_cluster(sketch, sources, request.target, drafts, request.exactness)
     roles = {name: host.roles for host in sketch.hosts for name in host_names(host)}
-    cluster = share_time(leave_taken(cluster, behind, asked.taken), behind, asked.taken)
-    made = build_proposal(cluster, _name_nodes(asked, roles, {}), behind)
-    return replace(made, assumed=(*made.assumed, *describe_taken(cluster, behind, asked.taken)))
+    cluster = share_time(leave_taken(cluster, behind, request.taken), behind, request.taken)
+    made = build_proposal(cluster, _name_nodes(request, roles, {}), behind)
+    return replace(made, assumed=(*made.assumed, *describe_taken(cluster, behind, request.taken)))
 
 
 def propose_here(
-    asked: PlanRequest,
+    request: PlanRequest,
     store: ProfileStore,
     free_bytes: Mapping[str, int],
     allowed: Allowed | None = None,
@@ -92,17 +92,17 @@ def propose_here(
     Raises PlanError.
     """
     measured = load_measured_hardware(store, versions)
-    propose = partial(_propose_seen, asked, store, free_bytes, allowed, seen, lacks)
+    propose = partial(_propose_seen, request, store, free_bytes, allowed, seen, lacks)
     try:
         return propose(measured)
     except NoProfile:
         if not estimable:
             raise
-    return propose(add_devices(measured, [one.device for one in estimable]), estimable)
+    return propose(add_devices(measured, [device.device for device in estimable]), estimable)
 
 
 def propose_estimated(
-    asked: PlanRequest,
+    request: PlanRequest,
     store: ProfileStore,
     free_bytes: Mapping[str, int],
     allowed: Allowed | None,
@@ -110,12 +110,12 @@ def propose_estimated(
     estimable: Sequence[EstimableDevice],
 ) -> PlanProposal:
     """Return a plan by estimates alone, as `propose_here` makes it where nothing was measured. Raises PlanError."""
-    devices = add_devices([], [one.device for one in estimable])
-    return _propose_seen(asked, store, free_bytes, allowed, seen, _NOTHING, devices, estimable)
+    devices = add_devices([], [device.device for device in estimable])
+    return _propose_seen(request, store, free_bytes, allowed, seen, _NOTHING, devices, estimable)
 
 
 def _propose_seen(
-    asked: PlanRequest,
+    request: PlanRequest,
     store: ProfileStore,
     free_bytes: Mapping[str, int],
     allowed: Allowed | None,
@@ -125,19 +125,21 @@ def _propose_seen(
     estimable: Sequence[EstimableDevice] = (),
 ) -> PlanProposal:
     present = {hardware for _, hardware in seen}
-    found, left_out = choose_present(measured, present)
-    devices = frozenset(one.hardware for one in found)
+    here, left_out = choose_present(measured, present)
+    devices = frozenset(hardware.hardware for hardware in here)
     host = PresentHost(
         *(THIS_NODE, devices, free_bytes),
-        price_per_hour=asked.price_per_hour,
+        price_per_hour=request.price_per_hour,
         seen=seen if devices <= present else None,
         lacks=lacks,
     )
-    return _propose_hosts(asked, store, [host], found, PresentLinks(tuple(store.links())), allowed, left_out, estimable)
+    return _propose_hosts(
+        request, store, [host], here, PresentLinks(tuple(store.links())), allowed, left_out, estimable
+    )
 
 
 def propose_hosts(
-    asked: PlanRequest,
+    request: PlanRequest,
     store: ProfileStore,
     hosts: Sequence[PresentHost],
     links: PresentLinks,
@@ -145,22 +147,22 @@ def propose_hosts(
 ) -> PlanProposal:
     """Return a plan for hosts that are there, of the options that are `allowed`. Where `placement` names hosts, it may
     do so by the names that cluster.yaml gives them. Raises PlanError."""
-    found = load_measured_hardware(store)
-    known = {one.hardware for one in found}
+    measured = load_measured_hardware(store)
+    known = {hardware.hardware for hardware in measured}
     left_out = [
         f"{host.node} is left out: no device of it has a profile{_add_lacks(host)}"
         for host in hosts
         if not host.hardware & known
     ]
     roles, names = {host.node: host.roles for host in hosts}, {host.name: host.node for host in hosts if host.name}
-    return _propose_hosts(_name_nodes(asked, roles, names), store, hosts, found, links, allowed, left_out)
+    return _propose_hosts(_name_nodes(request, roles, names), store, hosts, measured, links, allowed, left_out)
 
 
 def _propose_hosts(
-    asked: PlanRequest,
+    request: PlanRequest,
     store: ProfileStore,
     hosts: Sequence[PresentHost],
-    found: Sequence[MeasuredHardware],
+    measured: Sequence[MeasuredHardware],
     links: PresentLinks,
     allowed: Allowed | None,
     left_out: Sequence[str],
@@ -168,25 +170,25 @@ def _propose_hosts(
 ) -> PlanProposal:
     cluster, behind = cluster_present(
         hosts,
-        found,
-        asked.target,
-        [draft.model for draft in asked.drafts],
-        asked.exactness,
+        measured,
+        request.target,
+        [draft.model for draft in request.drafts],
+        request.exactness,
         links=links,
         allowed=allowed,
-        left=lambda one: sum_reserved_bytes(one, asked.beside, asked.replicas),
+        left=lambda hardware: sum_reserved_bytes(hardware, request.beside, request.replicas),
     )
-    cluster, sources, lacking = leave_lacking(cluster, behind, list_lacking(hosts, found))
+    cluster, sources, lacking = leave_lacking(cluster, behind, list_lacking(hosts, measured))
     lacking += [line for line in list_unfit_runtimes(hosts) if not any(line in other for other in lacking)]
     if not any(option.role is Role.TARGET for option in cluster.options):
-        cluster = replace(cluster, options=tuple(estimate_targets(asked.target, behind, estimable)))
+        cluster = replace(cluster, options=tuple(estimate_targets(request.target, behind, estimable)))
     if not cluster.options:
-        raise NoProfile("; ".join([_no_profile(asked, store, found), *lacking, *left_out]))
+        raise NoProfile("; ".join([_no_profile(request, store, measured), *lacking, *left_out]))
     stated = {THIS_NODE, *(host.node for host in hosts if host.name)}
-    cluster, untold = _leave_out_untold(cluster, Objective(asked.placement.objective), stated)
-    cluster = share_time(leave_taken(cluster, sources, asked.taken), sources, asked.taken)
-    made = build_proposal(cluster, asked, sources, _of_these_files(store.pairs(), asked))
-    others = describe_taken(cluster, sources, asked.taken)
+    cluster, untold = _leave_out_untold(cluster, Objective(request.placement.objective), stated)
+    cluster = share_time(leave_taken(cluster, sources, request.taken), sources, request.taken)
+    made = build_proposal(cluster, request, sources, _of_these_files(store.pairs(), request))
+    others = describe_taken(cluster, sources, request.taken)
     return replace(made, assumed=(*made.assumed, *others, *lacking, *left_out, *untold))
 
 
@@ -199,24 +201,26 @@ def estimate_targets(
     target: PlannedModel, behind: Mapping[str, DeviceSource], devices: Sequence[EstimableDevice]
 ) -> Iterator[Option]:
     """Yield how the target is expected to run on these devices."""
-    running = [one for one in devices if not target.runtimes or one.device.adapter in target.runtimes]
+    running = [estimable for estimable in devices if not target.runtimes or estimable.device.adapter in target.runtimes]
     for profile, source in behind.items():
-        for one in running:
-            if not isinstance(source, MeasuredHardware) or one.device.hardware != source.hardware:
+        for estimable in running:
+            if not isinstance(source, MeasuredHardware) or estimable.device.hardware != source.hardware:
                 continue
             # What one runtime has measured of a device, another may reach.
-            device = one.device if one.device.rates.matmul else replace(one.device, rates=source.rates)
-            yield replace(estimate_option(device, target, prepared=one.prepared), profile=profile)
+            device = (
+                estimable.device if estimable.device.rates.matmul else replace(estimable.device, rates=source.rates)
+            )
+            yield replace(estimate_option(device, target, prepared=estimable.prepared), profile=profile)
 
 
 def _leave_unprepared(cluster: Inventory) -> tuple[Inventory, list[str]]:
     """Return the cluster without targets that have to be converted first, where another can be loaded at once, and say
     so: estimates do not tell which is faster, and requests wait."""
-    targets = [one for one in cluster.options if one.role is Role.TARGET]
-    out = sorted({one.runtime for one in targets if not one.prepared})
-    if not out or all(not one.prepared for one in targets):
+    targets = [option for option in cluster.options if option.role is Role.TARGET]
+    out = sorted({target.runtime for target in targets if not target.prepared})
+    if not out or all(not target.prepared for target in targets):
         return cluster, []
-    kept = tuple(one for one in cluster.options if one.prepared)
+    kept = tuple(option for option in cluster.options if option.prepared)
     return replace(cluster, options=kept), [
         f"{', '.join(out)}: converts the model first, and is planned with once it is measured"
     ]
@@ -226,14 +230,18 @@ def _leave_out_untold(cluster: Inventory, objective: Objective, stated: Collecti
     """Return the cluster without devices that were found on hosts that nobody `stated`, and do not tell what the
     objective needs: such a host may join at any time, and is no reason to have no plan. Say why they are left out."""
     hosts = {host.name: host for host in cluster.hosts}
-    out = {one.id for one in cluster.devices if one.host not in stated and not tells_burden(one, hosts, objective)}
+    out = {
+        device.id
+        for device in cluster.devices
+        if device.host not in stated and not tells_burden(device, hosts, objective)
+    }
     what = "price" if objective is Objective.COST else "power"
     why = f"its {what} is not known, which `placement.objective: {objective}` needs; state it in `hosts`"
-    devices = tuple(one for one in cluster.devices if one.id not in out)
+    devices = tuple(device for device in cluster.devices if device.id not in out)
     return replace(cluster, devices=devices), [f"{name} is left out: {why}" for name in sorted(out)]
 
 
-def _name_nodes(asked: PlanRequest, roles: Mapping[str, Sequence[str]], nodes: Mapping[str, str]) -> PlanRequest:
+def _name_nodes(request: PlanRequest, roles: Mapping[str, Sequence[str]], nodes: Mapping[str, str]) -> PlanRequest:
     """Return the request with the nodes of the hosts that it names (`nodes`, by name), and each role pinned to the
     nodes that have it (`roles`, by node). Raises PlanError where no node may host the target."""
 
@@ -241,111 +249,119 @@ def _name_nodes(asked: PlanRequest, roles: Mapping[str, Sequence[str]], nodes: M
         host, slash, device = place.partition("/")
         return f"{nodes.get(host, host)}{slash}{device}"
 
-    placement = asked.placement
+    placement = request.placement
     changes: dict[str, tuple[str, ...]] = {"exclude": tuple(map(name_node, placement.exclude))}
-    drafts = asked.drafts
+    drafts = request.drafts
     for role in Role:
         key = f"pin_{role.value}"
         pins: tuple[str, ...] = tuple(map(name_node, getattr(placement, key)))
         able = {node for node, mine in roles.items() if role.value in mine}
         if len(able) < len(roles):
-            kept = tuple(one for one in pins if one.partition("/")[0] in able) if pins else tuple(sorted(able))
+            kept = tuple(pin for pin in pins if pin.partition("/")[0] in able) if pins else tuple(sorted(able))
             if not kept and role is Role.TARGET:
                 raise PlanError(f"there is no plan: no host that `placement.{key}` allows has the role `target`")
             drafts = drafts if kept or role is Role.TARGET else ()
             pins = kept
         changes[key] = pins
-    return replace(asked, drafts=drafts, placement=placement.model_copy(update=changes))
+    return replace(request, drafts=drafts, placement=placement.model_copy(update=changes))
 
 
-def _of_these_files(pairs: Sequence[PairAcceptance], asked: PlanRequest) -> list[PairAcceptance]:
+def _of_these_files(pairs: Sequence[PairAcceptance], request: PlanRequest) -> list[PairAcceptance]:
     """Return what was measured with the files of these models, whatever they were called then; with a draft model as
     the target, too."""
-    drafts = {draft.name: draft.model.digest for draft in asked.drafts}
-    targets = {draft.model.name: draft.model.digest for draft in asked.drafts if draft.model.digest}
-    targets[asked.target.name] = asked.target.digest  # last: a draft may have the target's files, and its name
+    drafts = {draft.name: draft.model.digest for draft in request.drafts}
+    targets = {draft.model.name: draft.model.digest for draft in request.drafts if draft.model.digest}
+    targets[request.target.name] = request.target.digest  # last: a draft may have the target's files, and its name
     return [
-        replace(one, target=name)
+        replace(pair, target=name)
         for name, digest in targets.items()
-        for one in pairs
-        if one.target_digest == digest and drafts.get(one.drafter, "") == one.drafter_digest
+        for pair in pairs
+        if pair.target_digest == digest and drafts.get(pair.drafter, "") == pair.drafter_digest
     ]
 
 
-def _no_profile(asked: PlanRequest, store: ProfileStore, found: Sequence[MeasuredHardware]) -> str:
-    where = ", ".join(sorted({one.hardware.name for one in found})) or "any device"
-    named = {one.model_digest for one in store.models() if one.model == asked.target.name}
-    others = f" ({', '.join(sorted(named))} has this name, and other files)" if named - {asked.target.digest} else ""
+def _no_profile(request: PlanRequest, store: ProfileStore, measured: Sequence[MeasuredHardware]) -> str:
+    where = ", ".join(sorted({hardware.hardware.name for hardware in measured})) or "any device"
+    named = {model.model_digest for model in store.models() if model.model == request.target.name}
+    others = f" ({', '.join(sorted(named))} has this name, and other files)" if named - {request.target.digest} else ""
     return (
-        f"no profile of {asked.target.name} (exactness {asked.exactness.value}) on {where} in {store.directory}"
+        f"no profile of {request.target.name} (exactness {request.exactness.value}) on {where} in {store.directory}"
         f"{others}: run `outrider profile`, or pass --profiles DIR"
     )
 
 
 def build_proposal(
-    cluster: Inventory, asked: PlanRequest, behind: Mapping[str, DeviceSource], pairs: Sequence[PairAcceptance] = ()
+    cluster: Inventory, request: PlanRequest, behind: Mapping[str, DeviceSource], pairs: Sequence[PairAcceptance] = ()
 ) -> PlanProposal:
     """Return a plan; `pairs`: how often drafts were accepted, where that was measured. Raises PlanError."""
-    known = {one.drafter for one in pairs if one.target == asked.target.name}
+    known = {pair.drafter for pair in pairs if pair.target == request.target.name}
     soon, later = _leave_unprepared(cluster)
     try:
-        goal, found = _settle_plan(soon, asked, pairs)
+        goal, plan = _settle_plan(soon, request, pairs)
     except NoPlan as error:
-        left = "".join(f"; {one.describe_reserve(asked.replicas)}" for one in asked.beside)
+        left = "".join(f"; {draft.describe_reserve(request.replicas)}" for draft in request.beside)
         raise PlanError(f"there is no plan: {error}{left}") from error
-    assumed = (*_list_assumptions(asked, known, pairs), *later)
-    return PlanProposal(found, cluster, goal, behind, asked, assumed, tuple(pairs))
+    assumed = (*_list_assumptions(request, known, pairs), *later)
+    return PlanProposal(plan, cluster, goal, behind, request, assumed, tuple(pairs))
 
 
-def _settle_plan(cluster: Inventory, asked: PlanRequest, pairs: Sequence[PairAcceptance]) -> tuple[PlanGoal, Plan]:
+def _settle_plan(cluster: Inventory, request: PlanRequest, pairs: Sequence[PairAcceptance]) -> tuple[PlanGoal, Plan]:
     """Return what is wanted, and its plan. How often drafts are accepted was measured at several depths and differs
     between them (deep drafts leave the harder rounds). So the figures are those of the depth that the plan chooses."""
     depth = _FIRST_DEPTH
     for _ in range(_MOST_PLANS):
-        load = (asked.target.name, asked.placement.concurrency, depth)
-        by_policy = (asked.target.name, asked.placement.concurrency, asked.depth_bound)
-        drafters = build_measured_drafters(SUFFIX, "suffix", pairs, *by_policy) if asked.suffix else []
+        load = (request.target.name, request.placement.concurrency, depth)
+        by_policy = (request.target.name, request.placement.concurrency, request.depth_bound)
+        drafters = build_measured_drafters(SUFFIX, "suffix", pairs, *by_policy) if request.suffix else []
         drafters += [
             replace(
                 build_measured_drafter(model_drafter(draft), draft.name, pairs, *load),
-                cheaper=list_cheaper(draft, asked.drafts, SUFFIX if asked.suffix else None, pairs, asked.target.name),
+                cheaper=list_cheaper(
+                    draft, request.drafts, SUFFIX if request.suffix else None, pairs, request.target.name
+                ),
             )
-            for draft in asked.drafts
+            for draft in request.drafts
         ]
-        goal = build_plan_goal(asked, drafters)
-        found = plan_placement(cluster, goal)
-        chosen = found.replicas[0].depth
+        goal = build_plan_goal(request, drafters)
+        plan = plan_placement(cluster, goal)
+        chosen = plan.replicas[0].depth
         if not pairs or chosen in (0, depth):
             break
         depth = chosen
-    return goal, found
+    return goal, plan
 
 
-def _list_assumptions(asked: PlanRequest, known: Collection[str], pairs: Sequence[PairAcceptance]) -> tuple[str, ...]:
-    found = []
-    if asked.suffix and asked.depth_bound and "suffix" not in known:
-        found.append(
+def _list_assumptions(request: PlanRequest, known: Collection[str], pairs: Sequence[PairAcceptance]) -> tuple[str, ...]:
+    lines = []
+    if request.suffix and request.depth_bound and "suffix" not in known:
+        lines.append(
             f"drafts from the text itself: proposed in {SUFFIX.coverage:.0%} of rounds, each token accepted with "
             f"{SUFFIX.acceptance[0]:.2f} (Spec-Bench prompts, the default model)"
         )
-    found += [
+    lines += [
         f"drafts of {draft.model.name}: accepted with {draft.acceptance[0]:.2f}"
-        for draft in asked.drafts
+        for draft in request.drafts
         if draft.name not in known
     ]
-    return tuple(found + _list_cascade_assumptions(asked, pairs))
+    return tuple(lines + _list_cascade_assumptions(request, pairs))
 
 
-def _list_cascade_assumptions(asked: PlanRequest, pairs: Sequence[PairAcceptance]) -> list[str]:
+def _list_cascade_assumptions(request: PlanRequest, pairs: Sequence[PairAcceptance]) -> list[str]:
     """Return what is not known of the tokens that draft models check in their steps."""
-    found = []
-    for draft in asked.drafts:
-        measured = {one.drafter for one in pairs if one.target == draft.model.name}
-        for one in list_cheaper(draft, asked.drafts, SUFFIX if asked.suffix else None, pairs, asked.target.name):
-            share = f", a step of it takes {one.step_share:.2f} of its own, by their weights" if one.step_share else ""
-            if one.name not in measured:
-                found.append(
-                    f"tokens of {one.name} that {draft.model.name} checks in its steps: its own choice with "
-                    f"{one.acceptance[0]:.2f}, as they are the target's{share}"
+    lines = []
+    for draft in request.drafts:
+        measured = {pair.drafter for pair in pairs if pair.target == draft.model.name}
+        for cheaper in list_cheaper(
+            draft, request.drafts, SUFFIX if request.suffix else None, pairs, request.target.name
+        ):
+            share = (
+                f", a step of it takes {cheaper.step_share:.2f} of its own, by their weights"
+                if cheaper.step_share
+                else ""
+            )
+            if cheaper.name not in measured:
+                lines.append(
+                    f"tokens of {cheaper.name} that {draft.model.name} checks in its steps: its own choice with "
+                    f"{cheaper.acceptance[0]:.2f}, as they are the target's{share}"
                 )
-    return found
+    return lines

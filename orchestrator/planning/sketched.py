@@ -36,43 +36,48 @@ def build_sketched_cluster(
     behind: dict[str, DeviceSource] = {}
     for index, entry in enumerate(sketch.hosts):
         known = [
-            (one, _find_source(one, sources, f"hosts[{index}].devices[{at}]")) for at, one in enumerate(entry.devices)
+            (device, _find_source(device, sources, f"hosts[{index}].devices[{at}]"))
+            for at, device in enumerate(entry.devices)
         ]
-        sharers = sum(one.count for one, source in known if not source.memory_bytes)
-        cores = entry.cores or sum(one.count * source.cores for one, source in known)
-        for one, source in known:
-            profile = f"{one.device}, {cores} cores" if source.kind == "cpu" else one.device
+        sharers = sum(device.count for device, source in known if not source.memory_bytes)
+        cores = entry.cores or sum(device.count * source.cores for device, source in known)
+        for device, source in known:
+            profile = f"{device.device}, {cores} cores" if source.kind == "cpu" else device.device
             if profile not in options:
-                found = source.options(target, drafts, exactness, cores)
-                options[profile] = [replace(option, profile=profile) for option in found]
+                known_options = source.options(target, drafts, exactness, cores)
+                options[profile] = [replace(option, profile=profile) for option in known_options]
                 behind[profile] = source
             for name in host_names(entry):
-                devices += _devices(entry, name, one, source, profile, sharers)
+                devices += _devices(entry, name, device, source, profile, sharers)
         hosts += [Host(name, entry.zone, cores, entry.price_per_hour) for name in host_names(entry)]
     links = build_stated_links(sketch.links)
-    flat = tuple(option for found in options.values() for option in found)
+    flat = tuple(option for some in options.values() for option in some)
     return Inventory(tuple(hosts), tuple(devices), flat, links, build_default_links(sketch.links)), behind
 
 
-def _find_source(one: HostDevice, sources: Mapping[str, DeviceSource], place: str) -> DeviceSource:
+def _find_source(device: HostDevice, sources: Mapping[str, DeviceSource], place: str) -> DeviceSource:
     by_name = {name.casefold(): name for name in sources}
-    asked = one.device.casefold()
-    if asked in by_name:
-        return sources[by_name[asked]]
-    near = find_near(asked, by_name) or [name for name in by_name if asked in name]
+    wanted = device.device.casefold()
+    if wanted in by_name:
+        return sources[by_name[wanted]]
+    near = find_near(wanted, by_name) or [name for name in by_name if wanted in name]
     meant = " or ".join(repr(by_name[name]) for name in near)
     hint = f"did you mean {meant}?" if meant else f"there are {', '.join(sources)}"
-    raise ConfigError(f"{place}.device: neither the library nor a stored profile has {one.device!r}; {hint}")
+    raise ConfigError(f"{place}.device: neither the library nor a stored profile has {device.device!r}; {hint}")
 
 
 def _devices(
-    entry: ClusterHost, host: str, one: HostDevice, source: DeviceSource, profile: str, sharers: int
+    entry: ClusterHost, host: str, device: HostDevice, source: DeviceSource, profile: str, sharers: int
 ) -> list[Device]:
     """Return a host's devices of one kind. What works in main memory shares it in equal parts."""
     own = source.memory_bytes or int(entry.memory or 0) // max(1, sharers)
-    memory = int(one.memory if one.memory is not None else own)
-    ids = [f"{host}/{one.device}"] if one.count == 1 else [f"{host}/{one.device}-{n}" for n in range(one.count)]
-    return [build_device(source, name, host, profile, memory, one.price_per_hour) for name in ids]
+    memory = int(device.memory if device.memory is not None else own)
+    ids = (
+        [f"{host}/{device.device}"]
+        if device.count == 1
+        else [f"{host}/{device.device}-{n}" for n in range(device.count)]
+    )
+    return [build_device(source, name, host, profile, memory, device.price_per_hour) for name in ids]
 
 
 def build_device(
@@ -93,11 +98,11 @@ def build_device(
 
 def build_stated_links(links: ClusterLinks) -> tuple[LinkProfile, ...]:
     """Return the links between hosts that are stated by name."""
-    return tuple(replace(_link(one), left=one.hosts[0], right=one.hosts[1]) for one in links.between)
+    return tuple(replace(_link(link), left=link.hosts[0], right=link.hosts[1]) for link in links.between)
 
 
-def _link(one: ClusterLink) -> LinkProfile:
-    return LinkProfile("", "", one.rtt_ms, one.gbit_per_s * 1e9 / _BITS_PER_BYTE, _SKETCHED)
+def _link(link: ClusterLink) -> LinkProfile:
+    return LinkProfile("", "", link.rtt_ms, link.gbit_per_s * 1e9 / _BITS_PER_BYTE, _SKETCHED)
 
 
 def build_default_links(links: ClusterLinks) -> DefaultLinks:

@@ -34,26 +34,26 @@ class MeasuredHardware:
     @property
     def name(self) -> str:
         """Return what a runtime calls it, the shortest of all."""
-        return min((one.device for one in self.devices), key=lambda name: (len(name), name))
+        return min((device.device for device in self.devices), key=lambda name: (len(name), name))
 
     def device_for(self, adapter: str) -> str:
         """Return what that runtime calls it; "" where it was not measured with it."""
-        return next((one.device for one in self.devices if one.adapter == adapter), "")
+        return next((device.device for device in self.devices if device.adapter == adapter), "")
 
     @property
     def power_w(self) -> float:
         """Return what it takes under load, 0 where it does not tell."""
-        return max((one.energy.load_w or 0.0 for one in self.devices), default=0.0)
+        return max((device.energy.load_w or 0.0 for device in self.devices), default=0.0)
 
     @property
     def rates(self) -> DeviceRates:
         """Return the highest measured rates, of products in each number format and of its memory."""
         best: dict[str, MatmulRate] = {}
-        for rate in (rate for one in self.devices for rate in one.rates.matmul):
+        for rate in (rate for device in self.devices for rate in device.rates.matmul):
             known = best.get(rate.precision)
             if known is None or rate.flops > known.flops:
                 best[rate.precision] = rate
-        memory = max((one.rates.bandwidth_bytes_per_s for one in self.devices), default=0.0)
+        memory = max((device.rates.bandwidth_bytes_per_s for device in self.devices), default=0.0)
         return DeviceRates(tuple(best[precision] for precision in sorted(best)), memory)
 
     @property
@@ -76,19 +76,19 @@ class MeasuredHardware:
     ) -> list[Option]:
         """Return how these models run on it; their `profile` is still to be named. What was measured with more threads
         than there are `cores` is left out."""
-        found = [
-            _option(one, Role.TARGET, target)
-            for one in self.models
-            if one.role == Role.TARGET and one.exactness == exactness and _matches_model(one, target, cores)
+        options = [
+            _option(model, Role.TARGET, target)
+            for model in self.models
+            if model.role == Role.TARGET and model.exactness == exactness and _matches_model(model, target, cores)
         ]
         alike = {(draft.name, draft.digest): draft for draft in drafts}  # one model may be named under several drafts
-        found += [
-            _option(one, Role.DRAFT, draft)
+        options += [
+            _option(model, Role.DRAFT, draft)
             for draft in alike.values()
-            for one in self.models
-            if one.role == Role.DRAFT and _matches_model(one, draft, cores)
+            for model in self.models
+            if model.role == Role.DRAFT and _matches_model(model, draft, cores)
         ]
-        return found
+        return options
 
 
 def load_measured_hardware(store: ProfileStore, versions: Mapping[str, str] = _UNKNOWN) -> list[MeasuredHardware]:
@@ -96,23 +96,27 @@ def load_measured_hardware(store: ProfileStore, versions: Mapping[str, str] = _U
     adapter. What was measured with them goes before what is newer. What was measured with another library behind the
     same adapter is left out."""
 
-    def is_known(one: MeasuredDevice) -> bool:
-        return versions.get(one.adapter) == one.runtime_version
+    def is_known(device: MeasuredDevice) -> bool:
+        return versions.get(device.adapter) == device.runtime_version
 
     newest: dict[tuple[Hardware, str, str, int], MeasuredDevice] = {}
-    for one in sorted(store.devices(), key=lambda device: (is_known(device), device.measured_at)):
-        if _name_library(one.runtime_version) == _name_library(versions.get(one.adapter, one.runtime_version)):
-            newest[(one.hardware, one.adapter, one.device, one.threads)] = one  # of what was updated, the last
+    for measured in sorted(store.devices(), key=lambda device: (is_known(device), device.measured_at)):
+        if _name_library(measured.runtime_version) == _name_library(
+            versions.get(measured.adapter, measured.runtime_version)
+        ):
+            newest[(measured.hardware, measured.adapter, measured.device, measured.threads)] = (
+                measured  # of what was updated, the last
+            )
     devices: dict[Hardware, list[MeasuredDevice]] = {}
-    for one in newest.values():
-        devices.setdefault(one.hardware, []).append(one)
+    for measured in newest.values():
+        devices.setdefault(measured.hardware, []).append(measured)
     models = store.models()
-    found = []
+    kinds = []
     for hardware, seen in devices.items():
-        marks = {(one.fingerprint, one.adapter, one.device) for one in seen}
-        mine = tuple(one for one in models if (one.fingerprint, one.adapter, one.device) in marks)
-        found.append(MeasuredHardware(hardware, tuple(seen), mine))
-    return sorted(found, key=lambda one: (one.hardware.name, one.name))
+        marks = {(device.fingerprint, device.adapter, device.device) for device in seen}
+        mine = tuple(model for model in models if (model.fingerprint, model.adapter, model.device) in marks)
+        kinds.append(MeasuredHardware(hardware, tuple(seen), mine))
+    return sorted(kinds, key=lambda kind: (kind.hardware.name, kind.name))
 
 
 def _name_library(version: str) -> str:
@@ -120,74 +124,74 @@ def _name_library(version: str) -> str:
     return version.partition(" ")[0]
 
 
-def add_devices(found: Sequence[MeasuredHardware], more: Sequence[MeasuredDevice]) -> list[MeasuredHardware]:
+def add_devices(kinds: Sequence[MeasuredHardware], more: Sequence[MeasuredDevice]) -> list[MeasuredHardware]:
     """Return the hardware with these runtimes' views of it, where they are not among what was measured."""
-    known = {one.hardware: one for one in found}
+    known = {kind.hardware: kind for kind in kinds}
     for device in more:
-        one = known.get(device.hardware, MeasuredHardware(device.hardware, (), ()))
-        if not one.device_for(device.adapter):
-            known[device.hardware] = replace(one, devices=(*one.devices, device))
+        kind = known.get(device.hardware, MeasuredHardware(device.hardware, (), ()))
+        if not kind.device_for(device.adapter):
+            known[device.hardware] = replace(kind, devices=(*kind.devices, device))
     return list(known.values())
 
 
 def choose_present(
-    found: Sequence[MeasuredHardware], present: Collection[Hardware]
+    kinds: Sequence[MeasuredHardware], present: Collection[Hardware]
 ) -> tuple[list[MeasuredHardware], list[str]]:
     """Return the hardware that a plan for one machine may use, and why the rest is left out.
 
     That is what is there now. Where nothing of it is, the profiles are another machine's, and of each device there the
     newest counts.
     """
-    here = [one for one in found if one.hardware in present]
+    here = [kind for kind in kinds if kind.hardware in present]
     if here:
         why = "it is another machine's, or its memory or driver has changed since: run `outrider profile`"
-        return here, [f"{one.hardware.name}: left out, {why}" for one in found if one not in here]
+        return here, [f"{kind.hardware.name}: left out, {why}" for kind in kinds if kind not in here]
     newest: dict[str, MeasuredHardware] = {}
-    for one in sorted(found, key=lambda one: max(device.measured_at for device in one.devices)):
-        newest[one.name] = one
-    kept = [one for one in found if one in newest.values()]
+    for kind in sorted(kinds, key=lambda kind: max(device.measured_at for device in kind.devices)):
+        newest[kind.name] = kind
+    kept = [kind for kind in kinds if kind in newest.values()]
     return kept, [
-        f"{one.hardware.name}: left out, {one.name} was measured anew since" for one in found if one not in kept
+        f"{kind.hardware.name}: left out, {kind.name} was measured anew since" for kind in kinds if kind not in kept
     ]
 
 
-def _matches_model(one: MeasuredModel, model: PlannedModel, cores: int) -> bool:
+def _matches_model(measured: MeasuredModel, model: PlannedModel, cores: int) -> bool:
     """Return whether this was measured with a model's files (with its name, where its files are not there), in a format
     that is asked for."""
-    if (one.model_digest != model.digest) if model.digest else (one.model != model.name):
+    if (measured.model_digest != model.digest) if model.digest else (measured.model != model.name):
         return False
-    if SPLIT in one.formats:
+    if SPLIT in measured.formats:
         return False  # a plan puts whole layers on devices
-    asked = one.formats.partition(" ")[0]
-    return asked in (model.weights or ("auto",)) and (not cores or one.threads <= cores)
+    written = measured.formats.partition(" ")[0]
+    return written in (model.weights or ("auto",)) and (not cores or measured.threads <= cores)
 
 
-def _option(one: MeasuredModel, role: Role, model: PlannedModel) -> Option:
-    own = one.device_parts
+def _option(measured: MeasuredModel, role: Role, model: PlannedModel) -> Option:
+    own = measured.device_parts
     return Option(
         profile="",
         role=role,
         model=model.name,
-        runtime=one.adapter,
-        weights=one.weights,
-        cost=with_row_ms(replace(one.cost, error=one.error), one.overhead.row_ms),
-        layer_bytes=(own["weights"] if own else one.weights_bytes) / one.layers,
-        kv_bytes_per_token=one.kv_bytes_per_token,
-        threads=one.threads,
-        fixed_bytes=0 if own else _find_fixed_bytes(one),
-        workspace_bytes=(own or one.planned_parts).get("workspace", 0),
-        overhead_ms=one.overhead.round_ms,
-        overhead_sequence_ms=one.overhead.sequence_ms,
-        load_s=one.load_s,
-        row_invariant=one.row_invariant,
+        runtime=measured.adapter,
+        weights=measured.weights,
+        cost=with_row_ms(replace(measured.cost, error=measured.error), measured.overhead.row_ms),
+        layer_bytes=(own["weights"] if own else measured.weights_bytes) / measured.layers,
+        kv_bytes_per_token=measured.kv_bytes_per_token,
+        threads=measured.threads,
+        fixed_bytes=0 if own else _find_fixed_bytes(measured),
+        workspace_bytes=(own or measured.planned_parts).get("workspace", 0),
+        overhead_ms=measured.overhead.round_ms,
+        overhead_sequence_ms=measured.overhead.sequence_ms,
+        load_s=measured.load_s,
+        row_invariant=measured.row_invariant,
         min_rows=1,  # a measured cost pads by itself
     )
 
 
-def _find_fixed_bytes(one: MeasuredModel) -> int:
+def _find_fixed_bytes(measured: MeasuredModel) -> int:
     """Return what a worker holds beside weights, KV cache and workspace: what was planned. It is no less than the peak
     of the process that measured it leaves, whose KV cache may have been full."""
-    parts = one.planned_parts
+    parts = measured.planned_parts
     planned = parts.get("process", 0) + parts.get("weights", 0)
-    held = one.peak_bytes - parts.get("kv_cache", 0) - parts.get("workspace", 0)
-    return max(0, max(planned, held) - one.weights_bytes)
+    held = measured.peak_bytes - parts.get("kv_cache", 0) - parts.get("workspace", 0)
+    return max(0, max(planned, held) - measured.weights_bytes)

@@ -93,7 +93,9 @@ def build_request_from_sketch(sketch: Sketch, config: ClusterConfig | None, base
         return replace(
             build_request_from_config(config, base, sketch.placement), beside=()
         )  # it is loaded here, not there
-    drafts = tuple(DraftCandidate(build_sketched_model(one), (one.acceptance,), cascade=True) for one in sketch.drafts)
+    drafts = tuple(
+        DraftCandidate(build_sketched_model(draft), (draft.acceptance,), cascade=True) for draft in sketch.drafts
+    )
     return PlanRequest(
         build_sketched_model(sketch.target),
         drafts,
@@ -114,25 +116,25 @@ def build_request_from_config(
     off = config.speculation.method == "off"
     model, store = config.model, store_directory(config)
 
-    def find_model(name: str, one: Target | ModelDraft) -> PlannedModel:
-        adapter = "" if one.adapter == AUTO and config.plans_hosts else one.adapter
-        return model_at_hand(one.source, name, base, one.weights, store, adapter=adapter, digests=digests)
+    def find_model(name: str, section: Target | ModelDraft) -> PlannedModel:
+        adapter = "" if section.adapter == AUTO and config.plans_hosts else section.adapter
+        return model_at_hand(section.source, name, base, section.weights, store, adapter=adapter, digests=digests)
 
     return PlanRequest(
         find_model(model.name, model),
         tuple(
             DraftCandidate(
-                find_model("", one),
+                find_model("", draft),
                 (placement.draft_acceptance,),
                 index,
                 name,
-                one.cascade == "auto" and one.mismatched_vocabulary == "refuse",
-                one.process == "target" and AUTO not in (one.adapter, one.device),
+                draft.cascade == "auto" and draft.mismatched_vocabulary == "refuse",
+                draft.process == "target" and AUTO not in (draft.adapter, draft.device),
             )
-            for index, (one, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True))
-            if isinstance(one, ModelDraft)
+            for index, (draft, name) in enumerate(zip(config.drafts, draft_names(config.drafts), strict=True))
+            if isinstance(draft, ModelDraft)
         ),
-        any(one.method == "suffix" for one in config.drafts),
+        any(draft.method == "suffix" for draft in config.drafts),
         model.exactness,
         0 if off else config.speculation.num_speculative_tokens,
         len(model.placements),
@@ -200,22 +202,22 @@ def list_cheaper(
     """
     if not draft.cascade:
         return ()
-    found = []
+    cheaper = []
     if text is not None:
         known = build_measured_drafter(text, "suffix", pairs, draft.model.name, 1, MOST_CHECKED, rule="fixed")
         if known == text:
             known = build_measured_drafter(text, "suffix", pairs, target, 1, MOST_CHECKED, rule="fixed")
-        found.append(CheaperDrafter("suffix", known.acceptance, known.coverage))
-    for one in drafts:
-        if one.index >= draft.index or not one.placed:
+        cheaper.append(CheaperDrafter("suffix", known.acceptance, known.coverage))
+    for other in drafts:
+        if other.index >= draft.index or not other.placed:
             continue
         known = build_measured_drafter(
-            model_drafter(one), one.name, pairs, draft.model.name, 1, MOST_CHECKED, rule="fixed"
+            model_drafter(other), other.name, pairs, draft.model.name, 1, MOST_CHECKED, rule="fixed"
         )
-        share = _read_bits(one.model) / max(1.0, _read_bits(draft.model))
-        below = list_cheaper(one, drafts, text, pairs, target)
-        found.append(CheaperDrafter(one.name, known.acceptance, known.coverage, share, below, in_process=True))
-    return tuple(found)
+        share = _read_bits(other.model) / max(1.0, _read_bits(draft.model))
+        below = list_cheaper(other, drafts, text, pairs, target)
+        cheaper.append(CheaperDrafter(other.name, known.acceptance, known.coverage, share, below, in_process=True))
+    return tuple(cheaper)
 
 
 def _read_bits(model: PlannedModel) -> float:
@@ -228,7 +230,7 @@ def build_measured_drafters(
 ) -> list[DrafterFacts]:
     """Return a drafter as measured where the policy chooses depths up to a bound: once for each runtime that was
     measured with it, or once for all."""
-    known = {one.adapter for one in pairs if (one.drafter, one.target) == (name, target)}
+    known = {pair.adapter for pair in pairs if (pair.drafter, pair.target) == (name, target)}
     return [
         build_measured_drafter(drafter, name, pairs, target, concurrency, bound, runtime=runtime)
         for runtime in sorted(known - {""}) or [""]
@@ -252,22 +254,22 @@ def build_measured_drafter(
     for about so many sequences.
     """
     drafter = replace(drafter, runtime=runtime)
-    mine = [one for one in pairs if (one.drafter, one.target) == (name, target) and one.adapter in ("", runtime)]
+    mine = [pair for pair in pairs if (pair.drafter, pair.target) == (name, target) and pair.adapter in ("", runtime)]
     if not mine:
         return drafter
-    best = min(mine, key=lambda one: (one.rule != rule, abs(one.sequences - concurrency), one.workload))
-    found = best.at(depth)
-    if not found.offered or not found.offered[0] or not found.accepted[0]:
+    best = min(mine, key=lambda pair: (pair.rule != rule, abs(pair.sequences - concurrency), pair.workload))
+    figures = best.at(depth)
+    if not figures.offered or not figures.offered[0] or not figures.accepted[0]:
         return drafter
-    coverage = found.offered[0]
-    chances = (found.accepted[0] / coverage, *found.conditional[1:])
+    coverage = figures.offered[0]
+    chances = (figures.accepted[0] / coverage, *figures.conditional[1:])
     text = drafter.model is None
     return replace(
         drafter,
         acceptance=tuple(min(1.0, chance) for chance in chances),
         coverage=min(1.0, coverage),
-        offered=found.offered if text else (),
-        changes=found.changes if text else 0.0,
+        offered=figures.offered if text else (),
+        changes=figures.changes if text else 0.0,
         by_policy=text and best.rule == "policy",
-        token_ms=best.draft_ms / sum(found.offered) if text else 0.0,
+        token_ms=best.draft_ms / sum(figures.offered) if text else 0.0,
     )

@@ -107,7 +107,7 @@ class Making:
     ) -> Planned:
         cluster = apply_health(correct_costs(first.cluster, corrections), first.behind, health)
         cluster = apply_loads(cluster, first.behind, loads)
-        return Planned(build_proposal(cluster, first.asked, first.behind), self.way)
+        return Planned(build_proposal(cluster, first.request, first.behind), self.way)
 
     def mark_drifted(self, first: PlanProposal, key: Key, ratio: float) -> str:
         self.marked.append((key[0], ratio))
@@ -151,15 +151,15 @@ async def test_the_requests_at_once_that_its_own_rounds_have_decide(tmp_path):
     assert [one.shards[0].device for one in found.proposal.plan.replicas] == ["here/SIM"]
     rounds_of_many(found, 1, 400, 50.0)
     assert found.view().plans == 0
-    assert found.asked_now.asked.placement.concurrency == 1
+    assert found.asked_now.request.placement.concurrency == 1
     rounds_of_many(found, 8, 400, 50.0)
-    assert found.asked_now.asked.placement.concurrency >= 2
+    assert found.asked_now.request.placement.concurrency >= 2
     await until(found, plans=1)
     for _ in range(20):
         clock.now_s += 2 * FIRST_PAUSE_S
         rounds_of_many(found, 8, 400, 50.0)
         await found.wait_planned()
-    assert found.asked_now.asked.placement.concurrency == 8
+    assert found.asked_now.request.placement.concurrency == 8
     assert [one.shards[0].device for one in found.proposal.plan.replicas] == ["here/SIM.1"]
     assert workers.replaced == ["here/SIM.1"]
     for _ in range(40):
@@ -176,7 +176,7 @@ def keeper_of_unlike(directory, workers, clock, prices, powers=(1.0, 1.0), **pla
         replace(one, price_per_hour=price, power_w=power)
         for one, price, power in zip(first.cluster.devices, prices, powers, strict=True)
     )
-    asked = replace(first.asked, placement=PlacementSection(**placement))
+    asked = replace(first.request, placement=PlacementSection(**placement))
     running = Planned(build_proposal(replace(first.cluster, devices=devices), asked, first.behind))
     return PlanKeeper(running, workers, Making(), DriftPolicy(0.2, 3.0, FIRST_PAUSE_S), clock)
 
@@ -372,7 +372,7 @@ async def test_a_load_that_makes_nothing_else_better_moves_nothing(tmp_path):
 def keeper_rate(directory, others: float) -> float:
     alone = first_plan(directory, {"SIM": 2.0, "SIM.1": 9.0})
     cluster = apply_loads(alone.cluster, alone.behind, sample_others(SIM=others).means)
-    return build_proposal(cluster, alone.asked, alone.behind).plan.goodput_tokens_per_s
+    return build_proposal(cluster, alone.request, alone.behind).plan.goodput_tokens_per_s
 
 
 async def test_rounds_beside_another_program_are_no_drift(tmp_path):

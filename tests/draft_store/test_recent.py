@@ -31,7 +31,12 @@ def test_answers_are_the_users_of_one_key_newest_first_and_bounded():
     recent.keep("key", "", answer(98))
     found = [unpack_tokens(one)[0] for one in recent.find_answers("key", "ann")]
     assert found == [5, 4, 3, 2], "too short ones are not kept, and the oldest go"
-    assert recent.find_answers("other key", "ann") == recent.find_answers("key", "bob") == recent.find_answers("key", "") == []
+    assert (
+        recent.find_answers("other key", "ann")
+        == recent.find_answers("key", "bob")
+        == recent.find_answers("key", "")
+        == []
+    )
     assert recent.view().given == 1
     recent.keep("key", "ann", answer(7, 3 * MAX_ENTRY_TOKENS))
     assert len(unpack_tokens(recent.find_answers("key", "ann")[0])) == MAX_ENTRY_TOKENS

@@ -80,7 +80,9 @@ def recover_all(directory: Path) -> dict[str, KeptAnswer]:
     """What the next daemon finds."""
     book = book_in(directory)
     book.recover()
-    found = {name: one for name in ("a", "b", "c") if (one := book.find_answer(request_id=name, owner="me")) is not None}
+    found = {
+        name: one for name in ("a", "b", "c") if (one := book.find_answer(request_id=name, owner="me")) is not None
+    }
     book.close()
     return found
 

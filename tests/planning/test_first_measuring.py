@@ -145,7 +145,7 @@ def test_an_estimate_takes_what_loads_at_once_and_converts_only_where_nothing_do
     assert "later: converts the model first, and is planned with once it is measured" in found.assumed
     (named,) = found.cluster.devices
     kept, behind, _ = leave_lacking(found.cluster, found.behind, {(named.id, "soon"): "it refuses the model"})
-    again = build_proposal(kept, found.asked, behind)
+    again = build_proposal(kept, found.request, behind)
     assert [one.runtime for one in again.plan.shards] == ["later"]
 
 

@@ -57,7 +57,7 @@ class Evaluator:
     def __init__(self, time_factor: float = 1.0, alerts: Sequence[Alert] = ALERTS) -> None:
         self._factor = time_factor
         self._alerts = alerts
-        reads = [read for alert in alerts for one in alert.conditions for read in one.reads]
+        reads = [read for alert in alerts for condition in alert.conditions for read in condition.reads]
         self._keep_s = max(read.over_s for read in reads) * time_factor
         self._series: dict[str, dict[Key, _Series]] = {}
         self._since_s: dict[tuple[str, Key], float] = {}
@@ -66,8 +66,8 @@ class Evaluator:
     def evaluate(self, now_s: float, samples: Iterable[Sample]) -> list[ActiveAlert]:
         """Take the samples of this moment, and return the alerts whose conditions hold."""
         self._take(now_s, samples)
-        active = [one for alert in self._alerts for one in self._check(alert)]
-        self._since_s = {(one.alert.name, tuple(one.labels.values())): one.since_s for one in active}
+        active = [held for alert in self._alerts for held in self._check(alert)]
+        self._since_s = {(held.alert.name, tuple(held.labels.values())): held.since_s for held in active}
         return active
 
     def _take(self, now_s: float, samples: Iterable[Sample]) -> None:
@@ -85,11 +85,11 @@ class Evaluator:
                     del held[key]
 
     def _check(self, alert: Alert) -> Iterator[ActiveAlert]:
-        found: dict[Key, float] | None = None
+        figures: dict[Key, float] | None = None
         for condition in alert.conditions:
             held = self._hold(condition, alert.by)
-            found = held if found is None else {key: value for key, value in found.items() if key in held}
-        for key, value in (found or {}).items():
+            figures = held if figures is None else {key: value for key, value in figures.items() if key in held}
+        for key, value in (figures or {}).items():
             since_s = self._since_s.get((alert.name, key), self._now_s)
             firing = self._now_s - since_s >= alert.for_s * self._factor - _SLACK_S
             yield ActiveAlert(alert, dict(zip(alert.by, key, strict=True)), value, since_s, firing)
@@ -115,7 +115,7 @@ class Evaluator:
 
     def _read(self, read: Read, by: Labels) -> dict[Key, float]:
         over_s = read.over_s * self._factor
-        found: dict[Key, list[float]] = {}
+        groups: dict[Key, list[float]] = {}
         for series in self._series.get(read.metric, {}).values():
             if any(series.labels.get(name) != value for name, value in read.only):
                 continue
@@ -126,9 +126,9 @@ class Evaluator:
                 at_s, last = series.points[-1]
                 value = last if at_s >= self._now_s - _SLACK_S else None
             if value is not None:
-                found.setdefault(tuple(series.labels.get(name, "") for name in by), []).append(value)
+                groups.setdefault(tuple(series.labels.get(name, "") for name in by), []).append(value)
         fold = max if read.fold == "max" else sum
-        return {key: fold(values) for key, values in found.items()}
+        return {key: fold(values) for key, values in groups.items()}
 
 
 def _divide(over: float, under: float) -> float:

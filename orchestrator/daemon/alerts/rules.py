@@ -19,13 +19,13 @@ def write_rules(time_factor: float = 1.0) -> str:
     records = [{"record": name, "expr": figure.tell(by, time_factor)} for name, by, figure in RECORDS]
     alerts: list[dict[str, Any]] = [
         {
-            "alert": one.name,
-            "expr": one.tell(time_factor),
-            "for": tell_time(one.for_s * time_factor),
-            "labels": {"severity": one.severity},
-            "annotations": one.annotate(),
+            "alert": alert.name,
+            "expr": alert.tell(time_factor),
+            "for": tell_time(alert.for_s * time_factor),
+            "labels": {"severity": alert.severity},
+            "annotations": alert.annotate(),
         }
-        for one in ALERTS
+        for alert in ALERTS
     ]
     groups = [{"name": "outrider records", "rules": records}, {"name": "outrider alerts", "rules": alerts}]
     head = "# Written by `outrider alerts rules`; docs/runbook.md tells of each.\n"
@@ -41,19 +41,19 @@ def write_runbook() -> str:
         "[Observability](observability.md#alerts) tells how they get to you. `outrider alerts` shows those that fire.",
         "",
     ]
-    for one in ALERTS:
+    for alert in ALERTS:
         lines += [
-            f"## {one.name}",
+            f"## {alert.name}",
             "",
-            f"Severity {one.severity}, after {tell_time(one.for_s)}.",
+            f"Severity {alert.severity}, after {tell_time(alert.for_s)}.",
             "",
-            f"- It means: {one.meaning}",
-            f"- It does not mean: {one.not_meaning}",
-            f"- First look: {one.look}",
-            f"- Remedy: {one.remedy}",
+            f"- It means: {alert.meaning}",
+            f"- It does not mean: {alert.not_meaning}",
+            f"- First look: {alert.look}",
+            f"- Remedy: {alert.remedy}",
             "",
             "```promql",
-            one.tell(),
+            alert.tell(),
             "```",
             "",
         ]

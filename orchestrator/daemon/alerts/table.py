@@ -30,7 +30,7 @@ class Alert:
 
     def tell(self, time_factor: float = 1.0) -> str:
         """Return it in PromQL."""
-        return "\nand\n".join(one.tell(self.by, time_factor) for one in self.conditions)
+        return "\nand\n".join(condition.tell(self.by, time_factor) for condition in self.conditions)
 
     @property
     def runbook(self) -> str:
@@ -259,5 +259,5 @@ RECORDS = (
 )
 """Recording rules: their names, labels and figures."""
 
-METRICS = frozenset(read.metric for alert in ALERTS for one in alert.conditions for read in one.reads)
+METRICS = frozenset(read.metric for alert in ALERTS for condition in alert.conditions for read in condition.reads)
 """The samples that alerts read."""

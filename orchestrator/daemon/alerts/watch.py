@@ -68,16 +68,16 @@ class AlertWatch:
 
     def look(self) -> None:
         """Evaluate once, and hand on what changed."""
-        samples = [Sample(*one) for one in self._read(METRICS)]
+        samples = [Sample(*sample) for sample in self._read(METRICS)]
         wall_s = self._clock.wall_s()
         self._active = self._evaluator.evaluate(self._clock.monotonic_s(), samples)
         self._evaluations += 1
-        firing = {(one.alert.name, *one.labels.values()): one for one in self._active if one.firing}
-        for key, one in firing.items():
+        firing = {(active.alert.name, *active.labels.values()): active for active in self._active if active.firing}
+        for key, active in firing.items():
             if key not in self._firing:
-                fired = _Fired(one.alert, dict(one.labels), one.value, wall_s)
+                fired = _Fired(active.alert, dict(active.labels), active.value, wall_s)
                 self._firing[key] = fired
-                _log.warning("alert", alert=one.alert.name, **self._tell_labels(fired), runbook=one.alert.runbook)
+                _log.warning("alert", alert=active.alert.name, **self._tell_labels(fired), runbook=active.alert.runbook)
                 self._send(fired, None)
         for key in [key for key in self._firing if key not in firing]:
             fired = self._firing.pop(key)
@@ -90,10 +90,10 @@ class AlertWatch:
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         active = [
             {
-                **self._describe(one, wall_s - (now_s - one.since_s)),
-                "state": "firing" if one.firing else "pending",
+                **self._describe(active, wall_s - (now_s - active.since_s)),
+                "state": "firing" if active.firing else "pending",
             }
-            for one in self._active
+            for active in self._active
         ]
         return {"evaluations": self._evaluations, "alerts": active, "ended": list(self._ended)}
 
@@ -108,13 +108,13 @@ class AlertWatch:
         return {f"of_{name}" if name in ("alert", "event") else name: value for name, value in fired.labels.items()}
 
     @staticmethod
-    def _describe(one: ActiveAlert | _Fired, since_s: float) -> dict[str, Any]:
-        alert = one.alert
+    def _describe(active: ActiveAlert | _Fired, since_s: float) -> dict[str, Any]:
+        alert = active.alert
         return {
             "alert": alert.name,
             "severity": alert.severity,
-            "labels": dict(one.labels),
-            "value": one.value if abs(one.value) != float("inf") else None,
+            "labels": dict(active.labels),
+            "value": active.value if abs(active.value) != float("inf") else None,
             "since": _tell_wall(since_s),
             "meaning": alert.meaning,
             "not_meaning": alert.not_meaning,

@@ -77,7 +77,7 @@ def describe_notice(notice: Notice) -> dict[str, Any]:
     labels, annotations = dict(notice.labels), dict(notice.annotations)
     status = "firing" if notice.ended is None else "resolved"
     name = {"alertname": labels["alertname"]}
-    told = "\n".join(f"{key}={value}" for key, value in sorted(labels.items()))
+    text = "\n".join(f"{key}={value}" for key, value in sorted(labels.items()))
     return {
         "version": "4",
         "groupKey": f'{{}}:{{alertname="{labels["alertname"]}"}}',
@@ -96,7 +96,7 @@ def describe_notice(notice: Notice) -> dict[str, Any]:
                 "startsAt": notice.began,
                 "endsAt": notice.ended or _NOT_YET,
                 "generatorURL": "",
-                "fingerprint": hashlib.sha256(told.encode()).hexdigest()[:16],
+                "fingerprint": hashlib.sha256(text.encode()).hexdigest()[:16],
             }
         ],
     }

@@ -272,7 +272,7 @@ class _Decoding:
         self._forget = forget
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        again = f"~{secrets.token_hex(4)}" if answer.begun else ""
+        again = f"~{secrets.token_hex(4)}" if answer.started else ""
         book.mark_busy(answer)
         self._tasks = {
             index: asyncio.create_task(self._run(index, choice, again), name=f"decode {choice.submit.request_id}")

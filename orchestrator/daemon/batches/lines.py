@@ -85,21 +85,21 @@ class BatchInput:
 
 def read_input(path: Path, routes: tuple[str, ...] = ROUTES) -> BatchInput:
     """Read a file of requests. Raises BatchError where there is no such file, or no line in it."""
-    found: list[tuple[int, int, int, BadLine | None]] = []
+    examined: list[tuple[int, int, int, BadLine | None]] = []
     seen: set[str] = set()
     offset, whole = 0, blake2b(digest_size=_DIGEST_BYTES)
     with _open(path) as file:
         for number, raw in enumerate(file, start=1):
             whole.update(raw)
             if raw.strip():
-                found.append((number, offset, len(raw), _examine(raw, number, routes, seen)))
+                examined.append((number, offset, len(raw), _examine(raw, number, routes, seen)))
             offset += len(raw)
-    if not found:
+    if not examined:
         raise BatchError(f"{path}:1: there is no line in it; write one request a line")
     digest = whole.hexdigest()
     places = [
         LinePlace(number, at, size, f"batch_req_{_digest(f'{digest} line {number}')}", bad)
-        for number, at, size, bad in found
+        for number, at, size, bad in examined
     ]
     return BatchInput(path, digest, places, routes)
 

@@ -182,8 +182,8 @@ def describe_answer(place: LinePlace, line: BatchLine, answer: Answer) -> dict[s
     """Return the result of a request that was answered, or refused."""
     error = None
     if answer.status >= HTTPStatus.BAD_REQUEST:
-        said = answer.body.get("error") if isinstance(answer.body, dict) else None
-        code = said.get("code") if isinstance(said, dict) else None
+        details = answer.body.get("error") if isinstance(answer.body, dict) else None
+        code = details.get("code") if isinstance(details, dict) else None
         error = {"code": code or f"http_{answer.status}", "message": message_of(answer.body)}
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
     return {"id": place.result_id, "custom_id": line.custom_id, "response": response, "error": error}

@@ -73,16 +73,16 @@ class ServerClient:
         except httpx.TransportError as error:
             raise Unreachable(f"{type(error).__name__}: {error}".rstrip(": ")) from error
         try:
-            found = response.json()
+            parsed = response.json()
         except ValueError:
-            found = None
-        shaped = isinstance(found, dict)
+            parsed = None
+        shaped = isinstance(parsed, dict)
         proxied = response.status_code in (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT) and not shaped
         if proxied or (response.is_success and not shaped):
             raise Unreachable(f"{response.status_code}, and no answer in JSON")
         request_id = response.headers.get("X-Request-Id", "")
-        told = found if shaped else response.text[:1000]
-        return Answer(response.status_code, told, request_id, _read_wait(response))
+        shown = parsed if shaped else response.text[:1000]
+        return Answer(response.status_code, shown, request_id, _read_wait(response))
 
 
 @asynccontextmanager

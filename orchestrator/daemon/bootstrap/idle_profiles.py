@@ -102,7 +102,7 @@ class IdleMeasuring:
     async def _plan(self) -> None:
         loads = self._served.list_loads()
         ours_bytes = loads.get(f"{THIS_NODE}/{PROCESSOR}", DeviceLoad()).memory_ours_bytes
-        taken = self._keeper.first.asked.taken
+        taken = self._keeper.first.request.taken
         try:
             asked = await asyncio.to_thread(build_local_request, self._config, self._base, taken)
             first = await asyncio.to_thread(propose_local, self._config, self._base, asked, ours_bytes)

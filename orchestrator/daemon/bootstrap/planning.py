@@ -77,7 +77,7 @@ def make_plan(
     found = _propose_at_once(config, base, ours_bytes, taken) if at_once else None
     if found is None:
         found = propose_local(config, base, build_local_request(config, base, taken), ours_bytes)
-    asked = found.asked
+    asked = found.request
     if loads:
         busy = {name: replace(load, memory_total_bytes=0) for name, load in loads.items()}  # `free` knows better
         cluster = share_time(apply_loads(found.cluster, found.behind, busy), found.behind, taken)
@@ -177,11 +177,11 @@ class PlanMaking:
         """Return the plan with costs as they turned out to be, without devices that refuse work, and with what other
         programs and other targets leave of the rest. Raises PlanError."""
         taken = self.list_taken()
-        left = leave_taken(first.cluster, first.behind, taken, first.asked.taken)
+        left = leave_taken(first.cluster, first.behind, taken, first.request.taken)
         well = apply_health(correct_costs(left, corrections), first.behind, health)
         cluster = apply_loads(well, first.behind, loads, partial(_count_reserved, first))
         cluster = share_time(cluster, first.behind, taken)
-        proposal = build_proposal(cluster, first.asked, first.behind, first.pairs)
+        proposal = build_proposal(cluster, first.request, first.behind, first.pairs)
         # What is left out stays so, and goes on being told.
         told = replace(proposal, assumed=tuple(dict.fromkeys((*proposal.assumed, *first.assumed))))
         found = build_start_plan(self.config, self.base, told)
@@ -196,12 +196,12 @@ class PlanMaking:
         never = self.config.placement.profile == "never"
         later = "at the next start" if self.config.plans_hosts else "when nobody asks"
         again = "run `outrider profile`" if never else f"it is measured again {later}"
-        return f"the profile of {first.asked.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
+        return f"the profile of {first.request.target.name} on {key[0]}, {key[1]}, has drifted: {how}; {again}"
 
 
 def _count_reserved(first: PlanProposal, source: DeviceSource) -> int:
     """Return the memory of a device that is for what the plan does not place."""
-    asked = first.asked
+    asked = first.request
     return sum_reserved_bytes(source, asked.beside, asked.replicas) if isinstance(source, MeasuredHardware) else 0
 
 

@@ -119,8 +119,8 @@ class DiskDraftStore:
             "ORDER BY shared DESC, at DESC LIMIT ?"
         )
         oldest_s = self._clock.wall_s() - self._bounds.expire_s
-        with closing(base.execute(query, (*blocks, oldest_s, least, most))) as found:
-            return [value for (value,) in found]
+        with closing(base.execute(query, (*blocks, oldest_s, least, most))) as rows:
+            return [value for (value,) in rows]
 
     def _keep(self, base: sqlite3.Connection, entry: Entry) -> None:
         now_s, bounds = self._clock.wall_s(), self._bounds

@@ -41,37 +41,37 @@ class RecentOutputs:
         if not user or len(answer) < MIN_TOKENS:
             return
         now_s = self._clock.monotonic_s()
-        found = self._users.setdefault((owner, user), _Answers(now_s))
-        found.newest_s = now_s
-        found.texts.appendleft(pack_tokens(answer[:MAX_ENTRY_TOKENS]))
+        answers = self._users.setdefault((owner, user), _Answers(now_s))
+        answers.newest_s = now_s
+        answers.texts.appendleft(pack_tokens(answer[:MAX_ENTRY_TOKENS]))
         self._users.move_to_end((owner, user))
         if len(self._users) > MOST_USERS:
             self._users.popitem(last=False)
 
     def find_answers(self, owner: str, user: str) -> list[bytes]:
         """Return what this user was answered of late, as packed tokens, the newest first."""
-        found = self._users.get((owner, user))
-        if not user or found is None:
+        answers = self._users.get((owner, user))
+        if not user or answers is None:
             return []
-        if self._clock.monotonic_s() - found.newest_s > KEPT_S:
+        if self._clock.monotonic_s() - answers.newest_s > KEPT_S:
             del self._users[owner, user]
             return []
         self._given += 1
-        return [*found.texts]
+        return [*answers.texts]
 
     def view(self) -> RecentOutputsView:
         """Return how much is remembered, and what for."""
-        length_bytes = sum(len(text) for found in self._users.values() for text in found.texts)
+        length_bytes = sum(len(text) for answers in self._users.values() for text in answers.texts)
         return RecentOutputsView(len(self._users), length_bytes // BYTES_PER_TOKEN, self._given)
 
 
 def join_answers(own: Sequence[bytes], alike: Sequence[bytes]) -> list[bytes]:
     """Return a user's own answers and those to prompts alike (each the likeliest first), within the bounds of what a
     request is given. What answers prompts alike goes first: it is in the user's own where they asked so before."""
-    found: list[bytes] = []
+    texts: list[bytes] = []
     room = MOST_TOKENS * BYTES_PER_TOKEN
     for text in dict.fromkeys([*alike[: MOST_ANSWERS // 2], *own, *alike]):
-        if len(found) < MOST_ANSWERS and room > 0:
-            found.append(text[:room])
-            room -= len(found[-1])
-    return found
+        if len(texts) < MOST_ANSWERS and room > 0:
+            texts.append(text[:room])
+            room -= len(texts[-1])
+    return texts

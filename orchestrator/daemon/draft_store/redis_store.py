@@ -156,8 +156,8 @@ class RedisDraftStore:
 
     async def find_answers(self, blocks: Sequence[str], least: int, most: int) -> list[bytes]:
         """See the port."""
-        found = await self._ask(self._find, [PREFIX, least, most, *blocks])
-        return [one for one in found if isinstance(one, bytes)] if isinstance(found, list) else []
+        values = await self._ask(self._find, [PREFIX, least, most, *blocks])
+        return [value for value in values if isinstance(value, bytes)] if isinstance(values, list) else []
 
     async def keep(self, entry: Entry) -> None:
         """See the port."""

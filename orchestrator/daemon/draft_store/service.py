@@ -111,10 +111,10 @@ class DraftStoreService:
         if (error := asking.exception()) is not None:  # a mistake of ours costs drafts, and no answer
             self._observe_failure(StoreFailed(f"{type(error).__name__}: {error}"))
             return []
-        found = asking.result()
-        self._counts.hits += bool(found)
-        self._counts.misses += not found
-        return found
+        answers = asking.result()
+        self._counts.hits += bool(answers)
+        self._counts.misses += not answers
+        return answers
 
     def remember(self, blocks: Sequence[str], prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Keep an answer, beside whatever else is done; where too many wait it is dropped."""
@@ -148,7 +148,7 @@ class DraftStoreService:
         owner = "" if self._terms.shared else submit.owner
         model = (ready.model.source, ready.model.digest, ready.model.vocabulary_fingerprint)
         numbers = (ready.precision.numerical_class, ready.precision.class_fingerprint, ready.precision.weights)
-        parts = [_VERSION, *(one.encode() for one in (*model, *numbers, owner))]
+        parts = [_VERSION, *(text.encode() for text in (*model, *numbers, owner))]
         text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
         return blake2b(text, digest_size=_SCOPE_BYTES).digest()
 
@@ -159,7 +159,7 @@ class DraftStoreService:
             self._observe_failure(error)
             return []
         self._observe_success()
-        found: list[bytes] = []
+        answers: list[bytes] = []
         room = MOST_TOKENS * BYTES_PER_TOKEN
         for value in values:
             self._counts.read_bytes += len(value)
@@ -170,9 +170,9 @@ class DraftStoreService:
                 self._problem = f"a damaged value was left out: {error}"
                 continue
             if answer:
-                found.append(answer)
+                answers.append(answer)
                 room -= len(answer)
-        return found
+        return answers
 
     async def _write(self) -> None:
         while True:

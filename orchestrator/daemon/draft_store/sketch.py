@@ -42,11 +42,11 @@ def count_least_shared(blocks: Sequence[str]) -> int:
 def _hash_blocks(tokens: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
     """Return a 64-bit hash of each run of `width` tokens; sums wrap around on purpose."""
     count = len(tokens) - width + 1
-    found = np.zeros(count, np.uint64)
+    hashes = np.zeros(count, np.uint64)
     with np.errstate(over="ignore"):
         for place in range(width):
-            found = (found + tokens[place : place + count] + np.uint64(1)) * _STEP
-            found ^= found >> np.uint64(29)
+            hashes = (hashes + tokens[place : place + count] + np.uint64(1)) * _STEP
+            hashes ^= hashes >> np.uint64(29)
         for factor, shift in zip(_MIX, (30, 27), strict=True):
-            found = (found ^ (found >> np.uint64(shift))) * factor
-    return found ^ (found >> np.uint64(31))
+            hashes = (hashes ^ (hashes >> np.uint64(shift))) * factor
+    return hashes ^ (hashes >> np.uint64(31))

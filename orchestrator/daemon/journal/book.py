@@ -81,8 +81,8 @@ class KeptChoice:
 
     def to_committed(self, number: int, index: int) -> CommittedTokens:
         """Return all that is known of it."""
-        told = (self.stats, self.logprobs, self.prompt_logprobs, self.speculation)
-        return CommittedTokens(number, index, self.tokens, self.finish, *told, self.bounds, self.ends_bare)
+        details = (self.stats, self.logprobs, self.prompt_logprobs, self.speculation)
+        return CommittedTokens(number, index, self.tokens, self.finish, *details, self.bounds, self.ends_bare)
 
     def tell(self, taken: int, split_at: int) -> Delta | None:
         """Return what follows behind `taken` tokens, up to the next bound or `split_at`; None where nothing does yet.
@@ -94,8 +94,8 @@ class KeptChoice:
         last = bool(self.finish) and end == len(self.tokens)
         if end == taken and not last:
             return None
-        told = last and (end == taken or not self.ends_bare)
-        finish = ("stop" if self.finish == CUT else self.finish) if told else ""
+        ends = last and (end == taken or not self.ends_bare)
+        finish = ("stop" if self.finish == CUT else self.finish) if ends else ""
         scores = None if self.logprobs is None else self.logprobs[taken:end]
         first = self.prompt_logprobs if taken == 0 else None
         tokens = self.tokens[taken:end]
@@ -110,15 +110,15 @@ class KeptChoice:
     def wake(self) -> None:
         """Let whoever waits look again."""
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if not one.done():
-                one.set_result(None)
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 @dataclass(slots=True, eq=False)
 class KeptAnswer:
     """One request and its choices. `number` names it in the journal. `idle_s`: since when nobody reads or decodes it,
-    by the clock; None while somebody does. `begun`: somebody did. `model`: whose answer it is, "" where nobody said."""
+    by the clock; None while somebody does. `started`: somebody did. `model`: whose answer it is, "" where nobody said."""
 
     number: int
     request_id: str
@@ -128,7 +128,7 @@ class KeptAnswer:
     created_s: int
     choices: list[KeptChoice]
     idle_s: float | None = None
-    begun: bool = False
+    started: bool = False
     model: str = ""
 
     @property
@@ -153,8 +153,8 @@ class KeptAnswer:
         """Return all that is known of it."""
         submits = [choice.submit for choice in self.choices]
         parts = [choice.to_committed(self.number, index) for index, choice in enumerate(self.choices) if choice.bounds]
-        told = (self.number, self.request_id, self.key, self.owner, self.body, self.created_s, submits, parts)
-        return Opened(*told, model=self.model)
+        fields = (self.number, self.request_id, self.key, self.owner, self.body, self.created_s, submits, parts)
+        return Opened(*fields, model=self.model)
 
 
 class AnswerBook:
@@ -191,8 +191,8 @@ class AnswerBook:
         left_out = self._count_left_out()
         refuses = now_s - self._refused_s <= _SAY_FULL_EVERY_S
         sizes = (0, 0) if files is None else (files.reserve_bytes, files.allocated_bytes)
-        told = ("", "") if files is None else (files.problem, files.short)
-        problems = list_problems(*told, left_out, sizes, refuses=refuses)
+        reasons = ("", "") if files is None else (files.problem, files.short)
+        problems = list_problems(*reasons, left_out, sizes, refuses=refuses)
         return JournalView(len(self._answers), left_out, self._bytes, *sizes, problems)
 
     def reserve(self) -> None:
@@ -223,8 +223,8 @@ class AnswerBook:
 
     def find_answer(self, *, key: str = "", request_id: str = "", owner: str) -> KeptAnswer | None:
         """Return the answer with this key or this id, of the one who asked for it."""
-        found = self._keys.get((owner, key)) if key else self._ids.get(request_id)
-        return found if found is not None and found.owner == owner else None
+        answer = self._keys.get((owner, key)) if key else self._ids.get(request_id)
+        return answer if answer is not None and answer.owner == owner else None
 
     def open(
         self,
@@ -239,7 +239,7 @@ class AnswerBook:
     ) -> KeptAnswer | None:
         """Keep a new answer from now on; None where there is no room for it."""
         self.expire()
-        choices = [KeptChoice(one) for one in submits]
+        choices = [KeptChoice(submit) for submit in submits]
         now_s = self._clock.monotonic_s()
         answer = KeptAnswer(self._next, request_id, key, owner, body, created_s, choices, idle_s=now_s, model=model)
         if not self._make_room(answer.measure_bytes()):
@@ -253,8 +253,8 @@ class AnswerBook:
     def record(self, answer: KeptAnswer, index: int, delta: Delta) -> None:
         """Take in what was committed to a choice. It is written before whoever waits for it looks again, with all else
         that is recorded in this turn of the event loop: one write a round."""
-        told = (delta.stats if delta.finish else None, delta.logprobs, delta.prompt_logprobs, delta.speculation)
-        part = CommittedTokens(answer.number, index, delta.tokens, delta.finish, *told)
+        details = (delta.stats if delta.finish else None, delta.logprobs, delta.prompt_logprobs, delta.speculation)
+        part = CommittedTokens(answer.number, index, delta.tokens, delta.finish, *details)
         if answer.number in self._answers:
             scores = len(delta.logprobs or ()) + len(delta.prompt_logprobs or ())
             self._bytes += _TOKEN_BYTES * len(delta.tokens) + _SCORE_BYTES * scores
@@ -295,7 +295,7 @@ class AnswerBook:
 
     def mark_busy(self, answer: KeptAnswer) -> None:
         """Somebody reads or decodes it."""
-        answer.idle_s, answer.begun = None, True
+        answer.idle_s, answer.started = None, True
 
     def mark_idle(self, answer: KeptAnswer) -> None:
         """Nobody reads or decodes it: it is kept for a while yet."""
@@ -306,7 +306,7 @@ class AnswerBook:
         could come back then."""
         now_s = self._clock.monotonic_s()
         asleep_s, self._looked_s = now_s - self._looked_s, now_s
-        idle = [(one, one.idle_s) for one in self._answers.values() if one.idle_s is not None]
+        idle = [(answer, answer.idle_s) for answer in self._answers.values() if answer.idle_s is not None]
         for answer, since_s in idle:
             if asleep_s > _ASLEEP_S:
                 answer.idle_s = min(now_s, since_s + asleep_s)
@@ -370,13 +370,13 @@ class AnswerBook:
 
     def _count_left_out(self) -> int:
         """Return how many running answers the segment of now has not."""
-        found = [self._answers[number] for number in self._left_out if number in self._answers]
-        return sum(not answer.complete for answer in found)
+        answers = [self._answers[number] for number in self._left_out if number in self._answers]
+        return sum(not answer.complete for answer in answers)
 
     def _make_room(self, size: int) -> bool:
         """Forget idle answers, oldest first, until so much fits; False where it does not."""
         while self._bytes + size > self.limits.memory_bytes:
-            idle = next((one for one in self._answers.values() if one.idle_s is not None), None)
+            idle = next((answer for answer in self._answers.values() if answer.idle_s is not None), None)
             if idle is None:
                 now_s = self._refused_s = self._clock.monotonic_s()
                 if now_s - self._said_full_s > _SAY_FULL_EVERY_S:
@@ -402,5 +402,5 @@ class AnswerBook:
 
 def _answer_of(record: Opened, idle_s: float) -> KeptAnswer:
     choices = [KeptChoice(submit) for submit in record.submits]
-    told = (record.number, record.request_id, record.key, record.owner, record.body, record.created_s, choices)
-    return KeptAnswer(*told, idle_s=idle_s, begun=True, model=record.model)
+    fields = (record.number, record.request_id, record.key, record.owner, record.body, record.created_s, choices)
+    return KeptAnswer(*fields, idle_s=idle_s, started=True, model=record.model)

@@ -89,8 +89,8 @@ class Head(NamedTuple):
 
     def encode(self) -> bytes:
         """Return it as it stands in the file."""
-        told = _HEAD.pack(MAGIC, *self, 0)[:-4]
-        return told + struct.pack(">I", zlib.crc32(told))
+        head = _HEAD.pack(MAGIC, *self, 0)[:-4]
+        return head + struct.pack(">I", zlib.crc32(head))
 
 
 def draw_salt() -> int:
@@ -131,9 +131,9 @@ def decode_segment(data: bytes) -> list[Record] | None:
     head = read_head(data)
     if head is None:
         return None
-    found = list(_decode_from(data, HEAD_BYTES, head.salt))
-    end = found[-1][1] if found else HEAD_BYTES
-    return [record for record, _ in found] if end >= HEAD_BYTES + head.snapshot_bytes else None
+    decoded = list(_decode_from(data, HEAD_BYTES, head.salt))
+    end = decoded[-1][1] if decoded else HEAD_BYTES
+    return [record for record, _ in decoded] if end >= HEAD_BYTES + head.snapshot_bytes else None
 
 
 def decode_old_records(data: bytes) -> Iterator[Record]:

@@ -81,7 +81,7 @@ class SegmentFiles:
     def replay(self) -> list[Record]:
         """Return the records that earlier processes left, oldest first: of the last segment that began whole, or else
         of an earlier version's files."""
-        found: list[tuple[int, int, list[Record]]] = []
+        whole: list[tuple[int, int, list[Record]]] = []
         for index, slot in enumerate(self._slots):
             try:
                 data = slot.read()
@@ -93,10 +93,10 @@ class SegmentFiles:
             if head is not None:
                 self._number = max(self._number, head.number)
                 if records is not None:
-                    found.append((head.number, index, records))
+                    whole.append((head.number, index, records))
         self._old = self._list_old()
-        if found:
-            _, self._current, records = max(found, key=lambda one: one[0])
+        if whole:
+            _, self._current, records = max(whole, key=lambda segment: segment[0])
             return records
         return [record for path in self._old for record in _read_old(path)]
 
@@ -210,13 +210,13 @@ class SegmentFiles:
         self._old = []
 
     def _list_old(self) -> list[Path]:
-        found = []
+        numbered = []
         with suppress(OSError):
             for name in os.listdir(self._directory):
                 stem = name.removesuffix(_OLD_SUFFIX)
                 if stem != name and stem.isdecimal():
-                    found.append((int(stem), self._directory / name))
-        return [path for _, path in sorted(found)]
+                    numbered.append((int(stem), self._directory / name))
+        return [path for _, path in sorted(numbered)]
 
 
 def measure_body(body: bytes) -> int:

@@ -117,11 +117,11 @@ class Slot:
 
 def find_promise_problem(directory: Path) -> str:
     """Return why what is allocated in a directory may not be writable on a full disk; "" where it is."""
-    mounts = {Path(one.mountpoint): one.fstype for one in psutil.disk_partitions(all=True)}
-    there = directory.resolve()
-    kind = next((mounts[one] for one in (there, *there.parents) if one in mounts), "")
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    resolved = directory.resolve()
+    kind = next((mounts[near] for near in (resolved, *resolved.parents) if near in mounts), "")
     if kind.startswith(_NO_PROMISE):
-        return f"{there} is on {kind}, which does not promise room for what was allocated"
+        return f"{resolved} is on {kind}, which does not promise room for what was allocated"
     return ""
 
 
@@ -132,9 +132,9 @@ def _allocate(descriptor: int, at: int, count: int) -> None:
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
             raise
-        there = os.fstat(descriptor).st_size  # a file system that cannot: what was written once has its blocks
-        while there < at + count:
-            there += os.pwrite(descriptor, _ZEROS[: at + count - there], there)
+        end = os.fstat(descriptor).st_size  # a file system that cannot: what was written once has its blocks
+        while end < at + count:
+            end += os.pwrite(descriptor, _ZEROS[: at + count - end], end)
 
 
 def _write_in_place(descriptor: int) -> None:

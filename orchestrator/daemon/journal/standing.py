@@ -40,25 +40,25 @@ def list_problems(
     """Return what is wrong, the worst first. `refused`: why nothing is written; `short`: why less is allocated than is
     to be; `left_out`: running answers that are in no file; `sizes`: what is to be allocated, and what is; `refuses`:
     lately there was an answer that memory had no room for."""
-    found = []
+    problems = []
     if refused:
         text = f"answers are not written ({refused}): streams would not outlive the daemon"
-        found.append(JournalProblem("not_written", text))
+        problems.append(JournalProblem("not_written", text))
     if left_out:
         text = (
             f"the disk is full, and {left_out} running answers do not fit into journal.reserve: they would not outlive"
         )
-        found.append(JournalProblem("left_out", f"{text} the daemon"))
+        problems.append(JournalProblem("left_out", f"{text} the daemon"))
     if refuses:
         text = "journal.memory is full of running answers: newer ones cannot be resumed"
-        found.append(JournalProblem("memory", text))
+        problems.append(JournalProblem("memory", text))
     if short:
         wanted, allocated = map(human_bytes, sizes)
         text = (
             f"{allocated} of {wanted} (journal.reserve) could be allocated ({short}): a full disk may stop the journal"
         )
-        found.append(JournalProblem("reserve", text))
-    return tuple(found)
+        problems.append(JournalProblem("reserve", text))
+    return tuple(problems)
 
 
 def choose_bodies(bodies: Sequence[bytes], wanted: Iterable[int], room_bytes: int) -> set[int]:

@@ -68,10 +68,10 @@ class Child:
         too_slow = isinstance(error, TimeoutError)
         if too_slow:
             self._stop()
-        told = os.read(self.end, 64).split() if _is_readable(self.end, _END_S) else []
-        if not told:  # the nursery has ended too, or cannot say
+        words = os.read(self.end, 64).split() if _is_readable(self.end, _END_S) else []
+        if not words:  # the nursery has ended too, or cannot say
             return Killed()
-        status, core_s = int(told[0]), float(told[1]) - began_core_s
+        status, core_s = int(words[0]), float(words[1]) - began_core_s
         too_slow = too_slow or status == -signal.SIGALRM
         if too_slow:
             return JobEnded(too_slow=True) if core_s >= _LEAST_CORE * timeout_s else Killed()

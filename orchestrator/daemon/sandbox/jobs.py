@@ -69,9 +69,9 @@ def _render(pickled: bytes, arguments: tuple[Any, ...], named: dict[str, Any]) -
 
 @lru_cache(_TEMPLATES)
 def _load_template(pickled: bytes) -> ChatTemplate:
-    found = pickle.loads(pickled)  # noqa: S301 -- from the daemon
-    assert isinstance(found, ChatTemplate)  # noqa: S101
-    return found
+    template = pickle.loads(pickled)  # noqa: S301 -- from the daemon
+    assert isinstance(template, ChatTemplate)  # noqa: S101
+    return template
 
 
 _WORK: Final[dict[str, Callable[..., str]]] = {"grammar": find_grammar_problem, "template": _render}
@@ -84,8 +84,8 @@ def send_job(link: socket.socket, job: Job) -> None:
 
 def receive_job(link: socket.socket) -> Job:
     """Wait for a job, in a child. Raises OSError."""
-    found: Job = pickle.loads(receive_frame(link, ANY_BYTES))  # noqa: S301 -- from the daemon
-    return found
+    job: Job = pickle.loads(receive_frame(link, ANY_BYTES))  # noqa: S301 -- from the daemon
+    return job
 
 
 def send_result(link: socket.socket, status: Status, text: str, *, last: bool) -> None:

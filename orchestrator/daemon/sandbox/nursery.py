@@ -57,8 +57,8 @@ def _serve(link: socket.socket) -> None:
                 poll.unregister(ready)
                 _tell_end(ready, *children.pop(ready))
                 continue
-            asked, descriptors, _, _ = socket.recv_fds(link, 64, 1)
-            if not asked:
+            message, descriptors, _, _ = socket.recv_fds(link, 64, 1)
+            if not message:
                 return
             held, child = _fork(link, descriptors[0])
             children[held] = child

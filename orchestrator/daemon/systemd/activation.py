@@ -26,21 +26,21 @@ class GivenSockets:
 def take_sockets(environment: MutableMapping[str, str] | None = None) -> GivenSockets:
     """Take the sockets that are meant for this process; workers inherit neither them nor their names. Raises
     DaemonError for sockets that no daemon can use."""
-    told = os.environ if environment is None else environment
-    pid, count = told.get("LISTEN_PID", ""), told.get("LISTEN_FDS", "")
+    variables = os.environ if environment is None else environment
+    pid, count = variables.get("LISTEN_PID", ""), variables.get("LISTEN_FDS", "")
     for name in _VARIABLES:
-        told.pop(name, None)
+        variables.pop(name, None)
     if pid != str(os.getpid()) or not count.isdecimal():
         return GivenSockets()
-    found: dict[str, socket.socket] = {}
+    sockets: dict[str, socket.socket] = {}
     for descriptor in range(_FIRST_FD, _FIRST_FD + min(int(count), _MOST)):
         given = _open(descriptor)
         kind = "admin" if given.family == socket.AF_UNIX else "api"
-        if kind in found:
+        if kind in sockets:
             what = "Unix" if kind == "admin" else "TCP"
             raise DaemonError(f"systemd gave more than one {what} socket; leave one ListenStream of that kind")
-        found[kind] = given
-    return GivenSockets(found.get("api"), found.get("admin"))
+        sockets[kind] = given
+    return GivenSockets(sockets.get("api"), sockets.get("admin"))
 
 
 def _open(descriptor: int) -> socket.socket:

@@ -46,14 +46,14 @@ class ServiceFile:
     def compare(self, root: Path) -> Standing:
         """Return how it compares with what stands below `root`. Raises ServiceError."""
         try:
-            found = below(root, self.path).read_text(encoding="utf-8")
+            written = below(root, self.path).read_text(encoding="utf-8")
         except FileNotFoundError:
             return "new"
         except (OSError, UnicodeDecodeError) as error:
             raise ServiceError(f"{below(root, self.path)}: cannot be read: {error}") from error
         if self.yours:
             return "kept"
-        return "unchanged" if found == self.text else "differs"
+        return "unchanged" if written == self.text else "differs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def list_files(root: Path, choices: ServiceChoices, *, systemd: int | None = Non
         "ADMIN": place[1],
     }
     sysusers = _render("sysusers.conf", words) + (_render("sysusers-gpu.conf", words) if choices.gpu else "")
-    found = [
+    service_files = [
         ServiceFile(UNITS / "outrider.service", _render("outrider.service", words)),
         ServiceFile(UNITS / "outrider.socket", _render("outrider.socket", words)),
         ServiceFile(Path("/etc/sysusers.d/outrider.conf"), sysusers),
@@ -94,8 +94,8 @@ def list_files(root: Path, choices: ServiceChoices, *, systemd: int | None = Non
         ServiceFile(CONFIG, _render("cluster.yaml", words), mode=0o640, yours=True),
     ]
     if choices.gpu:
-        found.append(ServiceFile(UNITS / "outrider.service.d" / "gpu.conf", _render("gpu.conf", words)))
-    return found
+        service_files.append(ServiceFile(UNITS / "outrider.service.d" / "gpu.conf", _render("gpu.conf", words)))
+    return service_files
 
 
 def list_written(root: Path) -> list[Path]:
@@ -109,8 +109,8 @@ def find_systemd_version(root: Path) -> int | None:
     """Return the major version of the systemd below `root`, by the name of its library; None where there is none."""
     for pattern in _SHARED_LIBRARY:
         for library in sorted(root.glob(pattern)):
-            if told := re.search(r"libsystemd-shared-(\d+)", library.name):
-                return int(told[1])
+            if match := re.search(r"libsystemd-shared-(\d+)", library.name):
+                return int(match[1])
     return None
 
 

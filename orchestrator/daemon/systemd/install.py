@@ -88,17 +88,17 @@ def remove_service(root: Path, *, purge: bool) -> list[Step]:
 
 
 def _remove(root: Path, path: Path) -> Step:
-    there = below(root, path)
+    place = below(root, path)
     try:
-        if there.is_dir() and not there.is_symlink():
-            shutil.rmtree(there)
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
         else:
-            there.unlink()
-            if there.parent.name.endswith(".d") and not any(there.parent.iterdir()) and "outrider" in there.parent.name:
-                there.parent.rmdir()
+            place.unlink()
+            if place.parent.name.endswith(".d") and not any(place.parent.iterdir()) and "outrider" in place.parent.name:
+                place.parent.rmdir()
     except OSError as error:
-        raise ServiceError(f"{there}: {error.strerror}; run it as root (sudo)") from error
-    return Step("removed", str(there))
+        raise ServiceError(f"{place}: {error.strerror}; run it as root (sudo)") from error
+    return Step("removed", str(place))
 
 
 def _require_systemd() -> None:
@@ -111,14 +111,14 @@ def _require_systemd() -> None:
 
 def _run(*command: str) -> Step:
     """Run one command of systemd's. Raises ServiceError where it fails."""
-    told = " ".join(command)
+    line = " ".join(command)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_STEP_S, check=False)
     except FileNotFoundError:
-        raise ServiceError(f"`{told}`: there is no {command[0]} here; apt install systemd") from None
+        raise ServiceError(f"`{line}`: there is no {command[0]} here; apt install systemd") from None
     except subprocess.TimeoutExpired:
-        raise ServiceError(f"`{told}` takes over {_STEP_S:.0f} s; follow it: journalctl -fu outrider") from None
+        raise ServiceError(f"`{line}` takes over {_STEP_S:.0f} s; follow it: journalctl -fu outrider") from None
     if done.returncode:
         why = " ".join((done.stderr or done.stdout).split())
-        raise ServiceError(f"`{told}` failed: {why or done.returncode}; see journalctl -u outrider")
-    return Step("ran", told)
+        raise ServiceError(f"`{line}` failed: {why or done.returncode}; see journalctl -u outrider")
+    return Step("ran", line)

@@ -16,8 +16,8 @@ def find_journal_unit() -> str:
     """Return the unit whose journal standard error goes to; "" where it goes elsewhere."""
     stream = os.environ.get("JOURNAL_STREAM", "")
     try:
-        found = os.fstat(_STANDARD_ERROR)
-        if stream != f"{found.st_dev}:{found.st_ino}":
+        status = os.fstat(_STANDARD_ERROR)
+        if stream != f"{status.st_dev}:{status.st_ino}":
             return ""
         units = re.findall(r"([^/\n]+\.service)(?:/[^/\n]*)?$", _CGROUP.read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:

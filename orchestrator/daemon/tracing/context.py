@@ -24,9 +24,9 @@ def read_headers(headers: Mapping[str, str]) -> Context:
     return _w3c.extract(carrier, _NOWHERE)
 
 
-def read_trace(told: TraceContext) -> Context:
+def read_trace(message: TraceContext) -> Context:
     """Return the context that a message names."""
-    return _w3c.extract({_PARENT: told.parent, _STATE: told.state}, _NOWHERE)
+    return _w3c.extract({_PARENT: message.parent, _STATE: message.state}, _NOWHERE)
 
 
 def write_trace(span: Span, round_share: float) -> TraceContext:
@@ -41,7 +41,7 @@ def enter(span: Span) -> Context:
     return trace.set_span_in_context(span, _NOWHERE)
 
 
-def link_to(told: TraceContext) -> list[Link]:
+def link_to(message: TraceContext) -> list[Link]:
     """Return a link to the span that a message names; nothing where it names none."""
-    found = trace.get_current_span(read_trace(told)).get_span_context()
-    return [Link(found)] if found.is_valid else []
+    span = trace.get_current_span(read_trace(message)).get_span_context()
+    return [Link(span)] if span.is_valid else []

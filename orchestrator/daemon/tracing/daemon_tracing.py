@@ -35,13 +35,13 @@ class DaemonTracing:
 
     def begin(self, operation: str, headers: Mapping[str, str]) -> RequestSpans:
         """See tracing.port."""
-        begun = RequestSpans(
+        request = RequestSpans(
             *(self._tracer, self._clock, self._histograms, operation, headers),
             round_share=self._round_share,
             forget=self._forget,
         )
-        self._live[begun.traceparent] = begun
-        return begun
+        self._live[request.traceparent] = request
+        return request
 
     def _forget(self, parent: str) -> None:
         self._live.pop(parent, None)

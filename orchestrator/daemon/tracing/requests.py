@@ -32,10 +32,10 @@ class RequestHistograms:
 
     def observe_request(self, about: Mapping[str, str], duration_s: float, result: RequestResult | None) -> None:
         """A request has ended. One that failed counts with its duration alone."""
-        found: dict[str, float | None] = {names.REQUEST_DURATION: duration_s}
+        figures: dict[str, float | None] = {names.REQUEST_DURATION: duration_s}
         if result is not None and names.ERROR_TYPE not in about:
-            found |= {names.TIME_TO_FIRST_TOKEN: result.ttft_s, names.TIME_PER_OUTPUT_TOKEN: result.tpot_s}
-        for name, value in found.items():
+            figures |= {names.TIME_TO_FIRST_TOKEN: result.ttft_s, names.TIME_PER_OUTPUT_TOKEN: result.tpot_s}
+        for name, value in figures.items():
             if value is not None:
                 self._histograms[name].record(value, dict(about))
 

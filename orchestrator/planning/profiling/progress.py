@@ -35,8 +35,8 @@ class MeasuringProgress:
         whole_s = sum(self._left_s.values())
         parts = ", ".join(f"{title} {seconds:.0f} s" for title, seconds in self._left_s.items())
         bound = " (placement.profile_budget_s)" if whole_s > self._budget_s else ""
-        told = f"measuring what has no profile takes about {min(whole_s, self._budget_s):.0f} s{bound}: {parts}"
-        self._tell(told, -1.0)
+        line = f"measuring what has no profile takes about {min(whole_s, self._budget_s):.0f} s{bound}: {parts}"
+        self._tell(line, -1.0)
 
     def begin(self, title: str) -> None:
         """A piece begins."""

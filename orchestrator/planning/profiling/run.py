@@ -24,7 +24,7 @@ class Watch:
     """Hears how a piece of work goes: the stage and the fraction done (negative: not known), and what was found."""
 
     progress: Callable[[str, float], None]
-    found: Callable[[Finding], object]
+    on_finding: Callable[[Finding], object]
 
 
 async def measure_on_cluster(cluster: Cluster, spec: WorkerSpec, watch: Watch) -> None:
@@ -35,7 +35,7 @@ async def measure_on_cluster(cluster: Cluster, spec: WorkerSpec, watch: Watch) -
             if isinstance(event, Progress):
                 watch.progress(event.stage, event.fraction)
             elif isinstance(event, MeasuredValue):
-                watch.found(msgspec.convert(event.value, KINDS[event.kind]))
+                watch.on_finding(msgspec.convert(event.value, KINDS[event.kind]))
             elif isinstance(event, Finished):
                 worker.send(Stop())
     except asyncio.CancelledError:

@@ -120,7 +120,9 @@ class Work:
     def find_device_profile(self, store: ProfileStore) -> MeasuredDevice | None:
         """Return what is stored of the device."""
         mine = (self.fingerprint, self.job.model.adapter, self.threads)
-        return next((one for one in store.devices() if mine == (one.fingerprint, one.adapter, one.threads)), None)
+        return next(
+            (device for device in store.devices() if mine == (device.fingerprint, device.adapter, device.threads)), None
+        )
 
     def assume_device(self) -> MeasuredDevice:
         """Return its device as if it had been measured, without rates. Raises AdapterUnavailable, Unsupported."""
@@ -132,14 +134,14 @@ class Work:
         """Return what the configured target says, where it is stored."""
         target = find_source_digest(self.job.engine.model)
         mine = (target, CHAT_WORKLOAD)
-        return next((one for one in store.texts() if mine == (one.target_digest, one.workload)), None)
+        return next((text for text in store.texts() if mine == (text.target_digest, text.workload)), None)
 
     def pair(self, store: ProfileStore) -> PairAcceptance | None:
         """Return what is stored of the draft on the configured target."""
         mine = (find_source_digest(self.job.engine.model), self.job.drafter, self.digest, CHAT_WORKLOAD)
-        for one in store.pairs():
-            if mine == (one.target_digest, one.drafter, one.drafter_digest, one.workload):
-                return one
+        for pair in store.pairs():
+            if mine == (pair.target_digest, pair.drafter, pair.drafter_digest, pair.workload):
+                return pair
         return None
 
 
@@ -156,33 +158,33 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     """
     engine = engine_options(config, base)
     # The configured runtime first: of the first one is also what the target says.
-    found = sorted(_on_devices(engine.model, wanted), key=lambda one: one.adapter != engine.model.adapter)
-    if not found:
+    devices = sorted(_on_devices(engine.model, wanted), key=lambda device: device.adapter != engine.model.adapter)
+    if not devices:
         raise Unsupported(f"there is no runtime for {', '.join(wanted) or 'the model'} here; see outrider devices")
     work = []
-    for device in found:
+    for device in devices:
         for count in threads or (engine.model.threads,):
             work.append(_work(ProfileJob(*_place_target(engine, device, count), "target"), device))
     for draft in engine.drafters:
         if isinstance(draft, ModelDraftOptions):
-            for there in _places(draft, wanted):
-                moved = msgspec.structs.replace(draft.model, adapter=there.adapter, device=there.name)
-                work.append(_work(ProfileJob(engine, moved, "draft", drafter=draft.name), there))
+            for place in _places(draft, wanted):
+                moved = msgspec.structs.replace(draft.model, adapter=place.adapter, device=place.name)
+                work.append(_work(ProfileJob(engine, moved, "draft", drafter=draft.name), place))
     return work
 
 
 def list_unfit(config: ClusterConfig, base: Path) -> dict[str, str]:
     """Return why runtimes of ours do not run the target here, by their names: those that a plan chooses from. Raises
     what resolving the model raises."""
-    source, found = config.model.source, {}
+    source, reasons = config.model.source, {}
     if source.startswith(SIMULATED_PREFIX) or config.model.adapter != AUTO:
         return {}
     for name in (LLAMA_CPP, *CONVERTING_ADAPTERS):
         try:
             refuse_runtime(source, base, name)
         except ModelRefused as error:
-            found[name] = str(error)
-    return found
+            reasons[name] = str(error)
+    return reasons
 
 
 def is_requested(work: Work, config: ClusterConfig) -> bool:
@@ -202,12 +204,12 @@ def remote_work(
     not named so, and where there is no cluster of several nodes."""
     if not config.cluster.on_ray or not config.cluster.address:
         raise Unsupported("--node goes with cluster.address, which this configuration has not")
-    if not wanted or not all(":" in one for one in wanted):
+    if not wanted or not all(":" in name for name in wanted):
         raise Unsupported("--node goes with --device RUNTIME:DEVICE: what other nodes have is not known here")
     engine = engine_options(config, base)
     work = []
-    for one in wanted:
-        adapter, device = _split_name(one)
+    for name in wanted:
+        adapter, device = _split_name(name)
         for count in threads or (engine.model.threads,):
             model = engine.with_model(adapter=adapter, device=device, threads=count).model
             job = ProfileJob(engine, model, "target")
@@ -237,8 +239,8 @@ def _work(job: ProfileJob, device: DeviceProfile) -> Work:
 
 
 def _place_target(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[EngineOptions, ModelOptions]:
-    there = engine.with_model(adapter=device.adapter, device=device.name, threads=threads)
-    return engine, there.model
+    placed = engine.with_model(adapter=device.adapter, device=device.name, threads=threads)
+    return engine, placed.model
 
 
 def _on_devices(model: ModelOptions, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
@@ -247,16 +249,16 @@ def _on_devices(model: ModelOptions, wanted: Sequence[str]) -> Iterator[DevicePr
     if not simulated:
         check_model(resolve(model.source, Path(model.base)), AUTO)
     for name in registry.names():
-        asked = any(one.partition(":")[0] == name for one in wanted)
-        goes_with = asked or not simulated if name not in OWN_ADAPTERS else (name == "simulated") == simulated
-        if not goes_with or (wanted and not asked):
+        named = any(text.partition(":")[0] == name for text in wanted)
+        goes_with = named or not simulated if name not in OWN_ADAPTERS else (name == "simulated") == simulated
+        if not goes_with or (wanted and not named):
             continue
         try:
             if not simulated:
                 refuse_runtime(model.source, Path(model.base), name)
             devices = registry.list_devices(name)
         except (AdapterUnavailable, ModelRefused) as error:
-            if asked:
+            if named:
                 raise Unsupported(str(error)) from error
             continue
         yield from (device for device in devices if _is_wanted(device, wanted))
@@ -266,18 +268,18 @@ def _places(draft: ModelDraftOptions, wanted: Sequence[str]) -> list[DeviceProfi
     """Return where a draft may run: where it is configured to, or wherever its `auto` allows."""
     adapter, device = draft.model.adapter, draft.model.device
     if AUTO not in (adapter, device):
-        there = _device(adapter, device)
-        return [there] if there is not None and _is_wanted(there, wanted) else []
+        place = _device(adapter, device)
+        return [place] if place is not None and _is_wanted(place, wanted) else []
     return [
-        there
-        for there in _on_devices(draft.model, wanted)
-        if adapter in (AUTO, there.adapter) and device in (AUTO, there.name)
+        place
+        for place in _on_devices(draft.model, wanted)
+        if adapter in (AUTO, place.adapter) and device in (AUTO, place.name)
     ]
 
 
 def _is_wanted(device: DeviceProfile, wanted: Sequence[str]) -> bool:
     mine = ((device.adapter, ""), (device.adapter, device.name))
-    return not wanted or any(_split_name(one) in mine for one in wanted)
+    return not wanted or any(_split_name(name) in mine for name in wanted)
 
 
 def _split_name(wanted: str) -> tuple[str, str]:
@@ -288,11 +290,11 @@ def _split_name(wanted: str) -> tuple[str, str]:
 
 def _device(adapter: str, name: str) -> DeviceProfile | None:
     try:
-        there = registry.list_devices(adapter)
+        devices = registry.list_devices(adapter)
     except AdapterUnavailable:
         return None
     wanted = effective_device(adapter, name)
-    return next((device for device in there if device.name == wanted), None)
+    return next((device for device in devices if device.name == wanted), None)
 
 
 @contextmanager

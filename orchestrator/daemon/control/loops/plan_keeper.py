@@ -129,7 +129,7 @@ class PlanKeeper:
         self._profiles = ProfileWatch(running.proposal, patience.tolerance, patience.marked_after_s)
         self._tokens_per_s = [0.0 for _ in self._costs]
         self._request_loads = [RequestLoad() for _ in self._costs]
-        self._requests = running.proposal.asked.placement.concurrency  # at once, that was planned for last
+        self._requests = running.proposal.request.placement.concurrency  # at once, that was planned for last
         self._plans = 0
         self._recent = 0  # of these, as far as they count for the pause before the next
         self._moves = 0
@@ -180,10 +180,10 @@ class PlanKeeper:
     @property
     def asked_now(self) -> PlanProposal:
         """The same for the replicas and the requests at once that are wanted now."""
-        requests = max(self._first.asked.placement.concurrency, self._count_requests())
-        placement = self._first.asked.placement.model_copy(update={"concurrency": requests})
-        asked = replace(self._first.asked, placement=placement)
-        return replace(self._first, asked=asked if self._demand is None else ask_for_replicas(asked, self._demand))
+        requests = max(self._first.request.placement.concurrency, self._count_requests())
+        placement = self._first.request.placement.model_copy(update={"concurrency": requests})
+        asked = replace(self._first.request, placement=placement)
+        return replace(self._first, request=asked if self._demand is None else ask_for_replicas(asked, self._demand))
 
     def _count_requests(self) -> int:
         """Return how many requests there are at once while there are any, by the rounds; 0 while that is not known."""
@@ -250,7 +250,7 @@ class PlanKeeper:
     def _observe_requests(self, engine: int, sequences: int, round_ms: float) -> None:
         """Plan again where many more requests come at once than was planned for, or many fewer."""
         self._request_loads[engine] = observe_load(self._request_loads[engine], sequences, round_ms)
-        requests = self.asked_now.asked.placement.concurrency
+        requests = self.asked_now.request.placement.concurrency
         if has_changed(self._requests, requests) and self._task is None and self._is_due():
             told = f"{requests} requests come at once, and not {self._requests}"
             self._task = asyncio.get_running_loop().create_task(self._plan_because(told), name="plan for more requests")
@@ -412,7 +412,7 @@ class PlanKeeper:
         self._demand = replace(demand, least=len(plan.replicas), most=len(plan.replicas))
 
     def _ask_again(self, demand: ReplicaDemand) -> PlanProposal:
-        return replace(self._first, asked=ask_for_replicas(self._first.asked, demand))
+        return replace(self._first, request=ask_for_replicas(self._first.request, demand))
 
     async def _make(self, demand: ReplicaDemand) -> Planned:
         """Return the plan for a demand, by all that is known now. Raises OutriderError."""
@@ -554,7 +554,7 @@ class PlanKeeper:
         self._recent = drift.count_recent(self._recent, now_s - self._planned_s, self._patience.pause_s) + 1
         self._planned_s = now_s
         first = self.asked_now
-        self._requests = first.asked.placement.concurrency
+        self._requests = first.request.placement.concurrency
         known = (first, dict(self._corrections), self._running.targets, dict(self._health), self._loads.settle())
         found = await asyncio.to_thread(self._making.again, *known)
         if reached is None:  # a draft's device counts as well as its target's

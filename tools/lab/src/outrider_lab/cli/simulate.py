@@ -235,7 +235,7 @@ def read_sketch(cluster: Path, config: Path | None) -> tuple[Any, Any]:
     from orchestrator.planning.wanted import build_request_from_sketch
 
     path = config or (cluster if is_cluster_file(cluster) else None)
-    loaded = load_config(path, there=False) if path is not None else None
+    loaded = load_config(path, present=False) if path is not None else None
     sketch = load_sketch(cluster)
     return sketch, build_request_from_sketch(sketch, loaded, path.resolve().parent if path is not None else Path())
 

@@ -66,7 +66,7 @@ class PlannedLoad:
             return Predicted(predict(side, None, load, 0), 0.0, load.output_tokens)
         rule = "policy" if configuration.depth == POLICY else "fixed"
         depth = load.depth_bound if rule == "policy" else min(int(configuration.depth), load.depth_bound)
-        known = (self.proposal.pairs, self.proposal.asked.target.name, self.load.concurrency, depth)
+        known = (self.proposal.pairs, self.proposal.request.target.name, self.load.concurrency, depth)
         drafter = build_measured_drafter(SUFFIX, "suffix", *known, rule=rule, runtime=configuration.runtime)
         drafts = sum(count * share for count, share in compute_draft_length_shares(drafter, depth))
         return Predicted(predict(side, DraftSide(drafter), load, depth), drafts, load.output_tokens)
@@ -85,7 +85,7 @@ class PlannedLoad:
         for option in self.proposal.cluster.options:
             if option.role is Role.TARGET and option.runtime == runtime:
                 return option
-        raise BenchError(f"{runtime} has no profile of {self.proposal.asked.target.name}: run `outrider profile`")
+        raise BenchError(f"{runtime} has no profile of {self.proposal.request.target.name}: run `outrider profile`")
 
 
 def plan_load(
