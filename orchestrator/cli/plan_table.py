@@ -237,7 +237,8 @@ def _next_steps(proposal: PlanProposal, *, explain: bool) -> Iterator[str]:
         )
     later = (
         f"`outrider serve` measures it at its start, within `placement.profile_budget_s` "
-        f"({proposal.request.placement.profile_budget_s:g} s), or later while nobody asks; `outrider profile` does it now"
+        f"({proposal.request.placement.profile_budget_s:g} s), or later while nobody asks; "
+        "`outrider profile` does it now"
     )
     yield from (f"{line}: {later}." for line in list_estimates(proposal))
     yield from (f"{line}: run `outrider profile` to measure it again." for line in list_doubtful_profiles(proposal))

@@ -93,7 +93,8 @@ def _now() -> str:
 
 @contextmanager
 def _changing(path: Path, *, must_exist: bool = False) -> Iterator[tuple[str, list[KeyLine], Callable[[str], None]]]:
-    """Give the file's text, its records, and what writes a new text. Raises ConfigError. `must_exist`: it is an error where there is none."""
+    """Give the file's text, its records, and what writes a new text. Raises ConfigError, and where it `must_exist` also
+    for one that is not there."""
     try:
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=_LOCK_S, mode=0o600):
             about = path.stat() if path.exists() else None

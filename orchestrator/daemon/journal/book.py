@@ -118,7 +118,8 @@ class KeptChoice:
 @dataclass(slots=True, eq=False)
 class KeptAnswer:
     """One request and its choices. `number` names it in the journal. `idle_s`: since when nobody reads or decodes it,
-    by the clock; None while somebody does. `started`: somebody did. `model`: whose answer it is, "" where nobody said."""
+    by the clock; None while somebody does. `started`: somebody did. `model`: whose answer it is, "" where nobody
+    said."""
 
     number: int
     request_id: str
