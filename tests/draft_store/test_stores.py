@@ -68,7 +68,7 @@ async def test_an_answer_is_kept_once_and_is_the_latest_then(kind: Kind):
     store, later = kind.open(), kind.open()
     for entry in ("one", "two", "one"):
         await store.keep(Entry(entry, ["a"], entry.encode()))
-    assert await later.find(["a"], 1, 4) == [b"one", b"two"]
+    assert await later.find_answers(["a"], 1, 4) == [b"one", b"two"]
 
 
 @pytest.mark.parametrize("bounds", [StoreBounds(3, 1 << 20, 600.0), StoreBounds(100, 35, 600.0)])
@@ -88,7 +88,7 @@ async def test_an_answer_expires(kind: Kind):
         while await store.find_answers(["a"], 1, 4):  # noqa: ASYNC110 -- time itself is waited for
             await asyncio.sleep(0.02)
     await store.keep(Entry("new", ["b"], b"new"))
-    assert await kind.open().find(["a"], 1, 4) == []
+    assert await kind.open().find_answers(["a"], 1, 4) == []
 
 
 @needs_redis
@@ -149,7 +149,7 @@ async def test_a_user_with_a_password_and_no_more_rights_than_it_needs(redis_ser
     for password in (RedisPassword(wrong), RedisPassword(tmp_path / "missing"), RedisPassword(variable="NO_SUCH_NAME")):
         refused = RedisDraftStore(url, password, ROOM, 20.0)
         with pytest.raises(StoreFailed) as failed:
-            await refused.find(["p"], 1, 4)
+            await refused.find_answers(["p"], 1, 4)
         await refused.close()
         assert "water" not in str(failed.value)
         assert "\n" not in str(failed.value)
