@@ -8,7 +8,7 @@ from typing import Final
 
 from orchestrator.config.model import Api
 from orchestrator.config.source_text import SourceFile
-from orchestrator.config.tls_files import load_context, tls_paths
+from orchestrator.config.tls import load_context, tls_paths
 from orchestrator.errors import ConfigError
 
 ANY: Final = "*"

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr
 
-from orchestrator.config.section import Section
+from orchestrator.config.section import Section, is_http_url
 
 
 def _check_url(value: SecretStr) -> SecretStr:
     text = value.get_secret_value()
-    if text and not _is_usable(text):
+    if text and not is_http_url(text):
         raise ValueError("needs a URL that begins with http:// or https://, names a host, and has a usable port")
     return value
-
-
-def _is_usable(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, or half an address of IPv6
-        return False
 
 
 class AlertsSection(Section):

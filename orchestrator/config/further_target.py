@@ -7,8 +7,8 @@ from pydantic import Field
 from orchestrator.config.drafts import Draft, SuffixDraft
 from orchestrator.config.failover import FailoverSection
 from orchestrator.config.placement import PlacementSection
+from orchestrator.config.routing import SloSection
 from orchestrator.config.section import Size
-from orchestrator.config.slo import SloSection
 from orchestrator.config.source_text import Place
 from orchestrator.config.speculation import Speculation
 from orchestrator.config.target import Cores, Target

@@ -13,10 +13,9 @@ from orchestrator.config.failover import FailoverSection
 from orchestrator.config.further_target import FurtherTarget
 from orchestrator.config.hosts import ClusterHost, ClusterLinks
 from orchestrator.config.placement import PlacementSection
-from orchestrator.config.routing import RoutingSection
+from orchestrator.config.routing import RoutingSection, SloSection
 from orchestrator.config.runtimes import AdaptersSection
 from orchestrator.config.section import Price, ReserveSize, Section, Size
-from orchestrator.config.slo import SloSection
 from orchestrator.config.socket_place import DEFAULT_PORT
 from orchestrator.config.source_text import Place
 from orchestrator.config.sources import NOT_LOOKED, FoundSources

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -36,6 +37,15 @@ def _as_a_reserve(value: ByteSize) -> ByteSize:
 
 LEAST_RESERVE_BYTES = 256 * 1024
 ReserveSize = Annotated[Size, AfterValidator(_as_a_reserve)]
+
+
+def is_http_url(text: str) -> bool:
+    """Return whether a text is a URL of HTTP with a host and a usable port."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, or half an address of IPv6
+        return False
 
 
 Price = Annotated[float, Field(ge=0, le=1_000_000)]

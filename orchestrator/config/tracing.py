@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from orchestrator.config.section import Section
+from orchestrator.config.section import Section, is_http_url
 from orchestrator.config.source_text import SourceFile
 from orchestrator.errors import ConfigError
 
@@ -38,12 +38,7 @@ class TracingSection(Section):
     def _check_endpoint(cls, value: str) -> str:
         if not value:
             return value
-        try:
-            parts = urlsplit(value)
-            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            usable = False
-        if not usable or parts.query or parts.fragment:
+        if not is_http_url(value) or (parts := urlsplit(value)).query or parts.fragment:
             raise ValueError("is no URL of a receiver, as in 'http://127.0.0.1:4318'")
         if parts.username is not None or parts.password is not None:
             raise ValueError("has a password in it: put it in a header, in tracing.headers_file")

@@ -22,7 +22,7 @@ from orchestrator.config.keys_file import keys_path
 from orchestrator.config.load import admin_socket_path
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.store_use import measure_store_use
-from orchestrator.config.tls_files import tls_paths
+from orchestrator.config.tls import tls_paths
 from orchestrator.daemon.alerts.watch import AlertWatch
 from orchestrator.daemon.api.admin.logs import KeptLog
 from orchestrator.daemon.api.admin.reload import ReloadPort

@@ -13,7 +13,7 @@ from device_profiles.profile import Exactness
 from orchestrator.config.drafts import Draft, IndexDraft, ModelDraft, SuffixDraft, draft_names
 from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.slo import SloSection
+from orchestrator.config.routing import SloSection
 from orchestrator.config.source_text import Place, format_place
 from orchestrator.config.speculation import Speculation
 from orchestrator.config.target import Placement, Target

@@ -6,7 +6,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.tls_files import load_context
+from orchestrator.config.tls import load_context
 
 
 class Certificate:

@@ -38,7 +38,6 @@ class ServerClient:
         self._client = client
 
     async def __call__(self, line: BatchLine, request_id: str) -> Answer:
-        """See run.Asking."""
         headers = {KEY_HEADER: f"batch-{line.key}", "X-Request-Id": request_id}
         answer = await self._send("POST", f"{self._base}{line.url}", line.body, headers)
         if answer.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):

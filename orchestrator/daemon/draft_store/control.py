@@ -32,19 +32,15 @@ class RecallingControl:
         return before
 
     def view(self) -> StateView:
-        """See control.port.Control."""
         return self._inner.view()
 
     def check_room(self, coming: int = 0, wanted: int = 1) -> None:
-        """See control.port.Control."""
         self._inner.check_room(coming, wanted)
 
     def find_speculation(self, submit: Submit) -> EffectiveBound | None:
-        """See control.port.Control."""
         return self._inner.find_speculation(submit)
 
     def generate(self, submit: Submit) -> AsyncGenerator[Delta, None]:
-        """See control.port.Control."""
         drafts = submit.depth != 0 and submit.max_tokens > 0
         helped = self._service is not None or submit.user
         return self._recall(submit, self._service) if drafts and helped else self._inner.generate(submit)

@@ -58,15 +58,12 @@ class DiskDraftStore:
         self._open: sqlite3.Connection | None = None
 
     async def find_answers(self, blocks: Sequence[str], least: int, most: int) -> list[bytes]:
-        """See the port."""
         return await self._do(lambda base: self._find(base, blocks, least, most))
 
     async def keep(self, entry: Entry) -> None:
-        """See the port."""
         await self._do(lambda base: self._keep(base, entry))
 
     async def close(self) -> None:
-        """See the port."""
         with suppress(StoreFailed):
             await asyncio.wrap_future(self._lane.submit(self._close))
 

@@ -155,12 +155,10 @@ class RedisDraftStore:
         self._keep = self._redis.register_script(_KEEP)
 
     async def find_answers(self, blocks: Sequence[str], least: int, most: int) -> list[bytes]:
-        """See the port."""
         values = await self._ask(self._find, [PREFIX, least, most, *blocks])
         return [value for value in values if isinstance(value, bytes)] if isinstance(values, list) else []
 
     async def keep(self, entry: Entry) -> None:
-        """See the port."""
         bounds = self._bounds
         limits = [round(bounds.expire_s * MS_PER_S), bounds.entries, bounds.size_bytes, LATEST_OF_BLOCK]
         await self._ask(self._keep, [PREFIX, entry.entry_id, entry.value, *limits, *entry.blocks])
@@ -174,7 +172,6 @@ class RedisDraftStore:
             raise StoreFailed(" ".join(str(error).split()) or type(error).__name__) from error
 
     async def close(self) -> None:
-        """See the port."""
         try:
             await self._redis.aclose(close_connection_pool=True)
         except (RedisError, OSError, TimeoutError):

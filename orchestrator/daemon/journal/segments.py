@@ -15,7 +15,6 @@ from pathlib import Path
 
 from orchestrator.daemon.journal.records import (
     HEAD_BYTES,
-    HEADER_BYTES,
     Head,
     Record,
     decode_old_records,
@@ -98,7 +97,13 @@ class SegmentFiles:
         if whole:
             _, self._current, records = max(whole, key=lambda segment: segment[0])
             return records
-        return [record for path in self._old for record in _read_old(path)]
+        records = []
+        for path in self._old:
+            try:
+                records += decode_old_records(path.read_bytes())
+            except OSError as error:
+                _log.warning("a part of the journal is lost: %s", error)
+        return records
 
     def begin(self, bodies: Sequence[bytes], choose: Callable[[int], list[bytes]], *, sync: bool = False) -> bool:
         """Begin a new segment with these records, on the disk already with `sync`. Where they do not fit and the disk
@@ -160,10 +165,6 @@ class SegmentFiles:
             _log.error("the journal cannot be written: %s: %s; %s", self._directory, error.strerror or error, way)
         self.problem = str(error.strerror or error)
 
-    def count_bytes(self) -> int:
-        """Return what the files take."""
-        return sum(slot.count_bytes() for slot in self._slots)
-
     def close(self, *, keep: bool) -> None:
         """Write no more. Without `keep` nothing that was written is left. The reserve stays for the next daemon."""
         self._writes = False
@@ -217,16 +218,3 @@ class SegmentFiles:
                 if stem != name and stem.isdecimal():
                     numbered.append((int(stem), self._directory / name))
         return [path for _, path in sorted(numbered)]
-
-
-def measure_body(body: bytes) -> int:
-    """Return what a record takes in a segment."""
-    return HEADER_BYTES + len(body)
-
-
-def _read_old(path: Path) -> list[Record]:
-    try:
-        return list(decode_old_records(path.read_bytes()))
-    except OSError as error:
-        _log.warning("a part of the journal is lost: %s", error)
-        return []

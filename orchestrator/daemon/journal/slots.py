@@ -90,12 +90,6 @@ class Slot:
         finally:
             os.close(copy)
 
-    def count_bytes(self) -> int:
-        """Return what it takes of the disk."""
-        with suppress(OSError):
-            return self._path.stat().st_blocks * 512
-        return 0
-
     def close(self) -> None:
         """Use it no more."""
         if self._descriptor >= 0:

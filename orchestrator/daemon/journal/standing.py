@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from device_profiles.units import human_bytes
-from orchestrator.daemon.journal.segments import measure_body
+from orchestrator.daemon.journal.records import HEADER_BYTES
 
 ProblemKind = Literal["not_written", "left_out", "memory", "reserve"]
 PROBLEM_KINDS: tuple[ProblemKind, ...] = ("not_written", "left_out", "memory", "reserve")
@@ -40,32 +40,23 @@ def list_problems(
     """Return what is wrong, the worst first. `refused`: why nothing is written; `short`: why less is allocated than is
     to be; `left_out`: running answers that are in no file; `sizes`: what is to be allocated, and what is; `refuses`:
     lately there was an answer that memory had no room for."""
-    problems = []
-    if refused:
-        text = f"answers are not written ({refused}): streams would not outlive the daemon"
-        problems.append(JournalProblem("not_written", text))
-    if left_out:
-        text = (
-            f"the disk is full, and {left_out} running answers do not fit into journal.reserve: they would not outlive"
-        )
-        problems.append(JournalProblem("left_out", f"{text} the daemon"))
-    if refuses:
-        text = "journal.memory is full of running answers: newer ones cannot be resumed"
-        problems.append(JournalProblem("memory", text))
-    if short:
-        wanted, allocated = map(human_bytes, sizes)
-        text = (
-            f"{allocated} of {wanted} (journal.reserve) could be allocated ({short}): a full disk may stop the journal"
-        )
-        problems.append(JournalProblem("reserve", text))
-    return tuple(problems)
+    wanted, allocated = map(human_bytes, sizes)
+    whole = f"{allocated} of {wanted} (journal.reserve) could be allocated ({short}): a full disk may stop the journal"
+    rest = f"{left_out} running answers do not fit into journal.reserve: they would not outlive the daemon"
+    problems: tuple[tuple[ProblemKind, object, str], ...] = (
+        ("not_written", refused, f"answers are not written ({refused}): streams would not outlive the daemon"),
+        ("left_out", left_out, f"the disk is full, and {rest}"),
+        ("memory", refuses, "journal.memory is full of running answers: newer ones cannot be resumed"),
+        ("reserve", short, whole),
+    )
+    return tuple(JournalProblem(kind, text) for kind, holds, text in problems if holds)
 
 
 def choose_bodies(bodies: Sequence[bytes], wanted: Iterable[int], room_bytes: int) -> set[int]:
     """Return which records fit into so many bytes; `wanted` are their indices, the dearest first."""
     kept: set[int] = set()
     for index in wanted:
-        size = measure_body(bodies[index])
+        size = HEADER_BYTES + len(bodies[index])
         if size <= room_bytes:
             room_bytes -= size
             kept.add(index)

@@ -34,7 +34,6 @@ class DaemonTracing:
         self._live: dict[str, RequestSpans] = {}  # by their traceparent
 
     def begin(self, operation: str, headers: Mapping[str, str]) -> RequestSpans:
-        """See tracing.port."""
         request = RequestSpans(
             *(self._tracer, self._clock, self._histograms, operation, headers),
             round_share=self._round_share,
@@ -47,12 +46,10 @@ class DaemonTracing:
         self._live.pop(parent, None)
 
     def observe_round(self, model: str, done: RoundReport) -> None:
-        """See tracing.port."""
         if done.trace is not None:
             self._rounds.setdefault(model, RoundSpans(self._tracer, self._clock)).observe_round(done)
 
     def observe_resumed(self, resumed: ResumedStream) -> None:
-        """See tracing.port."""
         name = names.MOVE if resumed.why == "moved" else names.FAILOVER
         about: Attributes = {
             names.STREAM: resumed.stream,
@@ -72,9 +69,7 @@ class DaemonTracing:
         span.end(int(now_s * _NS_PER_S))
 
     def counts(self) -> ExportCounts:
-        """See tracing.port."""
         return self._exporting.counts()
 
     def begin_close(self) -> Event:
-        """See tracing.port."""
         return self._exporting.begin_close()

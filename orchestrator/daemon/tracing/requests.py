@@ -88,15 +88,12 @@ class RequestSpans:
 
     @property
     def traceparent(self) -> str:
-        """See tracing.port."""
         return self._trace.parent
 
     def mark(self, submit: Submit) -> Submit:
-        """See tracing.port."""
         return msgspec.structs.replace(submit, trace=self._trace) if self._sampled else submit
 
     def describe_request(self, request: TracedRequest) -> None:
-        """See tracing.port."""
         submit, model = request.submit, request.model
         self._about |= {names.REQUEST_MODEL: model, names.RESPONSE_MODEL: model}
         if not self._sampled:
@@ -121,7 +118,6 @@ class RequestSpans:
                     self._span.add_link(link.context)
 
     def observe_delta(self, stream: str, delta: Delta, now_s: float) -> None:
-        """See tracing.port."""
         if not self._sampled or not delta.tokens:
             return
         sequence = self._sequences.setdefault(stream, SequenceTimes(stream))
@@ -144,7 +140,6 @@ class RequestSpans:
             self._sequences[stream] = SequenceTimes(stream, lost=lost)
 
     def end(self, status: int, error: str | None = None, result: RequestResult | None = None) -> None:
-        """See tracing.port."""
         if self._over:
             return
         self._over = True
