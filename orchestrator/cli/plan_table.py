@@ -63,12 +63,13 @@ def print_diff(diff: PlanDiff, before: str, after: str, currency: str) -> None:
     console.print(
         f"predicted {diff.before_tokens_per_s:.1f} -> {diff.after_tokens_per_s:.1f} tokens/s{gain}", markup=False
     )
-    for before_value, after_value, unit in (
-        (diff.before_cost_per_million_tokens, diff.after_cost_per_million_tokens, f"{currency} a million tokens"),
-        (diff.before_joules_per_token, diff.after_joules_per_token, "J a token"),
+    for key, unit in (
+        ("cost_per_million_tokens", f"{currency} a million tokens"),
+        ("joules_per_token", "J a token"),
     ):
-        if before_value or after_value:
-            figures = " -> ".join(f"{value:.3g}" if value else "not known" for value in (before_value, after_value))
+        values = [getattr(diff, f"{side}_{key}") for side in ("before", "after")]
+        if any(values):
+            figures = " -> ".join(f"{value:.3g}" if value else "not known" for value in values)
             console.print(f"predicted {figures} {unit}", markup=False)
 
 
@@ -188,18 +189,16 @@ def _print_scores(plan: Plan) -> None:
 
 
 def _print_rejected(console: Console, plan: Plan) -> None:
-    columns = (
-        ("tokens/s", [candidate.goodput_tokens_per_s for candidate in plan.rejected]),
-        (f"{plan.currency} a million", [candidate.cost_per_million_tokens for candidate in plan.rejected]),
-        ("J a token", [candidate.joules_per_token for candidate in plan.rejected]),
-    )
-    known = [name for name, values in columns if any(values)]
-    rows = []
+    fields = {
+        "tokens/s": "goodput_tokens_per_s",
+        f"{plan.currency} a million": "cost_per_million_tokens",
+        "J a token": "joules_per_token",
+    }
+    known = {name: key for name, key in fields.items() if any(getattr(candidate, key) for candidate in plan.rejected)}
     ordered = sorted(plan.rejected, key=lambda candidate: (-_weigh(candidate, plan.objective), candidate.what))
+    rows = []
     for candidate in ordered[:_MOST_REJECTED]:
-        figures = (candidate.goodput_tokens_per_s, candidate.cost_per_million_tokens, candidate.joules_per_token)
-        shown = (value for value, (name, _) in zip(figures, columns, strict=True) if name in known)
-        cells = [f"{value:.3g}" if value else "" for value in shown]
+        cells = [f"{value:.3g}" if (value := getattr(candidate, key)) else "" for key in known.values()]
         rows.append((candidate.what, str(candidate.role), *cells, candidate.why))
     title = f"alternatives not chosen, the best for {plan.objective} first"
     print_table(("what", "role", *known, "why"), rows, title=title)
@@ -209,14 +208,11 @@ def _print_rejected(console: Console, plan: Plan) -> None:
 
 def _weigh(candidate: RejectedCandidate, objective: Objective) -> float:
     """Return what orders the alternatives by the objective: more is better, 0 where nothing was predicted."""
-    taken = {
-        "latency": candidate.tpot_ms,
-        "cost": candidate.cost_per_million_tokens,
-        "energy": candidate.joules_per_token,
-    }
-    if objective not in taken:
+    keys = {"latency": "tpot_ms", "cost": "cost_per_million_tokens", "energy": "joules_per_token"}
+    if objective not in keys:
         return candidate.goodput_tokens_per_s
-    return 1.0 / taken[objective] if taken[objective] else 0.0
+    burden: float = getattr(candidate, keys[objective])
+    return 1.0 / burden if burden else 0.0
 
 
 def _print_basis(console: Console, proposal: PlanProposal) -> None:

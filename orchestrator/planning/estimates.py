@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from device_profiles.cost import StepCost
-from device_profiles.datasheet import EFFICIENCY, GB, TERA, Datasheet, compute_precision, derive_cost
+from device_profiles.datasheet import EFFICIENCY, GB, TERA, Datasheet, Efficiency, compute_precision, derive_cost
 from device_profiles.measured import DeviceRates, MatmulRate, MeasuredDevice
 from device_profiles.profile import Exactness, Precision
 from device_profiles.units import GIB
@@ -91,20 +90,14 @@ def estimate_option(device: MeasuredDevice, model: PlannedModel, *, prepared: bo
     kind = device.hardware.kind if device.hardware.kind in _ASSUMED_FLOPS else "cpu"
     bandwidth = device.rates.bandwidth_bytes_per_s
     flops = max((rate.flops for rate in device.rates.matmul), default=0.0)
-    efficiency, weights = (
-        EFFICIENCY["cpu" if kind == "cpu" else "gpu"],
-        model.formats("cpu" if kind == "cpu" else "gpu")[0],
+    sheet_kind = "cpu" if kind == "cpu" else "gpu"
+    weights, rates = (
+        model.formats(sheet_kind)[0],
+        (bandwidth or _ASSUMED_BYTES_PER_S[kind], flops or _ASSUMED_FLOPS[kind]),
     )
-    cost = derive_cost(
-        model.shape,
-        weight_bits=model.bits(weights),
-        kv_bytes=KV_BYTES,
-        bandwidth_bytes_per_s=bandwidth or _ASSUMED_BYTES_PER_S[kind],
-        flops=flops or _ASSUMED_FLOPS[kind],
-        efficiency=efficiency,
-    )
-    error = efficiency.error if bandwidth and flops else _ASSUMED_ERROR
-    whole = _size_option(model, Role.TARGET, device.adapter, weights, replace(cost, error=error))
+    whole = _build_option(model, Role.TARGET, device.adapter, weights, rates, EFFICIENCY[sheet_kind])
+    if not bandwidth or not flops:
+        whole = replace(whole, cost=replace(whole.cost, error=_ASSUMED_ERROR))
     return replace(whole, threads=device.threads, fixed_bytes=_PROCESS_BYTES, source="estimate", prepared=prepared)
 
 
@@ -112,46 +105,46 @@ def _options(sheet: Datasheet, model: PlannedModel, role: Role, cores: int) -> I
     precision = compute_precision(sheet)
     if precision is None or not sheet.runtimes or not sheet.bandwidth_bytes_per_s:
         return
-    if model.runtimes and sheet.runtimes[0] not in model.runtimes:
+    runtime, bandwidth, flops = sheet.runtimes[0], sheet.bandwidth_bytes_per_s, sheet.flops(precision)
+    if model.runtimes and runtime not in model.runtimes:
         return
+    # torch holds such weights on GPUs that compute in them, and nothing else does
+    has_fp8 = runtime == "torch_device" and sheet.kind == "gpu" and sheet.flops(Precision.FP8) > 0.0
+    efficiency = EFFICIENCY[sheet.kind]
     for weights in model.formats(sheet.kind):
-        if weights == Precision.FP8 and not _has_fp8(sheet):
+        if weights == Precision.FP8 and not has_fp8:
             continue
-        whole = _option(sheet, model, role, weights, precision)
         if sheet.kind != "cpu" or not cores:
-            yield whole
+            yield _build_option(model, role, runtime, weights, (bandwidth, flops), efficiency)
             continue
         for threads in dict.fromkeys(max(1, round(share * cores)) for share in _THREAD_SHARES):
-            yield _on_cores(sheet, whole, model, precision, threads)
+            # Rates go with a processor's cores, and bandwidth until it is reached.
+            share = threads / max(sheet.cores.value if sheet.cores else threads, threads)
+            rates = (min(1.0, share / _CORES_FOR_BANDWIDTH) * bandwidth, share * flops)
+            yield replace(_build_option(model, role, runtime, weights, rates, efficiency), threads=threads)
 
 
-def _has_fp8(sheet: Datasheet) -> bool:
-    """Return whether weights may have this format: torch holds it on GPUs that compute in it, and nothing else does."""
-    return sheet.runtimes[0] == "torch_device" and sheet.kind == "gpu" and sheet.flops(Precision.FP8) > 0.0
-
-
-def _option(sheet: Datasheet, model: PlannedModel, role: Role, weights: str, precision: Precision) -> Option:
-    cost = derive_cost(
-        model.shape,
-        weight_bits=model.bits(weights),
-        kv_bytes=KV_BYTES,
-        bandwidth_bytes_per_s=sheet.bandwidth_bytes_per_s,
-        flops=sheet.flops(precision),
-        efficiency=EFFICIENCY[sheet.kind],
-    )
-    return _size_option(model, role, sheet.runtimes[0], weights, cost)
-
-
-def _size_option(model: PlannedModel, role: Role, runtime: str, weights: str, cost: StepCost) -> Option:
-    """Return an option of this cost, with the memory that the model's shape leads to expect."""
+def _build_option(
+    model: PlannedModel, role: Role, runtime: str, weights: str, rates: tuple[float, float], efficiency: Efficiency
+) -> Option:
+    """Return an option by its device's bandwidth (bytes/s) and rate (FLOP/s), with the memory that the model's shape
+    leads to expect."""
     shape, bits = model.shape, model.bits(weights)
+    bandwidth, flops = rates
     return Option(
         profile="",
         role=role,
         model=model.name,
         runtime=runtime,
         weights=weights,
-        cost=cost,
+        cost=derive_cost(
+            shape,
+            weight_bits=bits,
+            kv_bytes=KV_BYTES,
+            bandwidth_bytes_per_s=bandwidth,
+            flops=flops,
+            efficiency=efficiency,
+        ),
         layer_bytes=shape.layer_elements * bits / 8,
         end_bytes=shape.end_elements * bits / 8,
         fixed_bytes=_FIXED_BYTES,
@@ -160,17 +153,3 @@ def _size_option(model: PlannedModel, role: Role, runtime: str, weights: str, co
         min_rows=_MIN_ROWS,
         source="datasheet",
     )
-
-
-def _on_cores(sheet: Datasheet, whole: Option, model: PlannedModel, precision: Precision, threads: int) -> Option:
-    """Return the option on some of a processor's cores: rates go with them, bandwidth until it is reached."""
-    share = threads / max(sheet.cores.value if sheet.cores else threads, threads)
-    cost = derive_cost(
-        model.shape,
-        weight_bits=model.bits(whole.weights),
-        kv_bytes=KV_BYTES,
-        bandwidth_bytes_per_s=min(1.0, share / _CORES_FOR_BANDWIDTH) * sheet.bandwidth_bytes_per_s,
-        flops=share * sheet.flops(precision),
-        efficiency=EFFICIENCY[sheet.kind],
-    )
-    return replace(whole, cost=cost, threads=threads)

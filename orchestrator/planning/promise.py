@@ -9,7 +9,7 @@ from orchestrator.planning.estimates import EstimableDevice
 from orchestrator.planning.proposal import PlanProposal, build_proposal, estimate_targets
 from orchestrator.planning.wanted import PlanError
 from policies.planning.merit import describe_merit, sum_merits
-from policies.planning.plan import Option, Role
+from policies.planning.plan import Role
 from policies.serving.drift import worth_moving
 
 
@@ -33,7 +33,9 @@ def predict_promise(planned: PlanProposal, estimable: EstimableDevice) -> Promis
     estimates do. `planned`: by all that was measured, for the requests at once that count. Raises PlanError where
     nothing can be planned by what was measured."""
     now = _find_merit(build_proposal(planned.cluster, planned.request, planned.behind, planned.pairs))
-    options = [scale_option(each, 1.0 / (1.0 + each.cost.error)) for each in _estimate(planned, estimable)]
+    used = {device.profile for device in planned.cluster.devices}
+    estimates = estimate_targets(planned.request.target, planned.behind, [replace(estimable, prepared=True)])
+    options = [scale_option(each, 1.0 / (1.0 + each.cost.error)) for each in estimates if each.profile in used]
     drafts = [each for each in planned.cluster.options if each.role is not Role.TARGET]
     cluster = replace(planned.cluster, options=(*drafts, *options))
     try:
@@ -43,12 +45,6 @@ def predict_promise(planned: PlanProposal, estimable: EstimableDevice) -> Promis
     plan, requests = planned.plan, planned.request.placement.concurrency
     most_told, now_told = (describe_merit(plan.objective, merit, plan.currency) for merit in (most, now))
     return Promise(now, most, f"up to {most_told}, where {now_told} is predicted, with {requests} at once")
-
-
-def _estimate(planned: PlanProposal, estimable: EstimableDevice) -> list[Option]:
-    used = {device.profile for device in planned.cluster.devices}
-    options = estimate_targets(planned.request.target, planned.behind, [replace(estimable, prepared=True)])
-    return [each for each in options if each.profile in used]
 
 
 def _find_merit(proposal: PlanProposal) -> float:

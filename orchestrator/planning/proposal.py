@@ -150,7 +150,8 @@ def propose_hosts(
     measured = load_measured_hardware(store)
     known = {hardware.hardware for hardware in measured}
     left_out = [
-        f"{host.node} is left out: no device of it has a profile{_add_lacks(host)}"
+        f"{host.node} is left out: no device of it has a profile"
+        + (f" ({'; '.join(f'{runtime}: {why}' for runtime, why in host.lacks.items())})" if host.lacks else "")
         for host in hosts
         if not host.hardware & known
     ]
@@ -190,11 +191,6 @@ def _propose_hosts(
     made = build_proposal(cluster, request, sources, _of_these_files(store.pairs(), request))
     others = describe_taken(cluster, sources, request.taken)
     return replace(made, assumed=(*made.assumed, *others, *lacking, *left_out, *untold))
-
-
-def _add_lacks(host: PresentHost) -> str:
-    """Return which runtimes a host lacks, and why, behind what is said of it."""
-    return f" ({'; '.join(f'{runtime}: {why}' for runtime, why in host.lacks.items())})" if host.lacks else ""
 
 
 def estimate_targets(

@@ -34,7 +34,7 @@ from orchestrator.planning.wanted import PlanError
 from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.findings import CHAT_WORKLOAD
-from orchestrator.protocol.load_options import EngineOptions, ModelDraftOptions, ModelOptions
+from orchestrator.protocol.load_options import ModelDraftOptions, ModelOptions
 from orchestrator.protocol.profile_job import STEPS_S, ProfileJob, job_spec
 
 _PROCESS_BYTES = GIB // 2
@@ -139,10 +139,10 @@ class Work:
     def pair(self, store: ProfileStore) -> PairAcceptance | None:
         """Return what is stored of the draft on the configured target."""
         mine = (find_source_digest(self.job.engine.model), self.job.drafter, self.digest, CHAT_WORKLOAD)
-        for pair in store.pairs():
-            if mine == (pair.target_digest, pair.drafter, pair.drafter_digest, pair.workload):
-                return pair
-        return None
+        named = (
+            ((pair.target_digest, pair.drafter, pair.drafter_digest, pair.workload), pair) for pair in store.pairs()
+        )
+        return next((pair for name, pair in named if name == mine), None)
 
 
 def profile_store(config: ClusterConfig) -> ProfileStore:
@@ -164,7 +164,8 @@ def list_work(config: ClusterConfig, base: Path, wanted: Sequence[str] = (), thr
     work = []
     for device in devices:
         for count in threads or (engine.model.threads,):
-            work.append(_work(ProfileJob(*_place_target(engine, device, count), "target"), device))
+            model = engine.with_model(adapter=device.adapter, device=device.name, threads=count).model
+            work.append(_work(ProfileJob(engine, model, "target"), device))
     for draft in engine.drafters:
         if isinstance(draft, ModelDraftOptions):
             for place in _places(draft, wanted):
@@ -238,11 +239,6 @@ def _work(job: ProfileJob, device: DeviceProfile) -> Work:
     return Work(job, mark_of(device), threads_of(job.model, device))
 
 
-def _place_target(engine: EngineOptions, device: DeviceProfile, threads: int) -> tuple[EngineOptions, ModelOptions]:
-    placed = engine.with_model(adapter=device.adapter, device=device.name, threads=threads)
-    return engine, placed.model
-
-
 def _on_devices(model: ModelOptions, wanted: Sequence[str]) -> Iterator[DeviceProfile]:
     """Yield the devices of all runtimes that run a model here."""
     simulated = model.source.startswith(SIMULATED_PREFIX)
@@ -268,8 +264,12 @@ def _places(draft: ModelDraftOptions, wanted: Sequence[str]) -> list[DeviceProfi
     """Return where a draft may run: where it is configured to, or wherever its `auto` allows."""
     adapter, device = draft.model.adapter, draft.model.device
     if AUTO not in (adapter, device):
-        place = _device(adapter, device)
-        return [place] if place is not None and _is_wanted(place, wanted) else []
+        try:
+            places = registry.list_devices(adapter)
+        except AdapterUnavailable:
+            return []
+        name = effective_device(adapter, device)
+        return [place for place in places if place.name == name and _is_wanted(place, wanted)][:1]
     return [
         place
         for place in _on_devices(draft.model, wanted)
@@ -286,15 +286,6 @@ def _split_name(wanted: str) -> tuple[str, str]:
     """Return the runtime and the device of "RUNTIME:DEVICE", "" where no device is named."""
     adapter, _, device = wanted.partition(":")
     return adapter, normalise_device(adapter, device)
-
-
-def _device(adapter: str, name: str) -> DeviceProfile | None:
-    try:
-        devices = registry.list_devices(adapter)
-    except AdapterUnavailable:
-        return None
-    wanted = effective_device(adapter, name)
-    return next((device for device in devices if device.name == wanted), None)
 
 
 @contextmanager
