@@ -54,18 +54,13 @@ def build_canary_rows(answer: dict[str, Any]) -> list[tuple[str, str, str, str]]
     return rows
 
 
-def _possible(name: str, figure: dict[str, Any]) -> dict[str, Any]:
-    """Return an interval without what cannot be: times below 0, rates above 1."""
-    if figure["low"] is None:
-        return figure
-    most = 1.0 if name in ("acceptance", "agreement") else inf
-    return {"low": max(0.0, figure["low"]), "high": min(most, figure["high"])}
-
-
 def _mean(name: str, figure: dict[str, Any], digits: int) -> str:
     if figure["mean"] is None:
         return "-"
-    around = _range(_possible(name, figure), digits)
+    most = 1.0 if name in ("acceptance", "agreement") else inf
+    if figure["low"] is not None:  # times below 0 cannot be, nor rates above 1
+        figure = {**figure, "low": max(0.0, figure["low"]), "high": min(most, figure["high"])}
+    around = _range(figure, digits)
     return f"{figure['mean']:.{digits}f}" + (f" ({around})" if around else "")
 
 

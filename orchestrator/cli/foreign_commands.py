@@ -9,7 +9,7 @@ keep their names. The laboratory's are known by name, so that whoever lacks it i
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any
 
 import typer
@@ -43,17 +43,14 @@ def find_command(name: str) -> Any | None:
     if not entries:
         missing = f"it is in outrider-lab, which is not installed here: {INSTALL}"
         return _build_refusal(name, missing) if name in LABORATORY else None
-    owners = sorted(_describe_owner(entry) for entry in entries)
+    dists = (entry.dist for entry in entries)
+    owners = sorted(f"{dist.name} {dist.version}" if dist is not None else "an unknown distribution" for dist in dists)
     if len(entries) > 1:
         return _build_refusal(name, f"{' and '.join(owners)} bring it: uninstall all but one")
     try:
         return build_command(entries[0].load(), name)
     except (Exception, SystemExit) as error:  # nobody here knows that code
         return _build_refusal(name, f"{owners[0]} brings it, and it cannot be loaded: {error!r}")
-
-
-def _describe_owner(entry: EntryPoint) -> str:
-    return f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown distribution"
 
 
 def _build_refusal(name: str, problem: str) -> Any:

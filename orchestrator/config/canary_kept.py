@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.config.drafts import AnyDraft
@@ -9,17 +10,10 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.source_text import Lines, Place, format_place, parse_text, read_text
 from orchestrator.config.speculation import CanarySpeculation
 
-_KEYS = tuple(CanarySpeculation.model_fields)
-
 
 def differences(config: ClusterConfig) -> list[str]:
     """Return what is other in the canary, a line each: "speculation.method: auto -> off"."""
-    ours, theirs = config.speculation, config.canary_speculation
-    changes = [
-        f"speculation.{key}: {getattr(ours, key)} -> {getattr(theirs, key)}"
-        for key in _KEYS
-        if getattr(ours, key) != getattr(theirs, key)
-    ]
+    changes = [f"speculation.{key}: {ours} -> {theirs}" for key, ours, theirs in _list_differing(config)]
     if config.canary_drafts:
         named = [", ".join(map(_format_draft, drafts)) or "none" for drafts in (config.drafts, config.canary_drafts)]
         changes.append(f"drafts: {named[0]} -> {named[1]}")
@@ -29,16 +23,18 @@ def differences(config: ClusterConfig) -> list[str]:
 def to_keep(config: ClusterConfig, path: Path) -> list[str]:
     """Return the changes, each with the file's line that it is about. Raises ConfigError."""
     lines = parse_text(read_text(path), path)[1]
-    ours, theirs = config.speculation, config.canary_speculation
-    changes = [
-        _change(("speculation", key), str(getattr(theirs, key)), path, lines)
-        for key in _KEYS
-        if getattr(ours, key) != getattr(theirs, key)
-    ]
+    changes = [_change(("speculation", key), str(theirs), path, lines) for key, _, theirs in _list_differing(config)]
     if config.canary_drafts:
         new = f"what stands under canary.drafts (line {lines.get(('canary', 'drafts'), 1)})"
         changes.append(_change(("drafts",), new, path, lines))
     return [*changes, f"{path.name}:{lines.get(('canary',), 1)}: canary: take the section out"]
+
+
+def _list_differing(config: ClusterConfig) -> Iterator[tuple[str, object, object]]:
+    for key in CanarySpeculation.model_fields:
+        ours, theirs = getattr(config.speculation, key), getattr(config.canary_speculation, key)
+        if ours != theirs:
+            yield key, ours, theirs
 
 
 def _change(place: Place, new: str, path: Path, lines: Lines) -> str:

@@ -40,11 +40,7 @@ class Setting:
 
 def list_settings(config: ClusterConfig, path: Path, lines: Lines) -> list[Setting]:
     """Return every value, in the order of the language. Raises ConfigError where no admin socket can be."""
-    settings = []
-    for setting in _walk((), config, path, lines, given=True):
-        derived = _derive(setting, config, path)
-        settings.append(derived or setting)
-    return settings
+    return [_derive(setting, config, path) or setting for setting in _walk((), config, path, lines, given=True)]
 
 
 def list_values(config: ClusterConfig) -> dict[str, str]:

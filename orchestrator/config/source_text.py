@@ -93,7 +93,7 @@ def describe_place(path: Path, lines: Lines, place: Place) -> str:
 
 def find_line(lines: Lines, place: Place) -> int:
     """Return the line of a place, or of the nearest above it that is written down."""
-    return next((lines[place[:end]] for end in range(len(place), 0, -1) if place[:end] in lines), 1)
+    return next((lines[place[:end]] for end in range(len(place), -1, -1) if place[:end] in lines), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,10 @@ def configure_model(
     repetitions, "" for none. `base`: where relative paths begin. Raises ConfigError, which names keys and no file."""
     runtime = {"adapter": "simulated"} if source.startswith(SIMULATED_PREFIX) else {}
     runtime = {"adapter": adapter} if adapter else runtime
-    if not runtime and source.casefold().endswith(".gguf") and _is_llama_here():
-        runtime = {"adapter": AUTO, "device": AUTO}
+    if not runtime and source.casefold().endswith(".gguf"):
+        with suppress(AdapterUnavailable):
+            check_device(LLAMA_CPP, "CPU")
+            runtime = {"adapter": AUTO, "device": AUTO}
     sections: dict[str, Any] = {"model": {"source": source, **runtime}}
     if draft:
         sections["drafts"] = [{"method": "suffix"}, {"method": "model", "source": draft, **runtime}]
@@ -52,11 +55,3 @@ def configure_model(
         return ModelConfig(load_text(text, path), text, path)
     except ConfigError as error:
         raise ConfigError(re.sub(rf"^{re.escape(str(path))}:\d+: ", "", str(error), flags=re.MULTILINE)) from None
-
-
-def _is_llama_here() -> bool:
-    try:
-        check_device(LLAMA_CPP, "CPU")
-    except AdapterUnavailable:
-        return False
-    return True

@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from orchestrator.config.drafts import DRAFTS
 from orchestrator.config.further_target import OWN_KEYS, FurtherTarget, find_first_place
 from orchestrator.config.model import ClusterConfig
-from orchestrator.config.source_text import Lines, Place, format_place, format_value
+from orchestrator.config.source_text import Lines, Place, find_line, format_place, format_value
 from orchestrator.config.target import BOUNDED, COUNTED, PLACED, Placement, ReplicaBounds, Target
 
 _KINDS = {
@@ -37,7 +37,8 @@ def problems(error: ValidationError, path: Path, lines: Lines, root: type[BaseMo
     """Return one line a problem: the file, the line, and what is described."""
     # By line; within one line a mistyped key goes before the key that is therefore missing.
     ordered = sorted(
-        (_line(detail, lines), detail["type"] == "missing", describe_error(detail, root)) for detail in _own(error)
+        (find_line(lines, place_of(detail)), detail["type"] == "missing", describe_error(detail, root))
+        for detail in _own(error)
     )
     return "\n".join(f"{path}:{line}: {message}" for line, _, message in ordered)
 
@@ -53,21 +54,13 @@ def _own(error: ValidationError) -> list[ErrorDetails]:
     ]
 
 
-def _line(error: ErrorDetails, lines: Lines) -> int:
-    """Return the line of the key, or of the nearest place above it that is written down."""
-    place = place_of(error)
-    while place not in lines:
-        place = place[:-1]
-    return lines[place]
-
-
 def place_of(error: ErrorDetails) -> Place:
     """Return where the error stands in the file: pydantic's place has the chosen `method` of a draft in it, or how the
     replicas are written."""
     place: Place = tuple(error["loc"])
     if error["type"] in _TAG_ERRORS:
         return (*place, "method")
-    if tag := _tag_at(place):
+    if tag := _draft_at(place) or _replicas_at(place):
         return (*place[:tag], *place[tag + 1 :])
     return place
 
@@ -156,11 +149,6 @@ def _model_at(place: Place, root: type[BaseModel]) -> type[BaseModel]:
         if isinstance(part, str):
             model = _section_of(model.model_fields[part]) or model
     return model
-
-
-def _tag_at(place: Place) -> int:
-    """Return where in pydantic's place the word stands that is not in the file; 0 where there is none."""
-    return _draft_at(place) or _replicas_at(place)
 
 
 def _draft_at(place: Place) -> int:

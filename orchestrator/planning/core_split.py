@@ -49,8 +49,10 @@ def _list_needs(config: ClusterConfig, proposal: PlanProposal, host: str) -> dic
         if draft is None or draft.shard is None or draft.process != "own":
             continue
         if draft.shard.host == host and draft.shard.cores:
-            entry = _find_draft(config, proposal, draft.drafter)
-            fixed, threads = (tuple(entry.cores), entry.threads) if entry is not None else ((), 0)
+            named = (candidate for candidate in proposal.request.drafts if candidate.model.name == draft.drafter)
+            index = next((candidate.index for candidate in named), None)
+            entry = config.drafts[index] if index is not None else None
+            fixed, threads = (tuple(entry.cores), entry.threads) if isinstance(entry, ModelDraft) else ((), 0)
             needs[number, True] = CoreNeed(threads or draft.shard.threads, fixed)
     return needs
 
@@ -69,9 +71,3 @@ def _find_target_cores(config: ClusterConfig, number: int) -> list[int]:
     placements = config.model.placements
     own = placements[number].cores if number < len(placements) else []
     return own or config.devices.cores
-
-
-def _find_draft(config: ClusterConfig, proposal: PlanProposal, drafter: str) -> ModelDraft | None:
-    index = next((candidate.index for candidate in proposal.request.drafts if candidate.model.name == drafter), None)
-    draft = config.drafts[index] if index is not None else None
-    return draft if isinstance(draft, ModelDraft) else None

@@ -144,13 +144,9 @@ def _read_address(root: Path) -> tuple[str, str]:
     api = load_config(path, sources=False).api
     if not api.port:
         raise ConfigError(f"{path}: api.port: a service has a port of its own; write one above 0")
-    host = f"[{api.host}]" if ":" in api.host else _to_address(api.host)
+    host = "127.0.0.1" if api.host == "localhost" else api.host  # systemd looks no name up
+    host = f"[{host}]" if ":" in host else host
     return f"{host}:{api.port}", api.admin_socket or ADMIN_SOCKET
-
-
-def _to_address(host: str) -> str:
-    """Return a host as ListenStream takes it: systemd looks no name up."""
-    return "127.0.0.1" if host == "localhost" else host
 
 
 def _check_commands(commands: Path, root: Path) -> None:
