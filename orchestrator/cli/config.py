@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.cli.config_effective import show_effective
 from orchestrator.cli.options import CheckedFile, print_json
+from orchestrator.plain_table import add_row, print_lines, print_table
 
 if TYPE_CHECKING:  # loaded where a configuration is read
+    from orchestrator.config.effective import Setting
     from orchestrator.config.model import ClusterConfig
 
 app = typer.Typer(no_args_is_help=True, help="Check and show a cluster.yaml; print its schema.")
@@ -79,7 +80,7 @@ def show(
     path = file or default_config_path()
     config = load_config(path)
     if effective:
-        show_effective(config, path, socket, as_json=as_json)
+        _show_effective(config, path, socket, as_json=as_json)
     elif as_json:
         print(config.model_dump_json(indent=1))
     else:
@@ -97,8 +98,6 @@ def schema() -> None:
 def _print(config: ClusterConfig) -> None:
     from rich.console import Console
     from rich.table import Table
-
-    from orchestrator.plain_table import add_row
 
     table = Table("key", "value")
     for section, content in config:
@@ -135,3 +134,66 @@ def _flat(name: str, content: Any) -> list[tuple[str, str]]:
     if isinstance(content, ByteSize):
         return [(name, size_text(content))]
     return [(name, str(content.value if isinstance(content, Enum) else content))]
+
+
+def _show_effective(config: ClusterConfig, path: Path, socket: Path | None, *, as_json: bool) -> None:
+    """Print the values of a file. Of a daemon of it that runs, those that are others there. Raises ConfigError."""
+    from orchestrator.config.effective import list_settings
+    from orchestrator.config.load import parse_config
+    from orchestrator.config.source_text import read_text
+
+    settings = list_settings(config, path, parse_config(read_text(path), path)[1])
+    running = _ask_daemon(config, socket)
+    if as_json:
+        rows = [
+            {
+                "key": setting.name,
+                "value": setting.value,
+                "origin": setting.origin,
+                "running": _find_other(setting, running),
+            }
+            for setting in settings
+        ]
+        print_json({"file": str(path), "daemon": running is not None, "values": rows})
+        return
+    _print_settings(settings, path, running)
+
+
+def _print_settings(settings: list[Setting], path: Path, running: dict[str, str] | None) -> None:
+    rows = []
+    for setting in settings:
+        other = _find_other(setting, running)
+        more = [] if running is None else [other if other is not None else ""]
+        rows.append((setting.name, setting.value, setting.origin, *more))
+    print_table(("key", "value", "from", *(["runs now"] if running is not None else [])), rows)
+    count = sum(_find_other(setting, running) is not None for setting in settings)
+    if running is None:
+        line = "no daemon of this file runs here, or none answers"
+    elif count:
+        line = f"{count} values differ from those that run: `outrider reload --check` says how they take effect"
+    else:
+        line = f"the daemon runs {path} as it is"
+    print_lines(line, wraps=False)
+
+
+def _find_other(setting: Setting, running: dict[str, str] | None) -> str | None:
+    """Return what runs instead of a value; None where it is the same, or no daemon was asked."""
+    if running is None:
+        return None
+    now = running.get(setting.name, "(not there)")
+    derived = not now and setting.origin != "default"  # left empty there, too: it comes out as here
+    return None if now == setting.value or derived else now
+
+
+def _ask_daemon(config: ClusterConfig, socket: Path | None) -> dict[str, str] | None:
+    """Return the values that a daemon runs; None where none answers."""
+    from orchestrator.cli.daemon_socket import StatusError, query_daemon
+    from orchestrator.config.load import admin_socket_path
+
+    try:
+        answer = query_daemon(socket or admin_socket_path(config, config.api.port), "/admin/configuration")
+    except StatusError:
+        return None
+    values: dict[str, str] = answer["values"]
+    flags = {key: f"{values[key]} (--{key.partition('.')[2]})" for key in answer["flags"]}
+    return {**values, **flags}

@@ -47,7 +47,10 @@ def serve(
     changes: dict[str, Any] = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     text = ""
     if model is not None:
-        loaded, path, text = _configure(model, changes)
+        from orchestrator.config.without_file import configure_model
+
+        served = configure_model(model, Path.cwd(), changes)
+        loaded, path, text = served.config, served.path, served.text
     else:
         path = config or default_config_path()
         loaded = load_config(path)
@@ -75,15 +78,6 @@ def serve(
 
     with suppress(asyncio.CancelledError):  # it was told to stop before it had begun
         asyncio.run(run())
-
-
-def _configure(model: str, changes: dict[str, Any]) -> tuple[ClusterConfig, Path, str]:
-    """Return the configuration that a model alone stands for, where it would stand, and its text. Raises
-    ConfigError."""
-    from orchestrator.config.without_file import configure_model
-
-    served = configure_model(model, Path.cwd(), changes)
-    return served.config, served.path, served.text
 
 
 def _tell_text(text: str, config: ClusterConfig) -> None:

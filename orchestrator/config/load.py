@@ -161,11 +161,12 @@ def _check_sources(config: ClusterConfig, file: SourceFile) -> DecoderSizes | No
     target's sizes, None where that is not known here. Raises ConfigError."""
     target, place = config.model, config.find_place("model", "source")
     sources: list[tuple[Place, str, str, Target | ModelDraft]] = [(place, target.source, target.adapter, target)]
-    for section, key, parts in (("model", "shards", target.shards), ("failover", "standby", config.failover.standby)):
-        for index, part in enumerate(parts):
-            if part.adapter:
-                place = config.find_place(section, key, index, "adapter")
-                sources.append((place, target.source, part.adapter, target))
+    others = [(("model", "shards", index), shard.adapter) for index, shard in enumerate(target.shards)]
+    standbys = enumerate(config.failover.standby)
+    others += [(("failover", "standby", index), standby.adapter or "") for index, standby in standbys]
+    for part, adapter in others:
+        if adapter:
+            sources.append((config.find_place(*part, "adapter"), target.source, adapter, target))
     for at, draft in config.all_drafts:
         if isinstance(draft, ModelDraft):
             sources.append(((*at, "source"), draft.source, draft.adapter, draft))

@@ -187,7 +187,8 @@ def _refuse_places(config: ClusterConfig, bounds: ReplicaBounds) -> str:
 def _check_cores(config: ClusterConfig, file: SourceFile) -> None:
     """Refuse cores that are named twice, or that this host lacks where workers run on it."""
     named = [(config.find_place("devices", "cores"), config.devices.cores)]
-    named += [((*at, "cores"), part.cores) for at, part in (*_list_placements(config), *_list_models(config))]
+    named += [((*at, "cores"), placement.cores) for at, placement in _list_placements(config)]
+    named += [((*at, "cores"), draft.cores) for at, draft in _list_models(config)]
     here = not config.cluster.on_ray or not config.cluster.address
     usable = os.sched_getaffinity(0) if here and hasattr(os, "sched_getaffinity") else None
     for place, cores in named:

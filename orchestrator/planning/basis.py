@@ -9,8 +9,8 @@ from typing import Any, Literal
 from device_profiles.datasheet import EFFICIENCY, GB
 from device_profiles.measured import MeasuredModel
 from orchestrator.planning.correction import Key, key_of
+from orchestrator.planning.estimates import DeviceSource
 from orchestrator.planning.proposal import PlanProposal
-from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.plan import Role, Shard
 

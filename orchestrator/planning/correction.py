@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from device_profiles.device_load import DeviceLoad, find_device_load
-from orchestrator.planning.source import DeviceSource
+from orchestrator.planning.estimates import DeviceSource
 from policies.planning.plan import Device, Inventory, Option, Role, Shard
 from policies.serving.device_load import describe_heat
 

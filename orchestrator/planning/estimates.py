@@ -10,6 +10,7 @@ from device_profiles.measured import DeviceRates, MatmulRate, MeasuredDevice
 from device_profiles.profile import Exactness, Precision
 from device_profiles.units import GIB
 from orchestrator.planning.models import PlannedModel
+from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.plan import Option, Role
 
 KV_BYTES = 2  # a 16-bit KV cache, which exactness `bit` needs
@@ -28,7 +29,7 @@ _CORES_FOR_BANDWIDTH = 0.5  # assumed: half of a processor's cores reach its mem
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """A device by its datasheet. See planning.source.DeviceSource."""
+    """A device by its datasheet. See DeviceSource."""
 
     sheet: Datasheet
 
@@ -73,6 +74,12 @@ class Stated:
         for draft in drafts:
             options += _options(self.sheet, draft, Role.DRAFT, cores)
         return options
+
+
+DeviceSource = MeasuredHardware | Stated
+"""Where the figures of a kind of device come from. `memory_bytes` is its own, 0 where it works in the host's memory.
+`cores` are those of a processor, else 0. Rates and power are 0 or empty where not known. `sheet` states them; it is
+None where they are measured."""
 
 
 @dataclass(frozen=True, slots=True)

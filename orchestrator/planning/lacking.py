@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from orchestrator.planning.estimates import DeviceSource
 from orchestrator.planning.here import PresentHost, name_present
-from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware
 from policies.planning.plan import Device, Inventory, Option
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from device_profiles.units import human_bytes
 from orchestrator.planning.beside import ReservedDraft
-from orchestrator.planning.source import DeviceSource
+from orchestrator.planning.estimates import DeviceSource
 from policies.planning.plan import Device, Inventory, Plan
 
 

@@ -15,13 +15,12 @@ from orchestrator.config.hosts import host_names
 from orchestrator.config.sketch import Sketch
 from orchestrator.config.target import THIS_NODE
 from orchestrator.planning.beside import sum_reserved_bytes
-from orchestrator.planning.estimates import EstimableDevice, Stated, estimate_option
+from orchestrator.planning.estimates import DeviceSource, EstimableDevice, Stated, estimate_option
 from orchestrator.planning.here import Allowed, PresentHost, PresentLinks, cluster_present
 from orchestrator.planning.lacking import leave_lacking, list_lacking, list_unfit_runtimes
 from orchestrator.planning.models import PlannedModel
 from orchestrator.planning.neighbours import describe_taken, leave_taken, share_time
 from orchestrator.planning.sketched import build_sketched_cluster
-from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware, add_devices, choose_present, load_measured_hardware
 from orchestrator.planning.wanted import (
     SUFFIX,

@@ -11,8 +11,8 @@ from orchestrator.config.hosts import ClusterHost, ClusterLink, ClusterLinks, Ho
 from orchestrator.config.sketch import Sketch
 from orchestrator.config.wording import find_near
 from orchestrator.errors import ConfigError
+from orchestrator.planning.estimates import DeviceSource
 from orchestrator.planning.models import PlannedModel
-from orchestrator.planning.source import DeviceSource
 from policies.planning.plan import DefaultLinks, Device, Host, Inventory, Option
 
 _BITS_PER_BYTE = 8

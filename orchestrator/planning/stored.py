@@ -20,7 +20,7 @@ _UNKNOWN: Final[Mapping[str, str]] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class MeasuredHardware:
     """One physical device, with all that was measured of it: a processor may have been measured with several
-    runtimes, each under its own fingerprint. See planning.source.DeviceSource."""
+    runtimes, each under its own fingerprint. See planning.estimates.DeviceSource."""
 
     hardware: Hardware
     devices: tuple[MeasuredDevice, ...]

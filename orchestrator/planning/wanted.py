@@ -14,7 +14,7 @@ from orchestrator.config.load import store_directory
 from orchestrator.config.model import ClusterConfig
 from orchestrator.config.placement import PlacementSection
 from orchestrator.config.sketch import Sketch
-from orchestrator.config.target import AUTO, THIS_NODE, Target
+from orchestrator.config.target import AUTO, THIS_NODE, Placement, Target
 from orchestrator.errors import OutriderError
 from orchestrator.planning.beside import ReservedDraft, beside_the_plan
 from orchestrator.planning.models import PlannedModel, build_sketched_model, model_at_hand
@@ -145,6 +145,31 @@ def build_request_from_config(
         model.bounds.min if model.bounds is not None else 1,
         no_drafts=config.no_drafts,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDemand:
+    """There are to be `least` replicas, and at most `most`, for so many `requests` at once."""
+
+    least: int
+    most: int
+    requests: int
+
+
+def ask_for_replicas(request: PlanRequest, demand: ReplicaDemand) -> PlanRequest:
+    """Return what is asked of a plan where load wants this. It is never planned for fewer requests than configured."""
+    concurrency = max(request.placement.concurrency, demand.requests)
+    placement = request.placement.model_copy(update={"concurrency": concurrency})
+    return replace(request, replicas=demand.most, least_replicas=demand.least, placement=placement)
+
+
+def start_replicas(config: ClusterConfig, count: int) -> ClusterConfig:
+    """Return the configuration that starts so many replicas, where load decides how many there are."""
+    bounds = config.model.bounds
+    if bounds is None:
+        return config
+    placed = config.model.place((bounds.places or [Placement()] * count)[:count])
+    return config.model_copy(update={"model": config.model.model_copy(update={"replicas": placed})})
 
 
 def build_plan_goal(request: PlanRequest, drafters: Sequence[DrafterFacts]) -> PlanGoal:

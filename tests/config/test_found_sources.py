@@ -16,7 +16,7 @@ from orchestrator.config.sources import FoundSources
 from orchestrator.daemon.bootstrap.failover import build_standbys
 from orchestrator.daemon.bootstrap.model_sources import bind_sources, renew_sources
 from orchestrator.daemon.bootstrap.start_specs import build_start_specs
-from orchestrator.planning.demand import start_replicas
+from orchestrator.planning.wanted import start_replicas
 from orchestrator.protocol.model_pins import list_pinned
 from tests.support import tiny_gguf
 from tests.support.tiny_gguf import Tiny

@@ -6,10 +6,9 @@ from device_profiles.profile import Exactness
 from orchestrator.config.placement import PlacementSection
 from orchestrator.daemon.control.health.health import Part, PartHealth
 from orchestrator.daemon.control.loops.plan_keeper import DriftPolicy, PlanKeeper
-from orchestrator.planning.demand import ReplicaDemand
 from orchestrator.planning.models import model_at_hand
 from orchestrator.planning.proposal import PlanProposal, propose_here
-from orchestrator.planning.wanted import PlanRequest
+from orchestrator.planning.wanted import PlanRequest, ReplicaDemand
 from tests.control.test_plan_keeper import Clock, Making, Planned, Workers, until
 from tests.support.profiles import store_simulated_profiles
 

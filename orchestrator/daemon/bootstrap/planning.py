@@ -31,14 +31,12 @@ from orchestrator.planning.basis import profiles_behind
 from orchestrator.planning.beside import sum_reserved_bytes
 from orchestrator.planning.core_split import CoresByHost
 from orchestrator.planning.correction import Corrections, Key, apply_health, apply_loads, correct_costs
-from orchestrator.planning.demand import start_replicas
-from orchestrator.planning.estimates import EstimableDevice
+from orchestrator.planning.estimates import DeviceSource, EstimableDevice
 from orchestrator.planning.neighbours import TakenPlace, leave_taken, share_time
 from orchestrator.planning.profiling.work import Work, list_unfit, profile_store
 from orchestrator.planning.proposal import PlanProposal, build_proposal, propose_estimated, propose_here
-from orchestrator.planning.source import DeviceSource
 from orchestrator.planning.stored import MeasuredHardware
-from orchestrator.planning.wanted import PlanError, PlanRequest, build_request_from_config
+from orchestrator.planning.wanted import PlanError, PlanRequest, build_request_from_config, start_replicas
 from orchestrator.planning.worker_options import engine_options
 from orchestrator.protocol.contract import WorkerSpec
 from policies.speculation.state import COLD_DEPTH

@@ -20,7 +20,7 @@ from orchestrator.daemon.control.loops.plan_keeper import PlanKeeper
 from orchestrator.daemon.control.replicas.scale_load import SeenReplicas
 from orchestrator.daemon.control.replicas.scaler import PlacedReplicas, PlannedReplicas, ReplicaRunner, ReplicaScaler
 from orchestrator.errors import WorkerError
-from orchestrator.planning.demand import start_replicas
+from orchestrator.planning.wanted import start_replicas
 from orchestrator.protocol.contract import Cluster, WorkerSpec
 from policies.serving.scaling import ScaleBounds
 

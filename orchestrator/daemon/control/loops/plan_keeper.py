@@ -27,10 +27,9 @@ from orchestrator.daemon.control.state import READY
 from orchestrator.errors import OutriderError
 from orchestrator.planning.basis import list_doubts
 from orchestrator.planning.correction import Corrections, Key, key_of, scale_option
-from orchestrator.planning.demand import ReplicaDemand, ask_for_replicas
 from orchestrator.planning.lacking import Lacks, leave_lacking
 from orchestrator.planning.proposal import PlanProposal
-from orchestrator.planning.wanted import PlanError
+from orchestrator.planning.wanted import PlanError, ReplicaDemand, ask_for_replicas
 from orchestrator.protocol.contract import WorkerSpec
 from orchestrator.protocol.rounds import RoundReport
 from policies.planning.merit import describe_merit, slow_down, sum_merits

@@ -19,7 +19,7 @@ from orchestrator.daemon.control.loops.plan_keeper import PlanExecutor, PlanKeep
 from orchestrator.daemon.control.port import ScaleView
 from orchestrator.daemon.control.replicas.scale_load import SeenReplicas
 from orchestrator.errors import OutriderError
-from orchestrator.planning.demand import ReplicaDemand
+from orchestrator.planning.wanted import ReplicaDemand
 from orchestrator.protocol.contract import WorkerSpec
 from policies.serving.scaling import ScaleBounds, ScaleChange, ScaleTrend, choose_leaver, follow_load
 
