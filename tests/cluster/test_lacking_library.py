@@ -15,7 +15,8 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.daemon.bootstrap.fleet import FleetPlanning
 from orchestrator.daemon.control.controller import TargetControl
 from orchestrator.daemon.control.streams.admission import ControlLimits
-from orchestrator.launch.local import LocalCluster, LocalWorker
+from orchestrator.launch.local import LocalCluster
+from orchestrator.launch.local_worker import LocalWorker
 from orchestrator.planning.proposal import PlanProposal
 from orchestrator.protocol.contract import NODE_ADDRESS, WorkerSpec
 from tests.support.config import parse_config

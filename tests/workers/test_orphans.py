@@ -18,7 +18,8 @@ import pytest
 import structlog
 
 from orchestrator.launch.homes import list_homes, read_guard
-from orchestrator.launch.local import LocalCluster, LocalWorker, OrphanPolicy
+from orchestrator.launch.local import LocalCluster, OrphanPolicy
+from orchestrator.launch.local_worker import LocalWorker
 from orchestrator.protocol.commands import Submit
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.ready import Ready
