@@ -66,7 +66,7 @@ def serve(
 
     async def run() -> None:
         async with start_early(loaded, path) as early:
-            from orchestrator.daemon.api.admin.logs import KeptLog
+            from orchestrator.daemon.api.admin.daemon import KeptLog
             from orchestrator.daemon.bootstrap.reload import FileStanding
             from orchestrator.daemon.run import Daemon
             from orchestrator.daemon.systemd.journal import find_journal_unit

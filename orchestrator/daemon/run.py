@@ -24,10 +24,8 @@ from orchestrator.config.model import ClusterConfig
 from orchestrator.config.store_use import measure_store_use
 from orchestrator.config.tls import tls_paths
 from orchestrator.daemon.alerts.watch import AlertWatch
-from orchestrator.daemon.api.admin.logs import KeptLog
-from orchestrator.daemon.api.admin.reload import ReloadPort
+from orchestrator.daemon.api.admin.daemon import KeptLog, ReloadPort, SupportPages
 from orchestrator.daemon.api.admin.routes import create_admin_app
-from orchestrator.daemon.api.admin.support import SupportPages
 from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.app import ApiSettings, create_app
 from orchestrator.daemon.api.audit import AuditLog

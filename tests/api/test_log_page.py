@@ -15,7 +15,7 @@ import pytest
 import structlog
 
 from orchestrator.cli.logs import describe_page
-from orchestrator.daemon.api.admin.logs import KeptLog
+from orchestrator.daemon.api.admin.daemon import KeptLog
 from orchestrator.daemon.api.admin.routes import create_admin_app
 from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.log_ring import LogFilter, LogRing, RingHandler

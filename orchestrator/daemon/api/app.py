@@ -33,7 +33,6 @@ from orchestrator.daemon.api.batches.routes import install_batch_routes
 from orchestrator.daemon.api.batches.service import BatchService
 from orchestrator.daemon.api.batches.store import BatchStore
 from orchestrator.daemon.api.body_bounds import read_body, refuse_oversized
-from orchestrator.daemon.api.choices import choices_of
 from orchestrator.daemon.api.connections import Connections
 from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
 from orchestrator.daemon.api.docs_page import install_docs_page
@@ -45,7 +44,6 @@ from orchestrator.daemon.api.fingerprint import describe_source
 from orchestrator.daemon.api.follow import RequestRecord, VariantReport, enter_trial
 from orchestrator.daemon.api.grammar_checks import GrammarChecks
 from orchestrator.daemon.api.grammars import write_grammar
-from orchestrator.daemon.api.head_requests import HeadRequests
 from orchestrator.daemon.api.keys import OWNER, Keys, check_owner, limits_of
 from orchestrator.daemon.api.liveness import Liveness
 from orchestrator.daemon.api.metrics.collector import Metrics
@@ -54,12 +52,12 @@ from orchestrator.daemon.api.openapi import describe, operation
 from orchestrator.daemon.api.port import TokenizerPort
 from orchestrator.daemon.api.question import AnswerHead, AnswerWriter, Question, ReadQuestion, rename_parameters
 from orchestrator.daemon.api.request_lives import RequestLives
-from orchestrator.daemon.api.request_scope import RequestScope, mark_followed
+from orchestrator.daemon.api.request_scope import HeadRequests, RequestScope, mark_followed
 from orchestrator.daemon.api.responses import read_chat, read_completion
 from orchestrator.daemon.api.resume import KeptAnswers, Resumption, wants_names
 from orchestrator.daemon.api.served import ServedModel, ServedModels, ServedTarget
 from orchestrator.daemon.api.shares import BodyBudget, KeyShares
-from orchestrator.daemon.api.streaming import Choice
+from orchestrator.daemon.api.streaming import Choice, choices_of
 from orchestrator.daemon.api.trace_scope import NO_TELEMETRY, TraceScope, describe_traced, mark_traced
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest
 from orchestrator.daemon.api.work_lanes import WorkLanes

@@ -10,10 +10,9 @@ from http import HTTPStatus
 import msgspec
 
 from orchestrator.clock import Clock
-from orchestrator.daemon.api.choices import cost_of
 from orchestrator.daemon.api.follow import RequestRecord
 from orchestrator.daemon.api.question import AnswerWriter
-from orchestrator.daemon.api.streaming import Choice, Piece
+from orchestrator.daemon.api.streaming import Choice, Piece, cost_of
 from orchestrator.errors import RequestError
 from orchestrator.protocol.rounds import Delta
 

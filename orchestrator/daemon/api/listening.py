@@ -9,16 +9,17 @@ import os
 import socket
 import ssl
 import stat
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from orchestrator.daemon.api.connections import SEND_BUFFER_BYTES, Connections, WatchedProtocol
-from orchestrator.daemon.api.peer import PeerProtocol
 from orchestrator.errors import DaemonError
 
 _SERVER_GRACE_S = 5
@@ -158,3 +159,26 @@ def _answers(path: Path) -> bool:
         except OSError:
             return False
         return True
+
+
+_CREDENTIALS: Final = struct.Struct("3i")  # ucred: pid, uid, gid
+
+
+class PeerProtocol(H11Protocol):
+    """One connection of a Unix socket. The scope's `client` says the peer as "uid 0, pid 123"."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.client = (read_peer(transport.get_extra_info("socket")), 0)
+
+
+def read_peer(connection: socket.socket | None) -> str:
+    """Return the peer's user and process, "" where the kernel does not say."""
+    if connection is None or connection.family != socket.AF_UNIX:
+        return ""
+    try:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    except OSError:
+        return ""
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
+    return f"uid {uid}, pid {pid}"

@@ -15,7 +15,7 @@ from orchestrator.daemon.api.question import AnswerHead, AnswerWriter, Question
 from orchestrator.daemon.api.resume import CALLS, END, OPENING, TEXT
 from orchestrator.daemon.api.speculation import describe_effective_speculation
 from orchestrator.daemon.api.streaming import Answer, Piece
-from orchestrator.daemon.api.tools.deltas import whole_calls
+from orchestrator.daemon.api.tools.calls import whole_calls
 from orchestrator.daemon.api.wire import ChatRequest, CompletionRequest, StreamOptions
 from orchestrator.errors import RequestError
 from orchestrator.json_lines import escape_line_ends

@@ -16,8 +16,7 @@ from adapters.store_usage import StoreUsage
 from device_profiles.device_load import DeviceLoad
 from orchestrator.daemon.alerts.watch import AlertWatch
 from orchestrator.daemon.api import errors
-from orchestrator.daemon.api.admin import canary, health, logs, quarantine, requests, speculation, support, workers
-from orchestrator.daemon.api.admin.reload import ReloadPort, install_reload_route
+from orchestrator.daemon.api.admin import canary, daemon, health, quarantine, requests, speculation, workers
 from orchestrator.daemon.api.admin.targets import AdminTarget, AdminTargets
 from orchestrator.daemon.api.audit import AdminAudit, AuditLog
 from orchestrator.daemon.api.deadly_bodies import DeadlyBodies
@@ -37,9 +36,9 @@ def create_admin_app(
     version: str,
     audit: AuditLog | None = None,
     name_owner: requests.NameOwner = lambda _: "",
-    reloading: ReloadPort | None = None,
-    log: logs.KeptLog | None = None,
-    pages: support.SupportPages | None = None,
+    reloading: daemon.ReloadPort | None = None,
+    log: daemon.KeptLog | None = None,
+    pages: daemon.SupportPages | None = None,
     alerts: AlertWatch | None = None,
     journal: Callable[[], JournalView] = JournalView,
     deadly: DeadlyBodies | None = None,
@@ -91,10 +90,10 @@ def create_admin_app(
     health.install_health_routes(app, served)
     requests.install_request_routes(app, served, name_owner)
     workers.install_worker_routes(app, served)
-    logs.install_log_route(app, log or logs.KeptLog())
-    support.install_support_routes(app, pages or support.SupportPages())
+    daemon.install_log_route(app, log or daemon.KeptLog())
+    daemon.install_support_routes(app, pages or daemon.SupportPages())
     if reloading is not None:
-        install_reload_route(app, reloading)
+        daemon.install_reload_route(app, reloading)
     return app
 
 

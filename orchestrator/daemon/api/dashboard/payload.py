@@ -12,7 +12,7 @@ from orchestrator.daemon.api.admin.requests import describe_route
 from orchestrator.daemon.api.admin.targets import AdminTarget
 from orchestrator.daemon.api.dashboard.cluster_map import build_map
 from orchestrator.daemon.api.dashboard.failovers import FailoverTimeline
-from orchestrator.daemon.api.dashboard.figures import read_figures
+from orchestrator.daemon.api.metrics.collector import Metrics
 from orchestrator.daemon.api.request_lives import RequestLife, RequestLives, hide_response_id
 from orchestrator.daemon.api.served import ServedModel
 from orchestrator.daemon.control.port import PlanView
@@ -151,3 +151,43 @@ def _describe_planned(replica: dict[str, Any]) -> dict[str, Any]:
         },
         "terms": [{name: term[name] for name in ("name", "value", "why")} for term in score.get("terms", [])],
     }
+
+
+PREFIX: Final = "outrider_"
+_OF_ENGINES: Final = frozenset(
+    {
+        "acceptance_rate",
+        "generation_tokens_total",
+        "kv_cache_usage_perc",
+        "num_preemptions_total",
+        "num_requests_running",
+        "num_requests_waiting",
+        "prompt_tokens_total",
+        "request_success_total",
+        "spec_decode_num_accepted_tokens_total",
+        "spec_decode_num_draft_tokens_total",
+        "spec_decode_num_drafts_total",
+        "tokens_per_second",
+        "worker_losses_total",
+        "worker_restarts_total",
+    }
+)
+_PERCENTILES: Final = {"recent_ttft_seconds": "ttft", "recent_tpot_seconds": "tpot"}
+
+
+def read_figures(metrics: Metrics) -> dict[str, Any]:
+    """Return the figures now: by the replica's number and the metric's name without `outrider_`, its labels added up;
+    and percentiles in seconds by "ttft" and "tpot"."""
+    metrics.refresh()
+    wanted = [PREFIX + name for name in (*_OF_ENGINES, *_PERCENTILES)]
+    engines: dict[str, dict[str, float]] = {}
+    percentiles: dict[str, dict[str, float]] = {}
+    for family in metrics.registry.restricted_registry(wanted).collect():
+        for sample in family.samples:
+            name = sample.name.removeprefix(PREFIX)
+            if name in _PERCENTILES:
+                percentiles.setdefault(_PERCENTILES[name], {})[sample.labels["percentile"]] = sample.value
+            elif name in _OF_ENGINES:
+                figures = engines.setdefault(sample.labels["engine"], {})
+                figures[name] = figures.get(name, 0.0) + sample.value
+    return {"engines": engines, "percentiles": percentiles}

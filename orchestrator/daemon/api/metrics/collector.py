@@ -21,18 +21,17 @@ from orchestrator.daemon.api.metrics.control_series import (
     DeviceSeries,
     DraftStoreSeries,
     HealthSeries,
+    MemoryMetrics,
     PlanSeries,
     ScaleSeries,
 )
 from orchestrator.daemon.api.metrics.cost_series import NO_PRICE, CostSeries, HourlyPrice
-from orchestrator.daemon.api.metrics.drafter_series import DrafterSeries
-from orchestrator.daemon.api.metrics.memory_series import MemoryMetrics
 from orchestrator.daemon.api.metrics.recent_speed import PercentileSeries, RecentSpeed
 from orchestrator.daemon.api.metrics.request_timing import RequestTotals, SequenceTiming
 from orchestrator.daemon.api.metrics.series import Engine, Registered
 from orchestrator.daemon.api.metrics.slo_series import ServedRequest, SloSeries
 from orchestrator.daemon.api.metrics.vllm_names import VllmNames
-from orchestrator.daemon.api.metrics.worker_series import TOKEN_COUNTS, RoundSeries, WorkerSeries
+from orchestrator.daemon.api.metrics.worker_series import TOKEN_COUNTS, DrafterSeries, RoundSeries, WorkerSeries
 from orchestrator.daemon.api.shares import BodyBudget
 from orchestrator.daemon.control.port import Control, ReplicaView, StateView, TrialView
 from orchestrator.protocol.rounds import RoundReport
