@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from backports import zstd
 
@@ -19,27 +19,18 @@ _WINDOW_BITS: Final = 23
 _TAKEN: Final = "gzip, zstd"
 
 
-class Unpacker(Protocol):
-    """Takes a body as it comes."""
+class Unpacker:
+    """Takes a body as it comes; this one is not packed."""
 
     def unpack(self, data: bytes) -> Iterator[bytes]:
-        """Yield what these bytes become, at most 64 KiB at a time. Raises RequestError."""
-        ...
-
-    def finish(self) -> None:
-        """The body has ended. Raises RequestError where it has not come to its own end."""
-        ...
-
-
-class _Plain:
-    def unpack(self, data: bytes) -> Iterator[bytes]:
+        """Yield what these bytes become, at most 64 KiB of what is packed at a time. Raises RequestError."""
         yield data
 
     def finish(self) -> None:
-        pass
+        """The body has ended. Raises RequestError where it has not come to its own end."""
 
 
-class _Packed:
+class _Packed(Unpacker):
     """One or several frames, one behind the other. Both formats allow that."""
 
     name = ""
@@ -111,7 +102,7 @@ def build_unpacker(encoding: str) -> Unpacker:
     several, one in the other."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
-        return _Plain()
+        return Unpacker()
     if name not in _UNPACKERS:
         raise RequestError(
             f"the body is packed as {name[:60]!r}: send it as it is, or by one of {_TAKEN}",

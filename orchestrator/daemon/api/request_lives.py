@@ -92,25 +92,12 @@ class RequestLives:
         self._clock = clock
         self._lives: OrderedDict[str, RequestLife] = OrderedDict()
 
-    def open(
-        self,
-        request_id: str,
-        *,
-        route: str,
-        model: str,
-        stream: bool,
-        prompt_tokens: int,
-        max_tokens: int,
-        choices: int,
-        started_s: float,
-    ) -> RequestLife:
-        """Begin the record of a request that came at `started_s` (seconds of the clock); the oldest one goes."""
+    def open(self, request_id: str, *, started_s: float, **about: Any) -> RequestLife:
+        """Begin the record of a request that came at `started_s` (seconds of the clock); the oldest one goes. `about`:
+        the fields of RequestLife that are known already."""
         now_s = self._clock.monotonic_s()
-        life = RequestLife(
-            *(request_id, route, model, stream, prompt_tokens, max_tokens, choices),
-            came_s=self._clock.wall_s() - (now_s - started_s),
-            started_s=started_s,
-        )
+        came_s = self._clock.wall_s() - (now_s - started_s)
+        life = RequestLife(request_id, came_s=came_s, started_s=started_s, **about)
         life.note(LifeMark((now_s - started_s) * MS_PER_S, "accepted"))
         self._lives[life.shown_id] = life
         while len(self._lives) > _MOST_REQUESTS:

@@ -135,29 +135,21 @@ class KeptAnswers:
 
     def knows(self, headers: Headers) -> bool:
         """True where a request has a key or an event of an answer that is kept. Raises RequestError."""
-        key, event = read_key(headers), headers.get(EVENT_HEADER, "")
-        since = _read_event(event) if event else None
-        if not key and since is None:
-            return False
-        owner = _digest(read_credential(headers))
-        return self._book.find_answer(key=key, request_id=since.request_id if since else "", owner=owner) is not None
+        return self._find_kept(headers)[0] is not None
 
     def find(self, headers: Headers, body: CompletionRequest | ChatRequest, route: str) -> Resumption | None:
         """Return the answer that a request asks for again; None of a new one. Raises RequestError where it is another
         request, or nothing is kept of it."""
-        key, event = read_key(headers), headers.get(EVENT_HEADER, "")
-        if not key and not event:
+        if KEY_HEADER not in headers and EVENT_HEADER not in headers:
             return None
-        since = _read_event(event) if event else None
-        owner = _digest(read_credential(headers))
         self._book.expire()
-        answer = self._book.find_answer(key=key, request_id=since.request_id if since else "", owner=owner)
+        answer, since = self._find_kept(headers)
         if answer is not None and answer.body != digest_body(body, route):
             raise RequestError(
                 "the key or the event belongs to another request: send the same body again, or another key",
                 status=422,
                 code="idempotency_key_reused",
-                param=KEY_HEADER if key else EVENT_HEADER,
+                param=KEY_HEADER if read_key(headers) else EVENT_HEADER,
             )
         if since is None:
             return None if answer is None else Resumption(answer, None)
@@ -169,8 +161,17 @@ class KeptAnswers:
                 param=EVENT_HEADER,
             )
         if len(since.places) != len(answer.choices):
-            raise _bad_event(event)
+            raise _bad_event(headers[EVENT_HEADER])
         return Resumption(answer, since)
+
+    def _find_kept(self, headers: Headers) -> tuple[KeptAnswer | None, ResumePoint | None]:
+        """Return the answer that headers name, and where in it its client is. Raises RequestError."""
+        key, event = read_key(headers), headers.get(EVENT_HEADER, "")
+        since = _read_event(event) if event else None
+        if not key and since is None:
+            return None, None
+        owner = _digest(read_credential(headers))
+        return self._book.find_answer(key=key, request_id=since.request_id if since else "", owner=owner), since
 
     def open(
         self,

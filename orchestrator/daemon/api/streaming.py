@@ -204,8 +204,8 @@ class Piece:
 class Choice:
     """One choice of an answer while it grows, with what it costs in `answer`. `hidden`: stop tokens, whose text is not
     shown where they end it. `named`: those of them that the request named, with what is told as the `stop_reason`.
-    `ends`: those that are the model's own end. `request_id`: what the ids of its calls follow from. `prompt`: the
-    number of the prompt that it answers."""
+    `ends`: those that are the model's own end. `request_id`: what the ids of its calls follow from; "" where no
+    tools were offered. `prompt`: the number of the prompt that it answers."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class Choice:
         answer.finish, answer.stop_reason = self._end(delta.finish, last)
         tokens = self._held.release(assembler, last=bool(delta.finish))
         if parts or tokens or answer.finish:
-            rendered = render_parts(parts, self._request_id)
+            rendered = render_parts(parts if self._request_id else join_pieces(parts), self._request_id)
             yield Piece(self.index, rendered, tokens, answer.finish, answer.stop_reason, self._at)
 
     def _push_tokens(self, shown: list[int], delta: Delta) -> tuple[list[Part], int]:
@@ -314,6 +314,7 @@ def choices_of(
         echoes = [
             Echo.of(submit.prompt, text, tokenizer) for submit, text in zip(submits[:: body.n], given, strict=True)
         ]
+    offers_tools = isinstance(body, ChatRequest) and bool(body.offered)
     named = {token: token for token in body.stop_token_ids} | find_control_stops(body.stops, tokenizer)
     return [
         Choice(
@@ -324,7 +325,7 @@ def choices_of(
             echo=echoes[index // body.n],
             named=named,
             ends=tokenizer.eos_ids,
-            request_id=submit.request_id,
+            request_id=submit.request_id if offers_tools else "",
             prompt=index // body.n,
         )
         for index, submit in enumerate(submits)

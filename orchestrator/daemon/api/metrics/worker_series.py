@@ -25,6 +25,27 @@ _ROUND_MS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 25.0, 50.0, 100.0, 
 _FLIGHTS = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
 
 
+_WORKER_COUNTS = {
+    "preemptions": ("num_preemptions", "Requests sent back to the queue."),
+    "out_of_memory": ("out_of_memory_forwards", "Forwards that ran out of memory."),
+    "not_finite": ("not_finite_requests", "Requests that ended for their logits."),
+    "tolerance_recalibrations": ("tolerance_recalibrations", "Tolerances learned anew as acceptance had drifted."),
+    "prefix_queries": ("prefix_cache_queries", "Tokens looked up in the prefix cache."),
+    "prefix_hits": ("prefix_cache_hits", "Tokens found in the prefix cache."),
+}
+"""Counts among `Gauges`, by the field."""
+_REMOTE_COUNTS = {
+    "asks": ("drafter_asks", "Rounds that asked it for drafts."),
+    "late": ("drafter_late_answers", "Answers after the round had gone on."),
+    "connections": ("drafter_connections", "Times it was connected."),
+    "ahead_hits": ("drafter_ahead_hits", "Drafts there before they were asked for."),
+    "ahead_misses": ("drafter_ahead_misses", "Drafts that were not there yet."),
+    "sent_bytes": ("drafter_link_sent_bytes", "Bytes sent to it over its link."),
+    "received_bytes": ("drafter_link_received_bytes", "Bytes that came from it over its link."),
+}
+"""Counts of `RemoteState`, by the field."""
+
+
 class RoundSeries:
     """What rounds of the decode loop add up to."""
 
@@ -101,14 +122,7 @@ class WorkerSeries:
         self._running = Present(make.gauge("num_requests_running", "Requests in the decode loop."))
         self._waiting = Present(make.gauge("num_requests_waiting", "Requests that wait for a place."))
         self._kv_usage = Present(make.gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1."))
-        self._preemptions = PerWorker(make.counter("num_preemptions", "Requests sent back to the queue."))
-        self._starved = PerWorker(make.counter("out_of_memory_forwards", "Forwards that ran out of memory."))
-        self._not_finite = PerWorker(make.counter("not_finite_requests", "Requests that ended for their logits."))
-        self._relearned = PerWorker(
-            make.counter("tolerance_recalibrations", "Tolerances learned anew as acceptance had drifted.")
-        )
-        self._queries = PerWorker(make.counter("prefix_cache_queries", "Tokens looked up in the prefix cache."))
-        self._hits = PerWorker(make.counter("prefix_cache_hits", "Tokens found in the prefix cache."))
+        self._counts = {field: PerWorker(make.counter(*about)) for field, about in _WORKER_COUNTS.items()}
         self._low = make.gauge(
             "low_acceptance", "Classes of requests whose drafts are accepted too rarely.", "drafter", "cause"
         )
@@ -124,12 +138,8 @@ class WorkerSeries:
 
     def count(self, of: Engine, pid: int, gauges: Gauges) -> None:
         """Take what the worker with this pid has counted so far."""
-        self._preemptions.update(pid, gauges.preemptions, *of)
-        self._starved.update(pid, gauges.out_of_memory, *of)
-        self._not_finite.update(pid, gauges.not_finite, *of)
-        self._relearned.update(pid, gauges.tolerance_recalibrations, *of)
-        self._queries.update(pid, gauges.prefix_queries, *of)
-        self._hits.update(pid, gauges.prefix_hits, *of)
+        for field, count in self._counts.items():
+            count.update(pid, getattr(gauges, field), *of)
 
     def count_losses(self, model: str, losses: Mapping[tuple[int, LossKind], int]) -> None:
         """Take the losses so far."""
@@ -208,17 +218,8 @@ class _Remotes:
     """Drafters in workers of their own."""
 
     def __init__(self, make: Registered) -> None:
-        self._asks = PerWorker(make.counter("drafter_asks", "Rounds that asked it for drafts.", "drafter"))
-        self._late = PerWorker(make.counter("drafter_late_answers", "Answers after the round had gone on.", "drafter"))
-        self._connections = PerWorker(make.counter("drafter_connections", "Times it was connected.", "drafter"))
-        self._hits = PerWorker(
-            make.counter("drafter_ahead_hits", "Drafts there before they were asked for.", "drafter")
-        )
-        self._misses = PerWorker(make.counter("drafter_ahead_misses", "Drafts that were not there yet.", "drafter"))
-        self._sent = PerWorker(make.counter("drafter_link_sent_bytes", "Bytes sent to it over its link.", "drafter"))
-        self._received = PerWorker(
-            make.counter("drafter_link_received_bytes", "Bytes that came from it over its link.", "drafter")
-        )
+        counters = {field: make.counter(*about, "drafter") for field, about in _REMOTE_COUNTS.items()}
+        self._counts = {field: PerWorker(counter) for field, counter in counters.items()}
         self._rtt = make.gauge("drafter_link_rtt_seconds", "Its link's round trip, measured on it.", "drafter")
         self._restarts = make.counter("draft_worker_restarts", "Restarts of a draft worker.", "drafter")
         self._restarts_counted: dict[tuple[str, int], int] = {}
@@ -226,13 +227,8 @@ class _Remotes:
         self._targets = make.gauge("draft_worker_targets", "Replicas that are connected to it.", "drafter")
 
     def count(self, pid: int, remote: RemoteState, *labels: str) -> None:
-        self._asks.update(pid, remote.asks, *labels)
-        self._late.update(pid, remote.late, *labels)
-        self._connections.update(pid, remote.connections, *labels)
-        self._hits.update(pid, remote.ahead_hits, *labels)
-        self._misses.update(pid, remote.ahead_misses, *labels)
-        self._sent.update(pid, remote.sent_bytes, *labels)
-        self._received.update(pid, remote.received_bytes, *labels)
+        for field, count in self._counts.items():
+            count.update(pid, getattr(remote, field), *labels)
         self._rtt.labels(*labels).set(remote.rtt_ms / MS_PER_S)
 
     def refresh(self, model: str, drafts: Sequence[DraftView]) -> None:
