@@ -234,16 +234,10 @@ class ApiRoutes:
             request_id = f"{question.id_prefix}{secrets.token_hex(12)}"
             written = write_grammar(question.body, self._settings.max_grammar_bytes, question.answer_param)
             try:
-                submits = translate.generation(
-                    question.body,
-                    request_id,
-                    tokenizer,
-                    ready.model.context_tokens,
-                    lambda: secrets.randbits(64),
-                    model.terms.acceptance,
-                    written,
-                    clips=question.clips,
-                )
+                terms = (model.terms.acceptance, question.clips)
+                seed = partial(secrets.randbits, 64)
+                translation = translate.Translation(request_id, tokenizer, ready.model.context_tokens, seed, *terms)
+                submits = translation.generation(question.body, written)
             except RequestError as error:
                 raise rename_parameters(error, question.names) from None
             made_for = {"model_digest": ready.model.digest, "vocabulary": ready.model.vocabulary_fingerprint}

@@ -30,81 +30,107 @@ _LAST_CHOICE = -1e9  # beside any logit; what a grammar forbids is below it
 MakeSeed = Callable[[], int]
 
 
-def generation(
-    request: CompletionRequest | ChatRequest,
-    request_id: str,
-    tokenizer: TokenizerPort,
-    context_tokens: int,
-    make_seed: MakeSeed,
-    bounds: AcceptanceBounds,
-    written: WrittenGrammar,
-    *,
-    clips: bool = False,
-) -> list[Submit]:
-    """Translate a request as it came, each of its prompts. `context_tokens`: the context's length; `make_seed` makes
-    seeds for requests that bring none; `bounds`: the rules that it may ask for; `written`: the grammar of its answer;
-    `clips`: see `chat`. Raises RequestError."""
-    stores = bounds.choose_stores(request.draft_stores)
-    if isinstance(request, ChatRequest):
-        submits = [chat(request, request_id, tokenizer, context_tokens, make_seed, bounds, clips=clips)]
-    else:
-        submits = completions(request, request_id, tokenizer, context_tokens, make_seed, bounds)
-    submits = [_bind_grammar(submit, request, written, tokenizer) for submit in submits]
-    return submits if stores is None else [msgspec.structs.replace(submit, stores=stores) for submit in submits]
+@dataclasses.dataclass(frozen=True, slots=True)
+class Translation:
+    """What requests are translated with. `context_tokens`: the context's length; `make_seed` makes seeds for requests
+    that bring none; `bounds`: the rules that they may ask for. `clips`: a limit that the context has no room for means
+    the context's, instead of a refusal."""
 
+    request_id: str
+    tokenizer: TokenizerPort
+    context_tokens: int
+    make_seed: MakeSeed
+    bounds: AcceptanceBounds
+    clips: bool = False
 
-def completions(
-    request: CompletionRequest,
-    request_id: str,
-    tokenizer: TokenizerPort,
-    context_tokens: int,
-    make_seed: MakeSeed,
-    bounds: AcceptanceBounds,
-) -> list[Submit]:
-    """Translate `/v1/completions`. Special tokens in a prompt are parsed. Each prompt has the seed that it would have
-    alone. Raises RequestError."""
-    submits: list[Submit] = []
-    prompts = request.prompts
-    for number, given in enumerate(prompts):
-        param = "prompt" if len(prompts) == 1 else f"prompt.{number}"
-        prompt = _read_prompt(given, tokenizer, param)
-        wanted = request.max_tokens
-        if "max_tokens" not in request.model_fields_set:  # a limit that nobody asked for gives way to the context's
-            wanted = min(wanted, max(1, context_tokens - len(prompt)))
-        _check_fits(len(prompt), wanted, context_tokens, param, "max_tokens")
-        if not submits:
-            sampling = _sampling(request, tokenizer, make_seed, bounds)
-            submits.append(_submit(request, request_id, prompt, wanted, tokenizer, sampling))
-            continue
-        if request.seed is None:
-            sampling = dataclasses.replace(sampling, seed=make_seed() & _MASK64)
-        submits.append(msgspec.structs.replace(submits[0], prompt=prompt, max_tokens=wanted, sampling=sampling))
-    return submits
+    def generation(self, request: CompletionRequest | ChatRequest, written: WrittenGrammar) -> list[Submit]:
+        """Translate a request as it came, each of its prompts. `written`: the grammar of its answer. Raises
+        RequestError."""
+        stores = self.bounds.choose_stores(request.draft_stores)
+        submits = [self.chat(request)] if isinstance(request, ChatRequest) else self.completions(request)
+        submits = [_bind_grammar(submit, request, written, self.tokenizer) for submit in submits]
+        return submits if stores is None else [msgspec.structs.replace(submit, stores=stores) for submit in submits]
 
+    def completions(self, request: CompletionRequest) -> list[Submit]:
+        """Translate `/v1/completions`. Special tokens in a prompt are parsed. Each prompt has the seed that it would
+        have alone. Raises RequestError."""
+        submits: list[Submit] = []
+        prompts = request.prompts
+        for number, given in enumerate(prompts):
+            param = "prompt" if len(prompts) == 1 else f"prompt.{number}"
+            prompt = _read_prompt(given, self.tokenizer, param)
+            wanted = request.max_tokens
+            if "max_tokens" not in request.model_fields_set:  # a limit that nobody asked for gives way to the context's
+                wanted = min(wanted, max(1, self.context_tokens - len(prompt)))
+            _check_fits(len(prompt), wanted, self.context_tokens, param, "max_tokens")
+            if not submits:
+                submits.append(self._submit(request, prompt, wanted))
+                sampling = submits[0].sampling
+                continue
+            if request.seed is None:
+                sampling = dataclasses.replace(sampling, seed=self.make_seed() & _MASK64)
+            submits.append(msgspec.structs.replace(submits[0], prompt=prompt, max_tokens=wanted, sampling=sampling))
+        return submits
 
-def chat(
-    request: ChatRequest,
-    request_id: str,
-    tokenizer: TokenizerPort,
-    context_tokens: int,
-    make_seed: MakeSeed,
-    bounds: AcceptanceBounds,
-    *,
-    clips: bool = False,
-) -> Submit:
-    """Translate `/v1/chat/completions`; without a limit the answer may fill the context. `clips`: one that is too large
-    means the same, instead of a refusal. Raises RequestError."""
-    prompt = prompt_of(request, tokenizer)
-    limit = request.max_completion_tokens or request.max_tokens
-    if clips and limit:
-        limit = min(limit, max(1, context_tokens - len(prompt)))
-    bound = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
-    _check_fits(len(prompt), limit or 1, context_tokens, "messages", bound)
-    sampling = _sampling(request, tokenizer, make_seed, bounds)
-    submit = _submit(request, request_id, prompt, limit or context_tokens - len(prompt), tokenizer, sampling)
-    if request.prediction is None:
-        return submit
-    return msgspec.structs.replace(submit, prediction=_read_prediction(request.prediction, tokenizer, context_tokens))
+    def chat(self, request: ChatRequest) -> Submit:
+        """Translate `/v1/chat/completions`; without a limit the answer may fill the context. Raises RequestError."""
+        prompt = prompt_of(request, self.tokenizer)
+        limit = request.max_completion_tokens or request.max_tokens
+        if self.clips and limit:
+            limit = min(limit, max(1, self.context_tokens - len(prompt)))
+        bound = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
+        _check_fits(len(prompt), limit or 1, self.context_tokens, "messages", bound)
+        submit = self._submit(request, prompt, limit or self.context_tokens - len(prompt))
+        if request.prediction is None:
+            return submit
+        prediction = _read_prediction(request.prediction, self.tokenizer, self.context_tokens)
+        return msgspec.structs.replace(submit, prediction=prediction)
+
+    def _submit(self, request: CompletionRequest | ChatRequest, prompt: list[int], max_tokens: int) -> Submit:
+        sampling = self._sampling(request)
+        wrong = next((t for t in request.stop_token_ids if not 0 <= t < self.tokenizer.vocabulary_size), None)
+        if wrong is not None:
+            raise RequestError(f"stop token {wrong} is outside the vocabulary", param="stop_token_ids")
+        if request.min_tokens > max_tokens:
+            raise RequestError(
+                f"'min_tokens' {request.min_tokens} is above the limit of {max_tokens}", param="min_tokens"
+            )
+        override = read_override(request.speculative_config, Scope.REQUEST)
+        ends = [] if request.ignore_eos else sorted(self.tokenizer.eos_ids)
+        control_stops = find_control_stops(request.stops, self.tokenizer)
+        return Submit(
+            request_id=self.request_id,
+            prompt=prompt,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            stop_tokens=sorted({*ends, *request.stop_token_ids, *control_stops}),
+            depth=override.depth,
+            timeout_s=request.timeout_s or 0.0,
+            min_tokens=request.min_tokens,
+            logprobs=request.wanted_logprobs,
+            prompt_logprobs=isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None,
+            route="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
+            user=request.user,
+            most_depth=override.most,
+            policy_depth=bool(override.enabled),
+        )
+
+    def _sampling(self, request: Generation) -> Sampling:
+        seed = self.make_seed() if request.seed is None else request.seed
+        config = request.speculative_config
+        return Sampling(
+            temperature=request.temperature,
+            # At the vocabulary it keeps every token already, and a larger number may not fit on the wire.
+            top_k=min(max(request.top_k, 0), self.tokenizer.vocabulary_size),
+            top_p=request.top_p,
+            min_p=request.min_p,
+            seed=seed & _MASK64,
+            logit_bias=_logit_bias(request, self.tokenizer.vocabulary_size),
+            repetition_penalty=request.repetition_penalty,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
+            acceptance=self.bounds.choose_rule(None if config is None else config.acceptance),
+        )
 
 
 def _read_prediction(prediction: Prediction, tokenizer: TokenizerPort, context_tokens: int) -> bytes:
@@ -177,58 +203,6 @@ def _check_fits(prompt: int, wanted: int, context: int, param: str, bound: str) 
         raise ContextExceeded(context, prompt, param=param)
     if prompt + wanted > context:
         raise ContextExceeded(context, prompt, param=param, wanted_tokens=wanted, bound=bound)
-
-
-def _submit(
-    request: CompletionRequest | ChatRequest,
-    request_id: str,
-    prompt: list[int],
-    max_tokens: int,
-    tokenizer: TokenizerPort,
-    sampling: Sampling,
-) -> Submit:
-    wrong = next((t for t in request.stop_token_ids if not 0 <= t < tokenizer.vocabulary_size), None)
-    if wrong is not None:
-        raise RequestError(f"stop token {wrong} is outside the vocabulary", param="stop_token_ids")
-    if request.min_tokens > max_tokens:
-        raise RequestError(f"'min_tokens' {request.min_tokens} is above the limit of {max_tokens}", param="min_tokens")
-    override = read_override(request.speculative_config, Scope.REQUEST)
-    ends = [] if request.ignore_eos else sorted(tokenizer.eos_ids)
-    control_stops = find_control_stops(request.stops, tokenizer)
-    return Submit(
-        request_id=request_id,
-        prompt=prompt,
-        max_tokens=max_tokens,
-        sampling=sampling,
-        stop_tokens=sorted({*ends, *request.stop_token_ids, *control_stops}),
-        depth=override.depth,
-        timeout_s=request.timeout_s or 0.0,
-        min_tokens=request.min_tokens,
-        logprobs=request.wanted_logprobs,
-        prompt_logprobs=isinstance(request, CompletionRequest) and request.echo and request.logprobs is not None,
-        route="/v1/chat/completions" if isinstance(request, ChatRequest) else "/v1/completions",
-        user=request.user,
-        most_depth=override.most,
-        policy_depth=bool(override.enabled),
-    )
-
-
-def _sampling(request: Generation, tokenizer: TokenizerPort, make_seed: MakeSeed, bounds: AcceptanceBounds) -> Sampling:
-    seed = make_seed() if request.seed is None else request.seed
-    config = request.speculative_config
-    return Sampling(
-        temperature=request.temperature,
-        # At the vocabulary it keeps every token already, and a larger number may not fit on the wire.
-        top_k=min(max(request.top_k, 0), tokenizer.vocabulary_size),
-        top_p=request.top_p,
-        min_p=request.min_p,
-        seed=seed & _MASK64,
-        logit_bias=_logit_bias(request, tokenizer.vocabulary_size),
-        repetition_penalty=request.repetition_penalty,
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
-        acceptance=bounds.choose_rule(None if config is None else config.acceptance),
-    )
 
 
 def _logit_bias(request: Generation, vocabulary_size: int) -> tuple[tuple[int, float], ...]:
