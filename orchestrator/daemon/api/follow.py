@@ -97,8 +97,8 @@ class RequestRecord:
         self._over = False
 
     def log_accepted(self, route: str, submits: Sequence[Submit], body: Generation, *, resumed: bool = False) -> None:
-        """Write the line of a request that goes to the decode loop, with what is asked for each choice (`submits`). `resumed`: it
-        did before."""
+        """Write the line of a request that goes to the decode loop, which asks this for each choice. `resumed`: it did
+        before."""
         submit = submits[0]
         if not resumed:
             self._sequences = [
