@@ -153,7 +153,7 @@ class Endless:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await EventStream(self, lambda: None, {}, KeepAlive(b"", 0.0))(scope, receive, send)
 
-    async def read(self) -> bytes:
+    async def read_chunk(self) -> bytes:
         await asyncio.sleep(0)
         return b"data: " + b"x" * 30_000 + b"\n\n"
 

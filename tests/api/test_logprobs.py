@@ -36,7 +36,7 @@ def pieces_of(data: bytes, sizes: list[int], stops: list[str], echo: Echo | None
     for size in [*sizes, len(rest)]:
         now, rest = rest[:size], rest[size:]
         scores = [TokenScore(-float(token), ((token, -float(token)),)) for token in now]
-        pieces += choice.push(Delta("r", now, "" if rest else "length", None, scores, prompt), 0.0)
+        pieces += choice.push_delta(Delta("r", now, "" if rest else "length", None, scores, prompt), 0.0)
         if not rest or choice.answer.finish:
             break
     return pieces

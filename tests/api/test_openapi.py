@@ -57,7 +57,7 @@ def test_two_schemas_of_one_name_are_refused():
     parts = [schemas[name]["properties"] for name in ("Message", "SaidMessage")]
     assert ["tool_calls" in one for one in parts] == [True, False]
     other = type("ChatRequest", (BaseModel,), {})
-    with pytest.raises(ValueError, match=r"two models are named ChatRequest: in orchestrator\.api\.wire and "):
+    with pytest.raises(ValueError, match=r"two models are named ChatRequest: in orchestrator\.daemon\.api\.wire and "):
         operation(other, None)
     with pytest.raises(ValueError, match="two schemas of the OpenAPI document are named Message"):
         _add_schema(dict(schemas), "Message", schemas["SaidMessage"])

@@ -207,7 +207,7 @@ class ApiRoutes:
             kept.refuse_other_model(submits[0])
             return await self._answer(model, request, question, kept.submits, tokenizer, arrived_s, kept)
         request_id = submits[0].request_id
-        submits, arm = enter_trial(model.trial, submits, names_rule=body.names_acceptance)
+        submits, variant = enter_trial(model.trial, submits, names_rule=body.names_acceptance)
         submits = translate.choices([mark_traced(request.scope, submit) for submit in submits], body.n)
         if len(submits) > 1:
             model.check_room(len(submits))
@@ -216,7 +216,7 @@ class ApiRoutes:
                 request.headers, body, submits, request_id, model.name, question.route, names=question.resumable
             )
         submits = submits if kept is None else kept.submits
-        return await self._answer(model, request, question, submits, tokenizer, arrived_s, kept, arm)
+        return await self._answer(model, request, question, submits, tokenizer, arrived_s, kept, variant)
 
     async def _translate(
         self, request: Request, read: ReadQuestion, *, new: bool
@@ -287,7 +287,7 @@ class ApiRoutes:
         tokenizer: TokenizerPort,
         arrived_s: float,
         kept: Resumption | None,
-        arm: VariantReport | None = None,
+        variant: VariantReport | None = None,
     ) -> Response:
         body = question.body
         again = kept is not None and kept.again
@@ -298,7 +298,7 @@ class ApiRoutes:
             *(model.metrics, self._clock, arrived_s),
             model=name,
             keep_words=words,
-            arm=arm,
+            variant=variant,
             spend=spend,
             lives=self.lives,
             trace=describe_traced(request.scope, model.name, submits, stream=body.stream, again=again),

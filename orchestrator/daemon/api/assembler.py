@@ -42,7 +42,7 @@ class AnswerAssembler:
         """Return what a delta of this choice makes certain; b"" where that is nothing."""
         now_s = self._clock.monotonic_s()
         self._record.observe_delta(index, delta, now_s)
-        pieces = self._choices[index].push(delta, now_s)
+        pieces = self._choices[index].push_delta(delta, now_s)
         if self._stream:
             return b"".join(map(self._write, pieces))
         self._pieces += pieces
@@ -104,7 +104,7 @@ class AnswerReader:
             self._first.result()
         return self._first.done()
 
-    async def read(self) -> bytes | None:
+    async def read_chunk(self) -> bytes | None:
         """Return the next chunk, an error's too; None behind the last."""
         if self._ended:
             return None

@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 class ChunkReader(Protocol):
     """Gives chunks one by one, and None behind the last."""
 
-    async def read(self) -> bytes | None: ...
+    async def read_chunk(self) -> bytes | None: ...
 
     async def aclose(self) -> None: ...
 
@@ -100,7 +100,7 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async with self._keep_alive.beside(send) as send_event:
-            while (chunk := await self._reader.read()) is not None:
+            while (chunk := await self._reader.read_chunk()) is not None:
                 await send_event({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -63,7 +63,7 @@ def enter_trial(
 class RequestRecord:
     """One request that is known to be well formed; it came at `arrived_s` (seconds of the clock). `model`: whose it is,
     where there are several. `keep_words`: its lines have the text of request and answer, and a bug's the exception's
-    message. `arm`: the canary's variant, where there is one and the request takes part. `spend` is told of the tokens
+    message. `variant`: the canary's, where there is one and the request takes part. `spend` is told of the tokens
     of prompt and answer as they come. `lives`: where its moments are kept. `trace`: its spans, where it has some."""
 
     def __init__(
@@ -74,7 +74,7 @@ class RequestRecord:
         *,
         model: str = "",
         keep_words: bool = False,
-        arm: VariantReport | None = None,
+        variant: VariantReport | None = None,
         spend: Callable[[int], None] = lambda _: None,
         lives: RequestLives | None = None,
         trace: RequestTrace | None = None,
@@ -84,7 +84,7 @@ class RequestRecord:
         self._model = {"model": model} if model else {}
         self._keep_words = keep_words
         self._started_s = arrived_s
-        self._arm = arm
+        self._variant = variant
         self._spend = spend
         self._trace = trace
         self._lives = lives
@@ -106,8 +106,8 @@ class RequestRecord:
                 for number, choice in enumerate(submits)
             ]
             self._ids = [choice.request_id for choice in submits]
-        arm = {"arm": submit.variant} if submit.variant else {}
-        self._head = {"id": submit.request_id, "route": route, **self._model, **arm}
+        variant = {"arm": submit.variant} if submit.variant else {}
+        self._head = {"id": submit.request_id, "route": route, **self._model, **variant}
         words = body.model_dump(include={"prompt", "messages"}) if self._keep_words else {}
         prompts = submits[:: body.n]
         self._prompt_tokens = sum(len(each.prompt) for each in prompts)
@@ -202,8 +202,8 @@ class RequestRecord:
             if sequence.tokens or sequence.finish != "error":  # what was never begun is no request that ended
                 self._metrics.observe_end(sequence, self._started_s)
         self._judge(status)
-        if self._arm is not None and all(sequence.finish in _WHOLE for sequence in self._sequences):
-            self._count_arm(self._arm)
+        if self._variant is not None and all(sequence.finish in _WHOLE for sequence in self._sequences):
+            self._count_variant(self._variant)
         if self._trace is not None:
             self._trace.end(status, reason, self._sum_up())
         write = _log.warning if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _log.info
@@ -254,11 +254,11 @@ class RequestRecord:
         )
         self._metrics.observe_request(served, self._sequences[-1].engine if self._sequences else 0)
 
-    def _count_arm(self, arm: VariantReport) -> None:
+    def _count_variant(self, variant: VariantReport) -> None:
         """Tell the trial of a request that came to its own end; what was cut off says nothing of its variant."""
         done = RequestTotals.of(self._sequences, self._started_s)
-        self._metrics.observe_arm(arm.name, done, self._sequences[0].engine)
-        arm.ended(done)
+        self._metrics.observe_variant(variant.name, done, self._sequences[0].engine)
+        variant.ended(done)
 
     def _figures(self) -> dict[str, Any]:
         done = self._sum_up()

@@ -233,7 +233,7 @@ class Choice:
         self._shows_prompt = echo is not None
         self._at = 0
 
-    def push(self, delta: Delta, now_s: float) -> Iterator[Piece]:
+    def push_delta(self, delta: Delta, now_s: float) -> Iterator[Piece]:
         """Yield what a delta makes certain. The last piece has the `finish`, and no more is taken then."""
         answer, assembler = self.answer, self._assembler
         answer.speculation = delta.speculation or answer.speculation

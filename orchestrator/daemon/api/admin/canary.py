@@ -53,7 +53,7 @@ def trial_of(view: TrialView) -> dict[str, Any]:
         "decide": "rule" if view.by_rule else "operator",
         "rule": view.rule._asdict(),
         "decision": dataclasses.asdict(view.decision) if view.decision is not None else None,
-        "arms": {arm: _figures(figures) for arm, figures in view.arms.items()},
+        "arms": {variant: _figures(figures) for variant, figures in view.arms.items()},
         "differences": {name: _interval(interval) for name, interval in view.differences.items()},
         "outlook": view.outlook,
         "to_keep": list(view.to_keep),

@@ -33,17 +33,17 @@ class TrialSeries:
         self._share = make.gauge("canary_share", "Share of the requests that the canary gets now.")
         self._phase = make.gauge("canary_phase", "1 for the phase that the canary is in.", "phase")
 
-    def count_request(self, of: Engine, arm: str, done: RequestTotals) -> None:
+    def count_request(self, of: Engine, variant: str, done: RequestTotals) -> None:
         """Count a request that came to its end."""
-        self._requests.labels(*of, arm).inc()
-        self._drafted.labels(*of, arm).inc(done.drafted)
-        self._accepted.labels(*of, arm).inc(done.accepted)
-        self._tokens.labels(*of, arm).inc(done.tokens)
-        self._tolerated.labels(*of, arm).inc(done.tolerated)
+        self._requests.labels(*of, variant).inc()
+        self._drafted.labels(*of, variant).inc(done.drafted)
+        self._accepted.labels(*of, variant).inc(done.accepted)
+        self._tokens.labels(*of, variant).inc(done.tokens)
+        self._tolerated.labels(*of, variant).inc(done.tolerated)
         if done.ttft_s is not None:
-            self._ttft.labels(*of, arm).observe(done.ttft_s)
+            self._ttft.labels(*of, variant).observe(done.ttft_s)
         if done.tpot_s is not None:
-            self._tpot.labels(*of, arm).observe(done.tpot_s)
+            self._tpot.labels(*of, variant).observe(done.tpot_s)
 
     def refresh(self, of: Engine, view: TrialView) -> None:
         self._share.labels(*of).set(view.effective_share)
@@ -51,9 +51,9 @@ class TrialSeries:
             self._phase.labels(*of, phase).set(view.phase == phase)
         for name, gauge in self._means.items():
             gauge.clear()
-            for arm, figures in view.arms.items():
+            for variant, figures in view.arms.items():
                 moments = getattr(figures, name)
                 ends = {"mean": moments.mean, "low": moments.interval.low, "high": moments.interval.high}
                 for at, value in ends.items():
                     if moments.seen and isfinite(value):
-                        gauge.labels(*of, arm, at).set(value)
+                        gauge.labels(*of, variant, at).set(value)

@@ -180,9 +180,9 @@ class Metrics:
         """A request has ended, all its sequences with it; it counts for the replica that had the last of them."""
         self.slo.observe(self._of(engine), served)
 
-    def observe_arm(self, arm: str, done: RequestTotals, engine: int = 0) -> None:
+    def observe_variant(self, variant: str, done: RequestTotals, engine: int = 0) -> None:
         """A request of this variant came to its end."""
-        self._trial.count_request(self._of(engine), arm, done)
+        self._trial.count_request(self._of(engine), variant, done)
 
     def render(self) -> bytes:
         """Return the exposition text, with control's own figures as they are now."""

@@ -33,7 +33,7 @@ _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 _encode = msgspec.json.Encoder().encode
 
 
-class ResponsesDoor:
+class ResponsesRoutes:
     """The routes' shared ground."""
 
     def __init__(self, api: SharedGround, store: ResponseStore) -> None:
@@ -119,12 +119,12 @@ class ResponsesDoor:
 
 
 def install_responses_routes(app: FastAPI, api: SharedGround, store: ResponseStore) -> None:
-    door = ResponsesDoor(api, store)
+    routes = ResponsesRoutes(api, store)
     create = operation(ResponsesRequest, ResponseObject, events=ResponseEvent, statuses=_STATUSES)
-    app.post(ROUTE, **create)(door.create)
+    app.post(ROUTE, **create)(routes.create)
 
     counts = (400, 401, 404, 413, 415, 429, 500, 503)
-    app.post(f"{ROUTE}/input_tokens", **operation(CountInputRequest, InputTokens, statuses=counts))(door.count)
+    app.post(f"{ROUTE}/input_tokens", **operation(CountInputRequest, InputTokens, statuses=counts))(routes.count)
 
     @app.post(f"{ROUTE}/compact", include_in_schema=False)
     async def compact(_: Request) -> Response:
@@ -136,17 +136,17 @@ def install_responses_routes(app: FastAPI, api: SharedGround, store: ResponseSto
         if request.query_params.get("stream", "false").lower() not in ("", "0", "false"):
             text = "responses that are kept are not streamed: send the request without 'stream'"
             raise RequestError(text, code="not_supported", param="stream")
-        response = door.require(request.scope.get(OWNER, ""), response_id)
+        response = routes.require(request.scope.get(OWNER, ""), response_id)
         return Response(response.body, media_type="application/json")
 
     @app.delete(f"{ROUTE}/{{response_id}}", **operation(None, DeletedResponse, statuses=(401, 404)))
     async def delete(request: Request, response_id: str) -> Response:
-        door.delete(request.scope.get(OWNER, ""), response_id)
+        routes.delete(request.scope.get(OWNER, ""), response_id)
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     @app.post(f"{ROUTE}/{{response_id}}/cancel", **operation(None, None, statuses=(400, 401, 404, 429)))
     async def cancel(request: Request, response_id: str) -> Response:
-        door.require(request.scope.get(OWNER, ""), response_id)
+        routes.require(request.scope.get(OWNER, ""), response_id)
         text = "only responses in the background could be cancelled, and none are made: close the connection instead"
         raise RequestError(text, code="not_supported", param="response_id")
 
