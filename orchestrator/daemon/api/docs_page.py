@@ -20,7 +20,6 @@ _MOST_DEPTH: Final = 4
 
 
 def install_docs_page(app: FastAPI) -> None:
-
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         headers = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff"}

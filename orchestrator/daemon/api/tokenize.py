@@ -105,7 +105,6 @@ class TokenizerInfo(Body):
 
 
 def install_tokenize_routes(app: FastAPI, served: SharedGround) -> None:
-
     def parse(model: type[_Asked], raw: bytes) -> tuple[_Asked, TokenizerPort, int]:
         """Parse a body, unless its text is far larger than any that could be served."""
         named = served.models.choose(raw)

@@ -95,7 +95,6 @@ class ReloadRequest(BaseModel):
 
 
 def install_reload_route(app: FastAPI, port: ReloadPort) -> None:
-
     @app.post("/admin/reload")
     async def reload(body: ReloadRequest) -> dict[str, Any]:
         return await port.reload(body.check)

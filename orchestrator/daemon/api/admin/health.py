@@ -27,7 +27,6 @@ class Hold(BaseModel):
 
 
 def install_health_routes(app: FastAPI, targets: AdminTargets) -> None:
-
     def list_parts(model: str | None) -> dict[str, Any]:
         chosen = [(targets.label(target), target, target.control.view()) for target in targets.choose(model)]
         return {

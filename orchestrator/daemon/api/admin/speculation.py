@@ -46,7 +46,6 @@ class OverrideBody(Body):
 
 
 def install_speculation_route(app: FastAPI, targets: AdminTargets) -> None:
-
     @app.post("/admin/speculation")
     async def set_override(request: Request) -> dict[str, Any]:
         body: OverrideBody = errors.parse_body(OverrideBody, await request.body())

@@ -43,7 +43,6 @@ class DrafterChoice(BaseModel):
 
 
 def install_worker_routes(app: FastAPI, targets: AdminTargets) -> None:
-
     @app.post("/admin/failover")
     async def fail_over(body: Failover, request: Request) -> dict[str, Any]:
         target = targets.choose_one(body.model, f"worker {body.worker}")

@@ -33,7 +33,6 @@ _COUNT = f"{ANTHROPIC}/count_tokens"
 
 
 def install_messages_routes(app: FastAPI, api: SharedGround) -> None:
-
     def describe(request: Any, answer: Any, statuses: tuple[int, ...], events: Any = None) -> dict[str, Any]:
         return operation(request, answer, events=events, statuses=statuses, error=MessageErrorBody)
 
