@@ -22,7 +22,7 @@ from orchestrator.daemon.api.responses import Envelope
 from orchestrator.daemon.api.streaming import Answer, Choice, TextAssembler
 from orchestrator.daemon.api.wire import ChatRequest, StreamOptions
 from orchestrator.errors import RequestError
-from orchestrator.protocol.messages import Delta, RequestStats
+from orchestrator.protocol.rounds import Delta, RequestStats
 from tests.api.support import TOKENIZER, ScriptedControl, app_over, client_of
 
 HEAD = AnswerHead("r", 0, "toy", [[1]], lambda _: AnswerSource(None, ""), "coupled", TOKENIZER)
